@@ -1,0 +1,37 @@
+"""Every error that Emblema raises on purpose. Each message names the input and says what to do."""
+
+
+class EmblemaError(Exception):
+    """Base of all errors raised by Emblema."""
+
+
+class MediaError(EmblemaError):
+    """A picture, video, document or address could not be read, or is outside the limits."""
+
+
+class ModelError(EmblemaError):
+    """A model could not be loaded or does not behave as its family should."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model holds a layer whose rows cannot be relocated exactly; the message names the layer."""
+
+
+class PromptError(EmblemaError):
+    """A prompt is empty, malformed, or longer than the model's context."""
+
+
+class StrategyError(EmblemaError):
+    """A strategy's name is unknown or its knob is out of range."""
+
+
+class PlanError(EmblemaError):
+    """A link plan breaks an invariant, for example a row with two sources in one layer."""
+
+
+class CapacityError(EmblemaError):
+    """One prompt needs more bytes than the store's budget."""
+
+
+class StoreError(EmblemaError):
+    """A stored chunk or patch is missing, damaged, or belongs to somebody else."""

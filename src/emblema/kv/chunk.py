@@ -1,0 +1,107 @@
+"""A chunk: a piece of media or text with its own KV, kept without a place in any prompt."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from emblema.kv.layout import KVRows
+
+ChunkKind = Literal["image", "video", "page", "audio", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What a decoder is fed for one chunk, start and end markers included.
+
+    Attributes:
+        token_ids: [tokens] int64, placeholder ids at media tokens.
+        embeds: [tokens, hidden] in the model's dtype.
+        positions: [axes, tokens] int64, counted from the chunk's start; one axis, or three for M-RoPE.
+        span: the position after the chunk, counted from its start.
+        visual: [tokens] bool, rows that carry media features.
+        deepstack: per early decoder layer, [visual tokens, hidden] features added after that layer; empty for most.
+        groups: [tokens] int64, rows of one group (>= 0) attend each other both ways; -1 is causal.
+    """
+
+    token_ids: Tensor
+    embeds: Tensor
+    positions: Tensor
+    span: int
+    visual: Tensor
+    deepstack: tuple[Tensor, ...]
+    groups: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def bytes(self) -> int:
+        return self.embeds.nbytes + sum(features.nbytes for features in self.deepstack)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Canonical KV of one piece of media: prefilled alone from position 0, rows as first written.
+
+    Attributes:
+        id: 256-bit digest, hex (see `store.identity`).
+        kind: what the piece is.
+        encoded: what the decoder was fed; its positions are the canonical ones.
+        rows: per layer, the canonical rows.
+    """
+
+    id: str
+    kind: ChunkKind
+    encoded: Encoded
+    rows: KVRows
+
+    @property
+    def tokens(self) -> int:
+        return self.encoded.tokens
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the canonical KV; the kept embeddings are `encoded.bytes`."""
+        return sum(layer.bytes for layer in self.rows)
+
+    def __repr__(self) -> str:
+        return f"Chunk({self.id[:12]}, {self.kind}, {self.tokens} tokens, {self.bytes} bytes)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """Chunks that belong together, in order: the segments of a video, or the pages of a document.
+
+    Attributes:
+        id: digest of the members' ids, hex.
+        kind: `video` or `document`.
+        chunks: the members.
+    """
+
+    id: str
+    kind: Literal["video", "document"]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.tokens for chunk in self.chunks)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the members' canonical KV."""
+        return sum(chunk.bytes for chunk in self.chunks)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self.chunks)
+
+    def __getitem__(self, index: int) -> Chunk:
+        return self.chunks[index]
+
+    def __repr__(self) -> str:
+        return f"Clip({self.id[:12]}, {self.kind}, {len(self)} chunks, {self.tokens} tokens, {self.bytes} bytes)"

@@ -1,0 +1,88 @@
+"""How one decoder layer keeps its rows: head counts, widths, and which band of a row is rotated."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Slot = Literal["keys", "values"]
+Pairing = Literal["half", "pairs"]
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryBand:
+    """The rotated part of a row.
+
+    Feature pairs are `(start + i, start + i + width / 2)` for `half` and `(start + 2 i, start + 2 i + 1)` for `pairs`.
+
+    Attributes:
+        slot: the cache slot that is rotated; `values` only for a latent (MLA) cache, whose second slot is the rotary key.
+        pairing: how features are paired.
+        start: first rotated feature of the head.
+        width: number of rotated features, even.
+        table: name of the rotary table, for decoders with one table per layer type.
+        axes: for each of the `width / 2` frequencies, the position axis that turns it (all 0 for plain RoPE).
+        frequencies: for each of the `width / 2` pairs, the column of the table that turns it.
+    """
+
+    slot: Slot
+    pairing: Pairing
+    start: int
+    width: int
+    table: str
+    axes: tuple[int, ...]
+    frequencies: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """One layer's cache: `(heads, width)` of both slots, the rotated band (None: no position), the sliding window.
+
+    For K/V heads the slots are keys and values; for MLA they are the latent and the shared rotary key, both with one head.
+    """
+
+    keys: tuple[int, int]
+    values: tuple[int, int]
+    rotary: RotaryBand | None
+    window: int | None = None
+
+    @property
+    def kind(self) -> Literal["heads", "latent"]:
+        return "latent" if self.rotary is not None and self.rotary.slot == "values" else "heads"
+
+    @property
+    def features(self) -> int:
+        """Numbers kept per token, both slots together."""
+        return self.keys[0] * self.keys[1] + self.values[0] * self.values[1]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """Rows of one layer: keys and values, each [heads, tokens, width], in the model's own cache layout."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return int(self.keys.shape[1])
+
+    @property
+    def bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def slice(self, start: int, stop: int) -> "LayerRows":
+        """Rows `start` to `stop`, as views."""
+        return LayerRows(self.keys[:, start:stop], self.values[:, start:stop])
+
+    def select(self, rows: Tensor) -> "LayerRows":
+        """The rows of an index tensor, copied."""
+        return LayerRows(self.keys.index_select(1, rows), self.values.index_select(1, rows))
+
+    def to(self, device: torch.device) -> "LayerRows":
+        """The same rows on another device."""
+        return LayerRows(self.keys.to(device), self.values.to(device))
+
+
+KVRows = tuple[LayerRows, ...]

@@ -1,0 +1,148 @@
+"""The conditioning patch: the low-rank part of what a chunk would have absorbed from its antecedents.
+
+Kamera, equations 1 and 2: the deficit `KV(B | A) - KV(B)` is cut to its leading singular directions, per layer, keys and
+values apart, all heads side by side. It is formed and added in the position-free frame (before the rotation), so a
+patch formed at one position serves every other.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emblema.kv.layout import LayerLayout, LayerRows
+
+EXACT_SIDE = 384
+"""Deficits whose shorter side is at most this long get a full SVD; larger ones a randomised one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """A matrix [tokens, features] of low rank: `left [tokens, rank] @ right [rank, features]`, leading directions first."""
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def rank(self) -> int:
+        return int(self.left.shape[1])
+
+    @property
+    def bytes(self) -> int:
+        return self.left.nbytes + self.right.nbytes
+
+    def slice(self, rank: int) -> "Factors":
+        """The leading `rank` directions."""
+        return Factors(self.left[:, :rank], self.right[:rank])
+
+    def dense(self, heads: int) -> Tensor:
+        """The matrix as rows [heads, tokens, width], float32."""
+        matrix = self.left.float() @ self.right.float()
+        return matrix.reshape(matrix.shape[0], heads, -1).transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPatch:
+    """One layer's patch: of keys (MLA: the latent) and of values (MLA: the rotary key)."""
+
+    keys: Factors
+    values: Factors
+
+    @property
+    def bytes(self) -> int:
+        return self.keys.bytes + self.values.bytes
+
+    def apply(self, rows: LayerRows) -> LayerRows:
+        """Position-free rows with the patch added, float32."""
+        keys = rows.keys.float() + self.keys.dense(rows.keys.shape[0])
+        return LayerRows(keys, rows.values.float() + self.values.dense(rows.values.shape[0]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patch:
+    """A chunk's conditioning patch: one entry per layer, None where the layer is left unpatched."""
+
+    layers: tuple[LayerPatch | None, ...]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank held by any layer."""
+        return max((max(layer.keys.rank, layer.values.rank) for layer in self.layers if layer is not None), default=0)
+
+    @property
+    def bytes(self) -> int:
+        return sum(layer.bytes for layer in self.layers if layer is not None)
+
+    def slice(self, rank: int) -> "Patch":
+        """The patch cut to a lower rank; a rank beyond what is held keeps all."""
+        return Patch(
+            tuple(
+                None if layer is None else LayerPatch(layer.keys.slice(rank), layer.values.slice(rank))
+                for layer in self.layers
+            )
+        )
+
+    def keep(self, layers: Collection[int]) -> "Patch":
+        """The patch on the given layers only."""
+        return Patch(tuple(layer if index in layers else None for index, layer in enumerate(self.layers)))
+
+    def covers(self, layers: Collection[int]) -> bool:
+        """Whether every one of the given layers is patched."""
+        return all(self.layers[index] is not None for index in layers)
+
+
+def deficit(conditioned: LayerRows, canonical: LayerRows) -> LayerRows:
+    """What the canonical rows lack (Kamera, equation 2), float32; both position-free."""
+    return LayerRows(conditioned.keys.float() - canonical.keys.float(), conditioned.values.float() - canonical.values.float())
+
+
+def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dtype) -> Patch:
+    """The patch of rank `rank` of position-free deficits, kept in `dtype`; a None deficit leaves its layer unpatched."""
+    return Patch(
+        tuple(
+            None if rows is None else LayerPatch(factor(rows.keys, rank, dtype), factor(rows.values, rank, dtype))
+            for rows in deficits
+        )
+    )
+
+
+def factor(rows: Tensor, rank: int, dtype: torch.dtype) -> Factors:
+    """The leading factors of rows [heads, tokens, width], taken as one matrix [tokens, heads * width]."""
+    matrix = rows.transpose(0, 1).reshape(rows.shape[1], -1).float()
+    rank = min(rank, *matrix.shape)
+    if min(matrix.shape) <= EXACT_SIDE or 4 * rank > min(matrix.shape):
+        left, weights, right = torch.linalg.svd(matrix, full_matrices=False)
+    else:
+        left, weights, right = _randomised_svd(matrix, rank)
+    return Factors((left[:, :rank] * weights[:rank]).to(dtype).contiguous(), right[:rank].to(dtype).contiguous())
+
+
+def rank_for_share(share: float, tokens: int, layouts: Sequence[LayerLayout], layers: Collection[int]) -> int:
+    """The largest rank whose patch on `layers` weighs at most `share` of the chunk's KV; at least 1.
+
+    A slot of width F costs `rank (tokens + F)` numbers; beyond full rank a slot costs no more.
+    """
+    budget = share * tokens * sum(layout.features for layout in layouts)
+    slots = [slot for index in layers for slot in (layouts[index].keys, layouts[index].values)]
+    widths = [heads * width for heads, width in slots]
+    ranks = range(1, min(tokens, max(widths)) + 1)
+    fitting = bisect_right(ranks, budget, key=lambda rank: _numbers(rank, tokens, widths))
+    return max(1, fitting)
+
+
+def _numbers(rank: int, tokens: int, widths: Sequence[int]) -> int:
+    return sum(min(rank, tokens, width) * (tokens + width) for width in widths)
+
+
+def _randomised_svd(matrix: Tensor, rank: int, oversampling: int = 16, power: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """Halko, Martinsson and Tropp's range finder with power iterations; its own generator, so results repeat."""
+    generator = torch.Generator().manual_seed(rank)
+    probe = torch.randn(matrix.shape[1], rank + oversampling, generator=generator).to(matrix.device)
+    basis, _ = torch.linalg.qr(matrix @ probe)
+    for _ in range(power):
+        other, _ = torch.linalg.qr(matrix.T @ basis)
+        basis, _ = torch.linalg.qr(matrix @ other)
+    left, weights, right = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+    return basis @ left, weights, right

@@ -1,0 +1,92 @@
+"""Patches: rank is monotone, forming and adding are linear, shares of bytes are kept."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.kv.patch import deficit, factor, form_patch, rank_for_share
+
+seeds = st.integers(0, 2**31)
+
+
+def rows(seed: int, tokens: int = 20, heads: int = 2, width: int = 8) -> LayerRows:
+    generator = torch.Generator().manual_seed(seed)
+    return LayerRows(*(torch.randn(heads, tokens, width, generator=generator) for _ in range(2)))
+
+
+@given(seed=seeds)
+def test_more_rank_never_fits_worse(seed: int) -> None:
+    wanted = rows(seed)
+    errors = []
+    for rank in range(1, 17):
+        patch = form_patch([wanted], rank, torch.float32).layers[0]
+        assert patch is not None
+        errors.append(float((patch.keys.dense(2) - wanted.keys).norm()))
+    assert all(later <= earlier + 1e-5 for earlier, later in zip(errors, errors[1:], strict=False))
+    assert errors[-1] <= 1e-4 * float(wanted.keys.abs().max()) * 20
+
+
+@given(seed=seeds, scale=st.floats(-4, 4).filter(lambda value: abs(value) > 1e-3))
+def test_forming_and_adding_are_linear(seed: int, scale: float) -> None:
+    canonical, lack = rows(seed), rows(seed + 1)
+    for rank in (3, 16):
+        patch = form_patch([lack], rank, torch.float32).layers[0]
+        scaled = form_patch([LayerRows(lack.keys * scale, lack.values * scale)], rank, torch.float32).layers[0]
+        assert patch is not None and scaled is not None
+        assert torch.allclose(scaled.keys.dense(2), scale * patch.keys.dense(2), atol=2e-4)
+        once = patch.apply(canonical)
+        assert torch.allclose(once.keys - canonical.keys, patch.keys.dense(2), atol=1e-5)
+        assert torch.allclose(patch.apply(once).values - once.values, patch.values.dense(2), atol=1e-5)
+
+
+@given(seed=seeds)
+def test_full_rank_restores_the_conditioned_rows(seed: int) -> None:
+    canonical, conditioned = rows(seed), rows(seed + 7)
+    patch = form_patch([deficit(conditioned, canonical)], 10_000, torch.float32)
+    layer = patch.layers[0]
+    assert layer is not None and patch.rank == 16
+    restored = layer.apply(canonical)
+    assert float((restored.keys - conditioned.keys).abs().max()) <= 1e-4 * float(conditioned.keys.abs().max())
+    assert float((restored.values - conditioned.values).abs().max()) <= 1e-4 * float(conditioned.values.abs().max())
+
+
+@given(seed=seeds, rank=st.integers(1, 15))
+def test_slicing_equals_forming_at_the_lower_rank(seed: int, rank: int) -> None:
+    lack = rows(seed)
+    sliced = form_patch([lack], 16, torch.float32).slice(rank).layers[0]
+    formed = form_patch([lack], rank, torch.float32).layers[0]
+    assert sliced is not None and formed is not None
+    assert torch.allclose(sliced.keys.dense(2), formed.keys.dense(2), atol=1e-5)
+
+
+def test_kept_layers_and_the_others() -> None:
+    patch = form_patch([rows(1), None, rows(2)], 4, torch.float32)
+    assert patch.covers({0, 2}) and not patch.covers({1})
+    assert [layer is not None for layer in patch.keep({2}).layers] == [False, False, True]
+    assert patch.keep({2}).bytes * 2 == patch.bytes
+
+
+def test_the_randomised_factorisation_agrees_with_the_exact_one() -> None:
+    generator = torch.Generator().manual_seed(5)
+    low = torch.randn(900, 12, generator=generator) @ torch.randn(12, 640, generator=generator)
+    noise = 0.01 * torch.randn(900, 640, generator=generator)
+    matrix = low + noise
+    factors = factor(matrix[None], 12, torch.float32)
+    left, weights, right = torch.linalg.svd(matrix, full_matrices=False)
+    best = float((matrix - (left[:, :12] * weights[:12]) @ right[:12]).norm())
+    assert float((matrix - factors.dense(1)[0]).norm()) <= 1.001 * best
+
+
+@given(tokens=st.integers(16, 300), share=st.floats(0.01, 1.0))
+def test_the_rank_of_a_share_is_the_largest_that_fits(tokens: int, share: float) -> None:
+    layouts = [LayerLayout((4, 32), (4, 32), None), LayerLayout((1, 96), (1, 32), None)]
+    chunk = sum(layout.features for layout in layouts) * tokens
+    rank = rank_for_share(share, tokens, layouts, range(2))
+
+    def weight(rank: int) -> int:
+        widths = (128, 128, 96, 32)
+        return sum(min(rank, tokens, width) * (tokens + width) for width in widths)
+
+    assert rank == 1 or weight(rank) <= share * chunk
+    assert rank == min(tokens, 128) or weight(rank + 1) > share * chunk
