@@ -86,3 +86,8 @@ class LayerRows:
 
 
 KVRows = tuple[LayerRows, ...]
+
+
+def kv_bytes(rows: KVRows) -> int:
+    """Bytes of the rows of all layers."""
+    return sum(layer.bytes for layer in rows)

@@ -1,0 +1,70 @@
+"""The engine for asyncio: the same methods, awaited; one thread of its own does the model's work."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from emblema.engine.engine import Engine, PromptLike
+from emblema.engine.replies import Piece, Prefill, Reply
+from emblema.kv.chunk import Chunk, Clip
+from emblema.link.strategies.base import Strategy
+from emblema.store.memory import MemoryStore
+
+T = TypeVar("T")
+
+
+class AsyncEngine:
+    """Mirrors `Engine`. Requests are run one after another, in the order in which they come."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emblema")
+
+    @classmethod
+    async def load(cls, name: str | Path = "reference", **options: Any) -> Self:
+        """As `Engine.load`, without holding up the event loop."""
+        return cls(await asyncio.to_thread(partial(Engine.load, name, **options)))
+
+    @property
+    def store(self) -> MemoryStore:
+        return self.engine.store
+
+    async def add(self, source: Any = None, **options: Any) -> Chunk | Clip:
+        """As `Engine.add`."""
+        return await self._run(lambda: self.engine.add(source, **options))
+
+    async def prefill(self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any) -> Prefill:
+        """As `Engine.prefill`."""
+        return await self._run(lambda: self.engine.prefill(parts, strategy, **options))
+
+    async def generate(self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any) -> Reply:
+        """As `Engine.generate` without streaming; see `stream`."""
+        return await self._run(lambda: self.engine.generate(parts, strategy, stream=False, **options))
+
+    async def stream(
+        self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any
+    ) -> AsyncIterator[Piece]:
+        """The pieces of a reply as they are made; other requests take turns between pieces."""
+        pieces = await self._run(lambda: self.engine.generate(parts, strategy, stream=True, **options))
+        while (piece := await self._run(partial(next, pieces, None))) is not None:
+            yield piece
+
+    async def close(self) -> None:
+        """Finish what is under way, then close the engine."""
+        await self._run(self.engine.close)
+        self._thread.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

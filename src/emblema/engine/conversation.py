@@ -1,0 +1,96 @@
+"""What a caller gives (parts, or messages in OpenAI's form), read as turns of text, token ids and chunks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from emblema.errors import PromptError
+from emblema.kv.chunk import Chunk, Clip
+from emblema.link.prompt import ChunkPart
+
+
+@dataclass(frozen=True, slots=True)
+class Slid:
+    """A chunk or clip that the window has moved past: it conditioned the chunks after it and no text row attends it."""
+
+    piece: Chunk | Clip
+
+
+def slid(piece: Chunk | Clip) -> Slid:
+    """Mark a part of a prompt as slid: as after a window moved on, it is absent for every text row."""
+    return Slid(piece)
+
+
+PromptPart = str | Chunk | Clip | Slid | Sequence[int]
+Message = Mapping[str, Any]
+Item = str | tuple[int, ...] | ChunkPart
+
+
+class MediaAdder(Protocol):
+    """Adds a media source found in a message; the engine's `add`."""
+
+    def __call__(self, source: Any, *, kind: str | None = None) -> Chunk | Clip: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message: a role and its items. `plain` keeps a message whose content was one string in that form."""
+
+    role: str
+    items: tuple[Item, ...]
+    plain: bool = False
+
+
+def items_of(part: PromptPart) -> tuple[Item, ...]:
+    """The items of one part of a prompt.
+
+    Raises:
+        PromptError: the part is none of the kinds that a prompt is made of.
+    """
+    if isinstance(part, str):
+        return (part,)
+    if isinstance(part, Chunk):
+        return (ChunkPart(part),)
+    if isinstance(part, Clip):
+        return tuple(ChunkPart(chunk) for chunk in part)
+    if isinstance(part, Slid):
+        return tuple(ChunkPart(item.chunk, slid=True) for item in items_of(part.piece) if isinstance(item, ChunkPart))
+    if isinstance(part, Sequence) and all(isinstance(token, int) and token >= 0 for token in part):
+        return (tuple(part),)
+    raise PromptError(
+        f"a part of the prompt is a {type(part).__name__}: give text, a chunk or clip from engine.add, or token ids"
+    )
+
+
+def turns_of(messages: Sequence[Message], add: MediaAdder) -> list[Turn]:
+    """Turns from messages in OpenAI's form; media in them are added (or found again).
+
+    Raises:
+        PromptError: a message has no role, or a content item of an unknown type.
+    """
+    turns = []
+    for index, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or content is None:
+            raise PromptError(f"message {index} needs a role and a content")
+        if isinstance(content, str):
+            turns.append(Turn(role, (content,), plain=True))
+            continue
+        items: list[Item] = []
+        for item in content:
+            items += _items_of_content(item, index, add)
+        turns.append(Turn(role, tuple(items)))
+    return turns
+
+
+def _items_of_content(item: Any, index: int, add: MediaAdder) -> tuple[Item, ...]:
+    if not isinstance(item, Mapping):
+        return items_of(item)
+    kind = item.get("type")
+    if kind == "text":
+        return (str(item.get("text", "")),)
+    for name, media in (("image", "image"), ("image_url", "image"), ("video", "video"), ("video_url", "video")):
+        if kind == name and name in item:
+            source = item[name]["url"] if isinstance(item[name], Mapping) else item[name]
+            return items_of(source if isinstance(source, Chunk | Clip | Slid) else add(source, kind=media))
+    raise PromptError(f"message {index} has a content item of type {kind!r}: use text, image, image_url, video or video_url")

@@ -1,0 +1,253 @@
+"""The embedded engine: load a model, add media once, ask about them anywhere in a prompt."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+import torch
+from torch import nn
+
+from emblema.engine.conversation import Message, PromptPart, Turn, items_of, turns_of
+from emblema.engine.decoding import Sampler, Sampling, decode
+from emblema.engine.linker import Linker
+from emblema.engine.rendering import plain, render
+from emblema.engine.replies import Piece, Prefill, Reply, TextStream, stream_reply
+from emblema.engine.template import ChatTemplate
+from emblema.engine.workshop import Workshop
+from emblema.errors import PromptError
+from emblema.kv.chunk import Chunk, Clip
+from emblema.link.prompt import Part, Prompt
+from emblema.link.strategies.base import Strategy
+from emblema.link.trace import Usage
+from emblema.media import MediaLimits
+from emblema.models.adapter import Adapter
+from emblema.models.load import load_model
+from emblema.models.prepare import Preparer
+from emblema.models.selfcheck import SelfCheck, selfcheck
+from emblema.store.memory import MemoryStore
+
+PromptLike = str | Sequence[PromptPart] | Sequence[Message]
+
+
+class Engine:
+    """A model with a store of chunks. One thread owns a model; an engine keeps no state on it.
+
+    Args:
+        model: a transformers vision-language model in memory.
+        processor: its processor, or anything with an `image_processor` and a `tokenizer`; without one only prompts of
+            token ids and text chunks of ids can be made.
+        store: where chunks live; in memory by default.
+        limits: bounds on media from outside.
+        salt: the tenant's secret; ids made under different salts never meet.
+
+    Raises:
+        UnsupportedModelError: a layer of the model cannot be relocated; the message names it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        processor: Any = None,
+        *,
+        store: MemoryStore | None = None,
+        limits: MediaLimits | None = None,
+        salt: bytes = b"",
+    ) -> None:
+        self.adapter = Adapter(model)
+        self.selfcheck: SelfCheck = selfcheck(self.adapter)
+        self.store = MemoryStore() if store is None else store
+        preparer = None if processor is None else Preparer(processor, self.adapter.model.config)
+        self._workshop = Workshop(self.adapter, preparer, self.store, limits or MediaLimits(), salt)
+        self._template = None if preparer is None else ChatTemplate(preparer)
+        self._linker = Linker(self.adapter, self.store, salt)
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path = "reference",
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        store: MemoryStore | None = None,
+        limits: MediaLimits | None = None,
+        salt: bytes = b"",
+    ) -> Self:
+        """An engine on the bundled model (`reference`), a Hugging Face id, or a folder.
+
+        Raises:
+            ModelError: the model cannot be loaded, or is not supported.
+        """
+        model, processor = load_model(name, device=device, dtype=dtype)
+        return cls(model, processor, store=store, limits=limits, salt=salt)
+
+    def add(
+        self,
+        source: Any = None,
+        *,
+        kind: str | None = None,
+        text: str | None = None,
+        fps: float = 1.0,
+        frames_per_segment: int = 2,
+    ) -> Chunk | Clip:
+        """Encode and prefill a piece of media once; found again by its content next time.
+
+        Args:
+            source: path, bytes, URL, PIL picture or array of a picture; path, bytes or URL of a video, PDF or recording.
+            kind: `image`, `video`, `document` or `audio`; told by the content when left out.
+            text: a text passage instead of a source.
+            fps: frames a second to sample a video at.
+            frames_per_segment: frames of a video in one chunk.
+
+        Returns:
+            A chunk; for a video or document a clip, whose members are the segments or pages.
+
+        Raises:
+            MediaError: the source cannot be read or is outside the limits.
+            PromptError: neither or both of source and text are given.
+        """
+        if (source is None) == (text is None):
+            raise PromptError("engine.add takes a source or text=, one of the two")
+        if text is not None:
+            ids = self._workshop.preparer.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if not ids:
+                raise PromptError("the text passage is empty")
+            return self._workshop.text(ids)
+        return self._workshop.add(source, kind, fps, frames_per_segment)
+
+    def prompt(self, parts: PromptLike, *, template: bool = True) -> Prompt:
+        """A prompt as rows, from parts (one user turn) or messages in OpenAI's form.
+
+        Raises:
+            PromptError: the prompt is empty or longer than the model's context.
+        """
+        prompt = Prompt.of(self._parts(parts, template), self.adapter.axes)
+        longest = max(prompt.tokens, prompt.next_position)
+        if longest > self.adapter.context_length:
+            raise PromptError(f"the prompt takes {longest} positions; the model's context holds {self.adapter.context_length}")
+        return prompt
+
+    def prefill(
+        self, parts: PromptLike, strategy: str | Strategy = "auto", *, template: bool = True, reserve: int = 0
+    ) -> Prefill:
+        """Link a prompt: every row computed or taken as the strategy says.
+
+        Args:
+            parts: parts of a prompt, or messages.
+            strategy: a strategy's name, such as `full` or `patch-25%`; see `emblema.strategies()`.
+            template: wrap parts by the model's chat template.
+            reserve: rows to keep room for after the prompt.
+
+        Raises:
+            PromptError, StrategyError: the prompt or the strategy's name is not right.
+        """
+        began = time.perf_counter()
+        prompt = self.prompt(parts, template=template)
+        with self.store.lease([chunk.id for _, chunk in prompt.chunk_segments if chunk.id in self.store]):
+            outcome = self._linker.link(prompt, strategy, reserve)
+        usage = Usage.of(outcome.plan, outcome.linked.trace, forming=outcome.forming,
+                         seconds=time.perf_counter() - began, fallback=outcome.fallback)
+        return Prefill(prompt, outcome.plan, usage, outcome.linked)
+
+    @overload
+    def generate(self, parts: PromptLike, strategy: str | Strategy = ..., *, stream: Literal[False] = ...,
+                 template: bool = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ...,
+                 stop: str | Sequence[str] = ..., seed: int | None = ...) -> Reply: ...
+
+    @overload
+    def generate(self, parts: PromptLike, strategy: str | Strategy = ..., *, stream: Literal[True],
+                 template: bool = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ...,
+                 stop: str | Sequence[str] = ..., seed: int | None = ...) -> Iterator[Piece]: ...
+
+    def generate(
+        self,
+        parts: PromptLike,
+        strategy: str | Strategy = "auto",
+        *,
+        stream: bool = False,
+        template: bool = True,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+    ) -> Reply | Iterator[Piece]:
+        """Answer a prompt: prefill, then decode greedily or by sampling.
+
+        Returns:
+            A reply, or with `stream=True` its pieces, the last of which holds the reply.
+
+        Raises:
+            PromptError, StrategyError: the prompt, a sampling knob or the strategy's name is not right.
+        """
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        sampling = Sampling(max_new_tokens, temperature, top_p, stops, seed)
+        pieces = self._answer(parts, strategy, template, sampling)
+        if stream:
+            return pieces
+        for piece in pieces:
+            if piece.reply is not None:
+                return piece.reply
+        raise PromptError("the reply ended without a result")
+
+    def _answer(
+        self, parts: PromptLike, strategy: str | Strategy, template: bool, sampling: Sampling
+    ) -> Iterator[Piece]:
+        began = time.perf_counter()
+        prefill = self.prefill(parts, strategy, template=template, reserve=sampling.max_new_tokens)
+        room = self.adapter.context_length - max(prefill.prompt.tokens, prefill.prompt.next_position)
+        if sampling.max_new_tokens > room:
+            raise PromptError(f"max_new_tokens is {sampling.max_new_tokens}, but the model's context has room for {room}")
+        ends = self.end_tokens
+        tokens = decode(self.adapter, prefill.linked, prefill.prompt, Sampler(sampling), ends)
+        first = next(tokens)
+        usage = replace(prefill.usage, ttft_seconds=time.perf_counter() - began)
+        stream = TextStream(self._workshop.preparer.tokenizer, sampling.stop)
+        return stream_reply(chain([first], tokens), stream, replace(prefill, usage=usage), ends)
+
+    def _parts(self, parts: PromptLike, template: bool) -> list[Part]:
+        if isinstance(parts, str):
+            parts = [parts]
+        if not parts:
+            raise PromptError("the prompt is empty: give it at least one part of text or a chunk")
+        if isinstance(parts[0], dict):
+            return render(turns_of(parts, self._add_from_message), self.template)
+        items = [item for part in parts for item in items_of(part)]
+        if template:
+            return render([Turn("user", tuple(items))], self.template)
+        tokenizer = self._workshop.preparer.tokenizer if any(isinstance(item, str) for item in items) else None
+        return plain(items, tokenizer)
+
+    def _add_from_message(self, source: Any, *, kind: str | None = None) -> Chunk | Clip:
+        return self.add(source, kind=kind)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises:
+            ModelError: the model came without a processor.
+        """
+        return ChatTemplate(self._workshop.preparer) if self._template is None else self._template
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a reply: those of the generation configuration, else the tokenizer's."""
+        configured = getattr(getattr(self.adapter.model, "generation_config", None), "eos_token_id", None)
+        found = configured if configured is not None else self._workshop.preparer.tokenizer.eos_token_id
+        return frozenset(found if isinstance(found, list) else [] if found is None else [found])
+
+    def close(self) -> None:
+        """Forget what was kept of prompts; the store's chunks and patches stay."""
+        self._linker.prefixes.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,97 @@
+"""From a prompt and a strategy's name to a linked table: plan, form what is missing, plan again, execute, remember."""
+
+from dataclasses import dataclass
+
+from emblema.kv.layout import KVRows, LayerRows
+from emblema.link.executor import Executor, Linked
+from emblema.link.findings import Findings
+from emblema.link.forming import form_patches
+from emblema.link.plan import LinkPlan
+from emblema.link.prompt import Prompt, TextPart
+from emblema.link.strategies.base import PrefixMatch, Strategy
+from emblema.link.strategies.full import Full
+from emblema.link.strategies.registry import parse
+from emblema.models.adapter import Adapter
+from emblema.store.identity import prefix_owner
+from emblema.store.memory import MemoryStore
+from emblema.store.prefixes import ChunkSegment, Segment, TextSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A linked prompt with its plan, the rows run to form patches, and why another plan was taken, if one was."""
+
+    plan: LinkPlan
+    linked: Linked
+    forming: int
+    fallback: str | None
+
+
+class Linker:
+    """Links prompts on one adapter with what one store knows, for one tenant."""
+
+    def __init__(self, adapter: Adapter, store: MemoryStore, salt: bytes) -> None:
+        self.adapter, self.store = adapter, store
+        self.executor = Executor(adapter)
+        self.prefixes = store.prefixes(prefix_owner(adapter.fingerprint, adapter.dtype, salt))
+
+    def link(self, prompt: Prompt, strategy: str | Strategy, reserve: int = 0) -> Outcome:
+        """Carry a strategy out on a prompt, with room for `reserve` more rows.
+
+        A plan that the executor cannot carry out falls back to `full`. Patches that the plan lacks are formed by one
+        conditioned forward, stored, and the plan is made again.
+
+        Raises:
+            StrategyError: the strategy's name is not right.
+        """
+        chosen = parse(strategy)
+        findings = Findings(self.adapter.fingerprint, self.adapter.layouts, self.store.find_patch, self._find_prefix)
+        plan = chosen.plan(prompt, findings.knowledge)
+        fallback = self.executor.refusal(plan)
+        if fallback is not None:
+            chosen = Full()
+            plan = chosen.plan(prompt, findings.knowledge)
+        forming = 0
+        if plan.forming:
+            forming = self._form(plan, prompt, findings)
+            plan = chosen.plan(prompt, findings.knowledge)
+        linked = self.executor.run(plan, prompt, findings.resources, reserve)
+        if plan.exact and not prompt.slid_rows:
+            self.prefixes.put(segments_of(prompt), _copied(linked, prompt.tokens))
+        return Outcome(plan, linked, forming, fallback)
+
+    def _form(self, plan: LinkPlan, prompt: Prompt, findings: Findings) -> int:
+        wanted = {}
+        for key in plan.forming:
+            rank, layers = plan.patch_need(key)
+            held = findings.patch(key)
+            if held is not None:
+                rank = max(rank, held.rank)
+                layers |= {index for index, layer in enumerate(held.layers) if layer is not None}
+            wanted[key] = (rank, layers)
+        formed, rows = form_patches(self.executor, prompt, self.adapter.fingerprint, wanted)
+        findings.add(formed)
+        for key, patch in formed.items():
+            self.store.put_patch(key, patch)
+        return rows
+
+    def _find_prefix(self, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:
+        found = self.prefixes.longest(segments_of(prompt), prompt.tokens - 1)
+        if found is None:
+            return None
+        return PrefixMatch(f"of {found.entry.rows[0].tokens} rows", found.rows), found.entry.rows
+
+
+def segments_of(prompt: Prompt) -> list[Segment]:
+    """A prompt as the prefix store compares it."""
+    return [
+        TextSegment(segment.part.token_ids)
+        if isinstance(segment.part, TextPart)
+        else ChunkSegment(segment.part.chunk.id, segment.part.tokens, segment.part.slid)
+        for segment in prompt.segments
+    ]
+
+
+def _copied(linked: Linked, rows: int) -> KVRows:
+    layers = (linked.table.read(layer, 0, rows) for layer in range(len(linked.table.layouts)))
+    return tuple(LayerRows(layer.keys.clone(), layer.values.clone()) for layer in layers)

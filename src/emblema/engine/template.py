@@ -1,0 +1,80 @@
+"""The model's chat template: what it writes for a piece of media, and the text that it writes around a conversation."""
+
+import re
+from typing import Any
+
+from emblema.errors import PromptError
+from emblema.kv.chunk import ChunkKind
+from emblema.models.prepare import Preparer
+
+BEFORE, AFTER = "\ue010", "\ue011"
+
+
+class ChatTemplate:
+    """Writes conversations in the model's own form; learns from the template itself how media are written."""
+
+    def __init__(self, preparer: Preparer) -> None:
+        self.preparer = preparer
+        self._media: dict[str, tuple[dict[str, str], str]] = {}
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.preparer.tokenizer
+
+    def write(self, messages: list[dict[str, Any]], *, answer: bool = True) -> str:
+        """The template's text for messages, with the opening of an answer.
+
+        Raises:
+            PromptError: the model has no chat template, or the template refuses the messages.
+        """
+        template = self.preparer.chat_template
+        if not template:
+            raise PromptError("this model has no chat template: pass template=False and write its markup as text")
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, chat_template=template, tokenize=False, add_generation_prompt=answer
+            )
+        except Exception as error:
+            # Templates are programs of the model's makers; they refuse by raising whatever they like.
+            raise PromptError(f"the model's chat template refuses this conversation: {error}") from error
+        return text
+
+    def media(self, kind: ChunkKind) -> tuple[dict[str, str], str]:
+        """The content item for a piece of media, and the mark that the template writes for it.
+
+        Raises:
+            PromptError: the template writes nothing for such media.
+        """
+        if kind not in self._media:
+            names = {"image": ("image",), "page": ("image",), "video": ("video", "image"), "audio": ("audio",)}[kind]
+            marks = [({"type": name}, self._mark({"type": name})) for name in names]
+            found = next(((item, mark) for item, mark in marks if mark), None)
+            if found is None:
+                raise PromptError(f"the model's chat template writes nothing for a piece of kind {kind}")
+            self._media[kind] = found
+        return self._media[kind]
+
+    def _mark(self, item: dict[str, str]) -> str:
+        texts = [{"type": "text", "text": text} for text in (BEFORE, AFTER)]
+        written = self.write([{"role": "user", "content": [texts[0], item, texts[1]]}], answer=False)
+        without = self.write([{"role": "user", "content": texts}], answer=False)
+        between = re.search(f"{BEFORE}(.*?){AFTER}", written, re.DOTALL)
+        plain = re.search(f"{BEFORE}(.*?){AFTER}", without, re.DOTALL)
+        if between is not None and plain is not None and between[1] != plain[1]:
+            added = between[1]
+        else:
+            # The template moves media to the front of the turn.
+            start = next((i for i, (a, b) in enumerate(zip(written, without, strict=False)) if a != b), len(without))
+            added = written[start : start + len(written) - len(without)]
+        return self._from_first_to_last_control(added)
+
+    def _from_first_to_last_control(self, text: str) -> str:
+        controls = sorted(self.controls, key=len, reverse=True)
+        found = list(re.finditer("|".join(re.escape(control) for control in controls), text)) if controls else []
+        return text[found[0].start() : found[-1].end()] if found else text.strip()
+
+    @property
+    def controls(self) -> set[str]:
+        """Texts that the tokenizer reads as one control token."""
+        added = getattr(self.tokenizer, "added_tokens_encoder", {})
+        return {token for token in (*self.tokenizer.all_special_tokens, *added) if token}

@@ -1,0 +1,202 @@
+"""The executor over transformers: carries any link plan out and leaves a linked KV table with the last logits."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emblema.errors import PlanError
+from emblema.kv.layout import KVRows, LayerRows
+from emblema.kv.patch import Patch
+from emblema.link.assemble import assemble, relocated
+from emblema.link.plan import LinkPlan, RowRange, Source
+from emblema.link.prompt import Prompt, Rows, TextPart
+from emblema.link.selectors import Narrowing, candidate_rows
+from emblema.link.trace import Trace
+from emblema.models.adapter import Adapter, RowBatch
+from emblema.models.table import KVTable
+from emblema.store.keys import PatchKey
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The stored pieces that a plan names: patches by key, kept prefix tables by entry. Chunks come with the prompt."""
+
+    patches: Mapping[PatchKey, Patch]
+    prefixes: Mapping[str, KVRows]
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """The outcome of a plan: the table (decode goes on in it), logits of the last row [vocab] float32, and the trace."""
+
+    table: KVTable
+    logits: Tensor
+    trace: Trace
+
+
+class Executor:
+    """Carries plans out on one adapter. Holds no state between calls."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+
+    def refusal(self, plan: LinkPlan) -> str | None:
+        """Why this executor cannot carry a plan out, or None if it can."""
+        if plan.selectors and not self.adapter.supports_layerwise:
+            return f"{self.adapter.family} cannot narrow its rows between layers"
+        return None
+
+    @torch.inference_mode()
+    def run(self, plan: LinkPlan, prompt: Prompt, resources: Resources, reserve: int = 0) -> Linked:
+        """Carry a plan out.
+
+        Args:
+            plan: the plan; validated here.
+            prompt: the prompt that it was made for.
+            resources: what the plan names.
+            reserve: rows to keep room for after the prompt, for decoding.
+
+        Raises:
+            PlanError: the plan breaks an invariant or cannot be carried out here.
+        """
+        plan.validate()
+        reason = self.refusal(plan)
+        if reason is not None:
+            raise PlanError(reason)
+        began = time.perf_counter()
+        run = _Run(self.adapter, plan, prompt, reserve)
+        bytes_read, patch_bytes = assemble(self.adapter, run.table, run.slots, plan, prompt, resources.patches,
+                                           resources.prefixes)
+        hidden, selected, row_layers = run.compute()
+        logits = self.adapter.logits(hidden[-1:])[0]
+        run.leave()
+        codes = plan.sources()
+        computed = int((codes == 0).any(axis=0).sum())
+        absent = int((codes == 3).all(axis=0).sum())
+        trace = Trace(
+            computed=computed,
+            cached=plan.rows - computed - absent,
+            patched=int(((codes == 2).any(axis=0) & ~(codes == 0).any(axis=0)).sum()),
+            absent=absent,
+            row_layers=row_layers,
+            bytes_read=bytes_read,
+            patch_bytes=patch_bytes,
+            selected=selected,
+            seconds=time.perf_counter() - began,
+        )
+        return Linked(run.table, logits, trace)
+
+
+class _Run:
+    """One plan under way: the table and the map from logical rows to physical slots (-1: no slot)."""
+
+    def __init__(self, adapter: Adapter, plan: LinkPlan, prompt: Prompt, reserve: int) -> None:
+        self.adapter, self.plan, self.prompt = adapter, plan, prompt
+        present = torch.ones(plan.rows, dtype=torch.bool)
+        for part in plan.ranges:
+            if part.source is Source.ABSENT:
+                if part.layers != (0, plan.layers):
+                    raise PlanError(f"rows {part.start} to {part.stop} are absent in some layers only")
+                present[part.start : part.stop] = False
+        rows = present.nonzero().squeeze(1)
+        self.slots = torch.full((plan.rows,), -1, dtype=torch.int64)
+        self.slots[rows] = torch.arange(len(rows))
+        self.table = KVTable(adapter.layouts, len(rows) + reserve, adapter.dtype, adapter.device)
+        self.table.allocate(rows.to(adapter.device), prompt.groups[rows].to(adapter.device))
+
+    def compute(self) -> tuple[Tensor, tuple[tuple[int, ...], ...], int]:
+        """Run every stage; returns the last stage's hidden rows, the selected rows and the row-layers computed."""
+        ranges = [part for part in self.plan.ranges if part.source is Source.COMPUTED]
+        hidden = torch.empty(0)
+        row_layers = 0
+        selected: tuple[tuple[int, ...], ...] = ()
+        for stage in sorted({part.stage for part in ranges}):
+            current = [part for part in ranges if part.stage == stage]
+            pending = [part for part in ranges if part.stage > stage]
+            rows = _rows(current)
+            batch = self._batch(rows, current, pending)
+            narrowing = Narrowing(self.plan, rows, self.slots, self.table, self._held())
+            narrow = narrowing if self.plan.selectors else None
+            hidden = self.adapter.forward(batch, self.table, narrow)
+            row_layers += narrowing.row_layers
+            selected += narrowing.selected
+        return hidden, selected, row_layers
+
+    def _held(self) -> dict[int, LayerRows]:
+        """What each selector's candidates would be taken as, at the selector's own layer."""
+        return {
+            selector.layer: relocated(self.adapter, self.plan, self.prompt, selector.layer, candidate_rows(selector))
+            for selector in self.plan.selectors
+        }
+
+    def leave(self) -> None:
+        """Drop the rows that leave the table."""
+        gone = torch.zeros(self.plan.rows, dtype=torch.bool)
+        for start, stop in self.plan.leaving:
+            gone[start:stop] = True
+        gone &= self.slots >= 0
+        if gone.any():
+            keep = self.slots[(~gone) & (self.slots >= 0)]
+            self.table.drop(keep.to(self.adapter.device))
+
+    def _batch(self, rows: Tensor, current: list[RowRange], pending: list[RowRange]) -> RowBatch:
+        adapter, prompt = self.adapter, self.prompt
+        embeds, visual, deepstack = embed_rows(adapter, prompt, rows)
+        hidden_from = self._hidden(rows, current, pending)
+        return RowBatch(
+            embeds=embeds,
+            positions=prompt.positions[:, rows].to(adapter.device),
+            slots=self.slots[rows].to(adapter.device),
+            visual=visual,
+            deepstack=deepstack,
+            hidden_from=None if hidden_from is None else hidden_from.to(adapter.device),
+        )
+
+    def _hidden(self, rows: Tensor, current: list[RowRange], pending: list[RowRange]) -> Tensor | None:
+        if not pending and not any(part.hidden for part in current):
+            return None
+        hidden = torch.zeros(len(rows), self.plan.rows, dtype=torch.bool)
+        for part in pending:
+            hidden[:, part.start : part.stop] = True
+        for part in current:
+            lines = (rows >= part.start) & (rows < part.stop)
+            for start, stop in part.hidden:
+                hidden[lines, start:stop] = True
+        return hidden[:, self.slots >= 0]
+
+
+def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """What the decoder is fed for some rows: embeddings [rows, hidden], visual flags [rows], deepstack per layer."""
+    pieces: list[Tensor] = []
+    flags: list[Tensor] = []
+    deepstack: list[tuple[Tensor, ...]] = []
+    for segment in prompt.segments:
+        own = rows[(rows >= segment.start) & (rows < segment.stop)] - segment.start
+        if len(own) == 0:
+            continue
+        own = own.to(adapter.device)
+        part = segment.part
+        if isinstance(part, TextPart):
+            ids = torch.tensor(part.token_ids, device=adapter.device).index_select(0, own)
+            pieces.append(adapter.embed(ids))
+            flags.append(torch.zeros(len(own), dtype=torch.bool, device=adapter.device))
+            continue
+        encoded = part.chunk.encoded
+        pieces.append(encoded.embeds.to(adapter.device).index_select(0, own))
+        seen = encoded.visual.to(adapter.device)
+        flags.append(seen.index_select(0, own))
+        if encoded.deepstack:
+            order = seen.cumsum(0) - 1
+            chosen = order.index_select(0, own)[flags[-1]]
+            deepstack.append(tuple(layer.to(adapter.device).index_select(0, chosen) for layer in encoded.deepstack))
+    depth = max((len(layers) for layers in deepstack), default=0)
+    features = tuple(torch.cat([layers[index] for layers in deepstack]) for index in range(depth))
+    return torch.cat(pieces), torch.cat(flags), features
+
+
+def _rows(ranges: list[RowRange]) -> Tensor:
+    spans: set[Rows] = {(part.start, part.stop) for part in ranges}
+    return torch.cat([torch.arange(start, stop) for start, stop in spans]).unique()

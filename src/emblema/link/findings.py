@@ -1,0 +1,60 @@
+"""What the store said while one prompt is linked: looked up once and held to the end, so a plan finds what it named."""
+
+from collections.abc import Callable, Mapping
+
+from emblema.kv.layout import KVRows, LayerLayout
+from emblema.kv.patch import Patch
+from emblema.link.executor import Resources
+from emblema.link.prompt import Prompt
+from emblema.link.strategies.base import Knowledge, PrefixMatch
+from emblema.store.keys import PatchKey
+
+
+class Findings:
+    """Look-ups of one link. Patches formed meanwhile are added; the store may evict them, this link still has them.
+
+    Args:
+        model: the model's fingerprint.
+        layouts: per layer, how rows are kept.
+        find_patch: asks the store for a patch.
+        find_prefix: asks for the longest exact prefix of a prompt, and its rows.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        layouts: tuple[LayerLayout, ...],
+        find_patch: Callable[[PatchKey], Patch | None],
+        find_prefix: Callable[[Prompt], tuple[PrefixMatch, KVRows] | None],
+    ) -> None:
+        self._find_patch, self._find_prefix = find_patch, find_prefix
+        self._patches: dict[PatchKey, Patch | None] = {}
+        self._prefixes: dict[str, KVRows] = {}
+        self._match: PrefixMatch | None = None
+        self._asked = False
+        self.knowledge = Knowledge(model, layouts, self.patch, self.prefix)
+
+    def patch(self, key: PatchKey) -> Patch | None:
+        """The patch of a key, or None."""
+        if key not in self._patches:
+            self._patches[key] = self._find_patch(key)
+        return self._patches[key]
+
+    def prefix(self, prompt: Prompt) -> PrefixMatch | None:
+        """The longest exact prefix of the one prompt under way, or None."""
+        if not self._asked:
+            found = self._find_prefix(prompt)
+            self._asked = True
+            if found is not None:
+                self._match = found[0]
+                self._prefixes[found[0].entry] = found[1]
+        return self._match
+
+    def add(self, patches: Mapping[PatchKey, Patch]) -> None:
+        """Take in patches just formed."""
+        self._patches.update(patches)
+
+    @property
+    def resources(self) -> Resources:
+        """All that was found, for the executor."""
+        return Resources({key: patch for key, patch in self._patches.items() if patch is not None}, self._prefixes)

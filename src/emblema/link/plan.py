@@ -1,0 +1,227 @@
+"""The link plan: for every row of the KV table and every layer, where it comes from. Plain data, no model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy
+
+from emblema.errors import PlanError
+from emblema.kv.layout import LayerLayout
+from emblema.link.prompt import Rows
+from emblema.store.keys import PatchKey
+
+
+class Source(StrEnum):
+    """Where a row of a layer comes from."""
+
+    COMPUTED = "computed"
+    TAKEN = "taken"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOrigin:
+    """Canonical rows of a chunk from row `offset` on, relocated to the range's positions."""
+
+    chunk: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixOrigin:
+    """Rows of an earlier prompt's exact table that stand at the same rows and positions; copied as they are."""
+
+    entry: str
+
+
+Origin = ChunkOrigin | PrefixOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class PatchUse:
+    """A stored patch, cut to a rank."""
+
+    key: PatchKey
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows `start` to `stop` in layers `layers[0]` to `layers[1]` (ends excluded).
+
+    Attributes:
+        source: computed, taken or absent.
+        layers: the layers this range speaks of.
+        origin: where taken rows come from.
+        patch: what is added to taken chunk rows.
+        hidden: row ranges that computed rows may not attend.
+        stage: computed rows of a lower stage run in an earlier forward.
+    """
+
+    start: int
+    stop: int
+    source: Source
+    layers: tuple[int, int]
+    origin: Origin | None = None
+    patch: PatchUse | None = None
+    hidden: tuple[Rows, ...] = ()
+    stage: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A choice that depends on values: after layer `layer`, of the computed candidates only `budget` rows go on.
+
+    The candidates are computed up to and including `layer`; in later layers the chosen ones are computed and the others
+    are taken, as their ranges for those layers say.
+
+    Attributes:
+        rule: how rows are ranked: `deviation` (largest change of K and V against the taken rows, CacheBlend).
+        candidates: row ranges to choose from.
+        layer: the layer after which to choose.
+        budget: how many candidate rows are computed in the later layers.
+    """
+
+    rule: str
+    candidates: tuple[Rows, ...]
+    layer: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a plan will do: rows run (a row in every layer counts 1), rows and bytes read, rows patched."""
+
+    rows_computed: float
+    rows_taken: int
+    rows_patched: int
+    bytes_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPlan:
+    """A strategy's answer for one prompt.
+
+    Attributes:
+        strategy: the strategy's full name.
+        rows: rows of the prompt.
+        layers: decoder layers.
+        ranges: every row of every layer exactly once.
+        selectors: choices left to run time, each with a fixed budget.
+        forming: patches that the strategy asks for and the store does not have; formed before the plan is made again.
+        leaving: rows that leave the table when the prefill is over (slid antecedents).
+    """
+
+    strategy: str
+    rows: int
+    layers: int
+    ranges: tuple[RowRange, ...]
+    selectors: tuple[Selector, ...] = ()
+    forming: tuple[PatchKey, ...] = ()
+    leaving: tuple[Rows, ...] = field(default=())
+
+    def sources(self) -> numpy.ndarray:
+        """[layers, rows] array of source codes: 0 computed, 1 taken, 2 taken and patched, 3 absent.
+
+        Raises:
+            PlanError: a row has no source, or two, in some layer, or a range is malformed.
+        """
+        codes = numpy.full((self.layers, self.rows), -1, dtype=numpy.int8)
+        for part in self.ranges:
+            first, last = part.layers
+            if not (0 <= part.start < part.stop <= self.rows and 0 <= first < last <= self.layers):
+                raise PlanError(f"range {part} lies outside {self.rows} rows and {self.layers} layers")
+            if (part.source is Source.TAKEN) != (part.origin is not None):
+                raise PlanError(f"range {part}: taken rows, and only those, have an origin")
+            block = codes[first:last, part.start : part.stop]
+            if (block != -1).any():
+                raise PlanError(f"rows {part.start} to {part.stop} have two sources in layers {first} to {last}")
+            block[:] = _code(part)
+        if (codes == -1).any():
+            layer, row = (int(index) for index in numpy.argwhere(codes == -1)[0])
+            raise PlanError(f"row {row} has no source in layer {layer}")
+        return codes
+
+    def validate(self) -> None:
+        """Check the plan's invariants.
+
+        Raises:
+            PlanError: see `sources`; also when the last row is not computed in every layer (it gives the logits), or a
+                selector's candidates are not computed up to its layer and taken above it.
+        """
+        codes = self.sources()
+        if (codes[:, -1] != 0).any():
+            raise PlanError("the last row must be computed in every layer: its logits are the answer")
+        for selector in self.selectors:
+            for start, stop in selector.candidates:
+                below = codes[: selector.layer + 1, start:stop]
+                above = codes[selector.layer + 1 :, start:stop]
+                if (below != 0).any() or ((above != 1) & (above != 2)).any():
+                    raise PlanError(f"selector {selector.rule}: rows {start} to {stop} must be computed up to layer "
+                                    f"{selector.layer} and taken above it")
+
+    def cost(self, layouts: Sequence[LayerLayout], itemsize: int) -> Cost:
+        """What the plan will do, from its ranges and budgets; `itemsize` is bytes per number of the KV."""
+        codes = self.sources()
+        computed = float((codes == 0).sum())
+        for selector in self.selectors:
+            rows = sum(stop - start for start, stop in selector.candidates)
+            computed += min(selector.budget, rows) * (self.layers - selector.layer - 1)
+        taken = (codes == 1) | (codes == 2)
+        features = numpy.array([layout.features for layout in layouts])
+        return Cost(
+            rows_computed=computed / self.layers,
+            rows_taken=int(taken.any(axis=0).sum()),
+            rows_patched=int((codes == 2).any(axis=0).sum()),
+            bytes_read=int((taken.sum(axis=1) * features).sum()) * itemsize,
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether every row is what re-prefill would make: computed, or taken from an exact prefix."""
+        return all(
+            part.source is Source.COMPUTED or isinstance(part.origin, PrefixOrigin) for part in self.ranges
+        )
+
+    def patch_need(self, key: PatchKey) -> tuple[int, frozenset[int]]:
+        """The largest rank and the layers that the plan asks of a patch."""
+        uses = [part for part in self.ranges if part.patch is not None and part.patch.key == key]
+        rank = max(part.patch.rank for part in uses if part.patch is not None)
+        return rank, frozenset(layer for part in uses for layer in range(*part.layers))
+
+    def __str__(self) -> str:
+        lines = [f"{self.strategy}: {self.rows} rows, {self.layers} layers"]
+        lines += [
+            f"  {part.start:>6} - {part.stop:<6} {part.source.value:<9} layers {part.layers[0]}-{part.layers[1] - 1}"
+            f"  stage {part.stage}  {describe(part)}".rstrip()
+            for part in self.ranges
+        ]
+        lines += [f"  selector {one.rule} after layer {one.layer}: {one.budget} rows of {one.candidates}" for one in self.selectors]
+        return "\n".join(lines)
+
+
+def describe(part: RowRange) -> str:
+    """A range's origin, patch and mask in a few words."""
+    words = []
+    if isinstance(part.origin, ChunkOrigin):
+        words.append(f"chunk {part.origin.chunk[:8]}" + (f" from row {part.origin.offset}" if part.origin.offset else ""))
+    elif isinstance(part.origin, PrefixOrigin):
+        words.append(f"prefix {part.origin.entry[:8]}")
+    if part.patch is not None:
+        words.append(f"patch of rank {part.patch.rank} behind {len(part.patch.key.antecedents)} chunks")
+    if part.hidden:
+        words.append("blind to " + ", ".join(f"{start}-{stop}" for start, stop in part.hidden))
+    return ", ".join(words)
+
+
+def _code(part: RowRange) -> int:
+    if part.source is Source.COMPUTED:
+        return 0
+    if part.source is Source.ABSENT:
+        return 3
+    return 1 if part.patch is None else 2

@@ -1,0 +1,163 @@
+"""A prompt as rows: parts of text and chunks, laid one after another, each row with its token, position and owner."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from emblema.errors import PromptError
+from emblema.kv.chunk import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Token ids of a stretch of text."""
+
+    token_ids: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """A chunk set into the prompt. A slid one has conditioned the chunks after it and is absent for every text row."""
+
+    chunk: Chunk
+    slid: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.chunk.tokens
+
+
+Part = TextPart | ChunkPart
+Rows = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part in its place: its first row and the position that its first row is counted from."""
+
+    part: Part
+    start: int
+    position: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.part.tokens
+
+    @property
+    def rows(self) -> Rows:
+        return (self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Segments in order, with the position that follows the last of them.
+
+    Text advances every axis by one a token; a chunk keeps its own geometry from its start, and what follows it stands
+    past its largest coordinate.
+    """
+
+    segments: tuple[Segment, ...]
+    axes: int
+    next_position: int
+
+    @classmethod
+    def of(cls, parts: Iterable[Part], axes: int) -> "Prompt":
+        """Lay parts out; neighbouring text parts become one.
+
+        Raises:
+            PromptError: the prompt has no tokens.
+        """
+        segments: list[Segment] = []
+        row = position = 0
+        for part in _merged(parts):
+            segments.append(Segment(part, row, position))
+            row += part.tokens
+            position += part.tokens if isinstance(part, TextPart) else part.chunk.encoded.span
+        if row == 0:
+            raise PromptError("the prompt is empty: give it at least one part of text or a chunk")
+        return cls(tuple(segments), axes, position)
+
+    @property
+    def tokens(self) -> int:
+        return self.segments[-1].stop
+
+    @cached_property
+    def token_ids(self) -> Tensor:
+        """[tokens] int64."""
+        return torch.cat(
+            [
+                torch.tensor(segment.part.token_ids, dtype=torch.int64)
+                if isinstance(segment.part, TextPart)
+                else segment.part.chunk.encoded.token_ids.cpu()
+                for segment in self.segments
+            ]
+        )
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[axes, tokens] int64."""
+        pieces = []
+        for segment in self.segments:
+            if isinstance(segment.part, TextPart):
+                line = torch.arange(segment.position, segment.position + segment.part.tokens)
+                pieces.append(line.expand(self.axes, -1))
+            else:
+                pieces.append(segment.part.chunk.encoded.positions.cpu() + segment.position)
+        return torch.cat(pieces, dim=1)
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """[tokens] int64: rows of one group (>= 0) attend each other both ways; -1 is causal."""
+        groups = torch.full((self.tokens,), -1, dtype=torch.int64)
+        taken = 0
+        for segment, chunk in self.chunk_segments:
+            own = chunk.encoded.groups.cpu()
+            groups[segment.start : segment.stop] = torch.where(own >= 0, own + taken, own)
+            taken += int(own.max()) + 1
+        return groups
+
+    @cached_property
+    def chunk_segments(self) -> tuple[tuple[Segment, Chunk], ...]:
+        """The chunk parts in order, each with its place."""
+        return tuple((segment, segment.part.chunk) for segment in self.segments if isinstance(segment.part, ChunkPart))
+
+    @cached_property
+    def text_rows(self) -> tuple[Rows, ...]:
+        """Row ranges of text."""
+        return tuple(segment.rows for segment in self.segments if isinstance(segment.part, TextPart))
+
+    @cached_property
+    def slid_rows(self) -> tuple[Rows, ...]:
+        """Row ranges of slid chunks."""
+        return tuple(
+            segment.rows for segment in self.segments if isinstance(segment.part, ChunkPart) and segment.part.slid
+        )
+
+    def antecedents(self, segment: Segment) -> tuple[str, ...]:
+        """Ids of the chunks that stand before a segment, in order, slid ones included."""
+        return tuple(chunk.id for other, chunk in self.chunk_segments if other.start < segment.start)
+
+    def until(self, row: int) -> "Prompt":
+        """The prompt's segments that end at or before a row."""
+        kept = tuple(segment for segment in self.segments if segment.stop <= row)
+        following = next((segment.position for segment in self.segments if segment.start >= row), self.next_position)
+        return Prompt(kept, self.axes, following)
+
+
+def _merged(parts: Iterable[Part]) -> Sequence[Part]:
+    merged: list[Part] = []
+    for part in parts:
+        if part.tokens == 0:
+            continue
+        if isinstance(part, TextPart) and merged and isinstance(merged[-1], TextPart):
+            merged[-1] = TextPart(merged[-1].token_ids + part.token_ids)
+        else:
+            merged.append(part)
+    return merged

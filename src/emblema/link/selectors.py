@@ -1,0 +1,76 @@
+"""Choices made while a forward runs: after a layer, only a fixed budget of rows goes on."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from emblema.errors import PlanError
+from emblema.kv.layout import LayerRows
+from emblema.link.plan import LinkPlan, Selector
+from emblema.models.table import KVTable
+
+
+class Rule(Protocol):
+    """Scores candidate rows [rows], the highest go on; `fresh` was just computed, `held` is what would be taken."""
+
+    def __call__(self, fresh: LayerRows, held: LayerRows) -> Tensor: ...
+
+
+def deviation(fresh: LayerRows, held: LayerRows) -> Tensor:
+    """How far computing a row moved its keys and values (CacheBlend's measure), [rows] float32."""
+    keys = (fresh.keys.float() - held.keys.float()).square().sum(dim=(0, 2))
+    return keys + (fresh.values.float() - held.values.float()).square().sum(dim=(0, 2))
+
+
+RULES: Mapping[str, Rule] = {"deviation": deviation}
+
+
+def candidate_rows(selector: Selector) -> Tensor:
+    """Logical rows that a selector chooses from, in order.
+
+    Raises:
+        PlanError: the selector's rule is unknown.
+    """
+    if selector.rule not in RULES:
+        raise PlanError(f"unknown selector rule {selector.rule!r}: choose one of {', '.join(RULES)}")
+    return torch.cat([torch.arange(start, stop) for start, stop in selector.candidates]).unique()
+
+
+class Narrowing:
+    """Applies a plan's selectors to one stage's batch of rows; the adapter calls it after every layer.
+
+    Args:
+        plan: the plan.
+        rows: logical rows of the batch, in order.
+        slots: [plan rows] physical slots.
+        table: the table under way; at the selector's layer it holds the fresh rows when called.
+        held: per selector layer, the candidates' relocated rows of that layer.
+    """
+
+    def __init__(
+        self, plan: LinkPlan, rows: Tensor, slots: Tensor, table: KVTable, held: Mapping[int, LayerRows]
+    ) -> None:
+        self.selectors = {selector.layer: selector for selector in plan.selectors}
+        self.slots, self.table, self.held = slots, table, held
+        self.current = rows
+        self.selected: tuple[tuple[int, ...], ...] = ()
+        self.row_layers = len(rows) * plan.layers
+        self._layers = plan.layers
+
+    def __call__(self, layer: int) -> Tensor | None:
+        selector = self.selectors.get(layer)
+        if selector is None:
+            return None
+        candidates = candidate_rows(selector)
+        where = self.slots[candidates].to(self.table.rows.device)
+        fresh = self.table.read(layer, 0, self.table.length).select(where)
+        scores = RULES[selector.rule](fresh, self.held[layer]).cpu()
+        chosen = candidates[scores.topk(min(selector.budget, len(candidates))).indices].sort().values
+        dropped = torch.isin(self.current, candidates) & ~torch.isin(self.current, chosen)
+        self.row_layers -= int(dropped.sum()) * (self._layers - layer - 1)
+        self.selected += (tuple(chosen.tolist()),)
+        keep = (~dropped).nonzero().squeeze(1)
+        self.current = self.current[keep]
+        return keep

@@ -1,0 +1,57 @@
+"""`patch-M`, `patch-P%`, `patch-M-deep`: relocated chunks with a stored conditioning patch (Kamera, equation 1)."""
+
+from dataclasses import dataclass
+
+from emblema.kv.chunk import Chunk
+from emblema.kv.patch import rank_for_share
+from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, Source
+from emblema.link.prompt import Prompt, Segment
+from emblema.link.strategies.base import Knowledge, lay_out, taken
+from emblema.store.keys import PatchKey
+
+
+@dataclass(frozen=True, slots=True)
+class PatchStrategy:
+    """A rank-`rank` patch, or the largest rank within `share` of the chunk's bytes, on all layers or the deepest half.
+
+    A chunk's patch is looked up by the model, the chunk and the ordered chunks before it. What is missing is listed in
+    the plan's `forming`. A chunk at row 0 has absorbed nothing and is exact without one.
+    """
+
+    rank: int | None = None
+    share: float | None = None
+    deep: bool = False
+
+    @property
+    def name(self) -> str:
+        knob = f"{self.rank}" if self.share is None else f"{self.share * 100:g}%"
+        return f"patch-{knob}" + ("-deep" if self.deep else "")
+
+    def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
+        layers = knowledge.layers
+        first = layers // 2 if self.deep else 0
+        forming: list[PatchKey] = []
+
+        def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
+            if segment.start == 0:
+                return taken(segment, chunk, layers)
+            key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+            rank = self.rank_for(chunk.tokens, knowledge)
+            patch = knowledge.find_patch(key)
+            if patch is None or patch.rank < rank or not patch.covers(range(first, layers)):
+                forming.append(key)
+            rows = (segment.start, segment.stop, Source.TAKEN)
+            patched = RowRange(*rows, (first, layers), ChunkOrigin(chunk.id), PatchUse(key, rank))
+            return [patched] if first == 0 else [RowRange(*rows, (0, first), ChunkOrigin(chunk.id)), patched]
+
+        ranges = lay_out(prompt, layers, chunk_ranges)
+        return LinkPlan(self.name, prompt.tokens, layers, ranges, forming=tuple(forming))
+
+    def rank_for(self, tokens: int, knowledge: Knowledge) -> int:
+        """The rank for a chunk of so many tokens, never beyond full rank."""
+        layouts = knowledge.layouts
+        kept = range(len(layouts) // 2 if self.deep else 0, len(layouts))
+        full = min(tokens, max(max(layouts[i].keys[0] * layouts[i].keys[1], layouts[i].values[0] * layouts[i].values[1])
+                               for i in kept))
+        wanted = self.rank if self.rank is not None else rank_for_share(self.share or 1.0, tokens, layouts, kept)
+        return min(wanted, full)

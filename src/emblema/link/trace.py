@@ -1,0 +1,65 @@
+"""What a prefill really did, and what a caller is told of it."""
+
+from dataclasses import dataclass
+
+from emblema.link.plan import LinkPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Counts of one executed plan.
+
+    Attributes:
+        computed: rows computed in at least one layer.
+        cached: rows taken in every layer.
+        patched: cached rows with a patch.
+        absent: rows that the prompt names and the table never held.
+        row_layers: rows computed, summed over layers.
+        bytes_read: bytes of KV taken from chunks, patches aside.
+        patch_bytes: bytes of patches added.
+        selected: per selector, the rows that it chose to go on computing.
+        seconds: wall time of assembling and of the forwards.
+    """
+
+    computed: int
+    cached: int
+    patched: int
+    absent: int
+    row_layers: int
+    bytes_read: int
+    patch_bytes: int
+    selected: tuple[tuple[int, ...], ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a reply cost.
+
+    `prompt_tokens = cached_tokens + computed_tokens`; `patched_tokens` is part of `cached_tokens`; `forming_tokens` counts
+    rows run to form patches; `lane` is the strategy taken, and `fallback` says why if it is not the one asked for.
+    """
+
+    lane: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    patched_tokens: int
+    forming_tokens: int
+    ttft_seconds: float
+    completion_tokens: int = 0
+    fallback: str | None = None
+
+    @classmethod
+    def of(cls, plan: LinkPlan, trace: Trace, *, forming: int, seconds: float, fallback: str | None) -> "Usage":
+        """The usage of one executed plan."""
+        return cls(
+            lane=plan.strategy,
+            prompt_tokens=trace.cached + trace.computed,
+            cached_tokens=trace.cached,
+            computed_tokens=trace.computed,
+            patched_tokens=trace.patched,
+            forming_tokens=forming,
+            ttft_seconds=seconds,
+            fallback=fallback,
+        )

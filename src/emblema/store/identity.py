@@ -1,0 +1,106 @@
+"""Identity: 256-bit BLAKE3 digests over fields that cannot run into each other."""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from blake3 import blake3
+
+from emblema.errors import StoreError
+from emblema.store.keys import PatchKey
+
+_CHUNK = "emblema 2026-11 chunk identity 1"
+_PREFIX = "emblema 2026-11 prefix owner 1"
+_PATCH = "emblema 2026-11 patch identity 1"
+
+
+def chunk_id(
+    media: Iterable[bytes],
+    *,
+    options: Mapping[str, object],
+    model_fingerprint: str,
+    dtype: str | torch.dtype,
+    adapter_version: str,
+    geometry: Sequence[int] = (),
+    anchor: Sequence[int] = (),
+    salt: bytes = b"",
+) -> str:
+    """The id of a chunk, 64 hexadecimal digits: equal only where every argument is equal.
+
+    Args:
+        media: canonical bytes of the decoded media (`media.media_bytes`), or a passage's token ids packed; the split
+            into parts counts.
+        options: every option of preprocessing; None, bool, int, float, str, bytes, and lists and mappings of these.
+        model_fingerprint: digest of the weights, adapters and quantisation included.
+        dtype: in which the rows are kept.
+        adapter_version: of the code that captures them.
+        geometry: the grid the encoder sees, where the media and the options do not settle it.
+        anchor: fixed token ids the chunk is prefilled behind.
+        salt: the tenant's secret; ids of two tenants have nothing in common.
+
+    Raises:
+        StoreError: an option is of another type, so that nothing certain can be said about it.
+    """
+    # The key depends on the context and on all of the salt, however long it is.
+    digest = blake3(key=blake3(salt, derive_key_context=_CHUNK).digest())
+    parts = list(media)
+    digest.update(struct.pack("<Q", len(parts)))
+    for part in parts:
+        digest.update(struct.pack("<Q", len(part)))
+        digest.update(part)
+    fields: list[object] = [
+        list(geometry),
+        dict(options),
+        model_fingerprint,
+        str(dtype).removeprefix("torch."),
+        adapter_version,
+        list(anchor),
+    ]
+    digest.update(canonical(fields))
+    return digest.hexdigest()
+
+
+def patch_id(key: PatchKey) -> str:
+    """The id of a patch, 64 hexadecimal digits. Its chunks' ids are keyed by the tenant already, so it is too."""
+    digest = blake3(derive_key_context=_PATCH)
+    digest.update(canonical([key.model, key.chunk, list(key.antecedents), key.orbit]))
+    return digest.hexdigest()
+
+
+def prefix_owner(model_fingerprint: str, dtype: str | torch.dtype, salt: bytes) -> str:
+    """Who may share exact prefixes: one model in one dtype, of one tenant. 64 hexadecimal digits."""
+    digest = blake3(key=blake3(salt, derive_key_context=_PREFIX).digest())
+    digest.update(canonical([model_fingerprint, str(dtype).removeprefix("torch.")]))
+    return digest.hexdigest()
+
+
+def canonical(value: object, place: str = "options") -> bytes:
+    """A value as bytes, each with its type and its length in front: different values give different bytes.
+
+    Lists and tuples are the same; the order of a mapping's keys does not count.
+    """
+    if value is None:
+        return _field(b"n", b"")
+    if isinstance(value, bool):
+        return _field(b"b", bytes([value]))
+    if isinstance(value, int):
+        return _field(b"i", str(int(value)).encode())
+    if isinstance(value, float):
+        return _field(b"f", struct.pack("<d", value))
+    if isinstance(value, str):
+        return _field(b"s", value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return _field(b"y", value)
+    if isinstance(value, list | tuple):
+        return _field(b"l", b"".join(canonical(item, f"{place}[{index}]") for index, item in enumerate(value)))
+    if isinstance(value, Mapping):
+        pairs = sorted((canonical(key, place), canonical(item, f"{place}[{key!r}]")) for key, item in value.items())
+        return _field(b"m", b"".join(key + item for key, item in pairs))
+    raise StoreError(
+        f"{place} is a {type(value).__name__}: an identity takes None, bool, int, float, str, bytes, lists "
+        "and mappings; write it as one of these."
+    )
+
+
+def _field(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack("<Q", len(body)) + body

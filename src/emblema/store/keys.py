@@ -1,0 +1,38 @@
+"""What a conditioning patch is found by."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PatchKey:
+    """Model, chunk and antecedents; text in front and positions are not part of it and count only as drift.
+
+    Attributes:
+        model: the model's weights fingerprint, hex.
+        chunk: id of the patched chunk.
+        antecedents: ids of the chunks before it, in their order; an orbit patch serves every ordering, so its ids are
+            kept sorted and each once.
+        orbit: whether the patch is averaged over the orderings.
+    """
+
+    model: str
+    chunk: str
+    antecedents: tuple[str, ...]
+    orbit: bool = False
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(set(self.antecedents))) if self.orbit else tuple(self.antecedents)
+        object.__setattr__(self, "antecedents", ordered)
+
+    @property
+    def chunks(self) -> frozenset[str]:
+        """Every chunk the patch was made from; it goes with any of them."""
+        return frozenset((self.chunk, *self.antecedents))
+
+    def __str__(self) -> str:
+        before = ", ".join(name[:8] for name in self.antecedents)
+        return (
+            f"{'orbit patch' if self.orbit else 'patch'} of {self.chunk[:8]} after {{{before}}}"
+            if self.orbit
+            else (f"patch of {self.chunk[:8]} after [{before}]")
+        )
