@@ -1,0 +1,74 @@
+# Needs python3 (3.11 or later, with venv), make and a package index that pip knows. No root.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+WORKERS ?= 2
+# One thread a process: small tensors are several times slower when threads share few cores.
+THREADS ?= 1
+
+VENV := .venv
+BIN := $(VENV)/bin
+OLD := .venv-519
+PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow test-519 wheel-test reference lint format types imports check clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# torch goes first, so that its version is this one and no other package chooses it.
+$(VENV)/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+# An older transformers over the packages of the first environment: nothing else is installed twice.
+$(OLD)/installed: $(VENV)/installed-dev
+	test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+		"$$($(OLD)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/base.pth"
+	$(OLD)/bin/python -m pip install --quiet --disable-pip-version-check "transformers==5.19.*"
+	$(OLD)/bin/python -c "import transformers; assert transformers.__version__.startswith('5.19.'), transformers.__version__"
+	touch $@
+
+setup: $(VENV)/installed-dev  ## Make .venv with everything for development
+
+demo: $(VENV)/installed  ## Set everything up and run the demo
+	$(BIN)/emblema demo
+
+test: $(VENV)/installed-dev  ## Set everything up and run the fast tests
+	$(PYTEST) -n $(WORKERS) -m "not slow" tests
+
+test-slow: $(VENV)/installed-dev  ## Run the slow tests, the wheel's excepted
+	$(PYTEST) -n $(WORKERS) -m slow --ignore=tests/e2e/test_wheel.py tests
+
+test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(OLD)/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/models
+
+wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
+	$(PYTEST) -m slow tests/e2e/test_wheel.py
+
+reference: $(VENV)/installed-dev  ## Train the bundled model again (resumes where it stopped)
+	$(BIN)/python -m reference.train
+
+lint: $(VENV)/installed-dev  ## Check style with ruff
+	$(BIN)/ruff check .
+
+format: $(VENV)/installed-dev  ## Let ruff mend what it can
+	$(BIN)/ruff check --fix .
+
+types: $(VENV)/installed-dev  ## Check types with mypy
+	$(BIN)/mypy
+
+imports: $(VENV)/installed-dev  ## Check that imports point down
+	$(BIN)/lint-imports
+
+check: lint types imports test  ## Everything before a commit
+
+clean:  ## Remove environments and caches
+	rm -rf $(VENV) $(OLD) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist

@@ -1,0 +1,60 @@
+"""Sound: any recording as one channel of float samples. Exploratory."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import av
+import numpy as np
+from av.container import InputContainer
+from numpy.typing import NDArray
+
+from emblema.errors import MediaError
+from emblema.media.container import open_container
+from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
+from emblema.media.source import Source, describe, open_source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audio:
+    """One channel: samples [n] float32, mostly from -1 to 1, and how many make a second."""
+
+    samples: NDArray[np.float32]
+    rate: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+
+def load_audio(source: Source, rate: int = 16_000, limits: MediaLimits = DEFAULT_LIMITS) -> Audio:
+    """A recording, or a video's sound, mixed to one channel at `rate` samples a second.
+
+    Raises:
+        MediaError: the source is missing, empty, broken, holds no sound, or lasts longer than the limits allow.
+    """
+    if not 1_000 <= rate <= 192_000:
+        raise MediaError(f"The sample rate is {rate}: give one from 1000 to 192000.")
+    name = describe(source)
+    with open_source(source, limits) as stream, open_container(stream, name) as container:
+        if not container.streams.audio:
+            raise MediaError(f"{name} holds no sound.")
+        pieces: list[NDArray[np.float32]] = []
+        samples = 0
+        for piece in _resampled(container, rate):
+            pieces.append(piece)
+            samples += len(piece)
+            if samples > limits.audio_seconds * rate:
+                raise MediaError(f"{name} lasts longer than the limit of {limits.audio_seconds:g} s.")
+    if samples == 0:
+        raise MediaError(f"{name} holds no sound.")
+    return Audio(np.concatenate(pieces), rate)
+
+
+def _resampled(container: InputContainer, rate: int) -> Iterator[NDArray[np.float32]]:
+    """Pieces of the first track: the mean of its channels, so that nothing clips."""
+    resampler = av.AudioResampler(format="fltp", rate=rate)
+    frames = container.decode(container.streams.audio[0])
+    for frame in itertools.chain(frames, [None]):
+        for piece in resampler.resample(frame):
+            yield piece.to_ndarray().mean(axis=0, dtype=np.float32)

@@ -1,0 +1,80 @@
+"""PDF documents as pictures, one a page."""
+
+import threading
+from collections.abc import Iterator
+
+import pypdfium2
+from PIL import Image
+
+from emblema.errors import MediaError
+from emblema.media.image import check_size
+from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
+from emblema.media.source import Source, describe, read_source
+
+POINTS_PER_INCH = 72
+
+# PDFium may be entered by one thread at a time.
+_pdfium = threading.Lock()
+
+
+def load_pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMITS) -> list[Image.Image]:
+    """All pages that `pages` yields."""
+    return list(pages(source, dpi, limits))
+
+
+def pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMITS) -> Iterator[Image.Image]:
+    """The pages of a PDF as RGB pictures at `dpi` dots an inch, rendered one at a time, filled forms included.
+
+    Raises:
+        MediaError: the source is missing, empty, no PDF, broken, encrypted, without pages, or outside the limits.
+    """
+    if not 10 <= dpi <= 1200:
+        raise MediaError(f"dpi is {dpi}: give a number from 10 to 1200.")
+    name = describe(source)
+    data = read_source(source, limits)
+    document = _open(data, name)
+    try:
+        with _pdfium:
+            count = len(document)
+        if count == 0:
+            raise MediaError(f"{name} has no pages.")
+        if count > limits.document_pages:
+            raise MediaError(f"{name} has {count} pages; the limit is {limits.document_pages}: split it.")
+        for index in range(count):
+            yield _render(document, index, dpi / POINTS_PER_INCH, name, limits)
+    finally:
+        with _pdfium:
+            document.close()
+
+
+def _open(data: bytes, name: str) -> pypdfium2.PdfDocument:
+    if b"%PDF-" not in data[:1024]:
+        raise MediaError(f"{name} is not a PDF.")
+    try:
+        with _pdfium:
+            document = pypdfium2.PdfDocument(data)
+            document.init_forms()
+            return document
+    except pypdfium2.PdfiumError as error:
+        if "password" in str(error).lower() or "security" in str(error).lower():
+            raise MediaError(f"{name} is encrypted: give a copy without a password.") from error
+        raise MediaError(f"{name} is a broken or truncated PDF ({error}).") from error
+
+
+def _render(document: pypdfium2.PdfDocument, index: int, scale: float, name: str, limits: MediaLimits) -> Image.Image:
+    label = f"page {index + 1} of {name}"
+    try:
+        with _pdfium:
+            page = document[index]
+            try:
+                width, height = page.get_size()
+                check_size(round(width * scale), round(height * scale), label, limits)
+                bitmap = page.render(scale=scale)
+                try:
+                    return bitmap.to_pil().convert("RGB")
+                finally:
+                    bitmap.close()
+            finally:
+                page.close()
+    except pypdfium2.PdfiumError as error:
+        raise MediaError(f"{label} is broken and cannot be drawn ({error}).") from error

@@ -1,0 +1,141 @@
+"""Pictures: anything Pillow or numpy holds, as one upright RGB picture within the limits."""
+
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from emblema.errors import MediaError
+from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
+from emblema.media.source import Source, describe, read_source
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+"""Formats that are tried; those that run other programs or hold vectors (EPS, WMF, …) are not."""
+
+ImageSource = Source | Image.Image | NDArray[np.generic]
+
+_warnings_guard = threading.Lock()
+
+
+def load_image(source: ImageSource, limits: MediaLimits = DEFAULT_LIMITS) -> Image.Image:
+    """A picture as upright 8-bit RGB.
+
+    EXIF orientation is applied, transparency is laid on white, of an animation the first frame is taken (of a Pillow
+    image the frame it stands at), 16-bit grey is scaled to 8. Colour profiles are ignored, as image processors do.
+
+    Args:
+        source: a path, bytes, an http(s) or `data:` address, a Pillow image, or an array [height, width],
+            [height, width, 1, 3 or 4] of bool, uint8, uint16, or of floats from 0 to 1.
+        limits: bounds on bytes, pixels, sides and aspect ratio.
+
+    Raises:
+        MediaError: the source is missing, empty, broken, truncated, no picture, or outside the limits.
+    """
+    if isinstance(source, Image.Image):
+        return _finish(source, "the given picture", limits)
+    if isinstance(source, np.ndarray):
+        return _finish(_from_array(source, limits), "the given array", limits)
+    name = describe(source)
+    data = read_source(source, limits)
+    with _decoding(name):
+        Image.init()
+        image = Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN])
+    return _finish(image, name, limits)
+
+
+def check_size(width: int, height: int, name: str, limits: MediaLimits) -> None:
+    """Refuse a picture whose sides are outside the limits."""
+    size = f"{name} is {width}x{height} pixels"
+    short, long = sorted((width, height))
+    if short < limits.image_side_least:
+        raise MediaError(f"{size}: too small, a side needs {limits.image_side_least} or more.")
+    if long > limits.aspect_ratio * short:
+        raise MediaError(f"{size}: too long and narrow, one side may be {limits.aspect_ratio:g} times the other.")
+    if long > limits.image_side or width * height > limits.image_pixels:
+        raise MediaError(
+            f"{size}: too large, at most {limits.image_side} a side and {limits.image_pixels} in all; scale it down."
+        )
+
+
+def _finish(image: Image.Image, name: str, limits: MediaLimits) -> Image.Image:
+    check_size(image.width, image.height, name, limits)
+    with _decoding(name):
+        image.load()
+        return _to_rgb(ImageOps.exif_transpose(image), name)
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        return _scale_deep(image, name).convert("RGB")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    rgb = image.convert("RGB")
+    # A fresh picture: no palette, EXIF or other data of the file may hang on to it.
+    return Image.frombytes("RGB", rgb.size, rgb.tobytes())
+
+
+def _scale_deep(image: Image.Image, name: str) -> Image.Image:
+    values = np.asarray(image)
+    if image.mode == "F":
+        return Image.fromarray(_from_floats(values, name))
+    wide = values.astype(np.int64)
+    if wide.min() < 0 or wide.max() > 65_535:
+        raise MediaError(f"{name} holds values beyond 16 bits: convert it to 8 bits a channel.")
+    return Image.fromarray(_narrow(wide))
+
+
+def _from_array(array: NDArray[np.generic], limits: MediaLimits) -> Image.Image:
+    shape = "x".join(map(str, array.shape))
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+        raise MediaError(f"An array of shape {shape} is no picture: give [height, width] or [height, width, 3 or 4].")
+    check_size(array.shape[1], array.shape[0], "the given array", limits)
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8) * np.uint8(255)
+    elif array.dtype == np.uint16:
+        array = _narrow(array.astype(np.int64))
+    elif np.issubdtype(array.dtype, np.floating):
+        array = _from_floats(array, "the given array")
+    elif array.dtype != np.uint8:
+        raise MediaError(f"An array of {array.dtype} is no picture: give uint8, uint16, bool, or floats from 0 to 1.")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _from_floats(values: NDArray[np.generic], name: str) -> NDArray[np.uint8]:
+    numbers = values.astype(np.float64)
+    if not np.isfinite(numbers).all() or numbers.min() < 0 or numbers.max() > 1:
+        raise MediaError(f"{name} holds floats outside 0 to 1: scale them, or give uint8.")
+    return np.rint(numbers * 255).astype(np.uint8)
+
+
+def _narrow(values: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """16 bits to 8, rounded."""
+    return ((values * 255 + 32_767) // 65_535).astype(np.uint8)
+
+
+@contextmanager
+def _decoding(name: str) -> Iterator[None]:
+    """Turn whatever a decoder raises into one MediaError, and keep its warnings in.
+
+    Filters of warnings belong to the whole process, so pictures are decoded one at a time.
+    """
+    with _warnings_guard, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        try:
+            yield
+        except MediaError:
+            raise
+        except Image.UnidentifiedImageError as error:
+            raise MediaError(f"{name} is not a picture that can be read ({', '.join(FORMATS)}).") from error
+        except Image.DecompressionBombError as error:
+            raise MediaError(f"{name} is too large a picture once unpacked; scale it down.") from error
+        except Exception as error:
+            raise MediaError(f"{name} is a broken or truncated picture ({error}).") from error

@@ -1,0 +1,85 @@
+"""Where media come from: a path, bytes, an address. Reads them whole, or as a seekable stream."""
+
+import io
+import os
+import re
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from emblema.errors import MediaError
+from emblema.media.download import fetch
+from emblema.media.limits import MediaLimits
+
+Source = str | os.PathLike[str] | bytes
+
+_ADDRESS = re.compile(r"^(data:|[a-z][a-z0-9+.-]+://)", re.IGNORECASE)
+
+
+def describe(source: object) -> str:
+    """A short name of a source, for messages."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return f"{len(source)} bytes of data"
+    if isinstance(source, str | os.PathLike):
+        text = os.fspath(source)
+        text = text if isinstance(text, str) else repr(text)
+        return repr(text if len(text) <= 120 else text[:80] + "…" + text[-30:])
+    return f"an object of type {type(source).__name__}"
+
+
+def is_address(source: object) -> bool:
+    """Whether a source is written as a URL rather than as a path."""
+    return isinstance(source, str) and _ADDRESS.match(source) is not None
+
+
+def open_source(source: Source, limits: MediaLimits) -> BinaryIO:
+    """A seekable stream over the source, not empty and within the limits; the caller closes it.
+
+    Raises:
+        MediaError: the file is missing, a folder, no regular file, empty, unreadable or too large, or an address
+            that `fetch` refuses.
+    """
+    if isinstance(source, bytes | bytearray | memoryview):
+        _check_size(len(source), describe(source), limits.file_bytes)
+        return io.BytesIO(source)
+    if is_address(source):
+        return io.BytesIO(fetch(str(source), limits))
+    if not isinstance(source, str | os.PathLike):
+        raise MediaError(f"Cannot read {describe(source)}: give a path, bytes, or a URL.")
+    return _open_file(source, limits)
+
+
+def read_source(source: Source, limits: MediaLimits) -> bytes:
+    """The bytes of the source; errors as `open_source`."""
+    if isinstance(source, bytes):
+        _check_size(len(source), describe(source), limits.file_bytes)
+        return source
+    with open_source(source, limits) as stream:
+        try:
+            return stream.read()
+        except OSError as error:
+            raise MediaError(f"Cannot read {describe(source)}: {error.strerror or error}.") from error
+
+
+def _open_file(source: str | os.PathLike[str], limits: MediaLimits) -> BinaryIO:
+    name = describe(source)
+    try:
+        path = Path(source)
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise MediaError(f"{name} is a folder: give a file.")
+        if not stat.S_ISREG(status.st_mode):
+            raise MediaError(f"{name} is not a regular file.")
+        _check_size(status.st_size, name, limits.file_bytes)
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise MediaError(f"There is no file {name}.") from error
+    except (OSError, ValueError) as error:
+        raise MediaError(f"Cannot open {name}: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def _check_size(size: int, name: str, limit: int) -> None:
+    if size == 0:
+        raise MediaError(f"{name} is empty." if not name.startswith("0 bytes") else "The data is empty.")
+    if size > limit:
+        raise MediaError(f"{name} is {size} bytes large; the limit is {limit} (MediaLimits.file_bytes).")

@@ -1,0 +1,1 @@
+"""Adapters over transformers vision-language models: encode, positions, capture, linked forward, self-check."""

@@ -1,0 +1,338 @@
+"""One generic adapter over the encoder and the decoder of a transformers vision-language model."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from emblema.errors import ModelError, PromptError, UnsupportedModelError
+from emblema.kv.chunk import Encoded
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows
+from emblema.kv.rotation import RotaryTable
+from emblema.models.attention import attention_masks
+from emblema.models.calibrate import Calibration, calibrate, layer_types, rotary_module
+from emblema.models.families import family_of
+from emblema.models.families.base import Family, Prepared
+from emblema.models.fingerprint import fingerprint
+from emblema.models.positions import chunk_positions
+from emblema.models.refuse import refuse_unsupported, rope_parameters
+from emblema.models.table import KVTable
+
+Narrow = Callable[[int], Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Rows to run through the decoder, in the order of their places in the prompt.
+
+    Attributes:
+        embeds: [rows, hidden].
+        positions: [axes, rows] int64.
+        slots: [rows] int64, the table's slots they are written to.
+        visual: [rows] bool, rows that carry media features.
+        deepstack: per early layer, [visual rows, hidden] added after that layer; empty for most families.
+        hidden_from: [rows, table.length] bool, True may not be attended; None hides nothing.
+    """
+
+    embeds: Tensor
+    positions: Tensor
+    slots: Tensor
+    visual: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+    hidden_from: Tensor | None = None
+
+
+class Adapter:
+    """Encodes media and runs a decoder for any rows of a prompt; holds no state on the model.
+
+    Raises:
+        UnsupportedModelError: on construction, when a layer's rows cannot be relocated exactly; names the layer.
+    """
+
+    def __init__(self, model: Any, family: Family | None = None) -> None:
+        self.model = model
+        self.decoder: Any = find_decoder(model)
+        self.layers, self.names = decoder_layers(model, self.decoder)
+        self.config = self.decoder.config
+        self.types = layer_types(self.decoder, len(self.layers))
+        refuse_unsupported(self.decoder, self.layers, self.names)
+        self.kind = family if family is not None else family_of(model.config)
+        self.family = self.kind.name
+        self.axes = position_axes(model, self.config)
+        windows = layer_windows(self.config, self.types)
+        self.calibration: Calibration = calibrate(self.decoder, self.layers, self.names, self.axes, windows)
+        self.layouts: tuple[LayerLayout, ...] = self.calibration.layouts
+        self.tables: dict[str, RotaryTable] = dict(self.calibration.tables)
+        self._windows = windows
+        self._takes_deepstack = "deepstack_visual_embeds" in inspect.signature(self.decoder.forward).parameters
+        self._typed_rotary = "layer_type" in inspect.signature(rotary_module(self.decoder).forward).parameters
+        self.version = f"{self.family}/{self.kind.version()}"
+        self.supports_layerwise = self._layerwise_agrees()
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self._embedding.weight.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.weight.dtype
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def context_length(self) -> int:
+        return int(self.config.max_position_embeddings)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of configuration and weights, 256 bits, hex; read once, on first use."""
+        return fingerprint(self.model)
+
+    @property
+    def _embedding(self) -> Any:
+        return self.decoder.get_input_embeddings()
+
+    def table(self, capacity: int) -> KVTable:
+        """An empty KV table for one request."""
+        return KVTable(self.layouts, capacity, self.dtype, self.device)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [tokens, hidden] of token ids [tokens], scaled as the family's own forward does it."""
+        if token_ids.numel() and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._embedding.num_embeddings:
+            raise PromptError(f"A token id lies outside the model's vocabulary of {self._embedding.num_embeddings}.")
+        with torch.inference_mode():
+            return self._embedding(token_ids.to(self.device)[None])[0]
+
+    def encode(self, prepared: Prepared) -> Encoded:
+        """Run the encoder (not the decoder) on one prepared piece of media."""
+        placeholder = self.kind.placeholder(self.model.config, prepared.kind)
+        visual = prepared.token_ids == (-1 if placeholder is None else placeholder)
+        with torch.inference_mode():
+            features = self.kind.encode(self.model, self._on_device(prepared))
+            if features.media.shape[0] != int(visual.sum()):
+                raise ModelError(
+                    f"The encoder of {self.family} gave {features.media.shape[0]} features for {int(visual.sum())} "
+                    "placeholder tokens; the processor's options do not fit the model."
+                )
+            # Placeholder ids may lie outside the embedding matrix; their rows are overwritten anyhow.
+            embeds = self.embed(prepared.token_ids.masked_fill(visual, 0)).clone()
+            visual = visual.to(self.device)
+            embeds[visual] = features.media.to(embeds.dtype)
+        positions, span = chunk_positions(prepared.token_ids.shape[0], self.axes, prepared.grid)
+        return Encoded(
+            prepared.token_ids.to(self.device),
+            embeds,
+            positions.to(self.device),
+            span,
+            visual,
+            tuple(layer.to(embeds.dtype) for layer in features.deepstack),
+            self._groups(visual),
+        )
+
+    def encode_text(self, token_ids: Tensor) -> Encoded:
+        """A passage of text as a chunk: token ids [tokens]."""
+        ids = token_ids.to(device=self.device, dtype=torch.int64)
+        positions, span = chunk_positions(ids.shape[0], self.axes)
+        none = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device)
+        return Encoded(ids, self.embed(ids), positions.to(self.device), span, none, (), self._groups(none))
+
+    def _groups(self, visual: Tensor) -> Tensor:
+        """Bidirectional groups [tokens]: each unbroken run of media tokens, where the family wants that; else -1."""
+        if not self.kind.bidirectional:
+            return torch.full(visual.shape, -1, dtype=torch.int64, device=self.device)
+        before = torch.nn.functional.pad(visual, (1, 0))[:-1]
+        return torch.where(visual, (visual & ~before).long().cumsum(0) - 1, -1)
+
+    def _on_device(self, prepared: Prepared) -> Prepared:
+        moved = {
+            name: value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
+            for name, value in prepared.features.items()
+        }
+        return replace(prepared, features=moved)
+
+    def forward(self, batch: RowBatch, table: KVTable, narrow: Narrow | None = None) -> Tensor:
+        """Run rows through the decoder, write their KV at their slots, attend over the whole table.
+
+        Without `narrow` the decoder is called whole. With it, its stock layers are called one after another, and after
+        layer l `narrow(l)` gives the indices of the rows that later layers still compute (None: all).
+
+        Returns:
+            Hidden states [rows kept, hidden] after the final norm.
+        """
+        if batch.embeds.shape[0] == 0:
+            return batch.embeds.new_empty(0, self.hidden_size)
+        if narrow is not None and not self.supports_layerwise:
+            raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy without per-layer selectors.")
+        with torch.inference_mode():
+            masks = attention_masks(
+                table, batch.slots, self._windows, batch.hidden_from, self.kind.window_binds_groups
+            )
+            table.slots = batch.slots
+            try:
+                if narrow is None:
+                    return self._whole(batch, table, masks)
+                return self._layerwise(batch, table, masks, narrow)
+            finally:
+                table.slots = None
+
+    def _ids(self, positions: Tensor) -> Tensor:
+        return positions if self.axes == 1 else positions[:, None]
+
+    def _whole(self, batch: RowBatch, table: KVTable, masks: dict[int | None, Tensor]) -> Tensor:
+        mask: Any = next(iter(masks.values()))
+        if len(masks) > 1:
+            mask = {kind: masks[window] for kind, window in zip(self.types, self._windows, strict=True)}
+        extra: dict[str, Any] = {}
+        if self._takes_deepstack and batch.deepstack and bool(batch.visual.any()):
+            extra = {"visual_pos_masks": batch.visual[None], "deepstack_visual_embeds": list(batch.deepstack)}
+        output = self.decoder(
+            inputs_embeds=batch.embeds[None],
+            position_ids=self._ids(batch.positions),
+            attention_mask=mask,
+            past_key_values=table,
+            use_cache=True,
+            **extra,
+        )
+        return output.last_hidden_state[0]
+
+    def _layerwise(
+        self, batch: RowBatch, table: KVTable, masks: dict[int | None, Tensor], narrow: Narrow
+    ) -> Tensor:
+        hidden, slots, visual, deepstack = batch.embeds[None], batch.slots, batch.visual, batch.deepstack
+        ids = self._ids(batch.positions)
+        turns = self._turns(hidden, ids)
+        for index, layer in enumerate(self.layers):
+            table.slots = slots
+            output = layer(
+                hidden,
+                attention_mask=masks[self._windows[index]],
+                position_ids=ids if self.axes == 1 else None,
+                past_key_values=table,
+                use_cache=True,
+                position_embeddings=turns[self.types[index]],
+            )
+            hidden = output[0] if isinstance(output, tuple) else output
+            if index < len(deepstack) and bool(visual.any()):
+                hidden = hidden.clone()
+                hidden[0, visual] += deepstack[index].to(hidden.dtype)
+            keep = narrow(index)
+            if keep is None:
+                continue
+            keep = keep.to(self.device)
+            hidden, slots, ids = hidden[:, keep], slots[keep], ids[..., keep]
+            masks = {window: mask[:, :, keep] for window, mask in masks.items()}
+            turns = {kind: tuple(part[..., keep, :] for part in turn) for kind, turn in turns.items()}
+            order = (visual.long().cumsum(0) - 1)[keep]
+            visual = visual[keep]
+            deepstack = tuple(layer.index_select(0, order[visual]) for layer in deepstack)
+            if hidden.shape[1] == 0:
+                return hidden[0]
+        return self.decoder.norm(hidden)[0]
+
+    def _turns(self, hidden: Tensor, ids: Tensor) -> dict[str, Any]:
+        rotary = rotary_module(self.decoder)
+        if self._typed_rotary:
+            return {kind: rotary(hidden, ids, kind) for kind in dict.fromkeys(self.types)}
+        turn = rotary(hidden, ids)
+        return dict.fromkeys(self.types, turn)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocab] float32 of final hidden states [rows, hidden], as the stock model gives them."""
+        with torch.inference_mode():
+            logits = self.model.get_output_embeddings()(hidden)
+            cap = getattr(self.config, "final_logit_softcapping", None)
+            if self.kind.softcap and cap is not None:
+                logits = torch.tanh(logits / cap) * cap
+            return logits.float()
+
+    def capture(self, encoded: Encoded) -> KVRows:
+        """Canonical KV: the chunk prefilled alone, whole, from position 0. Per layer, rows in the model's layout."""
+        rows, _ = self.prefill(encoded)
+        return rows
+
+    def prefill(self, encoded: Encoded, shift: int = 0) -> tuple[KVRows, Tensor]:
+        """One chunk alone, standing `shift` positions further on: its rows and its final hidden states."""
+        table = self.table(encoded.tokens)
+        slots = table.allocate(torch.arange(encoded.tokens, device=self.device), encoded.groups)
+        batch = RowBatch(
+            encoded.embeds,
+            encoded.positions + shift,
+            torch.arange(slots.start, slots.stop, device=self.device),
+            encoded.visual,
+            encoded.deepstack,
+        )
+        hidden = self.forward(batch, table)
+        rows: list[LayerRows] = [table.read(layer) for layer in range(len(self.layouts))]
+        return tuple(rows), hidden
+
+    def _layerwise_agrees(self) -> bool:
+        """Whether the layer-by-layer loop gives what the decoder's own forward gives, deepstack included."""
+        if not hasattr(self.decoder, "norm"):
+            return False
+        rows = min(6, self._embedding.num_embeddings)
+        embeds = self.embed(torch.arange(rows))
+        visual = torch.zeros(rows, dtype=torch.bool, device=self.device)
+        visual[1:3] = True
+        deepstack = (embeds[1:3], embeds[2:4])[: min(2, len(self.layers))] if self._takes_deepstack else ()
+        order = torch.arange(rows, device=self.device)
+        batch = RowBatch(embeds, order.expand(self.axes, -1), order, visual, deepstack)
+        results = []
+        with torch.inference_mode():
+            for call in (self._whole, lambda *given: self._layerwise(*given, narrow=lambda _: None)):
+                table = self.table(rows)
+                table.allocate(order)
+                masks = attention_masks(table, order, self._windows, None)
+                table.slots = order
+                try:
+                    results.append(call(batch, table, masks))
+                except (TypeError, RuntimeError, AttributeError, KeyError):
+                    return False
+        # Half precision differs by rounding alone, and the same kernels run in the same order either way.
+        return torch.allclose(results[0].float(), results[1].float(), rtol=1e-4, atol=1e-5 * float(results[0].abs().max()))
+
+
+def find_decoder(model: Any) -> nn.Module:
+    """The model's text decoder: the module that takes embeddings and holds the layers."""
+    get = getattr(model, "get_decoder", None)
+    decoder = get() if get is not None else None
+    for _ in range(3):
+        if decoder is None or hasattr(decoder, "layers"):
+            break
+        decoder = getattr(decoder, "model", None)
+    if decoder is None or not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
+        raise UnsupportedModelError(f"{type(model).__name__} has no decoder with a list of layers.")
+    return decoder
+
+
+def decoder_layers(model: nn.Module, decoder: Any) -> tuple[list[nn.Module], list[str]]:
+    """The decoder's layers in order and their paths in the model."""
+    prefix = next((name for name, module in model.named_modules() if module is decoder), "decoder")
+    layers = list(decoder.layers)[: decoder.config.num_hidden_layers]
+    return layers, [f"{prefix}.layers.{index}" for index in range(len(layers))]
+
+
+def position_axes(model: Any, config: Any) -> int:
+    """Position axes: three for M-RoPE, one otherwise."""
+    sectioned = any("mrope_section" in parameters for parameters in rope_parameters(config))
+    base = getattr(model, "model", model)
+    return 3 if sectioned or hasattr(base, "get_rope_index") else 1
+
+
+def layer_windows(config: Any, types: Sequence[str]) -> tuple[int | None, ...]:
+    """Each layer's sliding window in rows; None attends everything before."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return (None,) * len(types)
+    if getattr(config, "layer_types", None):
+        return tuple(int(window) if kind == "sliding_attention" else None for kind in types)
+    return (int(window),) * len(types)

@@ -1,0 +1,61 @@
+"""The families of models that work, found by the configuration's `model_type`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from emblema.errors import UnsupportedModelError
+from emblema.models.families.base import Family
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyNote:
+    """A line of the list of families."""
+
+    name: str
+    model_types: tuple[str, ...]
+    notes: str
+
+
+def known() -> tuple[Family, ...]:
+    """One object per family; they hold no state."""
+    from emblema.models.families.gemma3 import Gemma3
+    from emblema.models.families.glm4v import Glm4v
+    from emblema.models.families.idefics3 import Idefics3
+    from emblema.models.families.internvl import InternVL
+    from emblema.models.families.kimi import Kimi
+    from emblema.models.families.llava import Llava
+    from emblema.models.families.llava_next import LlavaNext, LlavaOnevision
+    from emblema.models.families.mistral3 import Mistral3
+    from emblema.models.families.omni import Omni, Qwen3Omni
+    from emblema.models.families.qwen_vl import Qwen3VL, QwenVL
+
+    return (
+        QwenVL(),
+        Qwen3VL(),
+        Glm4v(),
+        Llava(),
+        LlavaNext(),
+        LlavaOnevision(),
+        InternVL(),
+        Idefics3(),
+        Mistral3(),
+        Gemma3(),
+        Kimi(),
+        Omni(),
+        Qwen3Omni(),
+    )
+
+
+def families() -> list[FamilyNote]:
+    """Every family that works, with one line each."""
+    return [FamilyNote(family.name, family.model_types, family.notes) for family in known()]
+
+
+def family_of(config: Any) -> Family:
+    """The family that serves a model's configuration."""
+    kind = getattr(config, "model_type", "")
+    for family in known():
+        if kind in family.model_types:
+            return family
+    names = ", ".join(family.name for family in known())
+    raise UnsupportedModelError(f"Models of type {kind!r} are not among the families that work: {names}.")

@@ -1,0 +1,178 @@
+"""What a family of models must say for itself; everything else is generic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from emblema.errors import MediaError, ModelError
+from emblema.kv.chunk import ChunkKind
+from emblema.models.positions import Grid
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One piece of media, ready for the encoder.
+
+    Attributes:
+        kind: what it is.
+        token_ids: [tokens] int64, start and end markers written and placeholders expanded.
+        features: the encoder's arguments, by name.
+        grid: blocks of media tokens that are placed as grids (M-RoPE); empty for one axis.
+    """
+
+    kind: ChunkKind
+    token_ids: Tensor
+    features: dict[str, Tensor] = field(default_factory=dict)
+    grid: tuple[Grid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the encoder gave: [media tokens, hidden], and per early decoder layer [media tokens, hidden]."""
+
+    media: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """The parts of a processor that families use, and the model's configuration."""
+
+    config: Any
+    tokenizer: Any
+    image_processor: Any = None
+    feature_extractor: Any = None
+
+    def ids(self, *tokens: str) -> list[int]:
+        """Ids of special tokens that the tokenizer must know."""
+        found = []
+        unknown = self.tokenizer.unk_token_id
+        for token in tokens:
+            identifier = self.tokenizer.convert_tokens_to_ids(token)
+            if identifier is None or (identifier == unknown and token != self.tokenizer.unk_token):
+                raise ModelError(f"The tokenizer does not know {token!r}, which this family writes around media.")
+            found.append(int(identifier))
+        return found
+
+    def text(self, text: str) -> list[int]:
+        """Ids of a piece of text, no special tokens added."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def images(self, images: Sequence[Image.Image], **options: Any) -> dict[str, Any]:
+        """The stock image processor's output for pictures, as tensors."""
+        if self.image_processor is None:
+            raise ModelError("This model came without an image processor; load it with one to add pictures.")
+        pictures = [image.convert("RGB") for image in images]
+        try:
+            return dict(self.image_processor(images=pictures, return_tensors="pt", **options))
+        except (ValueError, ZeroDivisionError) as error:
+            sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
+            raise MediaError(f"The model's image processor refused a picture of {sizes} pixels: {error}") from error
+
+
+class Family:
+    """A family's differences. The defaults serve models of the LLaVA kind.
+
+    Attributes:
+        name: the name people see.
+        model_types: values of `config.model_type` that it serves.
+        notes: one line for `emblema models`.
+        video: `native` (the encoder takes frames as video) or `frames` (each frame is a picture).
+        bidirectional: media tokens of one picture attend each other both ways.
+        window_binds_groups: a sliding layer's window also cuts inside a bidirectional group.
+        softcap: whether the model squashes its logits by `final_logit_softcapping`.
+    """
+
+    name = "LLaVA"
+    model_types: tuple[str, ...] = ()
+    notes = ""
+    video = "frames"
+    bidirectional = False
+    window_binds_groups = True
+    softcap = False
+
+    def version(self) -> str:
+        """Changes when the way this family is fed changes; part of every chunk's identity."""
+        return "1"
+
+    def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
+        """Token id that stands for one media token of a kind."""
+        # Frames given as pictures stand behind the image token.
+        video = "video" if self.video == "native" else "image"
+        names = {"image": "image", "page": "image", "video": video, "audio": "audio"}
+        if kind not in names:
+            return None
+        for attribute in (f"{names[kind]}_token_id", f"{names[kind]}_token_index"):
+            if (found := getattr(config, attribute, None)) is not None:
+                return int(found)
+        return None
+
+    def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
+        """Token ids written before and after a piece of media."""
+        return [], []
+
+    def prepare_image(self, kit: Toolkit, image: Image.Image) -> Prepared:
+        """A picture: markers, placeholders and the encoder's arguments."""
+        raise NotImplementedError
+
+    def prepare_video(
+        self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
+    ) -> Prepared:
+        """A segment of video, `start` seconds into its clip. Frames as pictures, joined, where there is no native video."""
+        return join([self.prepare_image(kit, frame) for frame in frames])
+
+    def prepare_audio(self, kit: Toolkit, samples: Any, rate: int) -> Prepared:
+        """A piece of sound."""
+        raise MediaError(f"{self.name} takes no audio.")
+
+    def encode(self, model: nn.Module, prepared: Prepared) -> Features:
+        """Run the encoder: features per media token, in token order."""
+        return Features(joined(image_features(model, prepared.features)))
+
+    def wrap(self, kit: Toolkit, kind: ChunkKind, count: int) -> list[int]:
+        """Markers around `count` placeholders."""
+        before, after = self.markers(kit, kind)
+        placeholder = self.placeholder(kit.config, kind)
+        if placeholder is None:
+            raise MediaError(f"{self.name} has no {kind} token.")
+        return [*before, *[placeholder] * count, *after]
+
+
+def image_features(model: nn.Module, features: dict[str, Tensor]) -> Any:
+    """The model's own feature path: tower, projector, packing, newline tokens."""
+    output = feature_path(model, "image")(**features)
+    return getattr(output, "pooler_output", output)
+
+
+def feature_path(model: Any, kind: str) -> Any:
+    """`get_image_features` and its kin, on the model or, in some families, on the base model inside it."""
+    name = f"get_{kind}_features"
+    found = getattr(model, name, None) or getattr(getattr(model, "model", None), name, None)
+    if found is None:
+        raise ModelError(f"{type(model).__name__} has no {name}.")
+    return found
+
+
+def joined(features: Any) -> Tensor:
+    """Features as one [tokens, hidden] tensor, whichever container the family hands back."""
+    if isinstance(features, Tensor):
+        return features.reshape(-1, features.shape[-1])
+    return torch.cat([joined(piece) for piece in features], dim=0)
+
+
+def join(pieces: Sequence[Prepared]) -> Prepared:
+    """Several pictures one after another as one video chunk; their encoder arguments are stacked."""
+    if not pieces:
+        raise MediaError("A video segment needs at least one frame.")
+    names = pieces[0].features
+    features = {name: torch.cat([piece.features[name] for piece in pieces], dim=0) for name in names}
+    return Prepared("video", torch.cat([piece.token_ids for piece in pieces]), features, ())
+
+
+def tokens(ids: Sequence[int]) -> Tensor:
+    """Token ids as [tokens] int64."""
+    return torch.tensor(list(ids), dtype=torch.int64)

@@ -1,0 +1,39 @@
+"""InternVL: tiles of a fixed number of tokens between <img> and </img>."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from emblema.kv.chunk import ChunkKind
+from emblema.models.families.base import Family, Prepared, Toolkit, join, tokens
+
+
+class InternVL(Family):
+    """InternVL 3 and 3.5 in their native form."""
+
+    name = "InternVL"
+    model_types = ("internvl",)
+    notes = "tiles between <img> and </img>; a video frame is one tile"
+
+    def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
+        start = getattr(kit.tokenizer, "start_image_token", None) or "<img>"
+        end = getattr(kit.tokenizer, "end_image_token", None) or "</img>"
+        return kit.ids(start), kit.ids(end)
+
+    def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
+        return None if kind == "audio" else super().placeholder(config, "image")
+
+    def prepare_image(self, kit: Toolkit, image: Image.Image) -> Prepared:
+        return self._tiles(kit, image, crop=True)
+
+    def prepare_video(
+        self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
+    ) -> Prepared:
+        return join([self._tiles(kit, frame, crop=False) for frame in frames])
+
+    def _tiles(self, kit: Toolkit, image: Image.Image, crop: bool) -> Prepared:
+        batch = kit.images([image], crop_to_patches=crop)
+        tiles = int(batch["pixel_values"].shape[0])
+        ids = self.wrap(kit, "image", tiles * int(kit.config.image_seq_length))
+        return Prepared("image", tokens(ids), {"pixel_values": batch["pixel_values"]})

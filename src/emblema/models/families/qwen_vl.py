@@ -1,0 +1,118 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: grids of patches at their own resolution, M-RoPE, native video."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from emblema.errors import MediaError
+from emblema.kv.chunk import ChunkKind
+from emblema.models.families.base import Family, Features, Prepared, Toolkit, feature_path, joined, tokens
+from emblema.models.positions import Grid
+
+
+class QwenVL(Family):
+    """Qwen2-VL and Qwen2.5-VL."""
+
+    name = "Qwen2.5-VL"
+    model_types = ("qwen2_vl", "qwen2_5_vl")
+    notes = "M-RoPE in blocks; native video, time axis in seconds for Qwen2.5-VL"
+    video = "native"
+
+    def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
+        config = kit.config
+        start, end = getattr(config, "vision_start_token_id", None), getattr(config, "vision_end_token_id", None)
+        if start is None or end is None:
+            start, end = kit.ids("<|vision_start|>", "<|vision_end|>")
+        return [int(start)], [int(end)]
+
+    def merge(self, kit: Toolkit) -> int:
+        """Patches merged into one token, per side."""
+        return int(kit.config.vision_config.spatial_merge_size)
+
+    def prepare_image(self, kit: Toolkit, image: Image.Image) -> Prepared:
+        batch = kit.images([image])
+        frames, height, width = (int(size) for size in batch["image_grid_thw"][0])
+        merge = self.merge(kit)
+        before, _ = self.markers(kit, "image")
+        grid = Grid(len(before), frames, height // merge, width // merge)
+        features = {"pixel_values": batch["pixel_values"], "image_grid_thw": batch["image_grid_thw"]}
+        return Prepared("image", tokens(self.wrap(kit, "image", grid.tokens)), features, (grid,))
+
+    def prepare_video(
+        self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
+    ) -> Prepared:
+        pixels, sizes = video_patches(kit, frames)
+        steps, height, width = (int(size) for size in sizes[0])
+        merge = self.merge(kit)
+        before, _ = self.markers(kit, "video")
+        interval = self.interval(kit.config, seconds_per_frame * temporal_patch(kit))
+        grid = Grid(len(before), steps, height // merge, width // merge, interval)
+        features = {"pixel_values_videos": pixels, "video_grid_thw": sizes}
+        return Prepared("video", tokens(self.wrap(kit, "video", grid.tokens)), features, (grid,))
+
+    def interval(self, config: Any, seconds_per_step: float) -> float:
+        """Positions from one grid step to the next: seconds for Qwen2.5-VL, one for Qwen2-VL."""
+        rate = getattr(config.vision_config, "tokens_per_second", None)
+        return 1.0 if rate is None else float(rate) * seconds_per_step
+
+    def encode(self, model: nn.Module, prepared: Prepared) -> Features:
+        output = feature_path(model, "image" if "pixel_values" in prepared.features else "video")(**prepared.features)
+        media = output[0] if isinstance(output, tuple) else getattr(output, "pooler_output", output)
+        deepstack = output[1] if isinstance(output, tuple) else getattr(output, "deepstack_features", None)
+        return Features(joined(media), tuple(joined(layer) for layer in deepstack or ()))
+
+
+class Qwen3VL(QwenVL):
+    """Qwen3-VL, dense and with experts: deepstack; every grid step of a video stands alone behind its time stamp."""
+
+    name = "Qwen3-VL"
+    model_types = ("qwen3_vl", "qwen3_vl_moe")
+    notes = "M-RoPE interleaved, deepstack; native video with time stamps"
+
+    def prepare_video(
+        self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
+    ) -> Prepared:
+        pixels, sizes = video_patches(kit, frames)
+        steps, height, width = (int(size) for size in sizes[0])
+        merge, depth = self.merge(kit), temporal_patch(kit)
+        before, after = self.markers(kit, "video")
+        ids: list[int] = []
+        grids = []
+        for step in range(steps):
+            first = step * depth
+            last = min(first + depth, len(frames)) - 1
+            second = start + (first + last) / 2 * seconds_per_frame
+            ids += [*kit.text(f"<{second:.1f} seconds>"), *before]
+            grids.append(Grid(len(ids), 1, height // merge, width // merge))
+            ids += [int(kit.config.video_token_id)] * grids[-1].tokens + after
+        features = {"pixel_values_videos": pixels, "video_grid_thw": sizes}
+        return Prepared("video", tokens(ids), features, tuple(grids))
+
+
+def temporal_patch(kit: Toolkit) -> int:
+    """Frames in one grid step."""
+    return int(kit.config.vision_config.temporal_patch_size)
+
+
+def video_patches(kit: Toolkit, frames: Sequence[Image.Image]) -> tuple[Tensor, Tensor]:
+    """Encoder input of a segment, from the stock image processor: pixels [patches, width] and grid [1, 3].
+
+    The image processor repeats a picture over the temporal patch. A video patch holds successive frames there instead,
+    so frame t gives the temporal slice t of its own patches; the last frame is repeated to fill the last patch.
+    """
+    if not frames:
+        raise MediaError("A video segment needs at least one frame.")
+    if len({frame.size for frame in frames}) > 1:
+        raise MediaError("The frames of a video segment must have one size.")
+    depth = temporal_patch(kit)
+    padded = [*frames, *[frames[-1]] * (-len(frames) % depth)]
+    batch = kit.images(padded)
+    _, height, width = (int(size) for size in batch["image_grid_thw"][0])
+    channels = int(getattr(kit.config.vision_config, "in_channels", None) or 3)
+    patches = batch["pixel_values"].reshape(len(padded) // depth, depth, height * width, channels, depth, -1)
+    slices = [patches[:, frame, :, :, frame] for frame in range(depth)]
+    pixels = torch.stack(slices, dim=3).reshape(len(padded) // depth * height * width, -1)
+    return pixels, torch.tensor([[len(padded) // depth, height, width]], dtype=torch.int64)

@@ -1,0 +1,48 @@
+"""A digest of everything in a model that decides what it computes."""
+
+import json
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch import Tensor, nn
+
+_INCIDENTAL = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+
+
+def fingerprint(model: nn.Module) -> str:
+    """256-bit hex digest over the configuration and every parameter's and buffer's name, shape, dtype and contents.
+
+    Quantisation and adapters change it, since they change modules or contents; where the model lies on disk does not.
+    """
+    digest = blake3(max_threads=blake3.AUTO)
+    config: Any = getattr(model, "config", None)
+    described = _plain(config.to_dict()) if config is not None else {}
+    _field(digest, type(model).__name__.encode())
+    _field(digest, json.dumps(described, sort_keys=True, default=str).encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        _field(digest, name.encode())
+        _field(digest, f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        _contents(digest, tensor)
+    return str(digest.hexdigest())
+
+
+def _field(digest: Any, data: bytes) -> None:
+    digest.update(len(data).to_bytes(8, "little"))
+    digest.update(data)
+
+
+def _contents(digest: Any, tensor: Tensor) -> None:
+    with torch.no_grad():
+        raw = tensor.detach().cpu().contiguous().reshape(-1)
+        data = raw.view(torch.uint8).numpy() if raw.numel() else raw.to(torch.uint8).numpy()
+    digest.update(data.nbytes.to_bytes(8, "little"))
+    digest.update(data)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items() if key not in _INCIDENTAL}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,159 @@
+"""What an adapter proves about its model before it is trusted."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emblema.errors import UnsupportedModelError
+from emblema.kv.chunk import Encoded
+from emblema.kv.layout import KVRows, LayerRows
+from emblema.kv.patch import deficit, form_patch
+from emblema.kv.rotation import PhaseBook, place, relocate, unplace
+from emblema.models.adapter import Adapter
+
+SHIFTS = (40, 1000, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: what was measured, the bound, and the layer it was worst at, if it belongs to one."""
+
+    name: str
+    measured: float
+    bound: float
+    where: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.measured <= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """All checks of one model."""
+
+    family: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{check.name:<28} {check.measured:.2e} (bound {check.bound:.0e}) {'ok' if check.passed else 'FAILED'}"
+            f"{' ' + check.where if check.where else ''}"
+            for check in self.checks
+        ]
+        return "\n".join([self.family, *lines])
+
+
+def selfcheck(adapter: Adapter, tokens: int = 24) -> SelfCheck:
+    """Check calibration, relocation, select-all and full-rank patching on the model itself, with random text.
+
+    Raises:
+        UnsupportedModelError: a check failed; the message names the check, the figure and the layer.
+    """
+    full = adapter.dtype == torch.float32
+    encoded = probe(adapter, tokens)
+    checks = [
+        Check("calibration", adapter.calibration.error, 1e-3 if full else 2e-2, _worst(adapter, adapter.calibration.errors)),
+        _select_all(adapter, encoded, 1e-4 if full else 5e-2),
+        *_relocations(adapter, encoded, 1e-3 if full else 1e-1),
+        _full_rank(adapter, encoded, 1e-4 if full else 1e-1),
+    ]
+    report = SelfCheck(adapter.family, tuple(checks))
+    for check in checks:
+        if not check.passed:
+            raise UnsupportedModelError(
+                f"{adapter.family} failed its self-check {check.name!r}: {check.measured:.2e}, allowed {check.bound:.0e}"
+                f"{' at ' + check.where if check.where else ''}. Its chunks cannot be relocated."
+            )
+    return report
+
+
+def probe(adapter: Adapter, tokens: int, seed: int = 7) -> Encoded:
+    """A passage of random tokens as a chunk."""
+    generator = torch.Generator().manual_seed(seed)
+    limit = min(adapter.vocab_size, adapter.decoder.get_input_embeddings().num_embeddings)
+    return adapter.encode_text(torch.randint(0, limit, (tokens,), generator=generator))
+
+
+def _worst(adapter: Adapter, errors: tuple[float, ...]) -> str:
+    return adapter.names[max(range(len(errors)), key=errors.__getitem__)]
+
+
+def _select_all(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
+    """Every row through the adapter against the decoder's own forward with its own masks and cache."""
+    _, hidden = adapter.prefill(encoded)
+    with torch.inference_mode():
+        stock = adapter.decoder(inputs_embeds=encoded.embeds[None], use_cache=False).last_hidden_state[0]
+        left, right = adapter.logits(hidden), adapter.logits(stock)
+    return Check("select-all", _difference(left, right), bound)
+
+
+def _relocations(adapter: Adapter, encoded: Encoded, bound: float) -> list[Check]:
+    """Canonical rows turned to a later place against a prefill at that place; a layer that uses position
+    in any other way (query scaling, absolute embeddings) shows in the layer after it."""
+    rows, _ = adapter.prefill(encoded)
+    checks = []
+    for shift in SHIFTS:
+        if shift + encoded.span > adapter.context_length:
+            continue
+        moved = shifted(adapter, rows, encoded, shift)
+        native, _ = adapter.prefill(encoded, shift)
+        errors = [_rows_error(a, b, adapter.dtype) for a, b in zip(moved, native, strict=True)]
+        worst = max(range(len(errors)), key=errors.__getitem__)
+        checks.append(Check(f"relocation by {shift}", errors[worst], bound, f"{adapter.names[worst]}.self_attn"))
+    return checks
+
+
+def shifted(adapter: Adapter, rows: KVRows, encoded: Encoded, shift: int) -> KVRows:
+    """Canonical rows relocated by `shift` positions."""
+    source = PhaseBook(adapter.tables, encoded.positions)
+    target = PhaseBook(adapter.tables, encoded.positions + shift)
+    return tuple(
+        relocate(layer, layout, source, target) for layer, layout in zip(rows, adapter.layouts, strict=True)
+    )
+
+
+def _full_rank(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
+    """The second half of a passage, conditioned on the first: canonical rows and the whole deficit, formed at one place
+    and set at another, against a prefill of everything at that other place."""
+    half = encoded.tokens // 2
+    front, back = (adapter.encode_text(ids) for ids in (encoded.token_ids[:half], encoded.token_ids[half:]))
+    together, _ = adapter.prefill(encoded)
+    elsewhere, _ = adapter.prefill(encoded, SHIFTS[0])
+    alone, _ = adapter.prefill(back)
+    here = PhaseBook(adapter.tables, back.positions + front.span)
+    home = PhaseBook(adapter.tables, back.positions)
+    there = PhaseBook(adapter.tables, back.positions + front.span + SHIFTS[0])
+    errors = []
+    for index, layout in enumerate(adapter.layouts):
+        canonical = unplace(alone[index], layout, home)
+        missing = deficit(unplace(together[index].slice(half, encoded.tokens), layout, here), canonical)
+        patch = form_patch([missing], back.tokens + max(layout.keys[1], layout.values[1]) * 1024, torch.float32).layers[0]
+        if patch is None:
+            continue
+        patched = place(patch.apply(canonical), layout, there, adapter.dtype)
+        native = elsewhere[index].slice(half, encoded.tokens)
+        errors.append(_rows_error(patched, native, adapter.dtype))
+    worst = max(range(len(errors)), key=errors.__getitem__)
+    return Check("full-rank patch", errors[worst], bound, f"{adapter.names[worst]}.self_attn")
+
+
+def _rows_error(left: LayerRows, right: LayerRows, dtype: torch.dtype) -> float:
+    """Largest relative difference; in half precision, where deep layers drift by rounding alone, the relative norm."""
+    measure = _difference if dtype == torch.float32 else _norm_difference
+    return max(measure(left.keys, right.keys), measure(left.values, right.values))
+
+
+def _norm_difference(left: Tensor, right: Tensor) -> float:
+    return float((left.float() - right.float()).norm() / right.float().norm().clamp_min(1e-30))
+
+
+def _difference(left: Tensor, right: Tensor) -> float:
+    """Largest difference over the largest entry."""
+    scale = right.float().abs().max().clamp_min(1e-30)
+    return float((left.float() - right.float()).abs().max() / scale)

@@ -1,0 +1,140 @@
+"""The linked KV table of one request: rows are scattered into it and all of it is attended."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from emblema.errors import ModelError
+from emblema.kv.layout import LayerLayout, LayerRows
+
+
+class KVTable(Cache):
+    """Preallocated rows of every layer, in the order they were allocated (physical), each with its place in the prompt.
+
+    It is what the decoder is given as `past_key_values`: a forward writes its rows at `slots` and attends all rows in use.
+    Physical order means nothing to attention; `rows` says which row of the prompt a slot holds. One request owns a table.
+
+    Attributes:
+        length: physical rows in use.
+        capacity: physical rows allocated; grows by doubling.
+        rows: [capacity] int64, row of the prompt held by each slot.
+        groups: [capacity] int64, bidirectional group of each slot; -1 is causal.
+    """
+
+    def __init__(
+        self, layouts: Sequence[LayerLayout], capacity: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__(layers=[])
+        self.layouts = tuple(layouts)
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.length = 0
+        self.capacity = 0
+        self.slots: Tensor | slice | None = None
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self.rows = torch.empty(0, dtype=torch.int64, device=self.device)
+        self.groups = torch.empty(0, dtype=torch.int64, device=self.device)
+        self._reserve(max(1, capacity))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held, unused capacity included."""
+        return sum(keys.nbytes + values.nbytes for keys, values in zip(self._keys, self._values, strict=True))
+
+    def _reserve(self, capacity: int) -> None:
+        # Ordinary tensors even when called inside inference mode, so that any later caller may write in place.
+        with torch.inference_mode(False), torch.no_grad():
+            options: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+            keys = [torch.zeros(1, heads, capacity, width, **options) for heads, width in (x.keys for x in self.layouts)]
+            values = [
+                torch.zeros(1, heads, capacity, width, **options) for heads, width in (x.values for x in self.layouts)
+            ]
+            rows = torch.zeros(capacity, dtype=torch.int64, device=self.device)
+            groups = torch.full((capacity,), -1, dtype=torch.int64, device=self.device)
+            for old, new in ((self._keys, keys), (self._values, values)):
+                for before, after in zip(old, new, strict=False):
+                    after[:, :, : self.length].copy_(before[:, :, : self.length])
+            rows[: self.length].copy_(self.rows[: self.length])
+            groups[: self.length].copy_(self.groups[: self.length])
+        self._keys, self._values, self.rows, self.groups, self.capacity = keys, values, rows, groups, capacity
+
+    def allocate(self, rows: Tensor, groups: Tensor | None = None) -> range:
+        """Append slots for rows of the prompt [n] int64 (groups likewise; none: causal); their contents are not yet set."""
+        start, stop = self.length, self.length + int(rows.shape[0])
+        if stop > self.capacity:
+            self._reserve(max(stop, 2 * self.capacity))
+        self.rows[start:stop] = rows
+        self.groups[start:stop] = -1 if groups is None else groups
+        self.length = stop
+        return range(start, stop)
+
+    def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
+        """Scatter rows of one layer into slots, which must be allocated."""
+        if isinstance(slots, slice):
+            self._keys[layer][0, :, slots].copy_(rows.keys)
+            self._values[layer][0, :, slots].copy_(rows.values)
+        else:
+            self._keys[layer][0].index_copy_(1, slots, rows.keys.to(self.dtype))
+            self._values[layer][0].index_copy_(1, slots, rows.values.to(self.dtype))
+
+    def read(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows:
+        """Rows of one layer in slots `start` to `stop` (all in use by default), as views."""
+        stop = self.length if stop is None else stop
+        return LayerRows(self._keys[layer][0, :, start:stop], self._values[layer][0, :, start:stop])
+
+    def drop(self, keep: Tensor) -> None:
+        """Keep only the given slots [n] int64, in that order; slots move to 0 … n - 1."""
+        count = int(keep.shape[0])
+        for tables in (self._keys, self._values):
+            for table in tables:
+                table[:, :, :count] = table.index_select(2, keep)
+        self.rows[:count] = self.rows.index_select(0, keep)
+        self.groups[:count] = self.groups.index_select(0, keep)
+        self.length = count
+
+    def truncate(self, length: int) -> None:
+        """Forget all slots from `length` on."""
+        if not 0 <= length <= self.length:
+            raise ModelError(f"A table of {self.length} rows cannot be truncated to {length}.")
+        self.length = length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the decoder: write at the current slots and hand back all rows in use, [1, heads, length, width]."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if self.slots is None:
+            raise ModelError("The table has no slots for this forward; run the decoder through Adapter.forward.")
+        if isinstance(self.slots, slice):
+            keys[:, :, self.slots].copy_(key_states)
+            values[:, :, self.slots].copy_(value_states)
+        else:
+            keys.index_copy_(2, self.slots, key_states)
+            values.index_copy_(2, self.slots, value_states)
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        """Rows attended and their offset, whichever argument (query length or cache positions) this release passes."""
+        return self.length, 0
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return -1
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    def __repr__(self) -> str:
+        return f"KVTable({len(self.layouts)} layers, {self.length} of {self.capacity} rows, {self.dtype})"

@@ -1,0 +1,63 @@
+"""Engines on the tiny random models of the matrix, and prompts of two pictures for them."""
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from emblema.engine.engine import Engine
+from emblema.kv.chunk import Chunk
+from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
+from tests.families import loaded, picture, words
+
+
+@cache
+def engine(name: str) -> Engine:
+    """One engine for each family; its store is shared by the tests of a run."""
+    item = loaded(name)
+    return Engine(item.model, item.bundle)
+
+
+def pictures(name: str, count: int = 2, seed: int = 0) -> list[Chunk]:
+    """Chunks of different pictures."""
+    sizes = loaded(name).case.sizes
+    chunks = [engine(name).add(picture(*sizes[index % 2], seed=seed + index)) for index in range(count)]
+    return [chunk for chunk in chunks if isinstance(chunk, Chunk)]
+
+
+def text(count: int, seed: int = 0) -> TextPart:
+    return TextPart(tuple(words(count, seed).tolist()))
+
+
+def prompt_of(name: str, parts: list[Part], shift: int = 0) -> Prompt:
+    """A prompt whose first token stands at position `shift`."""
+    prompt = Prompt.of(parts, engine(name).adapter.axes)
+    segments = tuple(replace(segment, position=segment.position + shift) for segment in prompt.segments)
+    return Prompt(segments, prompt.axes, prompt.next_position + shift)
+
+
+def two_pages(name: str, shift: int = 0, seed: int = 0) -> Prompt:
+    """Text, picture, text, picture, text."""
+    first, second = pictures(name, seed=seed)
+    return prompt_of(
+        name, [text(5, seed), ChunkPart(first), text(3, seed + 1), ChunkPart(second), text(4, seed + 2)], shift
+    )
+
+
+def largest_error(left: Tensor, right: Tensor) -> float:
+    """The largest difference, as a share of the largest entry."""
+    return float((left.float() - right.float()).abs().max() / right.float().abs().max())
+
+
+def kv_error(name: str, left: object, right: object) -> float:
+    """The largest relative difference of two linked tables, over layers and slots."""
+    errors = []
+    for layer in range(len(engine(name).adapter.layouts)):
+        one, other = left.table.read(layer), right.table.read(layer)  # type: ignore[attr-defined]
+        errors += [largest_error(one.keys, other.keys), largest_error(one.values, other.values)]
+    return max(errors)
+
+
+def rows(count: int) -> Tensor:
+    return torch.arange(count)

@@ -1,0 +1,132 @@
+"""Every family, through the engine: exact when computed, lossy when blind, restored by a full-rank patch at any place."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from emblema.engine.linker import Linker
+from emblema.link.executor import Linked
+from emblema.link.plan import LinkPlan, RowRange, Selector, Source
+from emblema.link.prompt import ChunkPart, Prompt
+from emblema.store.memory import MemoryStore
+from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text, two_pages
+from tests.families import CASES, loaded, stock_logits
+
+families = pytest.mark.parametrize("name", CASES)
+
+
+def linker(name: str) -> Linker:
+    """A linker whose store has the pictures, and no patch or prefix yet."""
+    store = MemoryStore()
+    for chunk in pictures(name):
+        store.put(chunk)
+    return Linker(engine(name).adapter, store, b"")
+
+
+def link(name: str, prompt: Prompt, strategy: str) -> Linked:
+    return linker(name).link(prompt, strategy).linked
+
+
+@families
+def test_every_row_computed_is_the_stock_forward(name: str) -> None:
+    from tests.families import joint
+
+    item = loaded(name)
+    stock_prompt, _, images, _ = joint(item)
+    chunks = [engine(name).add(image) for image in images]
+    ids = stock_prompt.token_ids
+    first, second = stock_prompt.starts[1], stock_prompt.starts[3]
+    parts: list = [ids[:first].tolist(), chunks[0], ids[first + chunks[0].tokens : second].tolist(), chunks[1]]
+    parts.append(ids[second + chunks[1].tokens :].tolist())
+    prefill = engine(name).prefill(parts, "full", template=False)
+    assert torch.equal(prefill.token_ids, ids)
+    stock = stock_logits(item, stock_prompt, images)[-1]
+    assert largest_error(prefill.logits, stock) <= 1e-4
+    assert (prefill.usage.computed_tokens, prefill.usage.cached_tokens) == (len(ids), 0)
+
+
+@families
+def test_a_full_rank_patch_restores_what_blind_reuse_loses_at_another_place(name: str) -> None:
+    one = linker(name)
+    near, far = two_pages(name), two_pages(name, shift=1000)
+    formed = one.link(near, "patch-60000")
+    assert formed.forming > 0
+    exact = link(name, far, "full")
+    blind = link(name, far, "blind")
+    again = one.link(far, "patch-60000")
+    assert again.forming == 0, "a patch formed at one position serves every other"
+    assert kv_error(name, again.linked, exact) <= 1e-4
+    assert largest_error(again.linked.logits, exact.logits) <= 1e-3
+    assert kv_error(name, blind, exact) > 30e-4, "the test would not tell a lossy reuse from an exact one"
+
+
+@families
+def test_an_exact_prefix_is_exact(name: str) -> None:
+    one = linker(name)
+    first, second = pictures(name)
+    start = [text(5), ChunkPart(first), text(3, 1)]
+    one.link(prompt_of(name, start), "full")
+    longer = prompt_of(name, [*start, ChunkPart(second), text(4, 2)])
+    outcome = one.link(longer, "prefix")
+    assert outcome.linked.trace.cached == prompt_of(name, start).tokens
+    assert kv_error(name, outcome.linked, link(name, longer, "full")) <= 1e-5
+    moved = prompt_of(name, [text(4), ChunkPart(first), text(3, 1)])
+    assert one.link(moved, "prefix").linked.trace.cached < 5, "moved by a token, the picture is computed again"
+
+
+@families
+def test_a_slid_picture_has_conditioned_the_next_one_and_is_gone(name: str) -> None:
+    first, second = pictures(name)
+
+    def prompt(slid: bool, word: int) -> Prompt:
+        parts = [text(3), ChunkPart(first, slid=slid), ChunkPart(second), text(4, word)]
+        return prompt_of(name, parts)
+
+    outcome = link(name, prompt(True, 1), "full")
+    visible = link(name, prompt(False, 1), "full")
+    kept = [row for row in range(prompt(True, 1).tokens) if not 3 <= row < 3 + first.tokens]
+    assert outcome.table.length == len(kept)
+    start, stop = 3 + first.tokens, 3 + first.tokens + second.tokens
+    for layer in range(len(engine(name).adapter.layouts)):
+        slid_rows, rows = outcome.table.read(layer), visible.table.read(layer)
+        assert largest_error(slid_rows.keys[:, 3 : 3 + stop - start], rows.keys[:, start:stop]) <= 1e-5
+    assert largest_error(outcome.logits, visible.logits) > 1e-3, "the text still sees the slid picture"
+    patched = linker(name).link(prompt(True, 1), "patch-60000").linked
+    assert patched.trace.absent == first.tokens
+    assert kv_error(name, patched, outcome) <= 2e-4
+
+
+@families
+def test_narrowing_between_layers(name: str) -> None:
+    adapter = engine(name).adapter
+    if not adapter.supports_layerwise:
+        pytest.skip(f"{name} runs whole only")
+    prompt = two_pages(name)
+    blind = linker(name).link(prompt, "blind").plan
+    plans = {budget: _selecting(blind, budget) for budget in (0, 3, 10_000)}
+    full = link(name, prompt, "full")
+    from emblema.link.executor import Executor, Resources
+
+    results = {budget: Executor(adapter).run(plan, prompt, Resources({}, {})) for budget, plan in plans.items()}
+    assert kv_error(name, results[10_000], full) <= 1e-4
+    assert results[0].trace.selected == ((),) and len(results[3].trace.selected[0]) == 3
+    for budget, plan in plans.items():
+        cost = plan.cost(adapter.layouts, 4)
+        assert results[budget].trace.row_layers == round(cost.rows_computed * plan.layers)
+    assert kv_error(name, results[0], full) > 30e-4
+    with pytest.raises(Exception, match="selector"):
+        Executor(adapter).run(replace(plans[3], selectors=(Selector("best", ((5, 6),), 0, 1),)), prompt, Resources({}, {}))
+
+
+def _selecting(blind: LinkPlan, budget: int) -> LinkPlan:
+    """Chunk rows computed in layer 0, then `budget` of them go on."""
+    ranges = []
+    for part in blind.ranges:
+        if part.source is Source.TAKEN:
+            ranges.append(RowRange(part.start, part.stop, Source.COMPUTED, (0, 1)))
+            ranges.append(replace(part, layers=(1, blind.layers)))
+        else:
+            ranges.append(part)
+    candidates = tuple((part.start, part.stop) for part in blind.ranges if part.source is Source.TAKEN)
+    return replace(blind, ranges=tuple(ranges), selectors=(Selector("deviation", candidates, 0, budget),))

@@ -1,0 +1,93 @@
+"""Plans: every row has exactly one source per layer, costs follow, and every strategy keeps to that."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emblema.errors import PlanError
+from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Selector, Source
+from emblema.link.prompt import ChunkPart, Prompt, TextPart
+from emblema.link.show import plan_map, plan_table
+from emblema.link.strategies.base import Knowledge
+from emblema.link.strategies.registry import parse
+from tests.link.pieces import LAYERS, LAYOUTS, chunk, knowledge, knowledges, prompts
+
+NAMES = ("full", "prefix", "blind", "patch-4", "patch-25%", "patch-100%", "patch-4-deep", "auto")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(prompt=prompts(), known=knowledges())
+def test_every_row_has_one_source_in_every_layer(name: str, prompt: Prompt, known: Knowledge) -> None:
+    plan = parse(name).plan(prompt, known)
+    plan.validate()
+    codes = plan.sources()
+    for start, stop in prompt.text_rows:
+        # Only an exact prefix ever stands in for text.
+        assert (codes[:, start:stop] == 0).all() or plan.strategy.endswith("prefix")
+    for start, stop in prompt.slid_rows:
+        assert plan.exact or (codes[:, start : min(stop, plan.rows - 1)] == 3).all()
+    cost = plan.cost(LAYOUTS, 4)
+    assert cost.rows_computed == (codes == 0).sum() / LAYERS
+    assert cost.rows_patched <= cost.rows_taken
+    assert cost.bytes_read == ((codes == 1) | (codes == 2)).sum() * 32 * 4
+
+
+@given(prompt=prompts(), known=knowledges(), data=st.data())
+def test_a_second_source_or_a_missing_one_is_refused(prompt: Prompt, known: Knowledge, data: st.DataObject) -> None:
+    plan = parse("patch-4-deep").plan(prompt, known)
+    index = data.draw(st.integers(0, len(plan.ranges) - 1))
+    with pytest.raises(PlanError, match="two sources"):
+        replace(plan, ranges=(*plan.ranges, plan.ranges[index])).validate()
+    with pytest.raises(PlanError, match="no source"):
+        replace(plan, ranges=plan.ranges[:index] + plan.ranges[index + 1 :]).validate()
+
+
+@given(prompt=prompts())
+def test_text_is_blind_to_slid_chunks_and_to_nothing_else(prompt: Prompt) -> None:
+    text = set(prompt.text_rows)
+    for part in parse("full").plan(prompt, knowledge()).ranges:
+        before = tuple(rows for rows in prompt.slid_rows if rows[0] < part.start)
+        assert part.hidden == (before if (part.start, part.stop) in text else ())
+
+
+def test_patches_are_asked_for_by_what_stands_before() -> None:
+    first, second = chunk(1, 5), chunk(2, 6)
+    prompt = Prompt.of([ChunkPart(first), TextPart((1,)), ChunkPart(second), TextPart((2,))], 1)
+    plan = parse("patch-4").plan(prompt, knowledge())
+    assert [(key.chunk, key.antecedents) for key in plan.forming] == [(second.id, (first.id,))]
+    assert plan.patch_need(plan.forming[0]) == (4, frozenset(range(LAYERS)))
+    deep = parse("patch-4-deep").plan(prompt, knowledge())
+    assert deep.patch_need(deep.forming[0]) == (4, frozenset({2, 3}))
+
+
+def test_a_chunk_at_the_end_gives_its_last_row_to_the_logits() -> None:
+    prompt = Prompt.of([TextPart((1, 2)), ChunkPart(chunk(1, 5))], 1)
+    plan = parse("blind").plan(prompt, knowledge())
+    assert (plan.sources()[:, -1] == 0).all() and (plan.sources()[:, 2:6] == 1).all()
+
+
+def test_selectors_are_costed_by_their_budget_and_checked() -> None:
+    origin = ChunkOrigin(chunk(1, 8).id)
+    ranges = (
+        RowRange(0, 8, Source.COMPUTED, (0, 2)),
+        RowRange(0, 8, Source.TAKEN, (2, 4), origin),
+        RowRange(8, 9, Source.COMPUTED, (0, 4)),
+    )
+    plan = LinkPlan("test", 9, 4, ranges, selectors=(Selector("deviation", ((0, 8),), 1, 3),))
+    plan.validate()
+    assert plan.cost(LAYOUTS, 2).rows_computed == (8 * 2 + 3 * 2 + 4) / 4
+    with pytest.raises(PlanError, match="selector"):
+        replace(plan, selectors=(Selector("deviation", ((0, 8),), 2, 3),)).validate()
+
+
+@given(prompt=prompts(), known=knowledges())
+def test_plans_can_be_read(prompt: Prompt, known: Knowledge) -> None:
+    from rich.console import Console
+
+    plan = parse("patch-4").plan(prompt, known)
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(plan_table(plan))
+    console.print(plan_map(plan))
+    assert str(plan.rows) in console.export_text() and str(plan).count("\n") >= len(plan.ranges)

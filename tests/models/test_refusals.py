@@ -1,0 +1,163 @@
+"""What cannot be relocated is refused, with the layer's name and the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from emblema.errors import ModelError, UnsupportedModelError
+from emblema.models.adapter import Adapter
+from emblema.models.selfcheck import selfcheck
+from tests import families as matrix
+
+TEXT = {key: value for key, value in matrix.LLAMA.items() if key != "model_type"}
+
+
+def llava(text: dict[str, Any]) -> Any:
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    config = LlavaConfig(text_config=text, vision_config=matrix.CLIP, image_token_id=matrix.token("<image>"))
+    return LlavaForConditionalGeneration(config).eval()
+
+
+def test_linear_attention_is_refused_by_name() -> None:
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    text = {
+        **TEXT, "head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    }  # fmt: skip
+    vision = {key: value for key, value in matrix.QWEN3_VISION.items() if key != "deepstack_visual_indexes"}
+    config = Qwen3_5Config(text_config=text, vision_config=vision, **matrix.QWEN_TOKENS)
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0 is a linear attention layer"):
+        Adapter(Qwen3_5ForConditionalGeneration(config))
+
+
+def test_convolutional_layers_are_refused_by_name() -> None:
+    from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+
+    text = {
+        **TEXT, "model_type": "lfm2", "layer_types": ["full_attention", "conv", "full_attention"], "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": False,
+    }  # fmt: skip
+    vision = {
+        "model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "patch_size": 7, "num_patches": 16,
+    }  # fmt: skip
+    config = Lfm2VlConfig(text_config=text, vision_config=vision, image_token_id=matrix.token("<image>"))
+    with pytest.raises(UnsupportedModelError, match=r"layers\.1 is a conv layer"):
+        Adapter(Lfm2VlForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_tables_that_change_with_length_are_refused(kind: str) -> None:
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 4096}
+    with pytest.raises(UnsupportedModelError, match=rf"{kind} rotary tables.*layers\.0"):
+        Adapter(llava({**matrix.LLAMA, "rope_parameters": rope}))
+
+
+def test_query_scaling_by_position_is_refused() -> None:
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    rope = {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 2048,
+        "llama_4_scaling_beta": 0.1,
+    }  # fmt: skip
+    text = {**matrix.LLAMA, "model_type": "ministral3", "head_dim": 16, "rope_parameters": rope}
+    vision = {
+        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 56, "patch_size": 7,
+    }  # fmt: skip
+    config = Mistral3Config(text_config=text, vision_config=vision, image_token_index=matrix.token("[IMG]"))
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.self_attn scales its queries by position"):
+        Adapter(Mistral3ForConditionalGeneration(config))
+
+
+def test_undeclared_query_scaling_is_caught_by_the_self_check() -> None:
+    model, _ = matrix.CASES["llava"].build(0)
+    decoder = model.get_decoder()
+
+    def scale(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+        positions = keywords["position_ids"].float()
+        factor = 1 + 0.5 * torch.log1p(positions // 500)
+        keywords["hidden_states"] = keywords["hidden_states"]
+        module.scaling = module.head_dim**-0.5 * float(factor.mean())
+        return arguments, keywords
+
+    decoder.layers[0].self_attn.register_forward_pre_hook(scale, with_kwargs=True)
+    with pytest.raises(UnsupportedModelError, match=r"relocation by .*layers\.\d\.self_attn"):
+        selfcheck(Adapter(model))
+
+
+def test_keys_that_move_in_no_rotary_way_are_refused_by_name() -> None:
+    model, _ = matrix.CASES["llava"].build(0)
+
+    def bend(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+        cos, sin = keywords["position_embeddings"]
+        keywords["position_embeddings"] = (cos * (1 + 0.2 * sin), sin)
+        return arguments, keywords
+
+    model.get_decoder().layers[1].self_attn.register_forward_pre_hook(bend, with_kwargs=True)
+    with pytest.raises(UnsupportedModelError, match=r"language_model\.layers\.1 changes its keys"):
+        Adapter(model)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_table_cast_to_bfloat16_is_refused(back: bool) -> None:
+    model, _ = matrix.CASES["qwen2_5_vl"].build(0)
+    model = model.to(torch.bfloat16)
+    if back:
+        model = model.float()
+    with pytest.raises(UnsupportedModelError, match=r"language_model\.rotary_emb\.inv_freq.*from_pretrained"):
+        Adapter(model)
+
+
+def test_powers_of_two_are_not_taken_for_a_cast() -> None:
+    """A base of 256 gives frequencies that bfloat16 holds exactly; they betray nothing."""
+    rope = {"rope_type": "default", "rope_theta": 256.0}
+    assert Adapter(llava({**matrix.LLAMA, "rope_parameters": rope})).calibration.error < 1e-5
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3", "glm4v", "kimi_k25"])
+def test_a_model_loaded_in_bfloat16_works(name: str, tmp_path: Path) -> None:
+    """from_pretrained keeps the tables in float32; the calibration finds the same layout as in float32."""
+    item = matrix.loaded(name)
+    item.model.save_pretrained(tmp_path)
+    model = type(item.model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    adapter = Adapter(model)
+    assert adapter.dtype == torch.bfloat16
+    assert adapter.layouts == item.adapter.layouts
+    report = selfcheck(adapter)
+    assert report.passed
+    encoded = adapter.encode(item.preparer.image(matrix.picture(40, 30)))
+    assert encoded.embeds.dtype == torch.bfloat16
+    assert adapter.capture(encoded)[0].keys.dtype == torch.bfloat16
+
+
+def test_unknown_families_are_refused_with_the_list() -> None:
+    from transformers import AyaVisionConfig, AyaVisionForConditionalGeneration
+
+    config = AyaVisionConfig(text_config=matrix.LLAMA, vision_config=matrix.SIGLIP, image_token_index=4)
+    with pytest.raises(UnsupportedModelError, match="aya_vision.*Qwen2.5-VL"):
+        Adapter(AyaVisionForConditionalGeneration(config))
+
+
+def test_other_attention_functions_are_refused() -> None:
+    model, _ = matrix.CASES["llava"].build(0)
+    model.get_decoder().config._attn_implementation = "flex_attention"
+    with pytest.raises(ModelError, match="attn_implementation"):
+        Adapter(model)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3", "kimi_k25"])
+def test_eager_attention_gives_the_same(name: str) -> None:
+    item = matrix.loaded(name)
+    model, bundle = item.case.build(0)
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    prompt = matrix.joint(item)[0]
+    _, logits = matrix.run_all(item.adapter, prompt)
+    _, eager = matrix.run_all(Adapter(model), prompt)
+    assert float((logits - eager).abs().max()) < 1e-4
