@@ -1,17 +1,18 @@
-"""Every family, through the engine: exact when computed, lossy when blind, restored by a full-rank patch at any place."""
+"""Every family through the engine: exact when computed, lossy when blind, restored by a full-rank patch anywhere."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
+from emblema.engine.engine import Engine
 from emblema.engine.linker import Linker
 from emblema.link.executor import Linked
 from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.store.memory import MemoryStore
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text, two_pages
-from tests.families import CASES, loaded, stock_logits
+from tests.families import CASES, joint, loaded, picture, stock_logits, words
 
 families = pytest.mark.parametrize("name", CASES)
 
@@ -30,8 +31,6 @@ def link(name: str, prompt: Prompt, strategy: str) -> Linked:
 
 @families
 def test_every_row_computed_is_the_stock_forward(name: str) -> None:
-    from tests.families import joint
-
     item = loaded(name)
     stock_prompt, _, images, _ = joint(item)
     chunks = [engine(name).add(image) for image in images]
@@ -59,6 +58,31 @@ def test_a_full_rank_patch_restores_what_blind_reuse_loses_at_another_place(name
     assert kv_error(name, again.linked, exact) <= 1e-4
     assert largest_error(again.linked.logits, exact.logits) <= 1e-3
     assert kv_error(name, blind, exact) > 30e-4, "the test would not tell a lossy reuse from an exact one"
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3", "kimi_k25"])
+def test_in_bfloat16_the_patch_stays_within_rounding(name: str) -> None:
+    """Against re-prefill in the same dtype, a full-rank patch errs by roundings, blind reuse by the deficit."""
+    case = CASES[name]
+    model, bundle = case.build(0)
+    inv_freq = {key: value.clone() for key, value in model.named_buffers() if "inv_freq" in key}
+    model = model.to(torch.bfloat16)
+    for key, value in inv_freq.items():
+        owner, _, buffer = key.rpartition(".")
+        setattr(model.get_submodule(owner), buffer, value)
+    own = Engine(model, bundle)
+    chunks = [own.add(picture(*case.sizes[index], seed=index)) for index in range(2)]
+    prompt = [words(5).tolist(), chunks[0], words(3, 1).tolist(), chunks[1], words(4, 2).tolist()]
+    results = {key: own.prefill(prompt, key, template=False) for key in ("full", "blind", "patch-60000")}
+
+    def typical(key: str) -> float:
+        pairs = zip(results[key].kv, results["full"].kv, strict=True)
+        return max(
+            float((one.values - other.values).float().norm() / other.values.float().norm()) for one, other in pairs
+        )
+
+    assert results["patch-60000"].kv[0].keys.dtype == torch.bfloat16
+    assert typical("patch-60000") < 2**-6 < 4 * 2**-6 < typical("blind")
 
 
 @families
@@ -116,7 +140,9 @@ def test_narrowing_between_layers(name: str) -> None:
         assert results[budget].trace.row_layers == round(cost.rows_computed * plan.layers)
     assert kv_error(name, results[0], full) > 30e-4
     with pytest.raises(Exception, match="selector"):
-        Executor(adapter).run(replace(plans[3], selectors=(Selector("best", ((5, 6),), 0, 1),)), prompt, Resources({}, {}))
+        Executor(adapter).run(
+            replace(plans[3], selectors=(Selector("best", ((5, 6),), 0, 1),)), prompt, Resources({}, {})
+        )
 
 
 def _selecting(blind: LinkPlan, budget: int) -> LinkPlan:

@@ -16,7 +16,9 @@ def test_a_name_is_what_it_parses_to(name: str) -> None:
     assert parse(name).name == name
 
 
-@pytest.mark.parametrize("name", ["", "fulll", "patch", "patch-", "patch--3", "patch-x", "patch-3-shallow", "PATCH-3", "patch-25%%"])
+@pytest.mark.parametrize(
+    "name", ["", "fulll", "patch", "patch-", "patch--3", "patch-x", "patch-3-shallow", "PATCH-3", "patch-25%%"]
+)
 def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(StrategyError, match="unknown strategy.*patch-M"):
         parse(name)

@@ -55,7 +55,7 @@ def items_of(part: PromptPart) -> tuple[Item, ...]:
         return tuple(ChunkPart(chunk) for chunk in part)
     if isinstance(part, Slid):
         return tuple(ChunkPart(item.chunk, slid=True) for item in items_of(part.piece) if isinstance(item, ChunkPart))
-    if isinstance(part, Sequence) and all(isinstance(token, int) and token >= 0 for token in part):
+    if isinstance(part, list | tuple) and all(isinstance(token, int) and token >= 0 for token in part):
         return (tuple(part),)
     raise PromptError(
         f"a part of the prompt is a {type(part).__name__}: give text, a chunk or clip from engine.add, or token ids"
@@ -93,4 +93,6 @@ def _items_of_content(item: Any, index: int, add: MediaAdder) -> tuple[Item, ...
         if kind == name and name in item:
             source = item[name]["url"] if isinstance(item[name], Mapping) else item[name]
             return items_of(source if isinstance(source, Chunk | Clip | Slid) else add(source, kind=media))
-    raise PromptError(f"message {index} has a content item of type {kind!r}: use text, image, image_url, video or video_url")
+    raise PromptError(
+        f"message {index} has a content item of type {kind!r}: use text, image, image_url, video or video_url"
+    )

@@ -64,9 +64,7 @@ class Sampler:
 
 
 @torch.inference_mode()
-def decode(
-    adapter: Adapter, linked: Linked, prompt: Prompt, sampler: Sampler, ends: Collection[int]
-) -> Iterator[int]:
+def decode(adapter: Adapter, linked: Linked, prompt: Prompt, sampler: Sampler, ends: Collection[int]) -> Iterator[int]:
     """Yield new tokens until an end token (yielded too) or `max_new_tokens`; appends their rows to the linked table."""
     table, logits = linked.table, linked.logits
     for step in range(sampler.sampling.max_new_tokens):

@@ -1,7 +1,7 @@
 """The embedded engine: load a model, add media once, ask about them anywhere in a prompt."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -96,7 +96,7 @@ class Engine:
         """Encode and prefill a piece of media once; found again by its content next time.
 
         Args:
-            source: path, bytes, URL, PIL picture or array of a picture; path, bytes or URL of a video, PDF or recording.
+            source: path, bytes, URL, PIL picture or array of a picture; path, bytes or URL of a video, PDF, recording.
             kind: `image`, `video`, `document` or `audio`; told by the content when left out.
             text: a text passage instead of a source.
             fps: frames a second to sample a video at.
@@ -127,7 +127,9 @@ class Engine:
         prompt = Prompt.of(self._parts(parts, template), self.adapter.axes)
         longest = max(prompt.tokens, prompt.next_position)
         if longest > self.adapter.context_length:
-            raise PromptError(f"the prompt takes {longest} positions; the model's context holds {self.adapter.context_length}")
+            raise PromptError(
+                f"the prompt takes {longest} positions; the model's context holds {self.adapter.context_length}"
+            )
         return prompt
 
     def prefill(
@@ -148,19 +150,44 @@ class Engine:
         prompt = self.prompt(parts, template=template)
         with self.store.lease([chunk.id for _, chunk in prompt.chunk_segments if chunk.id in self.store]):
             outcome = self._linker.link(prompt, strategy, reserve)
-        usage = Usage.of(outcome.plan, outcome.linked.trace, forming=outcome.forming,
-                         seconds=time.perf_counter() - began, fallback=outcome.fallback)
+        usage = Usage.of(
+            outcome.plan,
+            outcome.linked.trace,
+            forming=outcome.forming,
+            seconds=time.perf_counter() - began,
+            fallback=outcome.fallback,
+        )
         return Prefill(prompt, outcome.plan, usage, outcome.linked)
 
     @overload
-    def generate(self, parts: PromptLike, strategy: str | Strategy = ..., *, stream: Literal[False] = ...,
-                 template: bool = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ...,
-                 stop: str | Sequence[str] = ..., seed: int | None = ...) -> Reply: ...
+    def generate(
+        self,
+        parts: PromptLike,
+        strategy: str | Strategy = ...,
+        *,
+        stream: Literal[False] = ...,
+        template: bool = ...,
+        max_new_tokens: int = ...,
+        temperature: float = ...,
+        top_p: float = ...,
+        stop: str | Sequence[str] = ...,
+        seed: int | None = ...,
+    ) -> Reply: ...
 
     @overload
-    def generate(self, parts: PromptLike, strategy: str | Strategy = ..., *, stream: Literal[True],
-                 template: bool = ..., max_new_tokens: int = ..., temperature: float = ..., top_p: float = ...,
-                 stop: str | Sequence[str] = ..., seed: int | None = ...) -> Iterator[Piece]: ...
+    def generate(
+        self,
+        parts: PromptLike,
+        strategy: str | Strategy = ...,
+        *,
+        stream: Literal[True],
+        template: bool = ...,
+        max_new_tokens: int = ...,
+        temperature: float = ...,
+        top_p: float = ...,
+        stop: str | Sequence[str] = ...,
+        seed: int | None = ...,
+    ) -> Iterator[Piece]: ...
 
     def generate(
         self,
@@ -200,7 +227,9 @@ class Engine:
         prefill = self.prefill(parts, strategy, template=template, reserve=sampling.max_new_tokens)
         room = self.adapter.context_length - max(prefill.prompt.tokens, prefill.prompt.next_position)
         if sampling.max_new_tokens > room:
-            raise PromptError(f"max_new_tokens is {sampling.max_new_tokens}, but the model's context has room for {room}")
+            raise PromptError(
+                f"max_new_tokens is {sampling.max_new_tokens}, but the model's context has room for {room}"
+            )
         ends = self.end_tokens
         tokens = decode(self.adapter, prefill.linked, prefill.prompt, Sampler(sampling), ends)
         first = next(tokens)
@@ -213,9 +242,12 @@ class Engine:
             parts = [parts]
         if not parts:
             raise PromptError("the prompt is empty: give it at least one part of text or a chunk")
-        if isinstance(parts[0], dict):
-            return render(turns_of(parts, self._add_from_message), self.template)
-        items = [item for part in parts for item in items_of(part)]
+        messages = [part for part in parts if isinstance(part, dict)]
+        if messages:
+            if len(messages) != len(parts):
+                raise PromptError("a prompt is made of parts or of messages, not of both")
+            return render(turns_of(messages, self._add_from_message), self.template)
+        items = [item for part in parts if not isinstance(part, Mapping) for item in items_of(part)]
         if template:
             return render([Turn("user", tuple(items))], self.template)
         tokenizer = self._workshop.preparer.tokenizer if any(isinstance(item, str) for item in items) else None

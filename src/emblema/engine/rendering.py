@@ -39,7 +39,9 @@ def render(turns: Sequence[Turn], template: ChatTemplate) -> list[Part]:
 
 def plain(items: Sequence[Item], tokenizer: Any | None) -> list[Part]:
     """Prompt parts of items taken as they are, control tokens in the text included; nothing is added."""
-    return _parts([_Text(item, trusted=True) if isinstance(item, str) else item for item in items], tokenizer, set(), begin=False)
+    return _parts(
+        [_Text(item, trusted=True) if isinstance(item, str) else item for item in items], tokenizer, set(), begin=False
+    )
 
 
 @dataclass(frozen=True, slots=True)

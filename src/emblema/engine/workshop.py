@@ -37,8 +37,10 @@ class Workshop:
             ModelError: the model came without a processor.
         """
         if self._preparer is None:
-            raise ModelError("this model came without a processor: pass Engine(model, processor) one that has an "
-                             "image_processor and a tokenizer")
+            raise ModelError(
+                "this model came without a processor: pass Engine(model, processor) one that has an "
+                "image_processor and a tokenizer"
+            )
         return self._preparer
 
     def add(self, source: Any, kind: str | None, fps: float, frames_per_segment: int) -> Chunk | Clip:
@@ -70,7 +72,9 @@ class Workshop:
         for part in segments(video, frames_per_segment):
             seconds = video.seconds_per_frame
             make = self._video_maker(part.frames, seconds)
-            chunks.append(self.make("video", b"".join(media_bytes(frame) for frame in part.frames), {"seconds": seconds}, make))
+            chunks.append(
+                self.make("video", b"".join(media_bytes(frame) for frame in part.frames), {"seconds": seconds}, make)
+            )
         return clip_of("video", chunks)
 
     def text(self, token_ids: Sequence[int]) -> Chunk:

@@ -14,10 +14,10 @@ Pairing = Literal["half", "pairs"]
 class RotaryBand:
     """The rotated part of a row.
 
-    Feature pairs are `(start + i, start + i + width / 2)` for `half` and `(start + 2 i, start + 2 i + 1)` for `pairs`.
+    Feature pairs are `(start + i, start + i + width / 2)` for `half`, `(start + 2 i, start + 2 i + 1)` for `pairs`.
 
     Attributes:
-        slot: the cache slot that is rotated; `values` only for a latent (MLA) cache, whose second slot is the rotary key.
+        slot: the cache slot that is rotated; `values` only for a latent (MLA) cache, whose second is the rotary key.
         pairing: how features are paired.
         start: first rotated feature of the head.
         width: number of rotated features, even.
@@ -39,7 +39,7 @@ class RotaryBand:
 class LayerLayout:
     """One layer's cache: `(heads, width)` of both slots, the rotated band (None: no position), the sliding window.
 
-    For K/V heads the slots are keys and values; for MLA they are the latent and the shared rotary key, both with one head.
+    For K/V heads the slots are keys and values; for MLA the latent and the shared rotary key, both with one head.
     """
 
     keys: tuple[int, int]

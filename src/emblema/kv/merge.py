@@ -20,5 +20,7 @@ def merge_states(output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tenso
     weight_a, weight_b = torch.exp(lse_a - safe), torch.exp(lse_b - safe)
     total = weight_a + weight_b
     merged = weight_a.unsqueeze(-1) * output_a.float() + weight_b.unsqueeze(-1) * output_b.float()
-    merged = torch.where(total.unsqueeze(-1) > 0, merged / total.clamp_min(1e-38).unsqueeze(-1), torch.zeros_like(merged))
+    merged = torch.where(
+        total.unsqueeze(-1) > 0, merged / total.clamp_min(1e-38).unsqueeze(-1), torch.zeros_like(merged)
+    )
     return merged, safe + torch.log(total)

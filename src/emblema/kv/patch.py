@@ -1,7 +1,7 @@
 """The conditioning patch: the low-rank part of what a chunk would have absorbed from its antecedents.
 
-Kamera, equations 1 and 2: the deficit `KV(B | A) - KV(B)` is cut to its leading singular directions, per layer, keys and
-values apart, all heads side by side. It is formed and added in the position-free frame (before the rotation), so a
+Kamera, equations 1 and 2: the deficit `KV(B | A) - KV(B)` is cut to its leading singular directions, per layer, keys
+and values apart, all heads side by side. It is formed and added in the position-free frame (before the rotation), so a
 patch formed at one position serves every other.
 """
 
@@ -20,7 +20,7 @@ EXACT_SIDE = 384
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """A matrix [tokens, features] of low rank: `left [tokens, rank] @ right [rank, features]`, leading directions first."""
+    """A matrix [tokens, features] of low rank, `left [tokens, rank] @ right [rank, features]`, leading directions first."""
 
     left: Tensor
     right: Tensor
@@ -95,11 +95,13 @@ class Patch:
 
 def deficit(conditioned: LayerRows, canonical: LayerRows) -> LayerRows:
     """What the canonical rows lack (Kamera, equation 2), float32; both position-free."""
-    return LayerRows(conditioned.keys.float() - canonical.keys.float(), conditioned.values.float() - canonical.values.float())
+    return LayerRows(
+        conditioned.keys.float() - canonical.keys.float(), conditioned.values.float() - canonical.values.float()
+    )
 
 
 def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dtype) -> Patch:
-    """The patch of rank `rank` of position-free deficits, kept in `dtype`; a None deficit leaves its layer unpatched."""
+    """The patch of rank `rank` of position-free deficits, kept in `dtype`; a None leaves its layer unpatched."""
     return Patch(
         tuple(
             None if rows is None else LayerPatch(factor(rows.keys, rank, dtype), factor(rows.values, rank, dtype))

@@ -149,7 +149,9 @@ def _patched(
     """The rows with `R(p) U V` added wherever a range names a patch; the rotation is linear, so the order is free."""
     if all(part.patch is None for part in placed.ranges):
         return rows, 0
-    shifts = LayerRows(torch.zeros_like(rows.keys, dtype=torch.float32), torch.zeros_like(rows.values, dtype=torch.float32))
+    shifts = LayerRows(
+        torch.zeros_like(rows.keys, dtype=torch.float32), torch.zeros_like(rows.values, dtype=torch.float32)
+    )
     added = start = 0
     for part in placed.ranges:
         stop = start + part.rows

@@ -30,7 +30,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """The outcome of a plan: the table (decode goes on in it), logits of the last row [vocab] float32, and the trace."""
+    """The outcome of a plan: the table that decoding goes on in, logits of the last row [vocab] float32, the trace."""
 
     table: KVTable
     logits: Tensor
@@ -68,8 +68,9 @@ class Executor:
             raise PlanError(reason)
         began = time.perf_counter()
         run = _Run(self.adapter, plan, prompt, reserve)
-        bytes_read, patch_bytes = assemble(self.adapter, run.table, run.slots, plan, prompt, resources.patches,
-                                           resources.prefixes)
+        bytes_read, patch_bytes = assemble(
+            self.adapter, run.table, run.slots, plan, prompt, resources.patches, resources.prefixes
+        )
         hidden, selected, row_layers = run.compute()
         logits = self.adapter.logits(hidden[-1:])[0]
         run.leave()
@@ -199,4 +200,5 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
 
 def _rows(ranges: list[RowRange]) -> Tensor:
     spans: set[Rows] = {(part.start, part.stop) for part in ranges}
-    return torch.cat([torch.arange(start, stop) for start, stop in spans]).unique()
+    rows: Tensor = torch.cat([torch.arange(start, stop) for start, stop in spans]).unique()
+    return rows

@@ -33,7 +33,9 @@ def form_patches(
     ]
     places = [place for place in places if place[0] in wanted]
     part = prompt.until(max(segment.stop for _, segment, _ in places))
-    plan = LinkPlan("forming", part.tokens, len(adapter.layouts), tuple(computed(part, len(adapter.layouts), 0, part.tokens)))
+    plan = LinkPlan(
+        "forming", part.tokens, len(adapter.layouts), tuple(computed(part, len(adapter.layouts), 0, part.tokens))
+    )
     table = executor.run(plan, part, Resources({}, {})).table
     patches: dict[PatchKey, Patch] = {}
     for key, segment, chunk in places:

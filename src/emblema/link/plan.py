@@ -162,8 +162,10 @@ class LinkPlan:
                 below = codes[: selector.layer + 1, start:stop]
                 above = codes[selector.layer + 1 :, start:stop]
                 if (below != 0).any() or ((above != 1) & (above != 2)).any():
-                    raise PlanError(f"selector {selector.rule}: rows {start} to {stop} must be computed up to layer "
-                                    f"{selector.layer} and taken above it")
+                    raise PlanError(
+                        f"selector {selector.rule}: rows {start} to {stop} must be computed up to layer "
+                        f"{selector.layer} and taken above it"
+                    )
 
     def cost(self, layouts: Sequence[LayerLayout], itemsize: int) -> Cost:
         """What the plan will do, from its ranges and budgets; `itemsize` is bytes per number of the KV."""
@@ -184,9 +186,7 @@ class LinkPlan:
     @property
     def exact(self) -> bool:
         """Whether every row is what re-prefill would make: computed, or taken from an exact prefix."""
-        return all(
-            part.source is Source.COMPUTED or isinstance(part.origin, PrefixOrigin) for part in self.ranges
-        )
+        return all(part.source is Source.COMPUTED or isinstance(part.origin, PrefixOrigin) for part in self.ranges)
 
     def patch_need(self, key: PatchKey) -> tuple[int, frozenset[int]]:
         """The largest rank and the layers that the plan asks of a patch."""
@@ -201,7 +201,10 @@ class LinkPlan:
             f"  stage {part.stage}  {describe(part)}".rstrip()
             for part in self.ranges
         ]
-        lines += [f"  selector {one.rule} after layer {one.layer}: {one.budget} rows of {one.candidates}" for one in self.selectors]
+        lines += [
+            f"  selector {one.rule} after layer {one.layer}: {one.budget} rows of {one.candidates}"
+            for one in self.selectors
+        ]
         return "\n".join(lines)
 
 
@@ -209,7 +212,9 @@ def describe(part: RowRange) -> str:
     """A range's origin, patch and mask in a few words."""
     words = []
     if isinstance(part.origin, ChunkOrigin):
-        words.append(f"chunk {part.origin.chunk[:8]}" + (f" from row {part.origin.offset}" if part.origin.offset else ""))
+        words.append(
+            f"chunk {part.origin.chunk[:8]}" + (f" from row {part.origin.offset}" if part.origin.offset else "")
+        )
     elif isinstance(part.origin, PrefixOrigin):
         words.append(f"prefix {part.origin.entry[:8]}")
     if part.patch is not None:

@@ -21,7 +21,8 @@ class Rule(Protocol):
 def deviation(fresh: LayerRows, held: LayerRows) -> Tensor:
     """How far computing a row moved its keys and values (CacheBlend's measure), [rows] float32."""
     keys = (fresh.keys.float() - held.keys.float()).square().sum(dim=(0, 2))
-    return keys + (fresh.values.float() - held.values.float()).square().sum(dim=(0, 2))
+    deviations: Tensor = keys + (fresh.values.float() - held.values.float()).square().sum(dim=(0, 2))
+    return deviations
 
 
 RULES: Mapping[str, Rule] = {"deviation": deviation}
@@ -35,7 +36,8 @@ def candidate_rows(selector: Selector) -> Tensor:
     """
     if selector.rule not in RULES:
         raise PlanError(f"unknown selector rule {selector.rule!r}: choose one of {', '.join(RULES)}")
-    return torch.cat([torch.arange(start, stop) for start, stop in selector.candidates]).unique()
+    rows: Tensor = torch.cat([torch.arange(start, stop) for start, stop in selector.candidates]).unique()
+    return rows
 
 
 class Narrowing:

@@ -166,7 +166,7 @@ class MemoryStore:
     def lease(
         self, ids: Iterable[str], timeout: float = 60.0, skip_absent: bool = False
     ) -> Iterator[tuple[Chunk, ...]]:
-        """Hold chunks for as long as the block runs: they are not evicted. Yields them in the given order.
+        """Hold chunks for as long as the block runs: nothing under their ids is evicted. Yields them in order.
 
         Where other leases leave no room the call waits. Take all of a prompt's chunks in one lease: two callers that
         each wait for a second one would wait for each other until the time-out.

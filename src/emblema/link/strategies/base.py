@@ -77,7 +77,7 @@ def taken(segment: Segment, chunk: Chunk, layers: int) -> list[RowRange]:
 
 
 def lay_out(prompt: Prompt, layers: int, chunk_ranges: ChunkRanges) -> tuple[RowRange, ...]:
-    """Text computed, slid chunks absent, every other chunk as `chunk_ranges` says, the last row computed in any case."""
+    """Text computed, slid chunks absent, other chunks as `chunk_ranges` says, the last row computed in any case."""
     ranges: list[RowRange] = []
     for segment in prompt.segments:
         part = segment.part

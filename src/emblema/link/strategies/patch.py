@@ -51,7 +51,11 @@ class PatchStrategy:
         """The rank for a chunk of so many tokens, never beyond full rank."""
         layouts = knowledge.layouts
         kept = range(len(layouts) // 2 if self.deep else 0, len(layouts))
-        full = min(tokens, max(max(layouts[i].keys[0] * layouts[i].keys[1], layouts[i].values[0] * layouts[i].values[1])
-                               for i in kept))
+        full = min(
+            tokens,
+            max(
+                max(layouts[i].keys[0] * layouts[i].keys[1], layouts[i].values[0] * layouts[i].values[1]) for i in kept
+            ),
+        )
         wanted = self.rank if self.rank is not None else rank_for_share(self.share or 1.0, tokens, layouts, kept)
         return min(wanted, full)

@@ -41,13 +41,22 @@ def _patch(match: re.Match[str]) -> Strategy:
 KINDS: tuple[StrategyKind, ...] = (
     StrategyKind("auto", "an exact prefix where it holds every chunk, else patch-25%", "auto", lambda match: Auto()),
     StrategyKind("full", "every row computed: re-prefill, the ceiling", "full", lambda match: Full()),
-    StrategyKind("prefix", "the longest exact prefix of earlier prompts, the rest computed", "prefix",
-                 lambda match: Prefix()),
+    StrategyKind(
+        "prefix", "the longest exact prefix of earlier prompts, the rest computed", "prefix", lambda match: Prefix()
+    ),
     StrategyKind("blind", "chunks relocated as they were prefilled alone: the floor", "blind", lambda match: Blind()),
-    StrategyKind("patch-M | patch-P%", "relocated chunks with a rank-M patch, or one of at most P % of their bytes",
-                 r"patch-(?P<number>[0-9]+(?:[.][0-9]+)?)(?P<percent>%)?(?P<deep>(?!))?", _patch),
-    StrategyKind("patch-M-deep | patch-P%-deep", "the patch on the deepest half of the layers only",
-                 r"patch-(?P<number>[0-9]+(?:[.][0-9]+)?)(?P<percent>%)?(?P<deep>-deep)", _patch),
+    StrategyKind(
+        "patch-M | patch-P%",
+        "relocated chunks with a rank-M patch, or one of at most P % of their bytes",
+        r"patch-(?P<number>[0-9]+(?:[.][0-9]+)?)(?P<percent>%)?(?P<deep>(?!))?",
+        _patch,
+    ),
+    StrategyKind(
+        "patch-M-deep | patch-P%-deep",
+        "the patch on the deepest half of the layers only",
+        r"patch-(?P<number>[0-9]+(?:[.][0-9]+)?)(?P<percent>%)?(?P<deep>-deep)",
+        _patch,
+    ),
 )
 
 
