@@ -31,6 +31,26 @@ def test_the_same_picture_is_found_again_however_it_comes(reference: Engine, epi
     assert len(chunks[0].id) == 64 and chunks[0].tokens == 66 and chunks[0].bytes > 0
 
 
+def test_encoding_and_prefill_are_apart(reference: Engine, episode: Episode) -> None:
+    """Kept embeddings become the same chunk, whose KV was dropped meanwhile; the encoder does not run for it."""
+    chunk = reference.add(episode.pages[0].image())
+    (piece,) = reference.encode(episode.pages[0].image())
+    assert piece.id == chunk.id and 0 < piece.bytes < chunk.bytes
+    reference.store.delete(chunk.id)
+    calls = []
+    handle = reference.adapter.model.model.visual.register_forward_hook(lambda *given: calls.append(given))
+    try:
+        again = reference.add(piece)
+        assert not calls
+        reference.encode(episode.pages[0].image())
+        assert calls, "the hook would see the encoder"
+    finally:
+        handle.remove()
+    assert again.id in reference.store
+    for new, old in zip(again.rows, chunk.rows, strict=True):
+        assert torch.equal(new.keys, old.keys) and torch.equal(new.values, old.values)
+
+
 def test_another_salt_gives_another_id(reference: Engine, episode: Episode) -> None:
     other = Engine(reference.adapter.model, reference._workshop.preparer.processor, salt=b"tenant")
     assert other.add(episode.pages[0].image()).id != reference.add(episode.pages[0].image()).id

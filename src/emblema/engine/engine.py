@@ -19,7 +19,7 @@ from emblema.engine.replies import Piece, Prefill, Reply, TextStream, stream_rep
 from emblema.engine.template import ChatTemplate
 from emblema.engine.workshop import Workshop
 from emblema.errors import PromptError
-from emblema.kv.chunk import Chunk, Clip
+from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.prompt import Part, Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import Usage
@@ -96,7 +96,8 @@ class Engine:
         """Encode and prefill a piece of media once; found again by its content next time.
 
         Args:
-            source: path, bytes, URL, PIL picture or array of a picture; path, bytes or URL of a video, PDF, recording.
+            source: path, bytes or URL of a picture, video, PDF or recording; a PIL picture or an array; or a piece that
+                `encode` made, which is only prefilled.
             kind: `image`, `video`, `document` or `audio`; told by the content when left out.
             text: a text passage instead of a source.
             fps: frames a second to sample a video at.
@@ -115,8 +116,20 @@ class Engine:
             ids = self._workshop.preparer.tokenizer(text, add_special_tokens=False)["input_ids"]
             if not ids:
                 raise PromptError("the text passage is empty")
-            return self._workshop.text(ids)
-        return self._workshop.add(source, kind, fps, frames_per_segment)
+            return self._workshop.add(self._workshop.passage(ids))
+        if isinstance(source, EncodedChunk):
+            return self._workshop.rebuild(source)
+        return self._workshop.add(self._workshop.work(source, kind, fps, frames_per_segment))
+
+    def encode(
+        self, source: Any, *, kind: str | None = None, fps: float = 1.0, frames_per_segment: int = 2
+    ) -> tuple[EncodedChunk, ...]:
+        """Run the encoder alone: what `add` would prefill, a piece for each chunk. `add` takes each of them back later.
+
+        Raises:
+            MediaError: as `add`.
+        """
+        return self._workshop.encode(self._workshop.work(source, kind, fps, frames_per_segment))
 
     def prompt(self, parts: PromptLike, *, template: bool = True) -> Prompt:
         """A prompt as rows, from parts (one user turn) or messages in OpenAI's form.

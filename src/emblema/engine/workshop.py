@@ -1,15 +1,17 @@
 """Where chunks are made: media loaded within limits, encoded and prefilled alone once, found again by what they are."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import blake3
 import torch
+from blake3 import blake3
 from PIL import Image
 
 from emblema.errors import MediaError, ModelError
-from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded
+from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.media import MediaLimits, load_audio, load_image, load_pages, load_video, media_bytes, media_kind, segments
 from emblema.media.source import is_address, read_source
 from emblema.models.adapter import Adapter
@@ -18,6 +20,23 @@ from emblema.store.identity import chunk_id
 from emblema.store.memory import MemoryStore
 
 AUDIO_RATE = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A piece of media whose identity is known and whose encoding has not begun."""
+
+    id: str
+    kind: ChunkKind
+    encode: Callable[[], Encoded]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The drafts of one source: one for a picture or recording, one a segment or page for what becomes a clip."""
+
+    drafts: tuple[Draft, ...]
+    clip: Literal["video", "document"] | None = None
 
 
 class Workshop:
@@ -43,55 +62,73 @@ class Workshop:
             )
         return self._preparer
 
-    def add(self, source: Any, kind: str | None, fps: float, frames_per_segment: int) -> Chunk | Clip:
-        """A chunk of a picture or recording, or a clip of a video or document."""
+    def add(self, work: Work) -> Chunk | Clip:
+        """The chunk or clip of a source; what the store has is neither encoded nor prefilled again."""
+        chunks = [self._made(draft) for draft in work.drafts]
+        return chunks[0] if work.clip is None else _clip(work.clip, chunks)
+
+    def encode(self, work: Work) -> tuple[EncodedChunk, ...]:
+        """The encoder's part alone, piece by piece; the decoder does not run."""
+        model = self.adapter.fingerprint
+        return tuple(EncodedChunk(draft.id, draft.kind, model, draft.encode()) for draft in work.drafts)
+
+    def rebuild(self, piece: EncodedChunk) -> Chunk:
+        """The chunk of a piece that was encoded before; the encoder does not run.
+
+        Raises:
+            ModelError: another model encoded it.
+        """
+        if piece.model != self.adapter.fingerprint:
+            raise ModelError("these embeddings were made by another model: encode the media with this one")
+        return self._made(Draft(piece.id, piece.kind, lambda: piece.encoded))
+
+    def work(self, source: Any, kind: str | None, fps: float, frames_per_segment: int) -> Work:
+        """What has to be made of a source; nothing is encoded yet."""
         if isinstance(source, str | Path) and is_address(str(source)):
             source = read_source(str(source), self.limits)
         if isinstance(source, bytearray | memoryview):
             source = bytes(source)
         kind = kind or (media_kind(source, self.limits) if isinstance(source, str | Path | bytes) else "image")
         if kind == "image":
-            return self.image(load_image(source, self.limits), "image")
-        if kind == "video":
-            return self.video(source, fps, frames_per_segment)
+            return Work((self._picture(load_image(source, self.limits), "image"),))
         if kind == "document":
-            return clip_of("document", [self.image(page, "page") for page in load_pages(source, limits=self.limits)])
+            pages = load_pages(source, limits=self.limits)
+            return Work(tuple(self._picture(page, "page") for page in pages), clip="document")
+        if kind == "video":
+            return self._video(source, fps, frames_per_segment)
         if kind == "audio":
             audio = load_audio(source, AUDIO_RATE, self.limits)
-            return self.make("audio", media_bytes(audio), {}, lambda: self.preparer.audio(audio.samples, audio.rate))
+            prepare = partial(self.preparer.audio, audio.samples, audio.rate)
+            return Work((self._draft("audio", media_bytes(audio), {}, prepare),))
         raise MediaError(f"unknown kind {kind!r}: choose image, video, document or audio")
 
-    def image(self, picture: Image.Image, kind: ChunkKind) -> Chunk:
-        """The chunk of one picture or page."""
-        return self.make(kind, media_bytes(picture), {}, lambda: self.preparer.image(picture))
-
-    def video(self, source: Any, fps: float, frames_per_segment: int) -> Clip:
-        """The clip of a video sampled at `fps`, a chunk for every `frames_per_segment` frames."""
-        video = load_video(source, fps, self.limits)
-        chunks = []
-        for part in segments(video, frames_per_segment):
-            seconds = video.seconds_per_frame
-            make = self._video_maker(part.frames, seconds)
-            chunks.append(
-                self.make("video", b"".join(media_bytes(frame) for frame in part.frames), {"seconds": seconds}, make)
-            )
-        return clip_of("video", chunks)
-
-    def text(self, token_ids: Sequence[int]) -> Chunk:
-        """The chunk of a text passage."""
+    def passage(self, token_ids: Sequence[int]) -> Work:
+        """A text passage."""
         ids = list(token_ids)
         written = b"".join(token.to_bytes(8, "little") for token in ids)
-        return self._keep("text", self._id("text", written, {}), lambda: self.adapter.encode_text(torch.tensor(ids)))
+        identity = self._id("text", written, {})
+        return Work((Draft(identity, "text", lambda: self.adapter.encode_text(torch.tensor(ids))),))
 
-    def make(self, kind: ChunkKind, content: bytes, geometry: dict[str, Any], prepare: Callable[[], Prepared]) -> Chunk:
-        """The chunk of prepared media, from the store if it is there."""
-        options = {"media": geometry, "processor": self.preparer.options}
-        return self._keep(kind, self._id(kind, content, options), lambda: self.adapter.encode(prepare()))
+    def _picture(self, picture: Image.Image, kind: ChunkKind) -> Draft:
+        return self._draft(kind, media_bytes(picture), {}, partial(self.preparer.image, picture))
 
-    def _video_maker(self, frames: list[Image.Image], seconds: float) -> Callable[[], Prepared]:
-        return lambda: self.preparer.video(frames, seconds)
+    def _video(self, source: Any, fps: float, frames_per_segment: int) -> Work:
+        video = load_video(source, fps, self.limits)
+        seconds = video.seconds_per_frame
+        drafts = []
+        for segment in segments(video, frames_per_segment):
+            content = b"".join(media_bytes(frame) for frame in segment.frames)
+            prepare = partial(self.preparer.video, segment.frames, seconds)
+            drafts.append(self._draft("video", content, {"seconds per frame": seconds}, prepare))
+        return Work(tuple(drafts), clip="video")
 
-    def _id(self, kind: str, content: bytes, options: dict[str, Any]) -> str:
+    def _draft(
+        self, kind: ChunkKind, content: bytes, timing: dict[str, float], prepare: Callable[[], Prepared]
+    ) -> Draft:
+        identity = self._id(kind, content, {"timing": timing, "processor": self.preparer.options})
+        return Draft(identity, kind, lambda: self.adapter.encode(prepare()))
+
+    def _id(self, kind: ChunkKind, content: bytes, options: dict[str, Any]) -> str:
         return chunk_id(
             (kind.encode(), content),
             options=options,
@@ -101,17 +138,16 @@ class Workshop:
             salt=self.salt,
         )
 
-    def _keep(self, kind: ChunkKind, identity: str, encode: Callable[[], Encoded]) -> Chunk:
-        found = self.store.find(identity)
+    def _made(self, draft: Draft) -> Chunk:
+        found = self.store.find(draft.id)
         if found is not None:
             return found
-        encoded = encode()
-        chunk = Chunk(identity, kind, encoded, self.adapter.capture(encoded))
+        encoded = draft.encode()
+        chunk = Chunk(draft.id, draft.kind, encoded, self.adapter.capture(encoded))
         self.store.put(chunk)
         return chunk
 
 
-def clip_of(kind: Any, chunks: Sequence[Chunk]) -> Clip:
-    """Chunks bound together under a digest of their ids."""
-    digest = blake3.blake3(b"".join(bytes.fromhex(chunk.id) for chunk in chunks)).hexdigest()
+def _clip(kind: Literal["video", "document"], chunks: Sequence[Chunk]) -> Clip:
+    digest = blake3(b"".join(bytes.fromhex(chunk.id) for chunk in chunks)).hexdigest()
     return Clip(digest, kind, tuple(chunks))

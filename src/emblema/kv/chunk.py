@@ -43,6 +43,27 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EncodedChunk:
+    """What the encoder made of one piece of media, to be kept in place of its KV and prefilled later.
+
+    Attributes:
+        id: the id of the chunk that it becomes.
+        kind: what the piece is.
+        model: fingerprint of the model that encoded it.
+        encoded: what the decoder will be fed.
+    """
+
+    id: str
+    kind: ChunkKind
+    model: str
+    encoded: Encoded
+
+    @property
+    def bytes(self) -> int:
+        return self.encoded.bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """Canonical KV of one piece of media: prefilled alone from position 0, rows as first written.
 

@@ -20,7 +20,7 @@ EXACT_SIDE = 384
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """A matrix [tokens, features] of low rank, `left [tokens, rank] @ right [rank, features]`, leading directions first."""
+    """Low-rank matrix [tokens, features], `left [tokens, rank] @ right [rank, features]`; leading directions first."""
 
     left: Tensor
     right: Tensor

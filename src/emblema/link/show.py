@@ -26,7 +26,7 @@ def plan_table(plan: LinkPlan) -> Table:
 
 
 def plan_map(plan: LinkPlan, width: int = 96) -> Group:
-    """Rows from left to right, layers from bottom to top; a cell shows the commonest source of the rows it stands for."""
+    """Rows run from left to right, layers upwards; a cell shows the commonest source of the rows it stands for."""
     codes = plan.sources()
     width = min(width, plan.rows)
     edges = [column * plan.rows // width for column in range(width + 1)]

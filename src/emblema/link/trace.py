@@ -37,7 +37,7 @@ class Usage:
     """What a reply cost.
 
     `prompt_tokens = cached_tokens + computed_tokens`; `patched_tokens` is part of `cached_tokens`; `forming_tokens`
-    counts rows run to form patches; `lane` is the strategy taken, and `fallback` says why if it is not the one asked for.
+    counts rows run to form patches; `lane` is the strategy taken, `fallback` why it is not the one asked for.
     """
 
     lane: str

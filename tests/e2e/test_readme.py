@@ -1,0 +1,38 @@
+"""The README: what it shows runs, what it links to is there."""
+
+import re
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_first_screen_shows_the_two_commands() -> None:
+    assert {"make demo", "make test"} <= set(re.findall(r"make \w+", "\n".join(README.splitlines()[:25])))
+
+
+def test_its_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("legend-1.png", "map-01.png", "clip.mp4"):
+        shutil.copy(Path(str(files("emblema"))) / "assets" / "demo" / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "patch-25%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
+def test_its_links_are_there(target: str) -> None:
+    assert (ROOT / target).exists()
+
+
+def test_every_strategy_is_in_its_table() -> None:
+    import emblema
+
+    named = set(re.findall(r"`([^`\n]+)`", README))
+    assert {part for usage in emblema.strategies() for part in usage.split(" | ")} - {"patch-P%-deep"} <= named
