@@ -1,6 +1,6 @@
 """Taken rows, relocated and patched, written into the table: a rotation and a small product per layer, no forward."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +61,7 @@ def assemble(
             groups.setdefault(part.layers, []).append(part)
     for (first, last), parts in groups.items():
         placed = _place(adapter, prompt, chunks, parts)
-        where = slots[placed.rows].to(adapter.device)
+        where = _where(slots[placed.rows], adapter.device)
         for layer in range(first, last):
             rows = _relocated(adapter.layouts[layer], layer, placed, chunks)
             bytes_read += rows.bytes
@@ -69,6 +69,14 @@ def assemble(
             patch_bytes += added
             table.write(layer, where, LayerRows(rows.keys.to(adapter.dtype), rows.values.to(adapter.dtype)))
     return bytes_read, patch_bytes
+
+
+def _where(slots: Tensor, device: torch.device) -> Tensor | slice:
+    """Slots to write to; a slice where they follow one another, which is several times faster."""
+    first, last = int(slots[0]), int(slots[-1])
+    if last - first + 1 == len(slots) and bool((slots.diff() == 1).all()):
+        return slice(first, last + 1)
+    return slots.to(device)
 
 
 def relocated(adapter: Adapter, plan: LinkPlan, prompt: Prompt, layer: int, rows: Tensor) -> LayerRows:
@@ -149,26 +157,30 @@ def _patched(
     """The rows with `R(p) U V` added wherever a range names a patch; the rotation is linear, so the order is free."""
     if all(part.patch is None for part in placed.ranges):
         return rows, 0
-    shifts = LayerRows(
-        torch.zeros_like(rows.keys, dtype=torch.float32), torch.zeros_like(rows.values, dtype=torch.float32)
-    )
-    added = start = 0
-    for part in placed.ranges:
-        stop = start + part.rows
-        patch = _layer_patch(part, layer, patches)
-        if patch is not None:
-            offset = _origin(part).offset
-            shifts.keys[:, start:stop] = _dense(patch.keys, offset, part.rows, layout.keys[0])
-            shifts.values[:, start:stop] = _dense(patch.values, offset, part.rows, layout.values[0])
-            added += patch.bytes
-        start = stop
-    keys, values = shifts.keys, shifts.values
+    held = [_layer_patch(part, layer, patches) for part in placed.ranges]
+    keys = _shifts([None if patch is None else patch.keys for patch in held], placed.ranges, layout.keys)
+    values = _shifts([None if patch is None else patch.values for patch in held], placed.ranges, layout.values)
     band = layout.rotary
     if band is not None and band.slot == "keys":
         keys = rotate(keys, band, placed.target(band))
     elif band is not None:
         values = rotate(values, band, placed.target(band))
+    added = sum(patch.bytes for patch in held if patch is not None)
     return LayerRows(rows.keys.float() + keys, rows.values.float() + values), added
+
+
+def _shifts(factors: Sequence[Factors | None], ranges: Sequence[RowRange], shape: tuple[int, int]) -> Tensor:
+    """What patches add to the ranges' rows, [heads, rows, width] float32; zero where a range has none."""
+    device = next(one.left.device for one in factors if one is not None)
+    pieces = []
+    for part, one in zip(ranges, factors, strict=True):
+        if one is None:
+            pieces.append(torch.zeros(part.rows, shape[0] * shape[1], device=device))
+        else:
+            offset = _origin(part).offset
+            pieces.append(one.left[offset : offset + part.rows].float() @ one.right.float())
+    shifts: Tensor = torch.cat(pieces).unflatten(1, shape).transpose(0, 1)
+    return shifts
 
 
 def _layer_patch(part: RowRange, layer: int, patches: Mapping[PatchKey, Patch]) -> LayerPatch | None:
@@ -179,7 +191,3 @@ def _layer_patch(part: RowRange, layer: int, patches: Mapping[PatchKey, Patch]) 
     if held is None:
         raise PlanError(f"rows {part.start} to {part.stop} name a patch that was not handed over for layer {layer}")
     return LayerPatch(held.keys.slice(part.patch.rank), held.values.slice(part.patch.rank))
-
-
-def _dense(factors: Factors, offset: int, rows: int, heads: int) -> Tensor:
-    return Factors(factors.left[offset : offset + rows], factors.right).dense(heads)
