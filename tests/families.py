@@ -1,5 +1,6 @@
 """Tiny random models of every family, their processors, and stock inputs for the joint forward."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,7 +26,8 @@ SPECIALS = [
     "<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>", "<|media_start|>",
     "<image_placeholder>", "<|im_start|>", "<|im_end|>",
 ]  # fmt: skip
-WORDS = ["which", "land", "does", "the", "tent", "stand", "on", "image", "video", "seconds", "and", "\n", "\n\n", ".", "?", ":"]
+WORDS = ["which", "land", "does", "the", "tent", "stand", "on", "image", "video", "seconds", "and"]
+WORDS += ["\n", "\n\n", ".", "?", ":"]
 WORDS += [str(number) for number in range(10)] + [f"word{number}" for number in range(60)]
 VOCABULARY = {token: index for index, token in enumerate([*SPECIALS, *WORDS])}
 VOCAB = 192
@@ -213,14 +215,37 @@ def stock_logits(item: Loaded, prompt: Prompt, pictures: Sequence[Image.Image]) 
         return item.model(input_ids=prompt.token_ids[None], use_cache=False, **arguments).logits[0].float()
 
 
+def require_torchvision() -> None:
+    """Skip the test where torchvision is missing."""
+    import pytest
+
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+
+
+def declare_torchvision_operators() -> Any:
+    """torchvision's wheel asks for two operators that a CPU build of torch lacks; declared, it imports."""
+    if importlib.util.find_spec("torchvision") is None or torch.version.cuda is not None:
+        return None
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+TORCHVISION = declare_torchvision_operators()  # kept: torch forgets the operators when this object goes
+
 # --- the matrix -------------------------------------------------------------------------------------------------------
 
 LLAMA = {
-    "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "model_type": "llama",
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 8192, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
 }  # fmt: skip
 CLIP = {
-    "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28,
+    "model_type": "clip_vision_model",
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 7, "projection_dim": 32,
 }  # fmt: skip
 
@@ -292,7 +317,8 @@ def build_qwen2_vl(seed: int) -> tuple[nn.Module, Bundle]:
 
 QWEN3_VISION = {
     "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 8, "out_hidden_size": 64,
-    "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1], "temporal_patch_size": 2, "spatial_merge_size": 2,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1], "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
 }  # fmt: skip
 QWEN3_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 
@@ -575,7 +601,8 @@ def build_qwen3_omni(seed: int) -> tuple[nn.Module, Bundle]:
     torch.manual_seed(seed)
     audio = {
         "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "d_model": 32,
-        "n_window": 50, "n_window_infer": 100, "output_dim": 64, "max_source_positions": 128, "downsample_hidden_size": 8,
+        "n_window": 50, "n_window_infer": 100, "output_dim": 64, "max_source_positions": 128,
+        "downsample_hidden_size": 8,
     }  # fmt: skip
     text = {**QWEN_TEXT, **EXPERTS, "head_dim": 16, "rope_parameters": QWEN3_ROPE}
     config = Qwen3OmniMoeThinkerConfig(

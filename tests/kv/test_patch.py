@@ -34,7 +34,11 @@ def test_forming_and_adding_are_linear(seed: int, scale: float) -> None:
         patch = form_patch([lack], rank, torch.float32).layers[0]
         scaled = form_patch([LayerRows(lack.keys * scale, lack.values * scale)], rank, torch.float32).layers[0]
         assert patch is not None and scaled is not None
-        assert torch.allclose(scaled.keys.dense(2), scale * patch.keys.dense(2), atol=2e-4)
+        # Which directions are kept is open where singular values nearly tie; how much of the deficit is left is not.
+        left = (lack.keys - patch.keys.dense(2)).norm()
+        assert torch.isclose((scale * lack.keys - scaled.keys.dense(2)).norm(), abs(scale) * left, rtol=1e-4, atol=1e-4)
+        if rank == 16:
+            assert torch.allclose(scaled.keys.dense(2), scale * patch.keys.dense(2), atol=2e-4)
         once = patch.apply(canonical)
         assert torch.allclose(once.keys - canonical.keys, patch.keys.dense(2), atol=1e-5)
         assert torch.allclose(patch.apply(once).values - once.values, patch.values.dense(2), atol=1e-5)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests import families as matrix
 from emblema.errors import ModelError, PromptError
 from emblema.models.adapter import Adapter
 from emblema.models.prepare import Preparer
+from tests import families as matrix
 
 CASES = list(matrix.CASES)
 
@@ -108,6 +108,16 @@ def test_narrowing_leaves_dropped_rows_as_they_were(name: str) -> None:
     assert float((adapter.logits(hidden) - logits[::2]).abs().max()) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma3"])
+def test_long_batches_run_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = matrix.loaded(name)
+    prompt, _, _, _ = matrix.joint(item)
+    _, logits = matrix.run_all(item.adapter, prompt)
+    monkeypatch.setattr(item.adapter, "block_rows", 9, raising=False)
+    _, blocks = matrix.run_all(item.adapter, prompt)
+    assert float((blocks - logits).abs().max()) < 1e-4
+
+
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3"])
 def test_physical_order_does_not_matter(name: str) -> None:
     item = matrix.loaded(name)
@@ -153,17 +163,23 @@ def test_hidden_rows_are_as_good_as_absent() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_model_is_left_as_found(name: str) -> None:
+    """Nothing in the tree changes, from before the adapter was made. The one exception is not ours: on the first call
+    of some vision towers transformers installs its hooks for capturing hidden states, once."""
     model, bundle = matrix.CASES[name].build(5)
+    before, weights = _tree(model), _sums(model)
     adapter, preparer = Adapter(model), Preparer(bundle, model.config)
     item = matrix.Loaded(matrix.CASES[name], model, bundle, adapter, preparer)
-    prompt, _, _, parts = matrix.joint(item)
-    before, weights = _tree(model), _sums(model)
     for seed in range(6):
         prompt, _, _, parts = matrix.joint(item, seed)
         matrix.run_all(adapter, prompt)
         adapter.capture(parts[1])
         matrix.run_all(adapter, matrix.compose(adapter, [adapter.encode_text(matrix.words(7, seed))]))
-    assert _tree(model) == before
+        if seed == 0:
+            first = _tree(model)
+    assert _tree(model) == first
+    changed = {key for key in before.keys() | first.keys() if before.get(key) != first.get(key)}
+    assert not [key for key in changed if "_forward_hooks" not in key and "output_capturing" not in key]
+    assert not [key for key in changed if "language_model" in key or "text_model" in key]
     assert _sums(model) == weights
 
 
@@ -181,7 +197,8 @@ def _tree(model: Any) -> dict[str, Any]:
 
 
 def _sums(model: Any) -> dict[str, float]:
-    return {name: float(value.double().sum()) for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: float(value.detach().double().sum()) for name, value in tensors}
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "llava_next", "qwen3_vl"])
@@ -198,7 +215,7 @@ def test_two_threads_on_one_model(name: str) -> None:
             logits = matrix.run_all(adapter, prompt)[1]
             wrong.append(float((logits - expected[index]).abs().max()))
 
-    threads = [threading.Thread(target=work, args=(adapter, index)) for index, adapter in enumerate((item.adapter, other))]
+    threads = [threading.Thread(target=work, args=(item.adapter, 0)), threading.Thread(target=work, args=(other, 1))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -241,3 +258,22 @@ def test_fingerprint_follows_weights_and_configuration() -> None:
     assert first != fingerprint(same)
     model.config.text_config.rms_norm_eps = 1e-3
     assert first != fingerprint(model)
+
+
+def test_an_adapter_notices_changed_weights() -> None:
+    model, _ = matrix.CASES["llava"].build(0)
+    adapter = Adapter(model)
+    first = adapter.fingerprint
+    assert adapter.fingerprint == first
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1.0
+    second = adapter.fingerprint
+    assert second != first
+    model.lm_head.scaling = {"default": 2.0}
+    assert adapter.fingerprint != second
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    model, _ = matrix.CASES["llava"].build(0)
+    with pytest.raises(ModelError, match=r"model\.eval"):
+        Adapter(model.train())

@@ -119,7 +119,9 @@ def test_canonical_bytes_are_as_different_as_values(left: object, right: object)
     assert (canonical(left) == canonical(right)) == (typed(left) == typed(right))
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, torch.float32, [1, {"deep": object()}]], ids=str)
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, torch.float32, [1, {"deep": object()}]], ids=["object", "set", "dtype", "deep"]
+)
 def test_an_option_of_another_type_is_refused(value: object) -> None:
     with pytest.raises(StoreError, match="options"):
         chunk_id(**{**BASE, "options": {"odd": value}})

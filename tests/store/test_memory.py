@@ -252,8 +252,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.versions.pop(name, None)
         for key in [key for key in self.patches if name in key.chunks]:
             del self.patches[key]
-        for _, ids in self.leases:
-            ids.discard(name)
 
     @rule(name=names)
     def find(self, name: str) -> None:
@@ -282,7 +280,7 @@ class StoreMachine(RuleBasedStateMachine):
         stack.close()
 
     def size(self, name: str) -> int:
-        return 20 * self.versions[name].tokens
+        return 20 * self.versions[name].tokens if name in self.versions else 0
 
     @invariant()
     def bytes_add_up(self) -> None:
@@ -301,7 +299,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def leased_are_held_and_deleted_are_not(self) -> None:
-        assert all(name in self.store for name in self.leased)
+        # A lease is on the id: a chunk deleted and put again under it is held as well.
+        assert all(name in self.store for name in self.leased & self.versions.keys())
         assert set(self.store.ids()) <= self.versions.keys()
         assert all(self.store.find_patch(key) in (None, piece) for key, piece in self.patches.items())
         known = sum(self.store.find_patch(key) is not None for key in self.patches)
@@ -315,4 +314,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStoreMachine.settings = settings(stateful_step_count=40)

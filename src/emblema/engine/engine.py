@@ -30,6 +30,9 @@ from emblema.models.prepare import Preparer
 from emblema.models.selfcheck import SelfCheck, selfcheck
 from emblema.store.memory import MemoryStore
 
+DECODE_RESERVE = 256
+"""Rows that a table keeps room for before it has to grow."""
+
 PromptLike = str | Sequence[PromptPart] | Sequence[Message]
 
 
@@ -160,8 +163,10 @@ class Engine:
             PromptError, StrategyError: the prompt or the strategy's name is not right.
         """
         began = time.perf_counter()
-        prompt = self.prompt(parts, template=template)
-        with self.store.lease([chunk.id for _, chunk in prompt.chunk_segments if chunk.id in self.store]):
+        return self._prefill(self.prompt(parts, template=template), strategy, reserve, began)
+
+    def _prefill(self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float) -> Prefill:
+        with self.store.lease([chunk.id for _, chunk in prompt.chunk_segments], skip_absent=True):
             outcome = self._linker.link(prompt, strategy, reserve)
         usage = Usage.of(
             outcome.plan,
@@ -237,12 +242,13 @@ class Engine:
         self, parts: PromptLike, strategy: str | Strategy, template: bool, sampling: Sampling
     ) -> Iterator[Piece]:
         began = time.perf_counter()
-        prefill = self.prefill(parts, strategy, template=template, reserve=sampling.max_new_tokens)
-        room = self.adapter.context_length - max(prefill.prompt.tokens, prefill.prompt.next_position)
+        prompt = self.prompt(parts, template=template)
+        room = self.adapter.context_length - max(prompt.tokens, prompt.next_position)
         if sampling.max_new_tokens > room:
             raise PromptError(
                 f"max_new_tokens is {sampling.max_new_tokens}, but the model's context has room for {room}"
             )
+        prefill = self._prefill(prompt, strategy, min(sampling.max_new_tokens, DECODE_RESERVE), began)
         ends = self.end_tokens
         tokens = decode(self.adapter, prefill.linked, prefill.prompt, Sampler(sampling), ends)
         first = next(tokens)

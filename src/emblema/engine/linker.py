@@ -56,7 +56,8 @@ class Linker:
             forming = self._form(plan, prompt, findings)
             plan = chosen.plan(prompt, findings.knowledge)
         linked = self.executor.run(plan, prompt, findings.resources, reserve)
-        if plan.exact and not prompt.slid_rows:
+        # A chunk deleted meanwhile must not live on in a kept prefix.
+        if plan.exact and not prompt.slid_rows and all(chunk.id in self.store for _, chunk in prompt.chunk_segments):
             self.prefixes.put(segments_of(prompt), _copied(linked, prompt.tokens))
         return Outcome(plan, linked, forming, fallback)
 

@@ -1,73 +1,64 @@
 """One generic adapter over the encoder and the decoder of a transformers vision-language model."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from emblema.errors import ModelError, PromptError, UnsupportedModelError
+from emblema.errors import ModelError, PromptError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.rotation import RotaryTable
 from emblema.models.attention import attention_masks
+from emblema.models.batch import RowBatch
 from emblema.models.calibrate import Calibration, calibrate, layer_types, rotary_module
 from emblema.models.families import family_of
 from emblema.models.families.base import Family, Prepared
-from emblema.models.fingerprint import fingerprint
+from emblema.models.fingerprint import fingerprint, weights_stamp
 from emblema.models.positions import chunk_positions
-from emblema.models.refuse import refuse_unsupported, rope_parameters
+from emblema.models.refuse import refuse_unsupported
+from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes
 from emblema.models.table import KVTable
 
+__all__ = ["Adapter", "Narrow", "RowBatch"]
+
 Narrow = Callable[[int], Tensor | None]
-
-
-@dataclass(frozen=True, slots=True)
-class RowBatch:
-    """Rows to run through the decoder, in the order of their places in the prompt.
-
-    Attributes:
-        embeds: [rows, hidden].
-        positions: [axes, rows] int64.
-        slots: [rows] int64, the table's slots they are written to.
-        visual: [rows] bool, rows that carry media features.
-        deepstack: per early layer, [visual rows, hidden] added after that layer; empty for most families.
-        hidden_from: [rows, table.length] bool, True may not be attended; None hides nothing.
-    """
-
-    embeds: Tensor
-    positions: Tensor
-    slots: Tensor
-    visual: Tensor
-    deepstack: tuple[Tensor, ...] = ()
-    hidden_from: Tensor | None = None
 
 
 class Adapter:
     """Encodes media and runs a decoder for any rows of a prompt; holds no state on the model.
 
+    Attributes:
+        block_rows: rows run at once in a whole-decoder call; bounds the mask's memory on long prompts.
+
     Raises:
         UnsupportedModelError: on construction, when a layer's rows cannot be relocated exactly; names the layer.
     """
+
+    block_rows = 2048
 
     def __init__(self, model: Any, family: Family | None = None) -> None:
         self.model = model
         self.decoder: Any = find_decoder(model)
         self.layers, self.names = decoder_layers(model, self.decoder)
-        self.config = self.decoder.config
+        self.config: Any = self.decoder.config
         self.types = layer_types(self.decoder, len(self.layers))
         refuse_unsupported(self.decoder, self.layers, self.names)
         self.kind = family if family is not None else family_of(model.config)
         self.family = self.kind.name
+        if model.training:
+            raise ModelError(f"{type(model).__name__} is in training mode; call model.eval() first.")
         self.axes = position_axes(model, self.config)
         windows = layer_windows(self.config, self.types)
         self.calibration: Calibration = calibrate(self.decoder, self.layers, self.names, self.axes, windows)
         self.layouts: tuple[LayerLayout, ...] = self.calibration.layouts
         self.tables: dict[str, RotaryTable] = dict(self.calibration.tables)
         self._windows = windows
+        self._digest = ""
+        self._stamp: tuple[Any, ...] | None = None
         self._takes_deepstack = "deepstack_visual_embeds" in inspect.signature(self.decoder.forward).parameters
         self._typed_rotary = "layer_type" in inspect.signature(rotary_module(self.decoder).forward).parameters
         self.version = f"{self.family}/{self.kind.version()}"
@@ -93,10 +84,13 @@ class Adapter:
     def context_length(self) -> int:
         return int(self.config.max_position_embeddings)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """Digest of configuration and weights, 256 bits, hex; read once, on first use."""
-        return fingerprint(self.model)
+        """Digest of configuration and weights, 256 bits, hex; read again after a tensor or an adapter was changed."""
+        stamp = weights_stamp(self.model)
+        if stamp != self._stamp:
+            self._digest, self._stamp = fingerprint(self.model), stamp
+        return self._digest
 
     @property
     def _embedding(self) -> Any:
@@ -174,16 +168,18 @@ class Adapter:
         if narrow is not None and not self.supports_layerwise:
             raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy without per-layer selectors.")
         with torch.inference_mode():
-            masks = attention_masks(
-                table, batch.slots, self._windows, batch.hidden_from, self.kind.window_binds_groups
-            )
-            table.slots = batch.slots
-            try:
-                if narrow is None:
-                    return self._whole(batch, table, masks)
-                return self._layerwise(batch, table, masks, narrow)
-            finally:
-                table.slots = None
+            if narrow is None:
+                parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
+                return torch.cat([self._run(part, table, None) for part in parts])
+            return self._run(batch, table, narrow)
+
+    def _run(self, batch: RowBatch, table: KVTable, narrow: Narrow | None) -> Tensor:
+        masks = attention_masks(table, batch.slots, self._windows, batch.hidden_from, self.kind.window_binds_groups)
+        table.slots = batch.slots
+        try:
+            return self._whole(batch, table, masks) if narrow is None else self._layerwise(batch, table, masks, narrow)
+        finally:
+            table.slots = None
 
     def _ids(self, positions: Tensor) -> Tensor:
         return positions if self.axes == 1 else positions[:, None]
@@ -205,9 +201,7 @@ class Adapter:
         )
         return output.last_hidden_state[0]
 
-    def _layerwise(
-        self, batch: RowBatch, table: KVTable, masks: dict[int | None, Tensor], narrow: Narrow
-    ) -> Tensor:
+    def _layerwise(self, batch: RowBatch, table: KVTable, masks: dict[int | None, Tensor], narrow: Narrow) -> Tensor:
         hidden, slots, visual, deepstack = batch.embeds[None], batch.slots, batch.visual, batch.deepstack
         ids = self._ids(batch.positions)
         turns = self._turns(hidden, ids)
@@ -288,51 +282,20 @@ class Adapter:
         batch = RowBatch(embeds, order.expand(self.axes, -1), order, visual, deepstack)
         results = []
         with torch.inference_mode():
-            for call in (self._whole, lambda *given: self._layerwise(*given, narrow=lambda _: None)):
+            for whole in (True, False):
                 table = self.table(rows)
                 table.allocate(order)
                 masks = attention_masks(table, order, self._windows, None)
                 table.slots = order
                 try:
-                    results.append(call(batch, table, masks))
+                    run = self._whole(batch, table, masks) if whole else self._layerwise(batch, table, masks, _keep_all)
+                    results.append(run)
                 except (TypeError, RuntimeError, AttributeError, KeyError):
                     return False
-        # Half precision differs by rounding alone, and the same kernels run in the same order either way.
-        return torch.allclose(results[0].float(), results[1].float(), rtol=1e-4, atol=1e-5 * float(results[0].abs().max()))
+        # The same kernels run in the same order either way, so half precision agrees as closely.
+        whole_way, loop = (result.float() for result in results)
+        return torch.allclose(whole_way, loop, rtol=1e-4, atol=1e-5 * float(whole_way.abs().max()))
 
 
-def find_decoder(model: Any) -> nn.Module:
-    """The model's text decoder: the module that takes embeddings and holds the layers."""
-    get = getattr(model, "get_decoder", None)
-    decoder = get() if get is not None else None
-    for _ in range(3):
-        if decoder is None or hasattr(decoder, "layers"):
-            break
-        decoder = getattr(decoder, "model", None)
-    if decoder is None or not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
-        raise UnsupportedModelError(f"{type(model).__name__} has no decoder with a list of layers.")
-    return decoder
-
-
-def decoder_layers(model: nn.Module, decoder: Any) -> tuple[list[nn.Module], list[str]]:
-    """The decoder's layers in order and their paths in the model."""
-    prefix = next((name for name, module in model.named_modules() if module is decoder), "decoder")
-    layers = list(decoder.layers)[: decoder.config.num_hidden_layers]
-    return layers, [f"{prefix}.layers.{index}" for index in range(len(layers))]
-
-
-def position_axes(model: Any, config: Any) -> int:
-    """Position axes: three for M-RoPE, one otherwise."""
-    sectioned = any("mrope_section" in parameters for parameters in rope_parameters(config))
-    base = getattr(model, "model", model)
-    return 3 if sectioned or hasattr(base, "get_rope_index") else 1
-
-
-def layer_windows(config: Any, types: Sequence[str]) -> tuple[int | None, ...]:
-    """Each layer's sliding window in rows; None attends everything before."""
-    window = getattr(config, "sliding_window", None)
-    if window is None or getattr(config, "use_sliding_window", True) is False:
-        return (None,) * len(types)
-    if getattr(config, "layer_types", None):
-        return tuple(int(window) if kind == "sliding_attention" else None for kind in types)
-    return (int(window),) * len(types)
+def _keep_all(layer: int) -> Tensor | None:
+    return None

@@ -1,8 +1,9 @@
 """How each layer of a decoder rotates its rows, measured on the decoder itself.
 
-A forward of one token attends to itself only, so no layer's hidden state depends on where the token stands, and the row
-it caches at position p is exactly its row at position 0 turned by R(p). One token is therefore run at many positions, on
-all axes and on each alone, and for every layer the slot, pairing, width, axis and table column of each pair are fitted.
+A forward of one token attends to itself only, so no layer's hidden state depends on where the token stands, and the
+row it caches at position p is exactly its row at position 0 turned by R(p). One token is therefore run at many
+positions, on all axes and on each alone, and for every layer the slot, pairing, width, axis and table column of each
+pair are fitted.
 """
 
 import inspect
@@ -77,7 +78,7 @@ def calibrate(
     tables = rotary_tables(decoder, axes)
     fit = [(p,) * axes for p in FIT_POSITIONS]
     if axes > 1:
-        fit += [tuple(p if axis == turned else 0 for axis in range(axes)) for turned in range(axes) for p in FIT_POSITIONS]
+        fit += [tuple(p * (axis == turned) for axis in range(axes)) for turned in range(axes) for p in FIT_POSITIONS]
     check = [point[:axes] for point in CHECK_POSITIONS]
     points = torch.tensor([(0,) * axes, *fit, *check], dtype=torch.int64)
     cache = _one_token_rows(decoder, points, axes)
@@ -95,13 +96,13 @@ def calibrate(
     return Calibration(tuple(layouts), tables, tuple(errors), tuple(names))
 
 
-def layer_types(decoder: nn.Module, count: int) -> list[str]:
+def layer_types(decoder: Any, count: int) -> list[str]:
     """Each layer's attention type as the decoder's config names it (`full_attention` where it does not)."""
     types = getattr(decoder.config, "layer_types", None)
     return list(types) if types else ["full_attention"] * count
 
 
-def rotary_module(decoder: nn.Module) -> nn.Module:
+def rotary_module(decoder: nn.Module) -> Any:
     """The decoder's rotary module, wherever it keeps it."""
     for name in ("rotary_emb", "rotary_pos_emb", "rotary"):
         if isinstance(module := getattr(decoder, name, None), nn.Module):
@@ -112,7 +113,7 @@ def rotary_module(decoder: nn.Module) -> nn.Module:
     raise UnsupportedModelError(f"{type(decoder).__name__} has no rotary module, so its keys cannot be relocated.")
 
 
-def rotary_tables(decoder: nn.Module, axes: int) -> dict[str, DecoderTable]:
+def rotary_tables(decoder: Any, axes: int) -> dict[str, DecoderTable]:
     """The decoder's rotary tables by name: one called `default`, or one per layer type."""
     rotary = rotary_module(decoder)
     if "layer_type" in inspect.signature(rotary.forward).parameters:
@@ -120,7 +121,7 @@ def rotary_tables(decoder: nn.Module, axes: int) -> dict[str, DecoderTable]:
     return {"default": DecoderTable(rotary, axes, None)}
 
 
-def _one_token_rows(decoder: nn.Module, points: Tensor, axes: int) -> DynamicCache:
+def _one_token_rows(decoder: Any, points: Tensor, axes: int) -> DynamicCache:
     weight = decoder.get_input_embeddings().weight
     device, dtype = weight.device, weight.dtype
     generator = torch.Generator().manual_seed(20260)
@@ -139,7 +140,7 @@ def _one_token_rows(decoder: nn.Module, points: Tensor, axes: int) -> DynamicCac
 
 
 def _slots(cache: DynamicCache, index: int, name: str) -> dict[Slot, Tensor]:
-    layer = cache.layers[index] if index < len(cache.layers) else None
+    layer: Any = cache.layers[index] if index < len(cache.layers) else None
     if layer is None or getattr(layer, "keys", None) is None or layer.keys.dim() != 4 or layer.keys.shape[2] != 1:
         raise UnsupportedModelError(f"{name} keeps no row of its own for every token, so it cannot be relocated.")
     return {"keys": layer.keys[:, :, 0].double().cpu(), "values": layer.values[:, :, 0].double().cpu()}

@@ -20,11 +20,33 @@ def fingerprint(model: nn.Module) -> str:
     described = _plain(config.to_dict()) if config is not None else {}
     _field(digest, type(model).__name__.encode())
     _field(digest, json.dumps(described, sort_keys=True, default=str).encode())
+    for switch, state in _switches(model):
+        _field(digest, f"{switch} {state}".encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         _field(digest, name.encode())
         _field(digest, f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         _contents(digest, tensor)
     return str(digest.hexdigest())
+
+
+def weights_stamp(model: nn.Module) -> tuple[Any, ...]:
+    """Changes when a tensor is replaced or written in place, or a low-rank adapter is switched; reads no contents."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    # Tensors made in inference mode count no versions; they cannot be trained either.
+    versions = (-1 if tensor.is_inference() else tensor._version for _, tensor in tensors)
+    marks = [(name, id(tensor), version) for (name, tensor), version in zip(tensors, versions, strict=True)]
+    return (*marks, *_switches(model))
+
+
+def _switches(model: nn.Module) -> list[tuple[str, str]]:
+    """State of low-rank adapters that is kept beside the weights: which are active, merged or off."""
+    names = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
+    return [
+        (f"{path}.{name}", repr(value))
+        for path, module in model.named_modules()
+        for name in names
+        if isinstance(value := vars(module).get(name), str | bool | list | dict | float | int)
+    ]
 
 
 def _field(digest: Any, data: bytes) -> None:

@@ -1,5 +1,7 @@
 """Load a model and its processor from a hub name, a folder, or the bundled reference model."""
 
+import json
+import logging
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 from emblema.errors import ModelError
 
 REFERENCE = "reference"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,9 @@ def load_model(
 def _model_class(config: Any) -> Any:
     import transformers
 
+    thinker = {"qwen2_5_omni": "Qwen2_5OmniThinker", "qwen3_omni_moe": "Qwen3OmniMoeThinker"}.get(config.model_type)
+    if thinker is not None:
+        return getattr(transformers, f"{thinker}ForConditionalGeneration")
     for architecture in getattr(config, "architectures", None) or ():
         if (found := getattr(transformers, architecture, None)) is not None:
             return found
@@ -69,8 +75,9 @@ def load_processor(source: str) -> Any:
 
     try:
         processor = AutoProcessor.from_pretrained(source)
-    except (ImportError, ValueError, OSError):
+    except (ImportError, ValueError, OSError, AttributeError, TypeError, KeyError) as error:
         # Video processors, and the processors that hold one, need torchvision; the parts do not.
+        _log.info("%s: its parts are loaded in place of a full processor (%s: %s)", source, type(error).__name__, error)
         return load_parts(source)
     return processor if hasattr(processor, "tokenizer") else load_parts(source)
 
@@ -87,12 +94,25 @@ def load_parts(source: str) -> Bundle:
     for loader in (AutoImageProcessor, AutoFeatureExtractor):
         try:
             parts.append(loader.from_pretrained(source))
-        except (OSError, ValueError, ImportError):
-            parts.append(None)
+        except (OSError, ValueError, ImportError) as error:
+            _log.info("%s: no %s (%s)", source, loader.__name__, type(error).__name__)
+            parts.append(_pil_image_processor(source) if loader is AutoImageProcessor else None)
     image, audio = parts
     if audio is not None and not hasattr(audio, "sampling_rate"):
         audio = None
     return Bundle(tokenizer, image, audio, _chat_template(source, tokenizer))
+
+
+def _pil_image_processor(source: str) -> Any:
+    """The image processor's PIL form by its name: before 5.19 the automatic loader wants torchvision even for that."""
+    import transformers
+
+    path = _file(source, "preprocessor_config.json")
+    if path is None:
+        return None
+    name = str(json.loads(path.read_text(encoding="utf-8")).get("image_processor_type", ""))
+    found = getattr(transformers, f"{name.removesuffix('Pil').removesuffix('Fast')}Pil", None)
+    return None if found is None else found.from_pretrained(source)
 
 
 def _chat_template(source: str, tokenizer: Any) -> str | None:
@@ -104,8 +124,6 @@ def _chat_template(source: str, tokenizer: Any) -> str | None:
             continue
         text = path.read_text(encoding="utf-8")
         if name.endswith(".json"):
-            import json
-
             return str(json.loads(text)["chat_template"])
         return text
     return None

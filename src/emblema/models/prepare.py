@@ -1,5 +1,6 @@
-"""Media to encoder input: the stock image processor (its PIL form without torchvision), the tokenizer, own expansion."""
+"""Media to encoder input: stock image processor (PIL form without torchvision), tokenizer, own expansion."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,8 +72,6 @@ class Preparer:
 
 
 def _describe(part: Any) -> dict[str, Any]:
-    import json
-
     described = part.to_dict() if hasattr(part, "to_dict") else {}
     described = {key: value for key, value in described.items() if key not in ("processor_class", "_processor_class")}
     plain: dict[str, Any] = json.loads(json.dumps(described, sort_keys=True, default=str))

@@ -74,7 +74,7 @@ def _refuse_attention(config: Any, first: str) -> None:
         raise UnsupportedModelError(f"{first} scales its queries by position; it cannot be relocated.")
     kind = getattr(config, "_attn_implementation", None)
     if kind not in ("sdpa", "eager"):
-        raise ModelError(f"The decoder attends with {kind!r}; load the model with attn_implementation='sdpa' or 'eager'.")
+        raise ModelError(f"The decoder attends with {kind!r}; load it with attn_implementation='sdpa' or 'eager'.")
 
 
 def rope_parameters(config: Any) -> list[dict[str, Any]]:

@@ -14,8 +14,9 @@ from emblema.kv.layout import LayerLayout, LayerRows
 class KVTable(Cache):
     """Preallocated rows of every layer, in the order they were allocated (physical), each with its place in the prompt.
 
-    It is what the decoder is given as `past_key_values`: a forward writes its rows at `slots` and attends all rows in use.
-    Physical order means nothing to attention; `rows` says which row of the prompt a slot holds. One request owns a table.
+    It is what the decoder is given as `past_key_values`: a forward writes its rows at `slots` and attends all rows in
+    use. Physical order means nothing to attention; `rows` says which row of the prompt a slot holds. One request owns
+    a table.
 
     Attributes:
         length: physical rows in use.
@@ -49,10 +50,8 @@ class KVTable(Cache):
         # Ordinary tensors even when called inside inference mode, so that any later caller may write in place.
         with torch.inference_mode(False), torch.no_grad():
             options: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
-            keys = [torch.zeros(1, heads, capacity, width, **options) for heads, width in (x.keys for x in self.layouts)]
-            values = [
-                torch.zeros(1, heads, capacity, width, **options) for heads, width in (x.values for x in self.layouts)
-            ]
+            keys = [torch.zeros(1, x.keys[0], capacity, x.keys[1], **options) for x in self.layouts]
+            values = [torch.zeros(1, x.values[0], capacity, x.values[1], **options) for x in self.layouts]
             rows = torch.zeros(capacity, dtype=torch.int64, device=self.device)
             groups = torch.full((capacity,), -1, dtype=torch.int64, device=self.device)
             for old, new in ((self._keys, keys), (self._values, values)):
@@ -63,7 +62,7 @@ class KVTable(Cache):
         self._keys, self._values, self.rows, self.groups, self.capacity = keys, values, rows, groups, capacity
 
     def allocate(self, rows: Tensor, groups: Tensor | None = None) -> range:
-        """Append slots for rows of the prompt [n] int64 (groups likewise; none: causal); their contents are not yet set."""
+        """Append slots for rows of the prompt [n] int64 (groups likewise; none: causal); contents are not yet set."""
         start, stop = self.length, self.length + int(rows.shape[0])
         if stop > self.capacity:
             self._reserve(max(stop, 2 * self.capacity))
@@ -105,7 +104,7 @@ class KVTable(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Called by the decoder: write at the current slots and hand back all rows in use, [1, heads, length, width]."""
+        """Called by the decoder: write at the current slots, hand back all rows in use [1, heads, length, width]."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if self.slots is None:
             raise ModelError("The table has no slots for this forward; run the decoder through Adapter.forward.")

@@ -31,8 +31,6 @@ class PatchKey:
 
     def __str__(self) -> str:
         before = ", ".join(name[:8] for name in self.antecedents)
-        return (
-            f"{'orbit patch' if self.orbit else 'patch'} of {self.chunk[:8]} after {{{before}}}"
-            if self.orbit
-            else (f"patch of {self.chunk[:8]} after [{before}]")
-        )
+        if self.orbit:
+            return f"orbit patch of {self.chunk[:8]} after {{{before}}}"
+        return f"patch of {self.chunk[:8]} after [{before}]"

@@ -122,7 +122,7 @@ class Family:
     def prepare_video(
         self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
     ) -> Prepared:
-        """A segment of video, `start` seconds into its clip. Frames as pictures, joined, where there is no native video."""
+        """A segment of video, `start` seconds into its clip; frames as pictures, joined, without native video."""
         return join([self.prepare_image(kit, frame) for frame in frames])
 
     def prepare_audio(self, kit: Toolkit, samples: Any, rate: int) -> Prepared:

@@ -42,7 +42,7 @@ class Kimi(Family):
 def patches(
     config: Any, image: Image.Image, limit: int = 512, budget: int = 16384, mean: float = 0.5, spread: float = 0.5
 ) -> tuple[Tensor, Tensor]:
-    """Patches [patches, 3, side, side] and grid [1, 3]: shrunk to the patch budget, never enlarged, padded with black."""
+    """Patches [patches, 3, side, side] and grid [1, 3]: shrunk to the budget, never enlarged, padded with black."""
     side = int(config.vision_config.patch_size)
     kernel: Sequence[int] = config.vision_config.merge_kernel_size
     if min(image.size) < 1:

@@ -2,6 +2,7 @@
 
 from PIL import Image
 
+from emblema.errors import MediaError
 from emblema.kv.chunk import ChunkKind
 from emblema.models.families.base import Family, Prepared, Toolkit, tokens
 
@@ -20,6 +21,11 @@ class Mistral3(Family):
         patch = int(kit.config.vision_config.patch_size) * int(kit.config.spatial_merge_size)
         batch = kit.images([image], patch_size=patch)
         height, width = (int(side) // patch for side in batch["image_sizes"][0])
+        if height * width < 2:
+            # The stock projector drops the token axis of a single token.
+            raise MediaError(
+                f"A picture of {image.width}x{image.height} pixels gives less than two patches; enlarge it."
+            )
         placeholder = self.placeholder(kit.config, "image")
         row = [placeholder or 0] * width + kit.ids("[IMG_BREAK]")
         ids = (row * height)[:-1] + kit.ids("[IMG_END]")

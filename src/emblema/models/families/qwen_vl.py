@@ -17,7 +17,7 @@ class QwenVL(Family):
     """Qwen2-VL and Qwen2.5-VL."""
 
     name = "Qwen2.5-VL"
-    model_types = ("qwen2_vl", "qwen2_5_vl")
+    model_types: tuple[str, ...] = ("qwen2_vl", "qwen2_5_vl")
     notes = "M-RoPE in blocks; native video, time axis in seconds for Qwen2.5-VL"
     video = "native"
 

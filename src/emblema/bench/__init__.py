@@ -1,0 +1,1 @@
+"""Measuring: generated tasks whose answers can be checked, metrics, tables and plots."""

@@ -1,0 +1,5 @@
+"""`python -m emblema.cli`."""
+
+from emblema.cli import main
+
+main()

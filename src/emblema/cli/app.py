@@ -1,0 +1,39 @@
+"""The application: commands by name, each in a file of its own that imports the rooms it needs when it runs."""
+
+from typing import Annotated
+
+import typer
+
+from emblema.cli import ask, bench, check, demo, listing
+
+app = typer.Typer(
+    name="emblema",
+    help="A picture's key-value cache, made once and set into any prompt.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo.demo)
+app.command()(ask.ask)
+app.command()(check.check)
+app.command()(listing.models)
+app.command()(listing.strategies)
+app.add_typer(bench.app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from emblema import __version__
+
+        typer.echo(f"emblema {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """A picture's key-value cache, made once and set into any prompt."""

@@ -1,0 +1,41 @@
+"""`emblema demo`."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emblema.cli.options import Device, Model, Out, Plain
+
+
+def demo(
+    out: Out = Path("demo"),
+    model: Model = "reference",
+    device: Device = None,
+    rounds: Annotated[int, typer.Option(min=1, max=20, help="Repeats of every request; fewer if time runs short.")] = 3,
+    plain: Plain = False,
+) -> None:
+    """Ask about the same pictures in six arrangements, by four strategies, and show what each one costs."""
+    began = time.perf_counter()
+    from emblema.cli.screen import console, output_folder, quiet
+
+    screen = console(plain)
+    folder = output_folder(out)
+    screen.print("[bold]Emblema[/bold]: pictures and a clip, prefilled once, set into prompts in six arrangements")
+    from emblema.bench.demo import run_demo
+    from emblema.bench.demo_picture import draw
+    from emblema.bench.demo_report import show
+    from emblema.bench.demo_result import report
+
+    quiet()
+    result = run_demo(screen, model, rounds, device, began)
+    picture = draw(result, folder / "demo.png")
+    listing = folder / "demo.json"
+    listing.write_text(json.dumps(report(result), indent=2) + "\n", encoding="utf-8")
+    show(screen, result)
+    seconds = time.perf_counter() - began
+    screen.print(f"\npicture: {picture}   figures: {listing}   ({seconds:.0f} s in all)", soft_wrap=True)
+    if result.broken:
+        raise typer.Exit(1)

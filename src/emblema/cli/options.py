@@ -1,0 +1,12 @@
+"""Options that several commands take."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Option(help="reference (the bundled model), a Hugging Face id, or a folder.")]
+Device = Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps. The CPU by default.")]
+Plain = Annotated[bool, typer.Option("--plain", help="No colours and no moving bars.")]
+Out = Annotated[Path, typer.Option(help="Folder for the report and the picture.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the episodes.")]

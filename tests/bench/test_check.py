@@ -1,0 +1,112 @@
+"""The fidelity report: closer with rank, exact at full rank, and a sentence that fits the figures."""
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from emblema.bench.check import BLIND, FULL, SETTINGS, Fidelity, Row, measure, spread
+from emblema.bench.check_report import draw, fidelity_table, report, selfcheck_table, verdict, write
+from emblema.bench.demo_media import demo_media
+from emblema.bench.metrics import Share
+from emblema.engine.engine import Engine
+from emblema.errors import PromptError
+from emblema.kv.chunk import Chunk
+
+MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.load(MODEL)
+
+
+@pytest.fixture(scope="module")
+def pictures(engine: Engine) -> list[Chunk]:
+    media = demo_media()
+    added = [engine.add(media.folder / name) for name in media.sample(maps=1)]
+    return [one for one in added if isinstance(one, Chunk)]
+
+
+@pytest.fixture(scope="module")
+def result(engine: Engine, pictures: list[Chunk]) -> Fidelity:
+    media = demo_media()
+    asked = [one.text for one in media.about(media.sample(maps=1))]
+    return measure(engine, pictures, asked[:3], ranks=(1, 8, 1000), orders=2, answer_tokens=3)
+
+
+def test_orders_are_different_and_the_given_one_comes_first() -> None:
+    assert spread(3, 100) == [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+    found = spread(12, 5)
+    assert len(set(found)) == 5
+    assert found[0] == tuple(range(12))
+
+
+def test_re_prefill_is_the_ceiling_and_full_rank_reaches_it(result: Fidelity) -> None:
+    for setting in SETTINGS:
+        assert result.row(setting, FULL).divergence == 0
+        assert result.row(setting, BLIND).eta == 0
+        whole = result.row(setting, "patch-1000")
+        assert whole.divergence < 1e-8
+        assert whole.first_token == whole.greedy == 1
+        losses = [result.row(setting, name).divergence for name in ("patch-1", "patch-8", "patch-1000")]
+        assert losses == sorted(losses, reverse=True)
+
+
+def test_bytes_and_rows_are_those_of_the_patches(result: Fidelity, pictures: list[Chunk]) -> None:
+    for setting in SETTINGS:
+        assert result.row(setting, BLIND).patch_share == 0
+        shares = [result.row(setting, name).patch_share for name in ("patch-1", "patch-6%", "patch-25%", "patch-1000")]
+        assert shares == sorted(shares)
+        assert shares[1] <= 0.06
+        assert shares[2] <= 0.25
+        assert result.row(setting, "patch-1000").rank == min(pictures[0].tokens, 192)
+        assert result.row(setting, BLIND).computed < 20 < result.row(setting, FULL).computed
+
+
+def test_one_picture_or_no_question_is_refused(engine: Engine, pictures: list[Chunk]) -> None:
+    with pytest.raises(PromptError, match="two or more"):
+        measure(engine, pictures[:1], ["what ?"])
+    with pytest.raises(PromptError, match="no questions"):
+        measure(engine, pictures, [])
+
+
+def test_report_and_plot_are_written(engine: Engine, result: Fidelity, tmp_path: Path) -> None:
+    path = write(report("reference", engine, result, ["a.png", "b.png"]), tmp_path / "check.json")
+    found = json.loads(path.read_text())
+    assert found["verdict"] == verdict(result)
+    assert len(found["rows"]) == 2 * 7
+    assert all(check["passed"] for check in found["selfcheck"])
+    with Image.open(draw("reference", result, tmp_path / "check.png")) as picture:
+        assert min(picture.size) > 400
+    assert fidelity_table(result).row_count == 2 * 8
+    assert selfcheck_table("reference", engine).row_count == len(engine.selfcheck.checks)
+
+
+def line(setting: str, strategy: str, divergence: float, greedy: float, share: float) -> Row:
+    flips = Share(math.nan, 0)
+    return Row(setting, strategy, 10, divergence, divergence, 1 - divergence, flips, greedy, greedy, flips, share, 5.0, 4)
+
+
+def fidelity(*rows: tuple[str, float, float, float]) -> Fidelity:
+    lines = [line(setting, *row) for setting in SETTINGS for row in (("full", 0.0, 1.0, 0.0), *rows)]
+    return Fidelity(2, ("?",), ((0, 1),), 3, tuple(lines))
+
+
+def test_the_sentence_fits_the_figures() -> None:
+    near = fidelity(("blind", 1e-4, 1.0, 0.0), ("patch-4", 0.0, 1.0, 0.1))
+    assert "no patch is needed" in verdict(near)
+    mended = fidelity(("blind", 1.0, 0.5, 0.0), ("patch-64", 0.0, 1.0, 0.9), ("patch-4", 0.01, 1.0, 0.1))
+    assert "changes the first token on 10 of 20 prompts; patch-4 (10% of the KV's bytes)" in verdict(mended)
+    short = fidelity(("blind", 1.0, 0.5, 0.0), ("patch-4", 0.3, 0.8, 0.1))
+    assert "leaves 4 of 20 whole answers changed" in verdict(short)
+
+
+def test_an_eta_that_is_not_a_number_is_null_in_the_report(engine: Engine, result: Fidelity) -> None:
+    rows = tuple(replace(row, eta=math.nan) for row in result.rows)
+    found = report("reference", engine, replace(result, rows=rows), [])
+    assert json.loads(json.dumps(found, allow_nan=False))["rows"][0]["eta"] is None

@@ -1,0 +1,191 @@
+"""Every command as a person runs it: a whole process, its output and its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from emblema import __version__
+
+MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
+DEMO = Path(str(files("emblema"))) / "assets" / "demo"
+SOURCE = str(Path(str(files("emblema"))).parent)
+
+
+def emblema(*arguments: str, where: Path | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    path = os.pathsep.join([SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "110"}
+    command = [sys.executable, "-m", "emblema.cli", *arguments]
+    return subprocess.run(
+        command, cwd=where, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a refusal prints; fails unless it is one line with exit code 2 and no traceback."""
+    done = emblema(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_version() -> None:
+    done = emblema("--version")
+    assert (done.returncode, done.stdout.strip()) == (0, f"emblema {__version__}")
+
+
+def test_help_is_quick_and_names_every_command() -> None:
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = emblema("--help")
+        took.append(time.perf_counter() - began)
+        assert done.returncode == 0
+    assert min(took) < 1.0
+    for name in ("demo", "ask", "check", "models", "strategies", "bench"):
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "ask", "check", "models", "strategies", "bench", "bench reference"])
+def test_every_command_has_help(command: str) -> None:
+    done = emblema(*command.split(), "--help")
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+
+
+def test_the_command_line_alone_imports_nothing_heavy() -> None:
+    script = "import sys, emblema.cli.app; print([m for m in ('torch', 'transformers', 'matplotlib', 'numpy') if m in sys.modules])"
+    environment = os.environ | {"PYTHONPATH": SOURCE}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_strategies() -> None:
+    done = emblema("strategies")
+    assert done.returncode == 0
+    for name in ("full", "prefix", "blind", "patch-M", "auto"):
+        assert name in done.stdout
+
+
+def test_episodes_are_written(tmp_path: Path) -> None:
+    done = emblema("bench", "episodes", "--task", "maps", "--seed", "4", "--items", "2", "--out", str(tmp_path / "deep"))
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "deep" / "episodes.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    for page in json.loads(lines[0])["pages"]:
+        with Image.open(tmp_path / "deep" / page["file"]) as picture:
+            picture.load()
+
+
+def test_a_missing_file_is_one_line() -> None:
+    assert "nowhere.png" in refused("ask", "--image", "nowhere.png", "what ?")
+    assert "nowhere.mp4" in refused("ask", "--video", "nowhere.mp4", "what ?")
+
+
+def test_an_unreadable_picture_is_one_line(tmp_path: Path) -> None:
+    broken, empty, cut = (tmp_path / name for name in ("broken.png", "empty.png", "cut.png"))
+    broken.write_text("this is no picture\nat all")
+    empty.touch()
+    cut.write_bytes((DEMO / "legend-1.png").read_bytes()[:900])
+    for path in (broken, empty, cut):
+        assert path.name in refused("ask", "--image", str(path), "what ?")
+
+
+def test_an_unknown_strategy_or_a_knob_out_of_range_is_one_line() -> None:
+    assert "unknown strategy 'magic'" in refused("ask", "--strategy", "magic", "what ?")
+    assert "rank" in refused("ask", "--strategy", "patch-0", "what ?")
+    assert "share" in refused("ask", "--strategy", "patch-101%", "what ?")
+
+
+def test_other_bad_input_is_one_line(tmp_path: Path) -> None:
+    assert "unknown task 'chess'" in refused("bench", "episodes", "--task", "chess", "--out", str(tmp_path))
+    assert "unknown task 'chess'" in refused("bench", "reference", "--task", "chess", "--out", str(tmp_path))
+    assert "empty" in refused("ask", "  ")
+    assert "--slide 1" in refused("ask", "--slide", "1", "what ?")
+    assert "two or more" in refused("check", MODEL, "--image", str(DEMO / "map-01.png"))
+    assert "--ranks" in refused("check", MODEL, "--ranks", "4,x")
+    (tmp_path / "file").touch()
+    assert "--out" in refused("demo", "--out", str(tmp_path / "file"))
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    assert str(tmp_path) in refused("ask", "--model", str(tmp_path), "what ?")
+    assert "nobody/nothing" in refused("check", "nobody/nothing", "--out", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_ask_streams_an_answer_and_then_what_it_cost() -> None:
+    media = json.loads((DEMO / "demo.json").read_text())
+    asked = next(one for one in media["questions"] if one["kind"] == "colour")
+    pictures = ["--image", str(DEMO / "legend-1.png"), "--image", str(DEMO / asked["pages"][0])]
+    done = emblema("ask", *pictures, asked["text"], "--model", MODEL, "--show-plan")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == asked["answer"]
+    assert "tokens of prompt" in done.stderr
+    assert "taken and patched" in done.stderr
+    slid = emblema("ask", *pictures, asked["text"], "--model", MODEL, "--slide", "1", "--strategy", "full")
+    assert slid.stdout.strip() == asked["answer"]
+
+
+@pytest.mark.slow
+def test_ask_takes_videos_and_documents(tmp_path: Path) -> None:
+    page = Image.open(DEMO / "map-01.png").convert("RGB")
+    page.save(tmp_path / "pages.pdf")
+    media = ["--video", str(DEMO / "clip.mp4"), "--pdf", str(tmp_path / "pages.pdf")]
+    done = emblema("ask", *media, "what colour is under the tent ?", "--model", MODEL, "--fps", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_models() -> None:
+    done = emblema("models", "--model", MODEL)
+    assert done.returncode == 0, done.stderr
+    for name in ("Qwen2.5-VL", "LLaVA", "Kimi", "relocation by 1000", "passed"):
+        assert name in done.stdout
+    assert "FAILED" not in done.stdout
+
+
+@pytest.mark.slow
+def test_check_writes_its_report_and_plot(tmp_path: Path) -> None:
+    options = ["--ranks", "2,8", "--orders", "1", "--answer-tokens", "2", "--out", str(tmp_path)]
+    done = emblema("check", MODEL, *options)
+    assert done.returncode == 0, done.stderr
+    assert "On these pictures" in done.stdout
+    found = json.loads((tmp_path / "check.json").read_text())
+    assert found["verdict"].split()[0] == "On"
+    with Image.open(tmp_path / "check.png") as picture:
+        picture.load()
+    own = ["--image", str(DEMO / "map-01.png"), "--image", str(DEMO / "map-02.png"), "--question", "what colour is red ?"]
+    assert emblema("check", MODEL, *options, *own).returncode == 0
+
+
+@pytest.mark.slow
+def test_bench_reference_writes_its_figures(tmp_path: Path) -> None:
+    done = emblema("bench", "reference", "--episodes", "3", "--seed", "9", "--model", MODEL, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "re-prefill, multi-hop, slid" in done.stdout
+    assert json.loads((tmp_path / "reference-maps-9.json").read_text())["episodes"] == 3
+
+
+@pytest.mark.slow
+def test_the_demo_shows_measures_and_draws(tmp_path: Path) -> None:
+    done = emblema("demo", "--model", MODEL, "--rounds", "1", "--plain", where=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "prefix, exact by construction, answered as full did on all 18 requests" in done.stdout
+    assert "\x1b" not in done.stdout
+    found = json.loads((tmp_path / "demo" / "demo.json").read_text())
+    assert len(found["requests"]) == 72
+    assert min(one["prompt_tokens"] for one in found["requests"] if one["strategy"] == "full") >= 1500
+    with Image.open(tmp_path / "demo" / "demo.png") as picture:
+        assert min(picture.size) > 600
