@@ -118,8 +118,10 @@ class Workshop:
         drafts = []
         for segment in segments(video, frames_per_segment):
             content = b"".join(media_bytes(frame) for frame in segment.frames)
-            prepare = partial(self.preparer.video, segment.frames, seconds)
-            drafts.append(self._draft("video", content, {"seconds per frame": seconds}, prepare))
+            # Only a segment that says when it happens is bound to its time; any other is the same at every time.
+            start = segment.times[0] if self.preparer.time_stamps else 0.0
+            prepare = partial(self.preparer.video, segment.frames, seconds, start)
+            drafts.append(self._draft("video", content, {"seconds per frame": seconds, "start": start}, prepare))
         return Work(tuple(drafts), clip="video")
 
     def _draft(

@@ -59,6 +59,11 @@ class Preparer:
         """A picture."""
         return self.family.prepare_image(self.kit, image)
 
+    @property
+    def time_stamps(self) -> bool:
+        """Whether a segment's own tokens say when it happens, so that `start` changes them."""
+        return self.family.time_stamps
+
     def video(self, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0) -> Prepared:
         """A segment of video: frames of one size, evenly spaced, the first `start` seconds into the clip.
 

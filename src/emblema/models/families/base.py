@@ -82,6 +82,7 @@ class Family:
         model_types: values of `config.model_type` that it serves.
         notes: one line for `emblema models`.
         video: `native` (the encoder takes frames as video) or `frames` (each frame is a picture).
+        time_stamps: a video segment says in its text when it happens.
         bidirectional: media tokens of one picture attend each other both ways.
         window_binds_groups: a sliding layer's window also cuts inside a bidirectional group.
         softcap: whether the model squashes its logits by `final_logit_softcapping`.
@@ -91,6 +92,7 @@ class Family:
     model_types: tuple[str, ...] = ()
     notes = ""
     video = "frames"
+    time_stamps = False
     bidirectional = False
     window_binds_groups = True
     softcap = False

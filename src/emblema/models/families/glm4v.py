@@ -17,6 +17,7 @@ class Glm4v(QwenVL):
     name = "GLM-4V"
     model_types = ("glm4v",)
     notes = "M-RoPE on half of each head, in pairs; native video with time stamps"
+    time_stamps = True
 
     def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
         # Frames of a video stand behind the image token too.

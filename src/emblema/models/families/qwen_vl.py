@@ -71,6 +71,7 @@ class Qwen3VL(QwenVL):
     name = "Qwen3-VL"
     model_types = ("qwen3_vl", "qwen3_vl_moe")
     notes = "M-RoPE interleaved, deepstack; native video with time stamps"
+    time_stamps = True
 
     def prepare_video(
         self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
