@@ -116,7 +116,7 @@ def test_every_order_and_twenty_places_start_from_the_rows_as_first_written(
 def test_streamed_pieces_make_the_reply(reference: Engine, pages: list[Chunk]) -> None:
     whole = reference.generate([*pages, QUESTION], "full", max_new_tokens=6)
     pieces = list(reference.generate([*pages, QUESTION], "full", max_new_tokens=6, stream=True))
-    assert "".join(piece.text for piece in pieces) == whole.text
+    assert "".join(pieces) == "".join(piece.text for piece in pieces) == whole.text
     assert pieces[-1].reply is not None and pieces[-1].reply.token_ids == whole.token_ids
     assert all(piece.reply is None for piece in pieces[:-1])
 

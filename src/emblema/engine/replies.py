@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from torch import Tensor
 
@@ -65,12 +65,20 @@ class Reply:
     plan: LinkPlan = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of a streamed answer; the last one carries the finish reason and the whole reply."""
+class Piece(str):
+    """A piece of a streamed answer: a string, so that pieces join to the answer. The last one carries the whole reply."""
 
-    text: str
-    reply: Reply | None = None
+    reply: Reply | None
+
+    def __new__(cls, text: str, reply: Reply | None = None) -> Self:
+        piece = super().__new__(cls, text)
+        piece.reply = reply
+        return piece
+
+    @property
+    def text(self) -> str:
+        """The piece as a plain string."""
+        return str(self)
 
 
 class TextStream:
