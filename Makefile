@@ -1,6 +1,7 @@
 # Needs python3 (3.11 or later, with venv), make and a package index that pip knows. No root.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
 # One process and one thread suit few cores: more of either only cost start-up and waiting on two cores.
 WORKERS ?= 0
 THREADS ?= 1
@@ -27,12 +28,14 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
 
-# An older transformers over the packages of the first environment: nothing else is installed twice.
+# An older transformers over the packages of the first environment: nothing else is installed twice. torchvision goes
+# with it, so that the full processors, which need it, are tested here and their parts alone in the first.
 $(OLD)/installed: $(VENV)/installed-dev
 	test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
 		"$$($(OLD)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/base.pth"
 	$(OLD)/bin/python -m pip install --quiet --disable-pip-version-check "transformers==5.19.*"
+	$(OLD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TORCHVISION)"
 	$(OLD)/bin/python -c "import transformers; assert transformers.__version__.startswith('5.19.'), transformers.__version__"
 	touch $@
 
@@ -48,7 +51,7 @@ test: $(VENV)/installed-dev  ## Set everything up and run the fast tests
 test-slow: $(VENV)/installed-dev  ## Run the slow tests, the wheel's excepted
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m slow --ignore=tests/e2e/test_wheel.py tests || [ $$? -eq 5 ]
 
-test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19
+test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with torchvision
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(OLD)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/models
 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository

@@ -66,7 +66,7 @@ class Reply:
 
 
 class Piece(str):
-    """A piece of a streamed answer: a string, so that pieces join to the answer. The last one carries the whole reply."""
+    """A piece of a streamed answer: a string, so that pieces join to the answer. The last carries the whole reply."""
 
     reply: Reply | None
 
