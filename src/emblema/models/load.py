@@ -50,11 +50,20 @@ def load_model(
         config = AutoConfig.from_pretrained(source)
         model = _model_class(config).from_pretrained(source, dtype="auto" if dtype is None else dtype)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"Could not load the model {str(name)!r}: {error}") from error
+        raise ModelError(f"Could not load the model {str(name)!r}: {_first_line(error)}") from error
+    except ImportError as error:
+        raise ModelError(
+            f"transformers cannot import what {str(name)!r} needs: {_first_line(error)} A torchvision that was built for "
+            "another torch is a common cause: uninstall it (Emblema works without), or install the one for your torch."
+        ) from error
     model = model.eval()
     if device is not None:
         model = model.to(device)
     return model, load_processor(source)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _model_class(config: Any) -> Any:
