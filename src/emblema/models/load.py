@@ -53,7 +53,7 @@ def load_model(
         raise ModelError(f"Could not load the model {str(name)!r}: {_first_line(error)}") from error
     except ImportError as error:
         raise ModelError(
-            f"transformers cannot import what {str(name)!r} needs: {_first_line(error)} A torchvision that was built for "
+            f"transformers cannot import what {str(name)!r} needs: {_first_line(error)} A torchvision built for "
             "another torch is a common cause: uninstall it (Emblema works without), or install the one for your torch."
         ) from error
     model = model.eval()
