@@ -16,6 +16,7 @@ from emblema.bench.metrics import Share
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
+from tests.families import loaded, picture
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 
@@ -87,9 +88,23 @@ def test_report_and_plot_are_written(engine: Engine, result: Fidelity, tmp_path:
     assert selfcheck_table("reference", engine).row_count == len(engine.selfcheck.checks)
 
 
+@pytest.mark.parametrize("name", ["llava", "gemma3", "kimi_k25"])
+def test_other_families_are_measured_and_full_rank_reaches_re_prefill(name: str) -> None:
+    item = loaded(name)
+    engine = Engine(item.model, item.bundle)
+    added = [engine.add(picture(*size, seed=seed)) for seed, size in enumerate(item.case.sizes[:2])]
+    found = measure(engine, [one for one in added if isinstance(one, Chunk)], ["what is this"], ranks=(1000,), orders=2)
+    assert len(found.orders) == 2
+    for setting in SETTINGS:
+        whole = found.row(setting, "patch-1000")
+        assert whole.divergence < 1e-8
+        assert whole.first_token == 1
+
+
 def line(setting: str, strategy: str, divergence: float, greedy: float, share: float) -> Row:
     flips = Share(math.nan, 0)
-    return Row(setting, strategy, 10, divergence, divergence, 1 - divergence, flips, greedy, greedy, flips, share, 5.0, 4)
+    losses = (divergence, divergence, 1 - divergence)
+    return Row(setting, strategy, 10, *losses, flips, greedy, greedy, flips, share, 5.0, 4)
 
 
 def fidelity(*rows: tuple[str, float, float, float]) -> Fidelity:
@@ -102,6 +117,8 @@ def test_the_sentence_fits_the_figures() -> None:
     assert "no patch is needed" in verdict(near)
     mended = fidelity(("blind", 1.0, 0.5, 0.0), ("patch-64", 0.0, 1.0, 0.9), ("patch-4", 0.01, 1.0, 0.1))
     assert "changes the first token on 10 of 20 prompts; patch-4 (10% of the KV's bytes)" in verdict(mended)
+    heavy = fidelity(("blind", 1.0, 0.5, 0.0), ("patch-900", 0.0, 1.0, 1.3), ("patch-4", 2.0, 0.5, 0.1))
+    assert "patch-4 (10% of the KV's bytes), removes none of the KL and leaves 10" in verdict(heavy)
     short = fidelity(("blind", 1.0, 0.5, 0.0), ("patch-4", 0.3, 0.8, 0.1))
     assert "leaves 4 of 20 whole answers changed" in verdict(short)
 

@@ -63,7 +63,8 @@ def test_every_command_has_help(command: str) -> None:
 
 
 def test_the_command_line_alone_imports_nothing_heavy() -> None:
-    script = "import sys, emblema.cli.app; print([m for m in ('torch', 'transformers', 'matplotlib', 'numpy') if m in sys.modules])"
+    heavy = "'torch', 'transformers', 'matplotlib', 'numpy'"
+    script = f"import sys, emblema.cli.app; print([name for name in ({heavy}) if name in sys.modules])"
     environment = os.environ | {"PYTHONPATH": SOURCE}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -77,7 +78,8 @@ def test_strategies() -> None:
 
 
 def test_episodes_are_written(tmp_path: Path) -> None:
-    done = emblema("bench", "episodes", "--task", "maps", "--seed", "4", "--items", "2", "--out", str(tmp_path / "deep"))
+    options = ["--task", "maps", "--seed", "4", "--items", "2"]
+    done = emblema("bench", "episodes", *options, "--out", str(tmp_path / "deep"))
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "deep" / "episodes.jsonl").read_text().splitlines()
     assert len(lines) == 2
@@ -113,6 +115,8 @@ def test_other_bad_input_is_one_line(tmp_path: Path) -> None:
     assert "--slide 1" in refused("ask", "--slide", "1", "what ?")
     assert "two or more" in refused("check", MODEL, "--image", str(DEMO / "map-01.png"))
     assert "--ranks" in refused("check", MODEL, "--ranks", "4,x")
+    options = ["--image", "nowhere.png", "--image", "nowhere.png", "--out", str(tmp_path / "check")]
+    assert "nowhere.png" in refused("check", MODEL, *options)
     (tmp_path / "file").touch()
     assert "--out" in refused("demo", "--out", str(tmp_path / "file"))
 
@@ -166,8 +170,8 @@ def test_check_writes_its_report_and_plot(tmp_path: Path) -> None:
     assert found["verdict"].split()[0] == "On"
     with Image.open(tmp_path / "check.png") as picture:
         picture.load()
-    own = ["--image", str(DEMO / "map-01.png"), "--image", str(DEMO / "map-02.png"), "--question", "what colour is red ?"]
-    assert emblema("check", MODEL, *options, *own).returncode == 0
+    own = ["--image", str(DEMO / "map-01.png"), "--image", str(DEMO / "map-02.png")]
+    assert emblema("check", MODEL, *options, *own, "--question", "what colour is red ?").returncode == 0
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emblema.bench.bars import BLIND, FULL, SETTINGS, BarsResult
+from emblema.bench.bars import BLIND, FULL, SETTINGS, BarsResult, Row
 
 PATCH = "patch-25%"
 EXACT = 1e-3
@@ -33,8 +33,10 @@ class Bar:
 
 
 def bars_of(result: BarsResult) -> tuple[Bar, ...]:
-    """The bars of task `maps`; none for other tasks."""
-    if result.task != "maps":
+    """The bars of task `maps`; none for other tasks, or where a strategy or kind that they speak of was left out."""
+    measured = {(row.kind, row.strategy) for row in result.rows}
+    needed = {(kind, strategy) for kind in ("single-hop", "multi-hop") for strategy in (FULL, BLIND, PATCH)}
+    if result.task != "maps" or not needed <= measured:
         return ()
     bars = []
     for setting in SETTINGS:
@@ -93,9 +95,13 @@ def results_table(result: BarsResult) -> Table:
             f"{row.loss.high:.3f}" if reuse else "",
             f"{row.agreement:.3f}" if reuse else "",
             f"{row.eta.value:.3f} ({row.median_eta.value:.2f})" if reuse and row.strategy != BLIND else "",
-            str(row.flips) if reuse and row.strategy != BLIND else "",
+            _flips(row) if reuse and row.strategy != BLIND else "",
         )
     return table
+
+
+def _flips(row: Row) -> str:
+    return f"{row.flips.value:.2f} of {row.flips.count:,}" if row.flips.count else "of none"
 
 
 def bars_table(bars: tuple[Bar, ...]) -> Table:

@@ -140,8 +140,9 @@ def spread(count: int, most: int) -> list[tuple[int, ...]]:
 
 
 def answer_of(engine: Engine, parts: list[PromptPart], strategy: str, tokens: int) -> Answer:
-    """A prompt linked and answered greedily."""
-    prefill = engine.prefill(parts, strategy, reserve=tokens)
+    """A prompt linked and answered greedily; wrapped by the model's chat template if it has one."""
+    template = bool(engine.template.preparer.chat_template)
+    prefill = engine.prefill(parts, strategy, template=template, reserve=tokens)
     logits = prefill.logits.float().cpu().numpy()
     sampler = Sampler(Sampling(max_new_tokens=tokens))
     found = tuple(decode(engine.adapter, prefill.linked, prefill.prompt, sampler, engine.end_tokens))

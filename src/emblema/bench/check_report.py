@@ -76,7 +76,7 @@ def verdict(result: Fidelity) -> str:
         )
     names = [name for name in result.strategies if name not in (FULL, BLIND)]
     patched = [[result.row(setting, name) for setting in SETTINGS] for name in names]
-    patched.sort(key=lambda rows: max(row.patch_share for row in rows))
+    patched = sorted((rows for rows in patched if _weight(rows) < 1), key=_weight)
     start = f"On these pictures blind reuse changes the first token on {changed} of {prompts} prompts"
     for rows in patched:
         if all(row.first_token == 1 and row.greedy == 1 for row in rows):
@@ -91,12 +91,17 @@ def verdict(result: Fidelity) -> str:
 
 
 def _named(rows: list[Row]) -> str:
-    return f"{rows[0].strategy} ({max(row.patch_share for row in rows):.0%} of the KV's bytes)"
+    return f"{rows[0].strategy} ({_weight(rows):.0%} of the KV's bytes)"
+
+
+def _weight(rows: list[Row]) -> float:
+    return max(row.patch_share for row in rows)
 
 
 def _removed(rows: list[Row]) -> str:
     known = [row.eta for row in rows if not math.isnan(row.eta)]
-    return f"{min(known):.1%} or more" if known else "none"
+    least = min(known, default=0.0)
+    return "none" if least <= 0 else f"{least:.1%} or more" if least < 0.9995 else "practically all"
 
 
 def report(model: str, engine: Engine, result: Fidelity, pictures: list[str]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ def run_demo(
     model: str = "reference",
     rounds: int = 3,
     device: str | None = None,
+    threads: int = 1,
     began: float | None = None,
     media: DemoMedia | None = None,
     situations: Sequence[Situation] = SITUATIONS,
@@ -40,11 +41,13 @@ def run_demo(
 
     Args:
         rounds: how often every request is sent; fewer if the demo would take longer than `SECONDS`.
+        threads: of torch, for every strategy alike. On few and shared cores, one is the fastest for tensors this small.
         began: when the demo began, by `time.perf_counter`.
         media: the package's own if left out.
         situations: the arrangements, in the order in which they are asked about.
     """
     began = time.perf_counter() if began is None else began
+    torch.set_num_threads(threads)
     media = demo_media() if media is None else media
     with steps(console, "loading the model", 1) as advance:
         loaded, processor = load_model(model, device=device)
@@ -77,6 +80,7 @@ def run_demo(
         situations=tuple(situations),
         outcomes=tuple(sorted(outcomes.values(), key=_reading_order)),
         rounds=done,
+        wanted=rounds,
         threads=torch.get_num_threads(),
         device=str(first.adapter.device),
         adding_seconds=adding_seconds,
@@ -130,9 +134,7 @@ def ask(
         paid = reply.usage
         reply = send()
     key = (strategy, request.situation, request.question.text)
-    outcome = outcomes.setdefault(
-        key, Outcome(request, strategy, reply.text, reply.token_ids, reply.usage, reply.plan)
-    )
+    outcome = outcomes.setdefault(key, Outcome(request, strategy, reply.text, reply.token_ids, reply.usage, reply.plan))
     outcome.usage = reply.usage
     outcome.seconds.append(reply.usage.ttft_seconds)
     if paid is not None:

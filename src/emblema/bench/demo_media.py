@@ -128,10 +128,10 @@ def chunks_of(piece: Chunk | Clip) -> tuple[Chunk, ...]:
 
 
 SITUATIONS = (
-    Situation("1  legends in order 1-2-3", "a new order of pages", 0, (0, 1, 2)),
-    Situation("2  the same pages behind another opening", "a new opening", 1, (0, 1, 2)),
-    Situation("3  legends in order 3-1-2", "a new order of pages", 0, (2, 0, 1)),
-    Situation("4  that order behind another opening", "a new opening", 2, (2, 0, 1)),
+    Situation("1  legends in order 1-2-3", "new order", 0, (0, 1, 2)),
+    Situation("2  the same pages behind another opening", "new opening", 1, (0, 1, 2)),
+    Situation("3  legends in order 3-1-2", "new order", 0, (2, 0, 1)),
+    Situation("4  that order behind another opening", "new opening", 2, (2, 0, 1)),
     Situation("5  the window has slid past the legends", "after the slide", 2, (0, 1, 2), slid=True),
-    Situation("6  a clip follows; its first scene has slid away", "a clip added", 1, (0, 1, 2), slid=True, clip=True),
+    Situation("6  a clip follows; its first scene has slid away", "clip added", 1, (0, 1, 2), slid=True, clip=True),
 )

@@ -113,15 +113,25 @@ def _head(figure: Any, result: DemoResult, height: float) -> None:
         return 1 - inches / height
 
     tokens = [one.usage.prompt_tokens for one in result.of("full")]
-    figure.text(0.02, up(0.2), "Pages prefilled once, asked about in six arrangements", fontsize=16, fontweight="bold",
-                va="top", color=INK)
+    figure.text(
+        0.02,
+        up(0.2),
+        "Pages prefilled once, asked about in six arrangements",
+        fontsize=16,
+        fontweight="bold",
+        va="top",
+        color=INK,
+    )
     threads = "1 thread" if result.threads == 1 else f"{result.threads} threads"
     rounds = "1 round" if result.rounds == 1 else f"{result.rounds} interleaved rounds"
     figure.text(
-        0.02, up(0.52),
+        0.02,
+        up(0.52),
         f"{len(result.media.pictures)} pictures and a clip, {result.chunks} chunks; prompts of {min(tokens):,} to "
         f"{max(tokens):,} tokens; model {result.model} on {result.device}, {threads}, medians of {rounds}",
-        fontsize=9.5, va="top", color=FAINT,
+        fontsize=9.5,
+        va="top",
+        color=FAINT,
     )
     for index, (caption, picture) in enumerate(_thumbnails(result.media)):
         left = 0.02 + 0.082 * index
@@ -141,8 +151,17 @@ def _head(figure: Any, result: DemoResult, height: float) -> None:
         Patch(color=LATER, label="next questions, median"),
     ]
     for handles, left in ((sources, 0.015), (times, 0.53)):
-        figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(left, up(2.3)), ncols=len(handles),
-                      frameon=False, fontsize=8.5, handlelength=1.1, columnspacing=1.2, borderaxespad=0)
+        figure.legend(
+            handles=handles,
+            loc="upper left",
+            bbox_to_anchor=(left, up(2.3)),
+            ncols=len(handles),
+            frameon=False,
+            fontsize=8.5,
+            handlelength=1.1,
+            columnspacing=1.2,
+            borderaxespad=0,
+        )
 
 
 def _questions(result: DemoResult, *, clip: bool) -> list[str]:

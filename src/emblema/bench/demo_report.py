@@ -11,7 +11,7 @@ from rich.text import Text
 
 from emblema.bench.demo_result import PATCHED, STRATEGIES, DemoResult, Outcome
 
-WIDTHS = {"strategy": 19, "answer": 9, "": 5, "computed": 8, "cached": 6, "patched": 7, "ttft": 7, "formed once": 20}
+WIDTHS = {"strategy": 13, "answer": 8, "": 5, "computed": 8, "cached": 6, "patched": 7, "ttft": 8, "formed once": 17}
 LEFT = ("strategy", "answer", "")
 
 
@@ -21,15 +21,16 @@ def show(console: Console, result: DemoResult) -> None:
     console.print(
         f"\n{len(result.media.pictures)} pictures and a clip: {result.chunks} chunks, encoded and prefilled once in "
         f"{result.adding_seconds:.1f} s. Prompts of {min(lengths):,} to {max(lengths):,} tokens on {result.device}, "
-        f"{_count(result.threads, 'thread')}; times are medians of {_count(result.rounds, 'interleaved round')}. Every "
-        "strategy has its own history and starts each round with nothing but the chunks.\n"
+        f"{_count(result.threads, 'thread')}; times are medians of {_count(result.rounds, 'interleaved round')}"
+        f"{'' if result.rounds == result.wanted else ' (time ran short for more)'}. Every strategy"
+        " has its own history and starts each round with nothing but the chunks.\n"
     )
     console.print(_table(show_header=True))
     for index, situation in enumerate(result.situations):
         console.print(Text(f"\n{situation.title}", "bold"))
         for question in situation.questions(result.media):
             own = [one for one in result.of_situation(index) if one.request.question == question]
-            console.print(Text(f"   {question.text}", "italic"))
+            console.print(Text(f"  {question.text}", "italic"))
             table = _table(show_header=False)
             for one in own:
                 table.add_row(*_line(one))
@@ -37,7 +38,7 @@ def show(console: Console, result: DemoResult) -> None:
     console.print(
         "\ncomputed + cached = tokens of the prompt; slid pages are absent unless a strategy has to run them. ttft: "
         "time to first token. formed once: rows run to form patches, and the time that added to the first use; ttft is "
-        "then that of the second use.\n"
+        "then that of the second use. next questions: all but the first of an arrangement.\n"
     )
     console.print(summary_table(result))
     console.print("first: nothing was asked about this arrangement before. 2.0x: twice as fast as full.\n")
@@ -67,8 +68,8 @@ def summary_table(result: DemoResult) -> Table:
         table.add_row(f"first, {case}", *(_timed(result, name, case) for name in STRATEGIES))
         cost = _cost(result, case)
         if cost:
-            table.add_row(Text("   forming patches, once", "dim"), "", "", "", Text(cost, "dim"))
-    table.add_row("next questions, all", *(_timed(result, name, None) for name in STRATEGIES))
+            table.add_row(Text("   forming, once", "dim"), "", "", "", Text(cost, "dim"))
+    table.add_row("next questions", *(_timed(result, name, None) for name in STRATEGIES))
     return table
 
 
@@ -82,15 +83,15 @@ def verdict(result: DemoResult) -> str:
         f"{PATCHED} gave re-prefill's answer on {same} of {len(full)} requests and was right on {_sum(patch)} "
         f"(re-prefill {_sum(full)}, blind reuse {_sum(blind)}); with its patches in place a first question took "
         f"{fast * 1e3:.0f} ms to the first token against {slow * 1e3:.0f} ms for re-prefill ({slow / fast:.1f} times "
-        f"faster), and each new order of pages cost {_milliseconds(formed)} once to form them."
+        f"faster), and pages in an order not met before cost {_milliseconds(formed)} once to form them."
     )
 
 
 def _table(*, show_header: bool) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=show_header, header_style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=show_header, header_style="dim")
     for name, width in WIDTHS.items():
         justify: Literal["left", "right"] = "left" if name in LEFT else "right"
-        table.add_column(f"      {name}" if name == "strategy" else name, justify=justify, width=width, no_wrap=True)
+        table.add_column(f"    {name}" if name == "strategy" else name, justify=justify, width=width, no_wrap=True)
     return table
 
 
@@ -99,8 +100,8 @@ def _line(one: Outcome) -> tuple[str | Text, ...]:
     mark = Text("right", "green") if one.right else Text("wrong", "red")
     rows = (usage.computed_tokens, usage.cached_tokens, usage.patched_tokens)
     counts = (f"{count:,}" if count else "-" for count in rows)
-    formed = f"{one.forming_tokens:,} rows {one.formed * 1e3:,.0f} ms" if one.forming_tokens else ""
-    return f"      {one.strategy}", one.text, mark, *counts, f"{one.ttft * 1e3:,.0f} ms", formed
+    formed = f"{one.forming_tokens:,} in {one.formed * 1e3:,.0f} ms" if one.forming_tokens else ""
+    return f"    {one.strategy}", one.text, mark, *counts, f"{one.ttft * 1e3:,.0f} ms", formed
 
 
 def _timed(result: DemoResult, strategy: str, case: str | None) -> str:

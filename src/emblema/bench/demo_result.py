@@ -59,13 +59,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Everything that was measured."""
+    """Everything that was measured; `wanted` rounds were asked for, and fewer sent if time ran short."""
 
     model: str
     media: DemoMedia
     situations: tuple[Situation, ...]
     outcomes: tuple[Outcome, ...]
     rounds: int
+    wanted: int
     threads: int
     device: str
     adding_seconds: float
@@ -89,9 +90,7 @@ class DemoResult:
         """Prefix answers that differ from re-prefill's: there must be none, the strategy is exact."""
         full = {(one.request.situation, one.request.question.text): one.token_ids for one in self.of("full")}
         return [
-            one
-            for one in self.of("prefix")
-            if full[one.request.situation, one.request.question.text] != one.token_ids
+            one for one in self.of("prefix") if full[one.request.situation, one.request.question.text] != one.token_ids
         ]
 
 
@@ -102,6 +101,7 @@ def report(result: DemoResult) -> dict[str, Any]:
         "device": result.device,
         "threads": result.threads,
         "rounds": result.rounds,
+        "rounds_wanted": result.wanted,
         "seconds": result.seconds,
         "adding_seconds": result.adding_seconds,
         "exact": not result.broken,

@@ -32,6 +32,7 @@ def check(
     from emblema.bench.check_report import draw, fidelity_table, report, selfcheck_table, verdict, write
     from emblema.bench.demo_media import demo_media
     from emblema.kv.chunk import Chunk
+    from emblema.media import load_image
 
     pictures, questions = list(image or ()), list(question or ())
     if not pictures:
@@ -39,10 +40,11 @@ def check(
         names = media.sample()
         pictures = [str(media.folder / name) for name in names]
         questions = questions or [one.text for one in media.about(names)]
+    opened = [load_image(picture) for picture in pictures]
     engine = load_engine(model, device, screen)
     screen.print(selfcheck_table(model, engine))
     with waiting(screen, "reading the pictures"):
-        added = [engine.add(picture, kind="image") for picture in pictures]
+        added = [engine.add(picture, kind="image") for picture in opened]
     chunks = [piece for piece in added if isinstance(piece, Chunk)]
     result = measure(engine, chunks, questions or QUESTIONS, ranks=chosen, orders=orders, answer_tokens=answer_tokens,
                      screen=screen)
@@ -50,8 +52,8 @@ def check(
     screen.print(
         "slid: all pictures but the last have left the window. bytes: patches, as a share of the KV of the pictures in "
         "the window. rows: computed. KL: from re-prefill at the answer's first token, nats. eta: share of blind "
-        "reuse's KL removed. first, answer: prompts with re-prefill's first token and whole answer. flips: share of the first "
-        "tokens changed by blind reuse that were restored."
+        "reuse's KL removed. first, answer: prompts with re-prefill's first token and whole answer. flips: share of "
+        "the first tokens changed by blind reuse that were restored."
     )
     screen.print(f"\n[bold]{verdict(result)}[/bold]")
     listing = write(report(model, engine, result, pictures), folder / "check.json")

@@ -15,6 +15,7 @@ def demo(
     model: Model = "reference",
     device: Device = None,
     rounds: Annotated[int, typer.Option(min=1, max=20, help="Repeats of every request; fewer if time runs short.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch, for every strategy alike.")] = 1,
     plain: Plain = False,
 ) -> None:
     """Ask about the same pictures in six arrangements, by four strategies, and show what each one costs."""
@@ -30,7 +31,7 @@ def demo(
     from emblema.bench.demo_result import report
 
     quiet()
-    result = run_demo(screen, model, rounds, device, began)
+    result = run_demo(screen, model, rounds, device, threads, began)
     picture = draw(result, folder / "demo.png")
     listing = folder / "demo.json"
     listing.write_text(json.dumps(report(result), indent=2) + "\n", encoding="utf-8")

@@ -63,20 +63,15 @@ def facts(episode: Episode) -> dict[str, dict[str, tuple[str, tuple[int, ...]]]]
 
 
 def ask(random: np.random.Generator, episode: Episode, limits: dict[str, int]) -> tuple[Question, ...]:
-    """Up to limits[kind] questions of each kind about random subjects."""
+    """Up to limits[kind] questions of each kind about random subjects; counts of zero are kept rare."""
     questions: list[Question] = []
     answers = facts(episode)
     for kind in KINDS:
         subjects = list(answers[kind])
-        wanted = limits.get(kind, 0)
+        subjects = [subjects[position] for position in random.permutation(len(subjects))]
         if kind == "count":
             subjects.sort(key=lambda subject: answers["count"][subject][0] == "zero" and random.random() < 0.7)
-            order = np.arange(len(subjects))
-            random.shuffle(order[: max(1, sum(answers["count"][subject][0] != "zero" for subject in subjects))])
-        else:
-            order = random.permutation(len(subjects))
-        for position in order[:wanted]:
-            subject = subjects[position]
+        for subject in subjects[: limits.get(kind, 0)]:
             answer, pages = answers[kind][subject]
             text = TEMPLATES[kind][int(random.integers(len(TEMPLATES[kind])))].format(subject)
             questions.append(Question(kind, text, answer, pages))

@@ -8,21 +8,10 @@ import numpy as np
 from PIL import Image
 
 from emblema.bench.tasks import tiles
+from emblema.bench.tasks.glyphs import COLOURS, GLYPHS
 
-COLOURS: dict[str, tuple[int, int, int]] = {
-    "red": (222, 52, 46),
-    "orange": (250, 150, 40),
-    "yellow": (250, 226, 70),
-    "green": (64, 172, 76),
-    "cyan": (92, 212, 222),
-    "blue": (66, 104, 226),
-    "purple": (140, 72, 176),
-    "pink": (250, 160, 200),
-    "brown": (146, 92, 52),
-    "grey": (160, 160, 160),
-}
 COLOUR_NAMES = tuple(COLOURS)
-LANDS = ("forest", "lake", "desert", "meadow", "swamp", "snow", "rock", "field")
+LANDS = tuple(GLYPHS)
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 KINDS = ("colour", "land", "legend", "count", "which")
 BLANK = -1
