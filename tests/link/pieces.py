@@ -26,7 +26,7 @@ def chunk(name: int, tokens: int, groups: bool = False) -> Chunk:
         groups=torch.zeros(tokens, dtype=torch.int64) if groups else torch.full((tokens,), -1),
     )
     rows = tuple(LayerRows(torch.zeros(2, tokens, 8), torch.zeros(2, tokens, 8)) for _ in range(LAYERS))
-    return Chunk(f"{name:064x}", "image", encoded, rows)
+    return Chunk(f"{name:064x}", "image", "model", encoded, rows)
 
 
 def zero_patch(tokens: int, rank: int) -> Patch:
@@ -46,6 +46,8 @@ def prompts(draw: st.DrawFn) -> Prompt:
         else:
             name = draw(st.integers(0, 3))
             parts.append(ChunkPart(chunk(name, 3 + name), slid=kind == "slid"))
+    if isinstance(parts[-1], ChunkPart) and parts[-1].slid:
+        parts.append(TextPart((0,)))
     return Prompt.of(parts, 1)
 
 

@@ -47,6 +47,11 @@ def test_antecedents_are_in_order_with_repetitions_and_slid_ones() -> None:
     assert prompt.slid_rows == ((0, 2),)
 
 
+def test_a_prompt_may_not_end_with_what_is_gone() -> None:
+    with pytest.raises(PromptError, match="slid"):
+        Prompt.of([TextPart((1,)), ChunkPart(chunk(0, 3), slid=True)], 1)
+
+
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(PromptError, match="empty"):
         Prompt.of([TextPart(())], 1)

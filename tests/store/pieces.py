@@ -23,7 +23,7 @@ def chunk(name: str, tokens: int = 5) -> Chunk:
         (),
         torch.full((tokens,), -1),
     )
-    return Chunk(name, "image", encoded, rows(tokens))
+    return Chunk(name, "image", "model", encoded, rows(tokens))
 
 
 def patch(rank: int = 1) -> Patch:

@@ -1,16 +1,18 @@
 """The engine for asyncio: the same methods, awaited; one thread of its own does the model's work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from emblema.engine.decoding import Sampling
 from emblema.engine.engine import Engine, PromptLike
 from emblema.engine.replies import Piece, Prefill, Reply
-from emblema.kv.chunk import Chunk, Clip
+from emblema.errors import EmblemaError, PromptError
+from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.strategies.base import Strategy
 from emblema.store.memory import MemoryStore
 
@@ -18,11 +20,15 @@ T = TypeVar("T")
 
 
 class AsyncEngine:
-    """Mirrors `Engine`. Requests are run one after another, in the order in which they come."""
+    """Mirrors `Engine`. Work is done in the order in which it comes; replies under way take turns, token by token.
+
+    A cancelled request stops behind its prefill, or behind the token that is being made.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emblema")
+        self._closed = False
 
     @classmethod
     async def load(cls, name: str | Path = "reference", **options: Any) -> Self:
@@ -37,26 +43,51 @@ class AsyncEngine:
         """As `Engine.add`."""
         return await self._run(lambda: self.engine.add(source, **options))
 
+    async def encode(self, source: Any, **options: Any) -> tuple[EncodedChunk, ...]:
+        """As `Engine.encode`."""
+        return await self._run(lambda: self.engine.encode(source, **options))
+
     async def prefill(self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any) -> Prefill:
         """As `Engine.prefill`."""
         return await self._run(lambda: self.engine.prefill(parts, strategy, **options))
 
     async def generate(self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any) -> Reply:
         """As `Engine.generate` without streaming; see `stream`."""
-        return await self._run(lambda: self.engine.generate(parts, strategy, stream=False, **options))
+        reply = None
+        async for piece in self._steps(parts, strategy, **options):
+            reply = piece.reply or reply
+        if reply is None:
+            raise PromptError("the stream ended without a reply")
+        return reply
 
     async def stream(
         self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any
     ) -> AsyncIterator[Piece]:
-        """The pieces of a reply as they are made; other requests take turns between pieces."""
-        pieces = await self._run(lambda: self.engine.generate(parts, strategy, stream=True, **options))
+        """The pieces of a reply as they are made; takes what `Engine.generate` takes."""
+        async for piece in self._steps(parts, strategy, **options):
+            if piece or piece.reply is not None:
+                yield piece
+
+    async def _steps(
+        self,
+        parts: PromptLike,
+        strategy: str | Strategy,
+        *,
+        template: bool = True,
+        stop: str | Sequence[str] | None = None,
+        **knobs: Any,
+    ) -> AsyncIterator[Piece]:
+        sampling = Sampling.of(stop=stop, **knobs)
+        pieces = await self._run(lambda: self.engine.steps(parts, strategy, sampling, template=template))
         while (piece := await self._run(partial(next, pieces, None))) is not None:
             yield piece
 
     async def close(self) -> None:
-        """Finish what is under way, then close the engine."""
-        await self._run(self.engine.close)
-        self._thread.shutdown()
+        """Finish what is under way, then close the engine; a second call does nothing."""
+        if not self._closed:
+            await self._run(self.engine.close)
+            self._closed = True
+            self._thread.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,4 +98,6 @@ class AsyncEngine:
         await self.close()
 
     async def _run(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise EmblemaError("the engine is closed: make another one")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -1,5 +1,6 @@
 """What a caller gives (parts, or messages in OpenAI's form), read as turns of text, token ids and chunks."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip
 from emblema.link.prompt import ChunkPart
+from emblema.media.source import is_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ def slid(piece: Chunk | Clip) -> Slid:
     """Mark a part of a prompt as slid: as after a window moved on, it is absent for every text row."""
     return Slid(piece)
 
+
+ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 PromptPart = str | Chunk | Clip | Slid | Sequence[int]
 Message = Mapping[str, Any]
@@ -48,18 +52,33 @@ def items_of(part: PromptPart) -> tuple[Item, ...]:
         PromptError: the part is none of the kinds that a prompt is made of.
     """
     if isinstance(part, str):
-        return (part,)
+        return (readable(part),)
     if isinstance(part, Chunk):
         return (ChunkPart(part),)
     if isinstance(part, Clip):
         return tuple(ChunkPart(chunk) for chunk in part)
-    if isinstance(part, Slid):
+    if isinstance(part, Slid) and isinstance(part.piece, Chunk | Clip):
         return tuple(ChunkPart(item.chunk, slid=True) for item in items_of(part.piece) if isinstance(item, ChunkPart))
-    if isinstance(part, list | tuple) and all(isinstance(token, int) and token >= 0 for token in part):
+    if isinstance(part, list | tuple) and all(type(token) is int and 0 <= token < 2**63 for token in part):
         return (tuple(part),)
     raise PromptError(
         f"a part of the prompt is a {type(part).__name__}: give text, a chunk or clip from engine.add, or token ids"
     )
+
+
+def readable(text: Any) -> str:
+    """A text that tokenizers take.
+
+    Raises:
+        PromptError: it is no string, or holds half of a surrogate pair.
+    """
+    if not isinstance(text, str):
+        raise PromptError(f"a text of the prompt is a {type(text).__name__}: give a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"a text of the prompt is not valid Unicode at character {error.start}") from error
+    return text
 
 
 def turns_of(messages: Sequence[Message], add: MediaAdder) -> list[Turn]:
@@ -73,9 +92,13 @@ def turns_of(messages: Sequence[Message], add: MediaAdder) -> list[Turn]:
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or content is None:
             raise PromptError(f"message {index} needs a role and a content")
+        if ROLE.fullmatch(role) is None:
+            raise PromptError(f"message {index} has the role {role[:40]!r}: a role is a short word such as user")
         if isinstance(content, str):
-            turns.append(Turn(role, (content,), plain=True))
+            turns.append(Turn(role, (readable(content),), plain=True))
             continue
+        if not isinstance(content, list | tuple):
+            raise PromptError(f"message {index} has a content of type {type(content).__name__}: give a text or a list")
         items: list[Item] = []
         for item in content:
             items += _items_of_content(item, index, add)
@@ -88,11 +111,15 @@ def _items_of_content(item: Any, index: int, add: MediaAdder) -> tuple[Item, ...
         return items_of(item)
     kind = item.get("type")
     if kind == "text":
-        return (str(item.get("text", "")),)
+        return (readable(item.get("text")),)
     for name, media in (("image", "image"), ("image_url", "image"), ("video", "video"), ("video_url", "video")):
         if kind == name and name in item:
-            source = item[name]["url"] if isinstance(item[name], Mapping) else item[name]
-            return items_of(source if isinstance(source, Chunk | Clip | Slid) else add(source, kind=media))
+            source = item[name].get("url") if isinstance(item[name], Mapping) else item[name]
+            if isinstance(source, Chunk | Clip | Slid):
+                return items_of(source)
+            if name.endswith("_url") and not (isinstance(source, str) and is_address(source)):
+                raise PromptError(f"message {index} has an {name} that is no http, https or data address")
+            return items_of(add(source, kind=media))
     raise PromptError(
         f"message {index} has a content item of type {kind!r}: use text, image, image_url, video or video_url"
     )

@@ -1,7 +1,8 @@
 """Decoding from a linked table: one token at a time, greedy or sampled, in the same rows that the prefill left."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from emblema.models.adapter import Adapter, RowBatch
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen.
+    """How tokens are chosen. Nothing is taken from the model's generation configuration but its end tokens.
 
     Attributes:
         max_new_tokens: at most so many tokens.
@@ -30,15 +31,31 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
 
+    @classmethod
+    def of(cls, *, stop: str | Sequence[str] | None = None, **knobs: Any) -> Self:
+        """Sampling as callers write it: one stop string, several, or None.
+
+        Raises:
+            PromptError: a knob is out of range, or there is no such knob.
+        """
+        if stop is not None and not isinstance(stop, str | list | tuple):
+            raise PromptError(f"stop is a {type(stop).__name__}: give a string, a list of strings, or None")
+        unknown = sorted(knobs.keys() - {"max_new_tokens", "temperature", "top_p", "seed"})
+        if unknown:
+            raise PromptError(f"there is no sampling knob {unknown[0]!r}")
+        return cls(stop=(stop,) if isinstance(stop, str) else tuple(stop or ()), **knobs)
+
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise PromptError(f"max_new_tokens is {self.max_new_tokens}: it must be 1 or more")
-        if not 0 <= self.temperature <= 100:
-            raise PromptError(f"temperature is {self.temperature}: it must lie between 0 and 100")
-        if not 0 < self.top_p <= 1:
-            raise PromptError(f"top_p is {self.top_p}: it must be above 0 and at most 1")
-        if any(not text for text in self.stop):
-            raise PromptError("a stop string is empty: leave it out")
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
+            raise PromptError(f"max_new_tokens is {self.max_new_tokens!r}: it must be a whole number, 1 or more")
+        if not isinstance(self.temperature, int | float) or not 0 <= self.temperature <= 100:
+            raise PromptError(f"temperature is {self.temperature!r}: it must be a number between 0 and 100")
+        if not isinstance(self.top_p, int | float) or not 0 < self.top_p <= 1:
+            raise PromptError(f"top_p is {self.top_p!r}: it must be a number above 0 and at most 1")
+        if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed < 2**63):
+            raise PromptError(f"seed is {self.seed!r}: it must be a whole number from 0 to 2**63 - 1, or None")
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise PromptError("a stop string is empty or no string: leave it out")
 
 
 class Sampler:
@@ -56,7 +73,8 @@ class Sampler:
         """The next token for logits [vocab] float32."""
         if self.sampling.temperature == 0:
             return int(logits.argmax())
-        weights = torch.softmax(logits.cpu().double() / self.sampling.temperature, dim=0)
+        scores = logits.cpu().double()
+        weights = torch.softmax((scores - scores.max()) / self.sampling.temperature, dim=0)
         ordered, tokens = weights.sort(descending=True)
         before = ordered.cumsum(0) - ordered
         ordered[before >= self.sampling.top_p] = 0

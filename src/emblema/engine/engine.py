@@ -1,7 +1,7 @@
 """The embedded engine: load a model, add media once, ask about them anywhere in a prompt."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -11,16 +11,16 @@ from typing import Any, Literal, Self, overload
 import torch
 from torch import nn
 
-from emblema.engine.conversation import Message, PromptPart, Turn, items_of, turns_of
+from emblema.engine.conversation import Message, PromptPart, Turn, items_of, readable, turns_of
 from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.linker import Linker
-from emblema.engine.rendering import plain, render
-from emblema.engine.replies import Piece, Prefill, Reply, TextStream, stream_reply
+from emblema.engine.rendering import Text, plain, render, tokenize
+from emblema.engine.replies import Piece, Prefill, Reply, TextStream, last_of, stream_reply
 from emblema.engine.template import ChatTemplate
 from emblema.engine.workshop import Workshop
-from emblema.errors import PromptError
+from emblema.errors import CapacityError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
-from emblema.link.prompt import Part, Prompt
+from emblema.link.prompt import Part, Prompt, TextPart
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import Usage
 from emblema.media import MediaLimits
@@ -42,7 +42,7 @@ class Engine:
     Args:
         model: a transformers vision-language model in memory.
         processor: its processor, or anything with an `image_processor` and a `tokenizer`; without one only prompts of
-            token ids and text chunks of ids can be made.
+            token ids can be prefilled.
         store: where chunks live; in memory by default.
         limits: bounds on media from outside.
         salt: the tenant's secret; ids made under different salts never meet.
@@ -116,10 +116,7 @@ class Engine:
         if (source is None) == (text is None):
             raise PromptError("engine.add takes a source or text=, one of the two")
         if text is not None:
-            ids = self._workshop.preparer.tokenizer(text, add_special_tokens=False)["input_ids"]
-            if not ids:
-                raise PromptError("the text passage is empty")
-            return self._workshop.add(self._workshop.passage(ids))
+            return self._workshop.add(self._workshop.passage(self._passage_ids(text)))
         if isinstance(source, EncodedChunk):
             return self._workshop.rebuild(source)
         return self._workshop.add(self._workshop.work(source, kind, fps, frames_per_segment))
@@ -138,9 +135,14 @@ class Engine:
         """A prompt as rows, from parts (one user turn) or messages in OpenAI's form.
 
         Raises:
-            PromptError: the prompt is empty or longer than the model's context.
+            PromptError: the prompt is empty, longer than the model's context, or holds another model's chunk.
         """
         prompt = Prompt.of(self._parts(parts, template), self.adapter.axes)
+        strange = next((chunk for _, chunk in prompt.chunk_segments if chunk.model != self.adapter.fingerprint), None)
+        if strange is not None:
+            raise PromptError(
+                f"chunk {strange.id[:12]} was made by another model, or before the weights changed: add its media here"
+            )
         longest = max(prompt.tokens, prompt.next_position)
         if longest > self.adapter.context_length:
             raise PromptError(
@@ -166,6 +168,7 @@ class Engine:
         return self._prefill(self.prompt(parts, template=template), strategy, reserve, began)
 
     def _prefill(self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float) -> Prefill:
+        self._check_budget(prompt)
         with self.store.lease([chunk.id for _, chunk in prompt.chunk_segments], skip_absent=True):
             outcome = self._linker.link(prompt, strategy, reserve)
         usage = Usage.of(
@@ -188,7 +191,7 @@ class Engine:
         max_new_tokens: int = ...,
         temperature: float = ...,
         top_p: float = ...,
-        stop: str | Sequence[str] = ...,
+        stop: str | Sequence[str] | None = ...,
         seed: int | None = ...,
     ) -> Reply: ...
 
@@ -203,7 +206,7 @@ class Engine:
         max_new_tokens: int = ...,
         temperature: float = ...,
         top_p: float = ...,
-        stop: str | Sequence[str] = ...,
+        stop: str | Sequence[str] | None = ...,
         seed: int | None = ...,
     ) -> Iterator[Piece]: ...
 
@@ -217,7 +220,7 @@ class Engine:
         max_new_tokens: int = 128,
         temperature: float = 0.0,
         top_p: float = 1.0,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         seed: int | None = None,
     ) -> Reply | Iterator[Piece]:
         """Answer a prompt: prefill, then decode greedily or by sampling.
@@ -228,20 +231,24 @@ class Engine:
         Raises:
             PromptError, StrategyError: the prompt, a sampling knob or the strategy's name is not right.
         """
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        sampling = Sampling(max_new_tokens, temperature, top_p, stops, seed)
-        pieces = self._answer(parts, strategy, template, sampling)
-        if stream:
-            return pieces
-        for piece in pieces:
-            if piece.reply is not None:
-                return piece.reply
-        raise PromptError("the reply ended without a result")
+        sampling = Sampling.of(
+            stop=stop, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+        )
+        steps = self.steps(parts, strategy, sampling, template=template)
+        pieces = (piece for piece in steps if piece or piece.reply is not None)
+        return pieces if stream else last_of(pieces)
 
-    def _answer(
-        self, parts: PromptLike, strategy: str | Strategy, template: bool, sampling: Sampling
+    def steps(
+        self,
+        parts: PromptLike,
+        strategy: str | Strategy = "auto",
+        sampling: Sampling | None = None,
+        *,
+        template: bool = True,
     ) -> Iterator[Piece]:
+        """As `generate` with `stream=True`, with a piece for every token: one that shows no text yet is empty."""
         began = time.perf_counter()
+        sampling = Sampling() if sampling is None else sampling
         prompt = self.prompt(parts, template=template)
         room = self.adapter.context_length - max(prompt.tokens, prompt.next_position)
         if sampling.max_new_tokens > room:
@@ -256,21 +263,38 @@ class Engine:
         stream = TextStream(self._workshop.preparer.tokenizer, sampling.stop)
         return stream_reply(chain([first], tokens), stream, replace(prefill, usage=usage), ends)
 
+    def _check_budget(self, prompt: Prompt) -> None:
+        budget = self.store.capacity_bytes
+        distinct = {chunk.id: chunk.bytes + chunk.encoded.bytes for _, chunk in prompt.chunk_segments}
+        needed = sum(distinct.values())
+        if budget is not None and needed > budget:
+            raise CapacityError(f"the prompt's {len(distinct)} chunks take {needed} bytes; the store's budget is {budget}")
+
     def _parts(self, parts: PromptLike, template: bool) -> list[Part]:
-        if isinstance(parts, str):
-            parts = [parts]
-        if not parts:
+        if isinstance(parts, Mapping | bytes) or not isinstance(parts, Iterable):
+            raise PromptError(f"the prompt is a {type(parts).__name__}: give a list of parts, or a list of messages")
+        given: list[PromptPart | Message] = [parts] if isinstance(parts, str) else list(parts)
+        if not given:
             raise PromptError("the prompt is empty: give it at least one part of text or a chunk")
-        messages = [part for part in parts if isinstance(part, dict)]
+        messages = [part for part in given if isinstance(part, Mapping)]
         if messages:
-            if len(messages) != len(parts):
+            if len(messages) != len(given):
                 raise PromptError("a prompt is made of parts or of messages, not of both")
             return render(turns_of(messages, self._add_from_message), self.template)
-        items = [item for part in parts if not isinstance(part, Mapping) for item in items_of(part)]
+        items = [item for part in given if not isinstance(part, Mapping) for item in items_of(part)]
         if template:
             return render([Turn("user", tuple(items))], self.template)
         tokenizer = self._workshop.preparer.tokenizer if any(isinstance(item, str) for item in items) else None
         return plain(items, tokenizer)
+
+    def _passage_ids(self, text: str) -> tuple[int, ...]:
+        pieces = tokenize(
+            [Text(readable(text), trusted=False)], self.template.tokenizer, self.template.controls, begin=False
+        )
+        ids = tuple(token for part in pieces if isinstance(part, TextPart) for token in part.token_ids)
+        if not ids:
+            raise PromptError("the text passage is empty")
+        return ids
 
     def _add_from_message(self, source: Any, *, kind: str | None = None) -> Chunk | Clip:
         return self.add(source, kind=kind)

@@ -12,9 +12,9 @@ from emblema.link.strategies.base import PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.registry import parse
 from emblema.models.adapter import Adapter
-from emblema.store.identity import prefix_owner
+from emblema.store.identity import owner_id
 from emblema.store.memory import MemoryStore
-from emblema.store.prefixes import ChunkSegment, Segment, TextSegment
+from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,13 @@ class Linker:
     """Links prompts on one adapter with what one store knows, for one tenant."""
 
     def __init__(self, adapter: Adapter, store: MemoryStore, salt: bytes) -> None:
-        self.adapter, self.store = adapter, store
+        self.adapter, self.store, self.salt = adapter, store, salt
         self.executor = Executor(adapter)
-        self.prefixes = store.prefixes(prefix_owner(adapter.fingerprint, adapter.dtype, salt))
+
+    @property
+    def prefixes(self) -> PrefixStore:
+        """Exact prefixes of the model as it is now; other weights, or an adapter switched on, are another owner."""
+        return self.store.prefixes(owner_id(self.adapter.fingerprint, self.adapter.dtype, self.salt))
 
     def link(self, prompt: Prompt, strategy: str | Strategy, reserve: int = 0) -> Outcome:
         """Carry a strategy out on a prompt, with room for `reserve` more rows.

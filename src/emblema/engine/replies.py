@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
+from emblema.errors import PromptError
 from emblema.kv.layout import KVRows
 from emblema.link.executor import Linked
 from emblema.link.plan import LinkPlan
@@ -91,24 +92,36 @@ class TextStream:
         self.text = ""
         self.stopped = False
         self._given = 0
+        # Tokens before `_settled` have given their text; those from `_context` on are read again, for spaces.
+        self._context = self._settled = 0
 
     def push(self, token: int) -> str:
         """Take a token and return the text that is now certain."""
         self.token_ids.append(token)
-        text = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
-        found = [index for index in (text.find(one) for one in self.stop) if index >= 0]
-        if found:
-            self.text, self.stopped = text[: min(found)], True
-            return self._give(len(self.text))
-        self.text = text
-        held = max((_overlap(text, one) for one in self.stop), default=0)
-        if text.endswith("\ufffd"):
+        fresh = self._fresh()
+        if fresh.endswith("\ufffd"):
             return ""
-        return self._give(len(text) - held)
+        self._settle(fresh)
+        held = 0 if self.stopped else max((_overlap(self.text, one) for one in self.stop), default=0)
+        return self._give(len(self.text) - held)
 
     def finish(self) -> str:
         """The text held back, at the end."""
+        if not self.stopped:
+            self._settle(self._fresh())
         return self._give(len(self.text))
+
+    def _fresh(self) -> str:
+        """What the tokens that are not settled add, read behind the last settled ones."""
+        before = self.tokenizer.decode(self.token_ids[self._context : self._settled], skip_special_tokens=True)
+        return self.tokenizer.decode(self.token_ids[self._context :], skip_special_tokens=True)[len(before) :]
+
+    def _settle(self, fresh: str) -> None:
+        self._context, self._settled = self._settled, len(self.token_ids)
+        text = self.text + fresh
+        found = [index for index in (text.find(one) for one in self.stop) if index >= 0]
+        self.text = text[: min(found)] if found else text
+        self.stopped = bool(found)
 
     def _give(self, until: int) -> str:
         piece = self.text[self._given : until]
@@ -116,12 +129,22 @@ class TextStream:
         return piece
 
 
+def last_of(pieces: Iterator[Piece]) -> Reply:
+    """The reply at the end of a stream."""
+    reply = None
+    for piece in pieces:
+        reply = piece.reply or reply
+    if reply is None:
+        raise PromptError("the stream ended without a reply")
+    return reply
+
+
 def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size])), 0)
 
 
 def stream_reply(tokens: Iterator[int], stream: TextStream, prefill: Prefill, ends: frozenset[int]) -> Iterator[Piece]:
-    """Pieces of text as tokens arrive; the last piece holds the reply."""
+    """A piece of text for every token, perhaps empty; the last piece holds the reply."""
     reason: FinishReason = "length"
     count = 0
     for token in tokens:
@@ -129,9 +152,7 @@ def stream_reply(tokens: Iterator[int], stream: TextStream, prefill: Prefill, en
         if token in ends:
             reason = "stop"
             break
-        piece = stream.push(token)
-        if piece:
-            yield Piece(piece)
+        yield Piece(stream.push(token))
         if stream.stopped:
             reason = "stop"
             break

@@ -10,6 +10,13 @@ from emblema.models.prepare import Preparer
 BEFORE, AFTER = "\ue010", "\ue011"
 
 
+def special_tokens(tokenizer: Any) -> list[str]:
+    """Strings that the tokenizer reads as one control token wherever they stand."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = [str(token) for token in added.values() if getattr(token, "special", False)]
+    return [token for token in dict.fromkeys([*tokenizer.all_special_tokens, *special]) if token]
+
+
 class ChatTemplate:
     """Writes conversations in the model's own form; learns from the template itself how media are written."""
 
@@ -76,5 +83,7 @@ class ChatTemplate:
     @property
     def controls(self) -> set[str]:
         """Texts that the tokenizer reads as one control token."""
-        added = getattr(self.tokenizer, "added_tokens_encoder", {})
-        return {token for token in (*self.tokenizer.all_special_tokens, *added) if token}
+        kinds: tuple[ChunkKind, ...] = ("image", "video", "audio")
+        ids = [self.preparer.family.placeholder(self.preparer.kit.config, kind) for kind in kinds]
+        media = self.tokenizer.convert_ids_to_tokens([token for token in ids if token is not None])
+        return {token for token in (*special_tokens(self.tokenizer), *media) if token}

@@ -10,13 +10,13 @@ import torch
 from blake3 import blake3
 from PIL import Image
 
-from emblema.errors import MediaError, ModelError
+from emblema.errors import MediaError, ModelError, PromptError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.media import MediaLimits, load_audio, load_image, load_pages, load_video, media_bytes, media_kind, segments
 from emblema.media.source import is_address, read_source
 from emblema.models.adapter import Adapter
 from emblema.models.prepare import Prepared, Preparer
-from emblema.store.identity import chunk_id
+from emblema.store.identity import chunk_id, owner_id
 from emblema.store.memory import MemoryStore
 
 AUDIO_RATE = 16_000
@@ -62,6 +62,11 @@ class Workshop:
             )
         return self._preparer
 
+    @property
+    def owner(self) -> str:
+        """Digest of the model, dtype and tenant that pieces are made for."""
+        return owner_id(self.adapter.fingerprint, self.adapter.dtype, self.salt)
+
     def add(self, work: Work) -> Chunk | Clip:
         """The chunk or clip of a source; what the store has is neither encoded nor prefilled again."""
         chunks = [self._made(draft) for draft in work.drafts]
@@ -69,17 +74,16 @@ class Workshop:
 
     def encode(self, work: Work) -> tuple[EncodedChunk, ...]:
         """The encoder's part alone, piece by piece; the decoder does not run."""
-        model = self.adapter.fingerprint
-        return tuple(EncodedChunk(draft.id, draft.kind, model, draft.encode()) for draft in work.drafts)
+        return tuple(EncodedChunk(draft.id, draft.kind, self.owner, draft.encode()) for draft in work.drafts)
 
     def rebuild(self, piece: EncodedChunk) -> Chunk:
         """The chunk of a piece that was encoded before; the encoder does not run.
 
         Raises:
-            ModelError: another model encoded it.
+            ModelError: another model encoded it, or it was encoded for another tenant.
         """
-        if piece.model != self.adapter.fingerprint:
-            raise ModelError("these embeddings were made by another model: encode the media with this one")
+        if piece.owner != self.owner:
+            raise ModelError("these embeddings were made by another model or for another tenant: encode the media here")
         return self._made(Draft(piece.id, piece.kind, lambda: piece.encoded))
 
     def work(self, source: Any, kind: str | None, fps: float, frames_per_segment: int) -> Work:
@@ -145,7 +149,10 @@ class Workshop:
         if found is not None:
             return found
         encoded = draft.encode()
-        chunk = Chunk(draft.id, draft.kind, encoded, self.adapter.capture(encoded))
+        length, context = max(encoded.tokens, encoded.span), self.adapter.context_length
+        if length > context:
+            raise PromptError(f"a piece of kind {draft.kind} takes {length} positions, the model's context holds {context}")
+        chunk = Chunk(draft.id, draft.kind, self.adapter.fingerprint, encoded, self.adapter.capture(encoded))
         self.store.put(chunk)
         return chunk
 

@@ -49,13 +49,13 @@ class EncodedChunk:
     Attributes:
         id: the id of the chunk that it becomes.
         kind: what the piece is.
-        model: fingerprint of the model that encoded it.
+        owner: digest of the model, dtype and tenant that it was made for.
         encoded: what the decoder will be fed.
     """
 
     id: str
     kind: ChunkKind
-    model: str
+    owner: str
     encoded: Encoded
 
     @property
@@ -70,12 +70,14 @@ class Chunk:
     Attributes:
         id: 256-bit digest, hex (see `store.identity`).
         kind: what the piece is.
+        model: fingerprint of the model that made it.
         encoded: what the decoder was fed; its positions are the canonical ones.
         rows: per layer, the canonical rows.
     """
 
     id: str
     kind: ChunkKind
+    model: str
     encoded: Encoded
     rows: KVRows
 

@@ -122,7 +122,7 @@ def factor(rows: Tensor, rank: int, dtype: torch.dtype) -> Factors:
 
 
 def rank_for_share(share: float, tokens: int, layouts: Sequence[LayerLayout], layers: Collection[int]) -> int:
-    """The largest rank whose patch on `layers` weighs at most `share` of the chunk's KV; at least 1.
+    """The largest rank whose patch on `layers` weighs at most `share` of the chunk's KV; 0 where none fits.
 
     A slot of width F costs `rank (tokens + F)` numbers; beyond full rank a slot costs no more.
     """
@@ -130,8 +130,7 @@ def rank_for_share(share: float, tokens: int, layouts: Sequence[LayerLayout], la
     slots = [slot for index in layers for slot in (layouts[index].keys, layouts[index].values)]
     widths = [heads * width for heads, width in slots]
     ranks = range(1, min(tokens, max(widths)) + 1)
-    fitting = bisect_right(ranks, budget, key=lambda rank: _numbers(rank, tokens, widths))
-    return max(1, fitting)
+    return bisect_right(ranks, budget, key=lambda rank: _numbers(rank, tokens, widths))
 
 
 def _numbers(rank: int, tokens: int, widths: Sequence[int]) -> int:

@@ -72,7 +72,7 @@ class Prompt:
         """Lay parts out; neighbouring text parts become one.
 
         Raises:
-            PromptError: the prompt has no tokens.
+            PromptError: the prompt has no tokens, or ends with a slid chunk, behind which nobody would answer.
         """
         segments: list[Segment] = []
         row = position = 0
@@ -82,6 +82,9 @@ class Prompt:
             position += part.tokens if isinstance(part, TextPart) else part.chunk.encoded.span
         if row == 0:
             raise PromptError("the prompt is empty: give it at least one part of text or a chunk")
+        last = segments[-1].part
+        if isinstance(last, ChunkPart) and last.slid:
+            raise PromptError("the prompt ends with a slid part: put the question behind it")
         return cls(tuple(segments), axes, position)
 
     @property

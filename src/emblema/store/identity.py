@@ -10,7 +10,7 @@ from emblema.errors import StoreError
 from emblema.store.keys import PatchKey
 
 _CHUNK = "emblema 2026-11 chunk identity 1"
-_PREFIX = "emblema 2026-11 prefix owner 1"
+_OWNER = "emblema 2026-11 owner identity 1"
 _PATCH = "emblema 2026-11 patch identity 1"
 
 
@@ -67,9 +67,9 @@ def patch_id(key: PatchKey) -> str:
     return digest.hexdigest()
 
 
-def prefix_owner(model_fingerprint: str, dtype: str | torch.dtype, salt: bytes) -> str:
-    """Who may share exact prefixes: one model in one dtype, of one tenant. 64 hexadecimal digits."""
-    digest = blake3(key=blake3(salt, derive_key_context=_PREFIX).digest())
+def owner_id(model_fingerprint: str, dtype: str | torch.dtype, salt: bytes) -> str:
+    """Who may share what has no id of its own: one model in one dtype, of one tenant. 64 hexadecimal digits."""
+    digest = blake3(key=blake3(salt, derive_key_context=_OWNER).digest())
     digest.update(canonical([model_fingerprint, str(dtype).removeprefix("torch.")]))
     return digest.hexdigest()
 

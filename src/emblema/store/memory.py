@@ -149,15 +149,14 @@ class MemoryStore:
             return found if isinstance(found, Patch) else None
 
     def put_patch(self, key: PatchKey, patch: Patch) -> bool:
-        """Keep a patch, in place of one with the same key; False if a chunk it was made from is not here any more.
+        """Keep a patch, in place of one with the same key; whether it was kept.
 
-        So a patch whose forming was overtaken by a deletion does not bring anything deleted back.
-
-        Raises:
-            CapacityError: the patch alone is larger than the budget.
+        It is not where a chunk that it was made from is not here any more, so that a patch whose forming was overtaken
+        by a deletion does not bring anything deleted back; nor where it alone is larger than the budget.
         """
         with self._changed:
-            if not all(chunk in self._held for chunk in key.chunks):
+            too_large = self.capacity_bytes is not None and patch.bytes > self.capacity_bytes
+            if too_large or not all(chunk in self._held for chunk in key.chunks):
                 return False
             self._insert(key, patch, patch.bytes)
             return True

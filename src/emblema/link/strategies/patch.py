@@ -33,10 +33,10 @@ class PatchStrategy:
         forming: list[PatchKey] = []
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
-            if segment.start == 0:
+            rank = self.rank_for(chunk.tokens, knowledge)
+            if segment.start == 0 or rank == 0:
                 return taken(segment, chunk, layers)
             key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
-            rank = self.rank_for(chunk.tokens, knowledge)
             patch = knowledge.find_patch(key)
             if patch is None or patch.rank < rank or not patch.covers(range(first, layers)):
                 forming.append(key)
@@ -48,7 +48,7 @@ class PatchStrategy:
         return LinkPlan(self.name, prompt.tokens, layers, ranges, forming=tuple(forming))
 
     def rank_for(self, tokens: int, knowledge: Knowledge) -> int:
-        """The rank for a chunk of so many tokens, never beyond full rank."""
+        """The rank for a chunk of so many tokens, at most full rank; 0 where not even one fits the share."""
         layouts = knowledge.layouts
         kept = range(len(layouts) // 2 if self.deep else 0, len(layouts))
         full = min(

@@ -72,6 +72,8 @@ def parse(name: str | Strategy) -> Strategy:
         StrategyError: the name is unknown, or its knob is out of range.
     """
     if not isinstance(name, str):
+        if not hasattr(name, "plan"):
+            raise StrategyError(f"a strategy is a name or has a plan method; this is a {type(name).__name__}")
         return name
     for kind in KINDS:
         match = re.fullmatch(kind.pattern, name.strip())
