@@ -89,7 +89,7 @@ def test_text_behind_a_chunk_is_tokenised_as_the_stock_processor_would() -> None
 
 
 def test_streams_of_broken_characters_are_whole() -> None:
-    """With byte fallback an unfinished character makes its whole run of bytes unreadable; what was given stays given."""
+    """With byte fallback an unfinished character makes its whole run unreadable; what was given stays given."""
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {"<unk>": 0, "a": 1, **{f"<0x{byte:02X}>": byte + 2 for byte in range(256)}}

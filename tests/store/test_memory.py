@@ -49,7 +49,7 @@ def test_sizes_that_cannot_fit() -> None:
     with pytest.raises(StoreError, match="positive"):
         MemoryStore(0)
     store.put(chunk("a", 2))
-    assert not store.put_patch(PatchKey("m", "a", ()), patch(3)), "an answer is not failed for a patch that does not fit"
+    assert not store.put_patch(PatchKey("m", "a", ()), patch(3)), "no answer fails for a patch that does not fit"
     assert store.ids() == ["a"]
 
 

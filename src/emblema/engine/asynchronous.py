@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from emblema.engine.decoding import Sampling
-from emblema.engine.engine import Engine, PromptLike
+from emblema.engine.engine import Engine
+from emblema.engine.reader import PromptLike
 from emblema.engine.replies import Piece, Prefill, Reply
 from emblema.errors import EmblemaError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk

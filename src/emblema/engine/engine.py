@@ -1,7 +1,7 @@
 """The embedded engine: load a model, add media once, ask about them anywhere in a prompt."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -11,16 +11,15 @@ from typing import Any, Literal, Self, overload
 import torch
 from torch import nn
 
-from emblema.engine.conversation import Message, PromptPart, Turn, items_of, readable, turns_of
 from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.linker import Linker
-from emblema.engine.rendering import Text, plain, render, tokenize
+from emblema.engine.reader import PromptLike, PromptReader
 from emblema.engine.replies import Piece, Prefill, Reply, TextStream, last_of, stream_reply
 from emblema.engine.template import ChatTemplate
 from emblema.engine.workshop import Workshop
 from emblema.errors import CapacityError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
-from emblema.link.prompt import Part, Prompt, TextPart
+from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import Usage
 from emblema.media import MediaLimits
@@ -32,9 +31,6 @@ from emblema.store.memory import MemoryStore
 
 DECODE_RESERVE = 256
 """Rows that a table keeps room for before it has to grow."""
-
-PromptLike = str | Sequence[PromptPart] | Sequence[Message]
-
 
 class Engine:
     """A model with a store of chunks. One thread owns a model; an engine keeps no state on it.
@@ -65,7 +61,7 @@ class Engine:
         self.store = MemoryStore() if store is None else store
         preparer = None if processor is None else Preparer(processor, self.adapter.model.config)
         self._workshop = Workshop(self.adapter, preparer, self.store, limits or MediaLimits(), salt)
-        self._template = None if preparer is None else ChatTemplate(preparer)
+        self._reader = PromptReader(preparer, self._add_from_message)
         self._linker = Linker(self.adapter, self.store, salt)
 
     @classmethod
@@ -116,7 +112,7 @@ class Engine:
         if (source is None) == (text is None):
             raise PromptError("engine.add takes a source or text=, one of the two")
         if text is not None:
-            return self._workshop.add(self._workshop.passage(self._passage_ids(text)))
+            return self._workshop.add(self._workshop.passage(self._reader.passage(text)))
         if isinstance(source, EncodedChunk):
             return self._workshop.rebuild(source)
         return self._workshop.add(self._workshop.work(source, kind, fps, frames_per_segment))
@@ -137,7 +133,7 @@ class Engine:
         Raises:
             PromptError: the prompt is empty, longer than the model's context, or holds another model's chunk.
         """
-        prompt = Prompt.of(self._parts(parts, template), self.adapter.axes)
+        prompt = Prompt.of(self._reader.parts(parts, template), self.adapter.axes)
         strange = next((chunk for _, chunk in prompt.chunk_segments if chunk.model != self.adapter.fingerprint), None)
         if strange is not None:
             raise PromptError(
@@ -268,45 +264,15 @@ class Engine:
         distinct = {chunk.id: chunk.bytes + chunk.encoded.bytes for _, chunk in prompt.chunk_segments}
         needed = sum(distinct.values())
         if budget is not None and needed > budget:
-            raise CapacityError(f"the prompt's {len(distinct)} chunks take {needed} bytes; the store's budget is {budget}")
-
-    def _parts(self, parts: PromptLike, template: bool) -> list[Part]:
-        if isinstance(parts, Mapping | bytes) or not isinstance(parts, Iterable):
-            raise PromptError(f"the prompt is a {type(parts).__name__}: give a list of parts, or a list of messages")
-        given: list[PromptPart | Message] = [parts] if isinstance(parts, str) else list(parts)
-        if not given:
-            raise PromptError("the prompt is empty: give it at least one part of text or a chunk")
-        messages = [part for part in given if isinstance(part, Mapping)]
-        if messages:
-            if len(messages) != len(given):
-                raise PromptError("a prompt is made of parts or of messages, not of both")
-            return render(turns_of(messages, self._add_from_message), self.template)
-        items = [item for part in given if not isinstance(part, Mapping) for item in items_of(part)]
-        if template:
-            return render([Turn("user", tuple(items))], self.template)
-        tokenizer = self._workshop.preparer.tokenizer if any(isinstance(item, str) for item in items) else None
-        return plain(items, tokenizer)
-
-    def _passage_ids(self, text: str) -> tuple[int, ...]:
-        pieces = tokenize(
-            [Text(readable(text), trusted=False)], self.template.tokenizer, self.template.controls, begin=False
-        )
-        ids = tuple(token for part in pieces if isinstance(part, TextPart) for token in part.token_ids)
-        if not ids:
-            raise PromptError("the text passage is empty")
-        return ids
+            raise CapacityError(f"the prompt's chunks take {needed} bytes; the store's budget is {budget}")
 
     def _add_from_message(self, source: Any, *, kind: str | None = None) -> Chunk | Clip:
         return self.add(source, kind=kind)
 
     @property
     def template(self) -> ChatTemplate:
-        """The model's chat template.
-
-        Raises:
-            ModelError: the model came without a processor.
-        """
-        return ChatTemplate(self._workshop.preparer) if self._template is None else self._template
+        """The model's chat template; ModelError if the model came without a processor."""
+        return self._reader.template
 
     @property
     def end_tokens(self) -> frozenset[int]:

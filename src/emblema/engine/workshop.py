@@ -151,7 +151,7 @@ class Workshop:
         encoded = draft.encode()
         length, context = max(encoded.tokens, encoded.span), self.adapter.context_length
         if length > context:
-            raise PromptError(f"a piece of kind {draft.kind} takes {length} positions, the model's context holds {context}")
+            raise PromptError(f"a {draft.kind} takes {length} positions; the model's context holds {context}")
         chunk = Chunk(draft.id, draft.kind, self.adapter.fingerprint, encoded, self.adapter.capture(encoded))
         self.store.put(chunk)
         return chunk
