@@ -17,7 +17,7 @@ from reference.model import PROCESSOR
 
 LIMITS = (("colour", 3), ("land", 4), ("legend", 1), ("count", 2), ("which", 1))
 LATER_LIMITS = (("colour", 2), ("land", 3), ("legend", 1), ("count", 3), ("which", 3))
-PRACTICE_LIMITS = (("colour", 1), ("land", 1), ("legend", 1), ("count", 6), ("which", 6))
+PRACTICE_LIMITS = (("colour", 1), ("land", 1), ("legend", 1), ("count", 3), ("which", 6))
 STAGES = (
     ((3,), 0.0),
     ((3, 4, 5), 0.0),
@@ -42,15 +42,14 @@ class Batch:
 def plan_for(random: np.random.Generator, stage: int) -> Plan:
     """A random plan of a stage: cells along a side, pages in order, icons, colours.
 
-    From stage 3 on, a third of the batches practise count and which on one map, often a small one; in a part of the
-    others legends at the end change what colours mean, so that a land must be read from the map itself.
+    From stage 3 on, most batches practise count and which on one map, often a small one; in many episodes legends at
+    the end change what colours mean, so that a land must be read from the map itself.
     """
-    if stage >= 3 and random.random() < 0.45:
-        side, legends = int(random.choice((3, 4, 5, 8), p=(0.5, 0.2, 0.1, 0.2))), int(random.integers(1, 3))
+    if stage >= 3 and random.random() < 0.68:
+        side, legends = int(random.choice((3, 4, 5, 8), p=(0.4, 0.25, 0.15, 0.2))), int(random.integers(1, 3))
         icons = int(random.integers(2, {3: 5, 4: 7, 5: 10, 8: 11}[side]))
-        return Plan(
-            "L" * legends + "M", side, (icons,), int(random.integers(2, 5 if side == 3 else 9)), PRACTICE_LIMITS
-        )
+        colours, changed = int(random.integers(2, 5 if side == 3 else 9)), int(random.random() < 0.5)
+        return Plan("L" * legends + "M", side, (icons,), colours, PRACTICE_LIMITS, changed=changed)
     sides, many = STAGES[min(stage, len(STAGES) - 1)]
     side = int(random.choice(sides))
     cells = side * side
@@ -75,7 +74,7 @@ def plan_for(random: np.random.Generator, stage: int) -> Plan:
             icons = tuple(max(0, count - 1) for count in icons)
     colours = int(random.integers(max(3, legends * 2), min(10, legends * 4 if side == 3 else 10) + 1))
     limits = LATER_LIMITS if stage >= 3 else LIMITS
-    changed = int(random.integers(1, 3)) if stage >= 3 and random.random() < 0.35 else 0
+    changed = int(random.integers(1, 3)) if stage >= 3 and random.random() < 0.6 else 0
     return Plan(order, side, icons, colours, limits, open_maps=0.08 if stage >= 4 else 0.0, changed=changed)
 
 
@@ -154,7 +153,7 @@ def inverse(random: np.random.Generator, episode: Episode) -> Episode:
         more.append(Question("count", f"how many icons stand in the {name} ?", NUMBERS[min(len(icons), 10)], ()))
         if len(icons) == 1:
             more.append(Question("which", f"which icon stands in the {name} ?", icons[0], ()))
-    chosen = random.permutation(len(more))[:3]
+    chosen = random.permutation(len(more))[:1]
     return replace(episode, questions=(*episode.questions, *(more[index] for index in chosen)))
 
 
@@ -162,6 +161,8 @@ def make_batch(random: np.random.Generator, stage: int, tokens: int, variants: i
     """A batch of one plan's shape, of about `tokens` rows."""
     plan = plan_for(random, stage)
     setting = setting_for(random, stage, variants)
+    if plan.limits == PRACTICE_LIMITS and random.random() < 0.5:
+        setting = replace(setting, slid=1.0, hidden=True)
     length = len(plan.order) * (plan.side**2 + 2) + 130
     rows = []
     for _ in range(int(np.clip(tokens // length, 3, 64))):

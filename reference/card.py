@@ -65,7 +65,7 @@ def main() -> None:
     ]
     measured = {}
     for task in TASKS:
-        items = options.maps if task == "maps" else options.maps // (5 if task == "atlas" else 2)
+        items = options.maps if task == "maps" else options.maps // (10 if task == "atlas" else 4)
         measured[task] = summary(measure(model, patches, task, options.seed, items, group=4 if task == "atlas" else 8))
         parts.append(table(task, items, measured[task]))
         print(parts[-1], flush=True)

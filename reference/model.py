@@ -89,6 +89,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<|endoftext|>",
         extra_special_tokens=list(SPECIAL[2:]),
         model_max_length=32768,
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
     wrapped.chat_template = CHAT_TEMPLATE
@@ -110,7 +111,12 @@ def write_folder(model: Qwen2_5_VLForConditionalGeneration, folder: Path) -> Non
         max_new_tokens=16,
     )
     model.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
     tokenizer().save_pretrained(folder)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2)
+    )
     image = {**PROCESSOR, "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"}
     video = {**PROCESSOR, "video_processor_type": "Qwen2VLVideoProcessor", "processor_class": "Qwen2_5_VLProcessor"}
     video |= {"fps": 1, "min_frames": 2, "max_frames": 768, "do_sample_frames": False}

@@ -1,14 +1,13 @@
-"""Train the bundled reference model from nothing: `python -m reference.train`, about 90 minutes on two CPU cores.
+"""Train the bundled reference model from nothing: `python -m reference.train`, an hour or more on two CPU cores.
 
-Checkpoints go to --work every few minutes; --resume goes on from the last one. The finished folder goes to --out. The
-curriculum starts at pictures of 3 x 3 cells and moves on when the questions are answered, up to 8 x 8 cells and
-prompts of 25 pages.
+Checkpoints go to --work every two minutes; --resume goes on from the last one. The finished folder goes to --out. The
+curriculum starts at pictures of 3 x 3 cells and moves on when the questions are answered, up to 8 x 8 cells and prompts
+of 25 pages.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from dataclasses import dataclass
@@ -101,7 +100,7 @@ def moves_on(state: State, right: dict[str, float], progress: float) -> bool:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="stop after so long; the learning rate falls in time"
     )
@@ -169,9 +168,7 @@ def train(options: argparse.Namespace) -> None:
             written = time.monotonic()
     save(options, saved, model, heads, optimiser, state)
     write_folder(model, options.out)
-    result = measure(model, pool[0], "maps", 7, 250)
-    (options.work / "measured.json").write_text(json.dumps(result, indent=2))
-    tqdm.write(describe(result))
+    tqdm.write(describe(measure(model, pool[0], "maps", 7, 50)))
 
 
 def save(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from emblema.bench.tasks import TASKS, Clip, Episode, Legend, Map, generate, write_episodes
+from emblema.bench.tasks import TASKS, Clip, Episode, Legend, Map, Plan, generate, make_episode, write_episodes
 from emblema.bench.tasks.tiles import CELL, ICON_NAMES
 from emblema.bench.tasks.world import BLANK, COLOUR_NAMES, KINDS, LANDS, NUMBERS
 from emblema.bench.tasks.write import record
@@ -85,6 +85,19 @@ def test_pages_needed_are_named() -> None:
                 legend, page = (episode.pages[index] for index in question.pages)
                 assert isinstance(legend, Legend)
                 assert isinstance(page, Map)
+
+
+def test_later_legends_do_not_change_earlier_maps() -> None:
+    plan = Plan("LM", 8, (6,), 5, changed=2)
+    for seed in range(20):
+        episode = make_episode(np.random.default_rng(seed), plan)
+        first, page = episode.pages[:2]
+        assert isinstance(first, Legend)
+        assert isinstance(page, Map)
+        lands = {ICON_NAMES[icon]: LANDS[first.lands[colour]] for icon, colour in page.icon_colours().items()}
+        asked = [question for question in episode.questions if question.kind == "land"]
+        assert asked
+        assert all(lands[next(word for word in q.text.split() if word in lands)] == q.answer for q in asked)
 
 
 def test_unknown_task_is_refused() -> None:

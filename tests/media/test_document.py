@@ -73,6 +73,11 @@ def test_documents_that_cannot_be_read() -> None:
 def test_limits() -> None:
     with pytest.raises(MediaError, match="3 pages"):
         load_pages(document(["red"] * 3), limits=MediaLimits(document_pages=2))
+    # 288x144 a page: two are within the limit.
+    sheets = pages(document(["red"] * 3), limits=MediaLimits(document_pixels=2 * 288 * 144))
+    assert [next(sheets).size, next(sheets).size] == [(288, 144)] * 2
+    with pytest.raises(MediaError, match="page 3 of .*document_pixels.*lower the dpi"):
+        next(sheets)
     with pytest.raises(MediaError, match="page 1 of .* too large"):
         load_pages(document(["red"], (5000, 5000)), dpi=1200)
     with pytest.raises(MediaError, match="narrow"):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from emblema.errors import MediaError
 from emblema.media import MediaLimits, fetch, load_image, media_bytes
-from emblema.media.download import is_public
+from emblema.media.download import is_public, redirected
 
 LOCAL = MediaLimits(allowed_hosts=frozenset({"127.0.0.1"}), download_seconds=5, download_bytes=100_000, redirects=2)
 
@@ -91,6 +91,10 @@ class Handler(BaseHTTPRequestHandler):
             self.drip(b"x" for _ in range(5000))
         elif path == "/nonsense":
             self.wfile.write(b"\0\1\2 no http at all\r\n\r\n")
+        elif path == "/status":
+            self.wfile.write(b"HTTP/1.1 99999 \x1b[31m\r\n\r\n")
+        elif path == "/reason":
+            self.wfile.write(b"HTTP/1.1 500 no\x0bgood\x85\x1b[31m\r\n\r\n")
         elif path == "/nowhere":
             self.answer(status=302)
         elif path == "/redirect":
@@ -145,6 +149,47 @@ def test_redirects_are_followed_and_counted(site: Site) -> None:
         fetch(site.address("/redirect?/redirect?/redirect?/picture"), LOCAL)
     with pytest.raises(MediaError, match="nowhere"):
         fetch(site.address("/nowhere"), LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("url", "place", "target"),
+    [
+        ("https://a.example/x/y", "z?q=1", "https://a.example/x/z?q=1"),
+        ("https://a.example/", "//b.example/", "https://b.example/"),
+        ("https://a.example/", "HTTPS://b.example/", "https://b.example/"),
+        ("http://a.example/", "http://b.example/", "http://b.example/"),
+        ("http://a.example/", "https://b.example/", "https://b.example/"),
+    ],
+)
+def test_where_a_redirect_leads(url: str, place: str, target: str) -> None:
+    assert redirected(url, place) == target
+
+
+@pytest.mark.parametrize(
+    ("url", "place", "message"),
+    [
+        ("https://a.example/", "http://a.example/", "from https to 'http://a.example/': give"),
+        ("HTTPS://a.example/", "HTTP://a.example/?key=secret", "from https to 'HTTP://a.example/': give"),
+        ("https://a.example/", "ht\ntp://a.example/", "from https to"),
+        ("http://a.example/", "http://[::1", "cannot be read"),
+    ],
+)
+def test_where_no_redirect_may_lead(url: str, place: str, message: str) -> None:
+    with pytest.raises(MediaError, match=message) as caught:
+        redirected(url, place)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_redirect_to_a_broken_address(site: Site) -> None:
+    with pytest.raises(MediaError, match="redirects to an address that cannot be read"):
+        fetch(site.address("/redirect?http://[::1"), LOCAL)
+
+
+@pytest.mark.parametrize("path", ["/status", "/reason"])
+def test_what_a_server_says_is_told_on_one_printable_line(site: Site, path: str) -> None:
+    with pytest.raises(MediaError) as caught:
+        fetch(site.address(path), LOCAL)
+    assert str(caught.value).isprintable()
 
 
 def test_a_name_that_changes_its_mind_gains_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +303,8 @@ def test_data_addresses(picture: Image.Image, encode: Callable[..., bytes]) -> N
         ("data:;base64,@@@", "base64"),
         ("data:;base64,abc", "base64"),
         ("data:,", "empty"),
+        ("data:,\ud800", "no text"),
+        ("data:;base64,\udfff", "no text"),
         (f"data:,{'a' * 1001}", "larger"),
         (f"data:,{'%41' * 1001}", "larger"),
         (f"data:,{'%41' * 2000}", "larger"),

@@ -92,6 +92,39 @@ def test_sixteen_bits_are_scaled_not_clipped(encode: Encode) -> None:
     assert load_image(Image.fromarray(deep.astype(np.int32))).getpixel((0, 0)) == (128, 128, 128)
 
 
+def test_grey_of_unstated_depth_is_eight_bits_where_it_can_be(encode: Encode) -> None:
+    grey = Image.linear_gradient("L")
+    assert media_bytes(load_image(grey.convert("I"))) == media_bytes(load_image(grey))
+    assert media_bytes(load_image(encode(grey.convert("I"), "TIFF"))) == media_bytes(load_image(grey))
+    brighter = np.asarray(grey, dtype=np.int32) + 1  # 256 is beyond 8 bits.
+    assert load_image(Image.fromarray(brighter)).getextrema()[0] == (0, 1)
+
+
+def test_grey_of_stated_depth_stays_dark(encode: Encode) -> None:
+    dark = Image.fromarray(np.full((8, 8), 200, np.uint16))
+    netpbm = b"P5 8 8 65535\n" + np.full((8, 8), 200, ">u2").tobytes()
+    for source in (dark, encode(dark), netpbm, Image.open(io.BytesIO(netpbm))):
+        assert load_image(source).getpixel((0, 0)) == (1, 1, 1)
+
+
+class Place:
+    """A path in bytes, as `os.scandir(b".")` gives them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> bytes:
+        return bytes(self.path)
+
+
+def test_a_path_in_bytes(picture: Image.Image, encode: Encode, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(encode(picture))
+    assert media_bytes(load_image(Place(path))) == media_bytes(picture)  # type: ignore[arg-type]
+    with pytest.raises(MediaError, match="no file .*none"):
+        load_image(Place(tmp_path / "none"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "LAB", "HSV", "F"])
 def test_every_mode_becomes_rgb(mode: str) -> None:
     assert load_image(Image.new(mode, (8, 8))).mode == "RGB"

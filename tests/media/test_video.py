@@ -1,7 +1,9 @@
 import itertools
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -63,8 +65,9 @@ def test_segments_cover_the_video(clip: Clip) -> None:
     assert [len(part.frames) for part in parts] == [2, 2, 1]
     assert list(itertools.chain.from_iterable(part.times for part in parts)) == video.times
     assert parts[1].seconds_per_frame == pytest.approx(0.4)
-    with pytest.raises(MediaError, match="segment"):
-        next(segments(video, 0))
+    for count in (0, 2.0, 1.5, None, "2"):
+        with pytest.raises(MediaError, match="segment"):
+            next(segments(video, count))  # type: ignore[arg-type]
 
 
 def test_frames_come_one_at_a_time(clip: Clip) -> None:
@@ -136,7 +139,13 @@ def test_limits(clip: Clip) -> None:
         load_video(clip(kind="mpegts"), 10, MediaLimits(video_seconds=1))
 
 
-@pytest.mark.parametrize("fps", [0, -1, float("nan"), float("inf"), 1001])
+@pytest.mark.parametrize("fps", [0, -1, 4e-6, float("nan"), float("inf"), 1001, None, "2", 1j])
 def test_rates_that_make_no_sense(clip: Clip, fps: float) -> None:
-    with pytest.raises(MediaError, match="fps"):
+    with pytest.raises(MediaError, match="fps is .*from 1e-05 to 1000"):
         load_video(clip(), fps)
+
+
+@pytest.mark.parametrize("fps", [np.float32(2), np.int64(2), Fraction(2)])
+def test_rates_of_other_kinds_of_number(clip: Clip, fps: float) -> None:
+    assert shades(load_video(clip(), fps)) == [0, 5, 10, 15]
+    assert load_video(clip(), 1e-5).times == [0]

@@ -230,6 +230,18 @@ def test_token_ids_outside_the_vocabulary_are_refused() -> None:
         adapter.embed(torch.tensor([matrix.VOCAB]))
 
 
+@pytest.mark.parametrize("name", ["kimi_k25", "llava"])
+def test_placeholders_without_features_are_embedded_as_stock_does(name: str) -> None:
+    """A model may generate them, and text may hold them."""
+    item = matrix.loaded(name)
+    ids = torch.cat([matrix.words(4, 1), torch.tensor([matrix.token("<|media_pad|>"), matrix.token("<video>")])])
+    ids = torch.cat([ids, torch.tensor([matrix.token("<image>")]), matrix.words(3, 2)])
+    _, hidden = item.adapter.prefill(item.adapter.encode_text(ids))
+    with torch.inference_mode():
+        stock = item.model(input_ids=ids[None], use_cache=False).logits[0].float()
+    assert float((item.adapter.logits(hidden) - stock).abs().max()) < 1e-4
+
+
 def test_features_that_do_not_fit_the_placeholders_are_refused() -> None:
     item = matrix.loaded("qwen2_5_vl")
     from dataclasses import replace

@@ -1,5 +1,6 @@
 """PDF documents as pictures, one a page."""
 
+import math
 import threading
 from collections.abc import Iterator
 
@@ -40,8 +41,11 @@ def pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMI
             raise MediaError(f"{name} has no pages.")
         if count > limits.document_pages:
             raise MediaError(f"{name} has {count} pages; the limit is {limits.document_pages}: split it.")
+        left = limits.document_pixels
         for index in range(count):
-            yield _render(document, index, dpi / POINTS_PER_INCH, name, limits)
+            page = _render(document, index, dpi / POINTS_PER_INCH, name, limits, left)
+            left -= page.width * page.height
+            yield page
     finally:
         with _pdfium:
             document.close()
@@ -61,14 +65,23 @@ def _open(data: bytes, name: str) -> pypdfium2.PdfDocument:
         raise MediaError(f"{name} is a broken or truncated PDF ({error}).") from error
 
 
-def _render(document: pypdfium2.PdfDocument, index: int, scale: float, name: str, limits: MediaLimits) -> Image.Image:
+def _render(
+    document: pypdfium2.PdfDocument, index: int, scale: float, name: str, limits: MediaLimits, left: int
+) -> Image.Image:
+    """One page, if its size is within the limits and the document may still have `left` pixels."""
     label = f"page {index + 1} of {name}"
     try:
         with _pdfium:
             page = document[index]
             try:
-                width, height = page.get_size()
-                check_size(round(width * scale), round(height * scale), label, limits)
+                # PDFium rounds sides up.
+                width, height = (math.ceil(side * scale) for side in page.get_size())
+                check_size(width, height, label, limits)
+                if width * height > left:
+                    raise MediaError(
+                        f"{label}: up to here the pages have more than {limits.document_pixels} pixels "
+                        "(MediaLimits.document_pixels): lower the dpi, or split it."
+                    )
                 bitmap = page.render(scale=scale)
                 try:
                     return bitmap.to_pil().convert("RGB")

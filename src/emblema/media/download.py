@@ -34,7 +34,8 @@ def fetch(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
     Raises:
         MediaError: another scheme, a name or password in the address, a host that cannot be found or lies in a
             private, loopback, link-local, reserved or multicast network and is not in `limits.allowed_hosts`, too many
-            redirects, an answer other than 200, or more bytes or seconds than the limits allow.
+            redirects or one from https to http, an answer other than 200, or more bytes or seconds than the limits
+            allow.
     """
     if url[:5].lower() == "data:":
         return _inline(url, limits)
@@ -44,8 +45,24 @@ def fetch(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
         outcome = _request(_parse(target), deadline, limits)
         if isinstance(outcome, bytes):
             return outcome
-        target = urljoin(target, outcome)
+        target = redirected(target, outcome)
     raise MediaError(f"{_short(url)} redirects more than {limits.redirects} times.")
+
+
+def redirected(url: str, place: str) -> str:
+    """The address that a redirect from `url` to `place` leads to.
+
+    Raises:
+        MediaError: it cannot be read, or leads from https to http, where anybody on the way could change the answer.
+    """
+    try:
+        target = urljoin(url, place)
+        downgraded = urlsplit(url).scheme == "https" and urlsplit(target).scheme == "http"
+    except ValueError as error:
+        raise MediaError(f"{_short(url)} redirects to an address that cannot be read ({error}).") from error
+    if downgraded:
+        raise MediaError(f"{_short(url)} redirects from https to {_short(target)}: give an address that stays secure.")
+    return target
 
 
 def is_public(address: Address) -> bool:
@@ -147,12 +164,12 @@ def _request(target: _Target, deadline: _Deadline, limits: MediaLimits) -> bytes
                     raise MediaError(f"{name} redirects to nowhere.")
                 return place
             if response.status != 200:
-                raise MediaError(f"{name} answered {response.status} {response.reason}.")
+                raise MediaError(f"{name} answered {response.status} {_one_line(response.reason)}.")
             return _body(response, name, deadline, target.url, limits)
     except (OSError, HTTPException, ValueError) as error:
         if connection.was_cut or isinstance(error, TimeoutError):
             raise MediaError(f"{name} took longer than {deadline.seconds:g} s.") from error
-        raise MediaError(f"{name} could not be fetched ({error or type(error).__name__}).") from error
+        raise MediaError(f"{name} could not be fetched ({_one_line(error) or type(error).__name__}).") from error
     finally:
         connection.close()
 
@@ -160,7 +177,7 @@ def _request(target: _Target, deadline: _Deadline, limits: MediaLimits) -> bytes
 def _body(response: HTTPResponse, name: str, deadline: _Deadline, url: str, limits: MediaLimits) -> bytes:
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise MediaError(f"{name} came packed with {encoding}, though plain bytes were asked for.")
+        raise MediaError(f"{name} came packed with {_one_line(encoding)}, though plain bytes were asked for.")
     promised = response.length
     too_large = f"{name} is larger than {limits.download_bytes} bytes (MediaLimits.download_bytes)."
     if promised is not None and promised > limits.download_bytes:
@@ -241,7 +258,10 @@ def _inline(url: str, limits: MediaLimits) -> bytes:
         raise MediaError("A data: address needs a comma before its data.")
     if len(body) > 4 * limits.download_bytes:
         raise MediaError(f"A data: address is larger than {limits.download_bytes} bytes (MediaLimits.download_bytes).")
-    data = unquote_to_bytes(body)
+    try:
+        data = unquote_to_bytes(body)
+    except UnicodeEncodeError as error:
+        raise MediaError(f"A data: address holds characters that are no text ({error.reason}).") from error
     if head.lower().replace(" ", "").endswith(";base64"):
         try:
             data = base64.b64decode(b"".join(data.split()), validate=True)
@@ -252,6 +272,12 @@ def _inline(url: str, limits: MediaLimits) -> bytes:
     if len(data) > limits.download_bytes:
         raise MediaError(f"A data: address is larger than {limits.download_bytes} bytes (MediaLimits.download_bytes).")
     return data
+
+
+def _one_line(text: object) -> str:
+    """What a server sent, for messages: one line of printable characters, not too long."""
+    printable = "".join(character if character.isprintable() else " " for character in str(text)[:240])
+    return " ".join(printable.split())
 
 
 def _short(url: str) -> str:

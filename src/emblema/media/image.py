@@ -26,7 +26,10 @@ def load_image(source: ImageSource, limits: MediaLimits = DEFAULT_LIMITS) -> Ima
     """A picture as upright 8-bit RGB.
 
     EXIF orientation is applied, transparency is laid on white, of an animation the first frame is taken (of a Pillow
-    image the frame it stands at), 16-bit grey is scaled to 8. Colour profiles are ignored, as image processors do.
+    image the frame it stands at). Colour profiles are ignored, as image processors do.
+
+    Grey deeper than 8 bits is scaled to 8: PNG and PNM files and Pillow's modes `I;16` from 16 bits. Pillow's mode `I`
+    and TIFF of 32 bits do not say how many bits are used: 8 if no value is above 255, else 16.
 
     Args:
         source: a path, bytes, an http(s) or `data:` address, a Pillow image, or an array [height, width],
@@ -66,12 +69,12 @@ def _finish(image: Image.Image, name: str, limits: MediaLimits) -> Image.Image:
     check_size(image.width, image.height, name, limits)
     with _decoding(name):
         image.load()
-        return _to_rgb(ImageOps.exif_transpose(image), name)
+        return _to_rgb(ImageOps.exif_transpose(image), image.format, name)
 
 
-def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+def _to_rgb(image: Image.Image, file_format: str | None, name: str) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        return _scale_deep(image, name).convert("RGB")
+        return _scale_deep(image, file_format, name).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -81,13 +84,16 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     return Image.frombytes("RGB", rgb.size, rgb.tobytes())
 
 
-def _scale_deep(image: Image.Image, name: str) -> Image.Image:
+def _scale_deep(image: Image.Image, file_format: str | None, name: str) -> Image.Image:
     values = np.asarray(image)
     if image.mode == "F":
         return Image.fromarray(_from_floats(values, name))
     wide = values.astype(np.int64)
     if wide.min() < 0 or wide.max() > 65_535:
         raise MediaError(f"{name} holds values beyond 16 bits: convert it to 8 bits a channel.")
+    # Pillow opens 16-bit PNM, and in older releases PNG, in mode I too; a dark one is not to be brightened.
+    if image.mode == "I" and file_format not in ("PNG", "PPM") and wide.max() <= 255:
+        return Image.fromarray(wide.astype(np.uint8))
     return Image.fromarray(_narrow(wide))
 
 

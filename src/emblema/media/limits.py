@@ -18,6 +18,7 @@ class MediaLimits:
         video_frames: frames kept after sampling.
         video_pixels: pixels of all kept frames together (three bytes each).
         document_pages: pages of a document.
+        document_pixels: pixels of all its rendered pages together (three bytes each).
         audio_seconds: length of a recording.
         download_bytes: size of a download or of a `data:` address.
         download_seconds: time for a download, name look-up and redirects included.
@@ -34,6 +35,7 @@ class MediaLimits:
     video_frames: int = 4_096
     video_pixels: int = 1_000_000_000
     document_pages: int = 256
+    document_pixels: int = 1_000_000_000
     audio_seconds: float = 3_600.0
     download_bytes: int = 64 * 2**20
     download_seconds: float = 20.0

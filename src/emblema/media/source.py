@@ -21,8 +21,7 @@ def describe(source: object) -> str:
     if isinstance(source, bytes | bytearray | memoryview):
         return f"{len(source)} bytes of data"
     if isinstance(source, str | os.PathLike):
-        text = os.fspath(source)
-        text = text if isinstance(text, str) else repr(text)
+        text = os.fsdecode(source)
         return repr(text if len(text) <= 120 else text[:80] + "…" + text[-30:])
     return f"an object of type {type(source).__name__}"
 
@@ -64,7 +63,7 @@ def read_source(source: Source, limits: MediaLimits) -> bytes:
 def _open_file(source: str | os.PathLike[str], limits: MediaLimits) -> BinaryIO:
     name = describe(source)
     try:
-        path = Path(source)
+        path = Path(os.fsdecode(source))
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             raise MediaError(f"{name} is a folder: give a file.")

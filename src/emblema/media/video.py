@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral, Real
 
 import av
 from av.container import InputContainer
@@ -19,6 +20,9 @@ _WHOLE = frozenset({"mov", "matroska", "webm", "avi"})
 """Containers whose header tells how long the clip should be, so that a cut one is noticed."""
 
 _SLACK = Fraction(1, 1000)
+
+_FINEST = 100_000
+"""Largest denominator of frames a second; its inverse is the lowest rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,8 @@ def load_video(source: Source, fps: float = 1.0, limits: MediaLimits = DEFAULT_L
 
 def segments(video: Video, frames_per_segment: int) -> Iterator[Video]:
     """The video in runs of `frames_per_segment` frames, the last one perhaps shorter; times stay those of the clip."""
-    if frames_per_segment < 1:
-        raise MediaError(f"A segment needs one frame or more, not {frames_per_segment}.")
+    if not isinstance(frames_per_segment, Integral) or frames_per_segment < 1:
+        raise MediaError(f"A segment needs one frame or more, a whole number, not {frames_per_segment!r}.")
     for start in range(0, len(video.frames), frames_per_segment):
         stop = start + frames_per_segment
         yield Video(video.frames[start:stop], video.times[start:stop])
@@ -59,14 +63,14 @@ def sample_frames(
 
     Args:
         source: a path, bytes or address.
-        fps: frames a second to keep.
+        fps: frames a second to keep, from 0.00001 to 1000.
         limits: bounds on bytes, seconds, frames and pixels.
 
     Raises:
         MediaError: the source is missing, empty, broken, truncated, holds no video frames, or is outside the limits.
     """
-    if not 0 < fps <= 1000:
-        raise MediaError(f"fps is {fps}: give a number above 0, at most 1000.")
+    if not isinstance(fps, Real) or not 1 / _FINEST <= fps <= 1000:
+        raise MediaError(f"fps is {fps!r}: give a number from {1 / _FINEST} to 1000.")
     name = describe(source)
     with open_source(source, limits) as stream, open_container(stream, name) as container:
         track = moving_picture(container)
@@ -78,7 +82,7 @@ def sample_frames(
             raise MediaError(f"{name} lasts {promised:.0f} s; the limit is {limits.video_seconds:g} s.")
         budget = _Budget(name, limits)
         # Exact arithmetic with a millisecond of slack: some containers round timestamps to that.
-        step = 1 / Fraction(fps).limit_denominator(100_000)
+        step = 1 / Fraction(float(fps)).limit_denominator(_FINEST)
         count = 0
         shown: av.VideoFrame | None = None
         end = Fraction(0)

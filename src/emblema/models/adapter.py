@@ -86,7 +86,10 @@ class Adapter:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of configuration and weights, 256 bits, hex; read again after a tensor or an adapter was changed."""
+        """Digest of configuration and weights, 256 bits, hex; read again after a tensor or an adapter was changed.
+
+        Writes through `tensor.data` go unnoticed: see `weights_stamp`.
+        """
         stamp = weights_stamp(self.model)
         if stamp != self._stamp:
             self._digest, self._stamp = fingerprint(self.model), stamp
@@ -102,6 +105,8 @@ class Adapter:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [tokens, hidden] of token ids [tokens], scaled as the family's own forward does it."""
+        for blank in self.kind.blanks(self.model.config):
+            token_ids = token_ids.masked_fill(token_ids == blank, 0)
         if token_ids.numel() and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._embedding.num_embeddings:
             raise PromptError(f"A token id lies outside the model's vocabulary of {self._embedding.num_embeddings}.")
         with torch.inference_mode():

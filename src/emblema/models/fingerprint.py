@@ -30,7 +30,11 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def weights_stamp(model: nn.Module) -> tuple[Any, ...]:
-    """Changes when a tensor is replaced or written in place, or a low-rank adapter is switched; reads no contents."""
+    """Changes when a tensor is replaced or written in place, or a low-rank adapter is switched; reads no contents.
+
+    A write through `tensor.data` leaves no trace here, nor does one through memory that a tensor shares with numpy:
+    under an engine, weights must be written to the tensors themselves, inside `torch.no_grad()`.
+    """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     # Tensors made in inference mode count no versions; they cannot be trained either.
     versions = (-1 if tensor.is_inference() else tensor._version for _, tensor in tensors)

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -41,29 +43,67 @@ def load_model(
         dtype: dtype of the weights; the checkpoint's own by default. Rotary tables stay float32 either way.
 
     Raises:
-        ModelError: nothing loadable is there; the message says what was tried.
+        ModelError: nothing loadable is there, a weight is missing or of another shape, or the device cannot be used.
     """
     from transformers import AutoConfig
 
     source = str(reference_folder() if str(name) == REFERENCE else name)
+    place = None if device is None else _usable(device)
     try:
         config = AutoConfig.from_pretrained(source)
-        model = _model_class(config).from_pretrained(source, dtype="auto" if dtype is None else dtype)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"Could not load the model {str(name)!r}: {_first_line(error)}") from error
+        # Weights of another shape are told by `_check_weights`, which names them.
+        model, loaded = _model_class(config).from_pretrained(
+            source, dtype="auto" if dtype is None else dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        _check_weights(loaded, str(name))
+        model = model.eval()
+        if place is not None:
+            model = model.to(place)
+    except ModelError:
+        raise
     except ImportError as error:
         raise ModelError(
             f"transformers cannot import what {str(name)!r} needs: {_first_line(error)} A torchvision built for "
             "another torch is a common cause: uninstall it (Emblema works without), or install the one for your torch."
         ) from error
-    model = model.eval()
-    if device is not None:
-        model = model.to(device)
+    except Exception as error:  # A damaged checkpoint fails in whatever part of transformers meets the damage first.
+        raise ModelError(
+            f"Could not load the model {str(name)!r}: {_first_line(error)} Give 'reference', the folder of a whole "
+            "checkpoint, or a Hugging Face id."
+        ) from error
     return model, load_processor(source)
 
 
+def _usable(device: str | torch.device) -> torch.device:
+    """The device, after something could be put there."""
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, TypeError, ImportError) as error:
+        raise ModelError(
+            f"The device {str(device)!r} cannot be used: {_first_line(error)} Give 'cpu', or one that torch finds."
+        ) from error
+    if place.type == "meta":
+        raise ModelError("The device 'meta' holds no weights: give 'cpu', or one that torch finds.")
+    return place
+
+
+def _check_weights(loaded: dict[str, Any], name: str) -> None:
+    """Refuse a model of which transformers filled some weights with random numbers; tied ones are not among these."""
+    remedy = "download or save the checkpoint again, whole, with the config.json that belongs to it."
+    if missing := sorted(loaded["missing_keys"]):
+        raise ModelError(f"The model {name!r} lacks {missing[0]} (weights missing: {len(missing)}): {remedy}")
+    if mismatched := sorted(loaded["mismatched_keys"]):
+        key, found, wanted = mismatched[0]
+        raise ModelError(
+            f"In the model {name!r} {key} has shape {tuple(found)}, and not {tuple(wanted)} "
+            f"(weights that do not fit: {len(mismatched)}): {remedy}"
+        )
+
+
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if line.endswith(".") else f"{line}."
 
 
 def _model_class(config: Any) -> Any:
@@ -73,8 +113,12 @@ def _model_class(config: Any) -> Any:
     if thinker is not None:
         return getattr(transformers, f"{thinker}ForConditionalGeneration")
     for architecture in getattr(config, "architectures", None) or ():
-        if (found := getattr(transformers, architecture, None)) is not None:
-            return found
+        found = getattr(transformers, architecture, None)
+        if found is None:
+            continue
+        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+            raise ModelError(f"The architecture {architecture!r} in config.json is no model: correct it there.")
+        return found
     return transformers.AutoModelForImageTextToText
 
 
@@ -84,8 +128,8 @@ def load_processor(source: str) -> Any:
 
     try:
         processor = AutoProcessor.from_pretrained(source)
-    except (ImportError, ValueError, OSError, AttributeError, TypeError, KeyError) as error:
-        # Video processors, and the processors that hold one, need torchvision; the parts do not.
+    except Exception as error:
+        # Video processors, and processors that hold one, need torchvision; the parts do not, and tell what is broken.
         _log.info("%s: its parts are loaded in place of a full processor (%s: %s)", source, type(error).__name__, error)
         return load_parts(source)
     return processor if hasattr(processor, "tokenizer") else load_parts(source)
@@ -95,15 +139,13 @@ def load_parts(source: str) -> Bundle:
     """Tokenizer, image processor and feature extractor of a checkpoint, each where it has one."""
     from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
-    try:
+    with _reading("a tokenizer", source):
         tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"Could not load a tokenizer from {source!r}: {error}") from error
     parts: list[Any] = []
     for loader in (AutoImageProcessor, AutoFeatureExtractor):
         try:
             parts.append(loader.from_pretrained(source))
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:
             _log.info("%s: no %s (%s)", source, loader.__name__, type(error).__name__)
             parts.append(_pil_image_processor(source) if loader is AutoImageProcessor else None)
     image, audio = parts
@@ -119,9 +161,10 @@ def _pil_image_processor(source: str) -> Any:
     path = _file(source, "preprocessor_config.json")
     if path is None:
         return None
-    name = str(json.loads(path.read_text(encoding="utf-8")).get("image_processor_type", ""))
-    found = getattr(transformers, f"{name.removesuffix('Pil').removesuffix('Fast')}Pil", None)
-    return None if found is None else found.from_pretrained(source)
+    with _reading(path.name, source):
+        name = str(json.loads(path.read_text(encoding="utf-8")).get("image_processor_type", ""))
+        found = getattr(transformers, f"{name.removesuffix('Pil').removesuffix('Fast')}Pil", None)
+        return None if found is None else found.from_pretrained(source)
 
 
 def _chat_template(source: str, tokenizer: Any) -> str | None:
@@ -131,11 +174,21 @@ def _chat_template(source: str, tokenizer: Any) -> str | None:
         path = _file(source, name)
         if path is None:
             continue
-        text = path.read_text(encoding="utf-8")
-        if name.endswith(".json"):
-            return str(json.loads(text)["chat_template"])
-        return text
+        with _reading(name, source):
+            text = path.read_text(encoding="utf-8")
+            return str(json.loads(text)["chat_template"]) if name.endswith(".json") else text
     return None
+
+
+@contextmanager
+def _reading(part: str, source: str) -> Iterator[None]:
+    """Tell in one line which part of a checkpoint cannot be read."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(
+            f"Could not load {part} from {source!r}: {_first_line(error)} Download or save the checkpoint again."
+        ) from error
 
 
 def _file(source: str, name: str) -> Path | None:

@@ -113,6 +113,10 @@ class Family:
                 return int(found)
         return None
 
+    def blanks(self, config: Any) -> tuple[int, ...]:
+        """Token ids that the family's own forward embeds as id 0 wherever they stand; features may overwrite them."""
+        return ()
+
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
         """Token ids written before and after a piece of media."""
         return [], []

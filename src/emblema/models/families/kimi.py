@@ -23,6 +23,9 @@ class Kimi(Family):
     def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
         return None if kind == "audio" else int(config.image_token_id)
 
+    def blanks(self, config: Any) -> tuple[int, ...]:
+        return int(config.image_token_id), int(config.video_token_id)
+
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
         begin, content, end = kit.ids("<|media_begin|>", "<|media_content|>", "<|media_end|>")
         return [begin, *kit.text("image"), content], [end]
