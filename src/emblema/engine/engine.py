@@ -32,6 +32,7 @@ from emblema.store.memory import MemoryStore
 DECODE_RESERVE = 256
 """Rows that a table keeps room for before it has to grow."""
 
+
 class Engine:
     """A model with a store of chunks. One thread owns a model; an engine keeps no state on it.
 
@@ -131,14 +132,9 @@ class Engine:
         """A prompt as rows, from parts (one user turn) or messages in OpenAI's form.
 
         Raises:
-            PromptError: the prompt is empty, longer than the model's context, or holds another model's chunk.
+            PromptError: the prompt is empty or longer than the model's context.
         """
         prompt = Prompt.of(self._reader.parts(parts, template), self.adapter.axes)
-        strange = next((chunk for _, chunk in prompt.chunk_segments if chunk.model != self.adapter.fingerprint), None)
-        if strange is not None:
-            raise PromptError(
-                f"chunk {strange.id[:12]} was made by another model, or before the weights changed: add its media here"
-            )
         longest = max(prompt.tokens, prompt.next_position)
         if longest > self.adapter.context_length:
             raise PromptError(
@@ -158,7 +154,7 @@ class Engine:
             reserve: rows to keep room for after the prompt.
 
         Raises:
-            PromptError, StrategyError: the prompt or the strategy's name is not right.
+            PromptError, StrategyError: the prompt or the strategy's name is not right, or a chunk is another model's.
         """
         began = time.perf_counter()
         return self._prefill(self.prompt(parts, template=template), strategy, reserve, began)
@@ -283,7 +279,7 @@ class Engine:
 
     def close(self) -> None:
         """Forget what was kept of prompts; the store's chunks and patches stay."""
-        self._linker.prefixes.clear()
+        self._linker.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from emblema.errors import PromptError
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.link.executor import Executor, Linked
 from emblema.link.findings import Findings
@@ -34,11 +35,6 @@ class Linker:
         self.adapter, self.store, self.salt = adapter, store, salt
         self.executor = Executor(adapter)
 
-    @property
-    def prefixes(self) -> PrefixStore:
-        """Exact prefixes of the model as it is now; other weights, or an adapter switched on, are another owner."""
-        return self.store.prefixes(owner_id(self.adapter.fingerprint, self.adapter.dtype, self.salt))
-
     def link(self, prompt: Prompt, strategy: str | Strategy, reserve: int = 0) -> Outcome:
         """Carry a strategy out on a prompt, with room for `reserve` more rows.
 
@@ -47,9 +43,18 @@ class Linker:
 
         Raises:
             StrategyError: the strategy's name is not right.
+            PromptError: a chunk was made by another model.
         """
         chosen = parse(strategy)
-        findings = Findings(self.adapter.fingerprint, self.adapter.layouts, self.store.find_patch, self._find_prefix)
+        # Read once a link: it walks over all weights to see whether they are still the same.
+        model = self.adapter.fingerprint
+        strange = next((chunk for _, chunk in prompt.chunk_segments if chunk.model != model), None)
+        if strange is not None:
+            raise PromptError(
+                f"chunk {strange.id[:12]} was made by another model, or before the weights changed: add its media here"
+            )
+        prefixes = self._prefixes(model)
+        findings = Findings(model, self.adapter.layouts, self.store.find_patch, lambda one: _find_prefix(prefixes, one))
         plan = chosen.plan(prompt, findings.knowledge)
         fallback = self.executor.refusal(plan)
         if fallback is not None:
@@ -62,7 +67,7 @@ class Linker:
         linked = self.executor.run(plan, prompt, findings.resources, reserve)
         # A chunk deleted meanwhile must not live on in a kept prefix.
         if plan.exact and not prompt.slid_rows and all(chunk.id in self.store for _, chunk in prompt.chunk_segments):
-            self.prefixes.put(segments_of(prompt), _copied(linked, prompt.tokens))
+            prefixes.put(segments_of(prompt), _copied(linked, prompt.tokens))
         return Outcome(plan, linked, forming, fallback)
 
     def _form(self, plan: LinkPlan, prompt: Prompt, findings: Findings) -> int:
@@ -74,17 +79,26 @@ class Linker:
                 rank = max(rank, held.rank)
                 layers |= {index for index, layer in enumerate(held.layers) if layer is not None}
             wanted[key] = (rank, layers)
-        formed, rows = form_patches(self.executor, prompt, self.adapter.fingerprint, wanted)
+        formed, rows = form_patches(self.executor, prompt, findings.knowledge.model, wanted)
         findings.add(formed)
         for key, patch in formed.items():
             self.store.put_patch(key, patch)
         return rows
 
-    def _find_prefix(self, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:
-        found = self.prefixes.longest(segments_of(prompt), prompt.tokens - 1)
-        if found is None:
-            return None
-        return PrefixMatch(f"of {found.entry.rows[0].tokens} rows", found.rows), found.entry.rows
+    def _prefixes(self, model: str) -> PrefixStore:
+        """Exact prefixes of the model as it is now; other weights, or an adapter switched on, are another owner."""
+        return self.store.prefixes(owner_id(model, self.adapter.dtype, self.salt))
+
+    def close(self) -> None:
+        """Forget the kept prompts of this model and tenant."""
+        self._prefixes(self.adapter.fingerprint).clear()
+
+
+def _find_prefix(prefixes: PrefixStore, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:
+    found = prefixes.longest(segments_of(prompt), prompt.tokens - 1)
+    if found is None:
+        return None
+    return PrefixMatch(f"of {found.entry.rows[0].tokens} rows", found.rows), found.entry.rows
 
 
 def segments_of(prompt: Prompt) -> list[Segment]:
