@@ -58,7 +58,7 @@ wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside t
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
 
 reference: $(VENV)/installed-dev  ## Train the bundled model again (resumes where it stopped)
-	$(BIN)/python -m reference.train
+	$(BIN)/python -m reference.train --resume
 
 lint: $(VENV)/installed-dev  ## Check style with ruff
 	$(BIN)/ruff check .
