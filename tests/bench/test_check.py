@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from emblema.bench.check import BLIND, FULL, SETTINGS, Fidelity, Row, measure, spread
-from emblema.bench.check_report import draw, fidelity_table, report, selfcheck_table, verdict, write
+from emblema.bench.check_report import draw, fidelity_table, report, selfcheck_table, verdict
 from emblema.bench.demo_media import demo_media
+from emblema.bench.figures import plain, write_figures
 from emblema.bench.metrics import Share
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
@@ -77,7 +78,7 @@ def test_one_picture_or_no_question_is_refused(engine: Engine, pictures: list[Ch
 
 
 def test_report_and_plot_are_written(engine: Engine, result: Fidelity, tmp_path: Path) -> None:
-    path = write(report("reference", engine, result, ["a.png", "b.png"]), tmp_path / "check.json")
+    path = write_figures(report("reference", engine, result, ["a.png", "b.png"]), tmp_path / "check.json")
     found = json.loads(path.read_text())
     assert found["verdict"] == verdict(result)
     assert len(found["rows"]) == 2 * 7
@@ -126,4 +127,4 @@ def test_the_sentence_fits_the_figures() -> None:
 def test_an_eta_that_is_not_a_number_is_null_in_the_report(engine: Engine, result: Fidelity) -> None:
     rows = tuple(replace(row, eta=math.nan) for row in result.rows)
     found = report("reference", engine, replace(result, rows=rows), [])
-    assert json.loads(json.dumps(found, allow_nan=False))["rows"][0]["eta"] is None
+    assert json.loads(json.dumps(plain(found), allow_nan=False))["rows"][0]["eta"] is None

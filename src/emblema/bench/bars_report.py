@@ -1,9 +1,6 @@
 """The bars themselves, and the result of holding the model to them: a table and a JSON file."""
 
-import json
-import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -121,21 +118,5 @@ def bars_table(bars: tuple[Bar, ...]) -> Table:
 
 
 def report(result: BarsResult) -> dict[str, Any]:
-    """The result as plain data; NaN becomes null."""
-    bars = [{**asdict(bar), "passed": bar.passed} for bar in bars_of(result)]
-    plain: dict[str, Any] = _plain({**asdict(result), "bars": bars})
-    return plain
-
-
-def write(result: BarsResult, path: Path) -> Path:
-    """Write the result as JSON."""
-    path.write_text(json.dumps(report(result), indent=2) + "\n", encoding="utf-8")
-    return path
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    """The result as plain data."""
+    return {**asdict(result), "bars": [{**asdict(bar), "passed": bar.passed} for bar in bars_of(result)]}

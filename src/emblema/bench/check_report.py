@@ -1,6 +1,5 @@
 """The fidelity report for a reader: self-check and fidelity as tables, one sentence, a JSON file and a plot."""
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -105,26 +104,17 @@ def _removed(rows: list[Row]) -> str:
 
 
 def report(model: str, engine: Engine, result: Fidelity, pictures: list[str]) -> dict[str, Any]:
-    """Everything as plain data; NaN becomes null."""
-    plain: dict[str, Any] = _plain(
-        {
-            "model": model,
-            "family": engine.selfcheck.family,
-            "dtype": str(engine.adapter.dtype).removeprefix("torch."),
-            "device": str(engine.adapter.device),
-            "selfcheck": [{**asdict(check), "passed": check.passed} for check in engine.selfcheck.checks],
-            "files": pictures,
-            "verdict": verdict(result),
-            **asdict(result),
-        }
-    )
-    return plain
-
-
-def write(found: dict[str, Any], path: Path) -> Path:
-    """Write a report as JSON."""
-    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return path
+    """Everything as plain data."""
+    return {
+        "model": model,
+        "family": engine.selfcheck.family,
+        "dtype": str(engine.adapter.dtype).removeprefix("torch."),
+        "device": str(engine.adapter.device),
+        "selfcheck": [{**asdict(check), "passed": check.passed} for check in engine.selfcheck.checks],
+        "files": pictures,
+        "verdict": verdict(result),
+        **asdict(result),
+    }
 
 
 def draw(model: str, result: Fidelity, path: Path) -> Path:
@@ -165,11 +155,3 @@ def draw(model: str, result: Fidelity, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -50,14 +50,16 @@ def reference(
     import secrets
 
     from emblema.bench.bars import KINDS, measure
-    from emblema.bench.bars_report import show, write
+    from emblema.bench.bars_report import report, show
+    from emblema.bench.figures import write_figures
     from emblema.bench.tasks.world import KINDS as EVERY
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
     engine = load_engine(model, device, screen)
     result = measure(engine, task, chosen, count, kinds=EVERY if every_kind else KINDS, screen=screen)
     show(screen, result)
-    screen.print(f"figures: {write(result, folder / f'reference-{task}-{chosen}.json')}", soft_wrap=True)
+    listing = write_figures(report(result), folder / f"reference-{task}-{chosen}.json")
+    screen.print(f"figures: {listing}", soft_wrap=True)
 
 
 def _known(task: str) -> None:

@@ -29,8 +29,9 @@ def check(
     folder = output_folder(out)
     screen = console(plain)
     from emblema.bench.check import QUESTIONS, measure
-    from emblema.bench.check_report import draw, fidelity_table, report, selfcheck_table, verdict, write
+    from emblema.bench.check_report import draw, fidelity_table, report, selfcheck_table, verdict
     from emblema.bench.demo_media import demo_media
+    from emblema.bench.figures import write_figures
     from emblema.kv.chunk import Chunk
     from emblema.media import load_image
 
@@ -56,7 +57,7 @@ def check(
         "the first tokens changed by blind reuse that were restored."
     )
     screen.print(f"\n[bold]{verdict(result)}[/bold]")
-    listing = write(report(model, engine, result, pictures), folder / "check.json")
+    listing = write_figures(report(model, engine, result, pictures), folder / "check.json")
     screen.print(f"\nplot: {draw(model, result, folder / 'check.png')}   figures: {listing}", soft_wrap=True)
 
 

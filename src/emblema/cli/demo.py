@@ -1,6 +1,5 @@
 """`emblema demo`."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -29,12 +28,12 @@ def demo(
     from emblema.bench.demo_picture import draw
     from emblema.bench.demo_report import show
     from emblema.bench.demo_result import report
+    from emblema.bench.figures import write_figures
 
     quiet()
     result = run_demo(screen, model, rounds, device, threads, began)
     picture = draw(result, folder / "demo.png")
-    listing = folder / "demo.json"
-    listing.write_text(json.dumps(report(result), indent=2) + "\n", encoding="utf-8")
+    listing = write_figures(report(result), folder / "demo.json")
     show(screen, result)
     seconds = time.perf_counter() - began
     screen.print(f"\npicture: {picture}   figures: {listing}   ({seconds:.0f} s in all)", soft_wrap=True)
