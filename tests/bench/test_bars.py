@@ -80,7 +80,7 @@ def test_an_unknown_task_is_refused(engine: Engine) -> None:
 
 
 def test_the_result_is_shown_and_written(few: BarsResult, tmp_path: Path) -> None:
-    assert results_table(few).row_count == len(few.rows)
+    assert results_table(few).row_count == len(few.rows) + 4, "a heading for each setting and kind"
     found = json.loads(write_figures(report(few), tmp_path / "bars.json").read_text())
     assert len(found["bars"]) == len(bars_of(few))
     with open(os.devnull, "w") as nowhere:

@@ -1,5 +1,6 @@
 """The bars themselves, and the result of holding the model to them: a table and a JSON file."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,24 +78,29 @@ def results_table(result: BarsResult) -> Table:
     """A line for each setting, kind of question and strategy."""
     title = f"{result.model} on {result.episodes} episodes of {result.task}, seed {result.seed}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("questions", "strategy"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("strategy", no_wrap=True)
     for name in ("n", "accuracy", "loss ≤", "same", "eta (median)", "flips"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in result.rows:
         reuse = row.strategy != FULL
         found = row.accuracy
+        if not reuse:
+            table.add_row(Text(f"{row.setting}, {row.kind}", "bold"))
         table.add_row(
-            "" if reuse else f"{row.setting}, {row.kind}",
-            row.strategy,
+            f"  {row.strategy}",
             f"{row.items:,}",
             f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]",
             f"{row.loss.high:.3f}" if reuse else "",
             f"{row.agreement:.3f}" if reuse else "",
-            f"{row.eta.value:.3f} ({row.median_eta.value:.2f})" if reuse and row.strategy != BLIND else "",
+            _eta(row) if reuse and row.strategy != BLIND else "",
             _flips(row) if reuse and row.strategy != BLIND else "",
         )
     return table
+
+
+def _eta(row: Row) -> str:
+    known = not math.isnan(row.median_eta.value)
+    return f"{row.eta.value:.3f} ({row.median_eta.value:.2f})" if known else f"{row.eta.value:.3f}       "
 
 
 def _flips(row: Row) -> str:
