@@ -7,9 +7,10 @@ import torch
 
 from emblema.engine.engine import Engine
 from emblema.engine.linker import Linker
-from emblema.link.executor import Linked
+from emblema.link.executor import Executor, Linked, Resources
 from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import ChunkPart, Prompt
+from emblema.link.strategies.base import Knowledge
 from emblema.store.memory import MemoryStore
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text, two_pages
 from tests.families import CASES, joint, loaded, picture, stock_logits, words
@@ -130,8 +131,6 @@ def test_narrowing_between_layers(name: str) -> None:
     blind = linker(name).link(prompt, "blind").plan
     plans = {budget: _selecting(blind, budget) for budget in (0, 3, 10_000)}
     full = link(name, prompt, "full")
-    from emblema.link.executor import Executor, Resources
-
     results = {budget: Executor(adapter).run(plan, prompt, Resources({}, {})) for budget, plan in plans.items()}
     assert kv_error(name, results[10_000], full) <= 1e-4
     assert results[0].trace.selected == ((),) and len(results[3].trace.selected[0]) == 3
@@ -139,10 +138,56 @@ def test_narrowing_between_layers(name: str) -> None:
         cost = plan.cost(adapter.layouts, 4)
         assert results[budget].trace.row_layers == round(cost.rows_computed * plan.layers)
     assert kv_error(name, results[0], full) > 30e-4
+    fixed = Executor(adapter).run(replace(plans[0], selectors=()), prompt, Resources({}, {}))
+    assert kv_error(name, fixed, results[0]) == 0 and fixed.trace.row_layers == results[0].trace.row_layers
     with pytest.raises(Exception, match="selector"):
         Executor(adapter).run(
             replace(plans[3], selectors=(Selector("best", ((5, 6),), 0, 1),)), prompt, Resources({}, {})
         )
+
+
+@families
+def test_stages_run_one_after_another(name: str) -> None:
+    """In order they add up to one forward; a text that runs before its picture cannot have seen it."""
+    prompt = two_pages(name)
+    plan = linker(name).link(prompt, "full").plan
+    full = link(name, prompt, "full")
+    forward = replace(plan, ranges=tuple(replace(part, stage=index) for index, part in enumerate(plan.ranges)))
+    executor = Executor(engine(name).adapter)
+    assert kv_error(name, executor.run(forward, prompt, Resources({}, {})), full) <= 1e-4
+    text = {rows[0] for rows in prompt.text_rows[:-1]}
+    early = tuple(replace(part, stage=0 if part.start in text else 1) for part in plan.ranges)
+    apart = executor.run(replace(plan, ranges=early), prompt, Resources({}, {}))
+    start, stop = prompt.text_rows[1]
+    last = len(engine(name).adapter.layouts) - 1
+    seen, unseen = (result.table.read(last, start, stop).values for result in (full, apart))
+    assert largest_error(unseen, seen) > 1e-3
+
+
+def test_rows_cannot_begin_above_the_first_layer() -> None:
+    """That would need the residual stream of the layers below; the executor says so and the engine falls back."""
+    name = "qwen2_5_vl"
+    prompt = two_pages(name)
+    blind = linker(name).link(prompt, "blind").plan
+    ranges = []
+    for part in blind.ranges:
+        if part.source is Source.TAKEN:
+            ranges.append(replace(part, layers=(0, 1)))
+            ranges.append(RowRange(part.start, part.stop, Source.COMPUTED, (1, blind.layers)))
+        else:
+            ranges.append(part)
+    plan = replace(blind, ranges=tuple(ranges))
+    plan.validate()
+
+    class Deep:
+        name = "deep"
+
+        def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
+            return plan
+
+    outcome = linker(name).link(prompt, Deep())
+    assert outcome.fallback is not None and "residual" in outcome.fallback
+    assert outcome.plan.strategy == "full" and outcome.linked.trace.cached == 0
 
 
 def _selecting(blind: LinkPlan, budget: int) -> LinkPlan:

@@ -45,7 +45,11 @@ class Executor:
 
     def refusal(self, plan: LinkPlan) -> str | None:
         """Why this executor cannot carry a plan out, or None if it can."""
-        if plan.selectors and not self.adapter.supports_layerwise:
+        computed = plan.sources() == 0
+        late = (computed[1:] & ~computed[:-1]).any(axis=0)
+        if late.any():
+            return f"row {int(late.argmax())} is computed above a layer that it skipped; no residual stream is kept"
+        if not self.adapter.supports_layerwise and (plan.selectors or (computed != computed[0]).any()):
             return f"{self.adapter.family} cannot narrow its rows between layers"
         return None
 
@@ -119,9 +123,12 @@ class _Run:
             pending = [part for part in ranges if part.stage > stage]
             rows = _rows(current)
             batch = self._batch(rows, current, pending)
+            if all(part.layers == (0, self.plan.layers) for part in current):
+                hidden = self.adapter.forward(batch, self.table)
+                row_layers += len(rows) * self.plan.layers
+                continue
             narrowing = Narrowing(self.plan, rows, self.slots, self.table, self._held())
-            narrow = narrowing if self.plan.selectors else None
-            hidden = self.adapter.forward(batch, self.table, narrow)
+            hidden = self.adapter.forward(batch, self.table, narrowing)
             row_layers += narrowing.row_layers
             selected += narrowing.selected
         return hidden, selected, row_layers

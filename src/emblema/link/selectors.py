@@ -41,7 +41,9 @@ def candidate_rows(selector: Selector) -> Tensor:
 
 
 class Narrowing:
-    """Applies a plan's selectors to one stage's batch of rows; the adapter calls it after every layer.
+    """Which rows of a stage's batch go on after each layer: those that the plan computes, and those a selector chose.
+
+    The adapter calls it after every layer.
 
     Args:
         plan: the plan.
@@ -58,21 +60,26 @@ class Narrowing:
         self.slots, self.table, self.held = slots, table, held
         self.current = rows
         self.selected: tuple[tuple[int, ...], ...] = ()
-        self.row_layers = len(rows) * plan.layers
-        self._layers = plan.layers
+        self.row_layers = len(rows)
+        self._computed = torch.from_numpy(plan.sources() == 0)
+        self._chosen = torch.zeros(plan.rows, dtype=torch.bool)
 
     def __call__(self, layer: int) -> Tensor | None:
-        selector = self.selectors.get(layer)
-        if selector is None:
+        if layer + 1 == len(self._computed):
             return None
+        selector = self.selectors.get(layer)
+        if selector is not None:
+            self._choose(selector)
+        keep = (self._computed[layer + 1] | self._chosen)[self.current]
+        self.current = self.current[keep]
+        self.row_layers += len(self.current)
+        return None if bool(keep.all()) else keep.nonzero().squeeze(1)
+
+    def _choose(self, selector: Selector) -> None:
         candidates = candidate_rows(selector)
         where = self.slots[candidates].to(self.table.rows.device)
-        fresh = self.table.read(layer, 0, self.table.length).select(where)
-        scores = RULES[selector.rule](fresh, self.held[layer]).cpu()
+        fresh = self.table.read(selector.layer, 0, self.table.length).select(where)
+        scores = RULES[selector.rule](fresh, self.held[selector.layer]).cpu()
         chosen = candidates[scores.topk(min(selector.budget, len(candidates))).indices].sort().values
-        dropped = torch.isin(self.current, candidates) & ~torch.isin(self.current, chosen)
-        self.row_layers -= int(dropped.sum()) * (self._layers - layer - 1)
+        self._chosen[chosen] = True
         self.selected += (tuple(chosen.tolist()),)
-        keep = (~dropped).nonzero().squeeze(1)
-        self.current = self.current[keep]
-        return keep
