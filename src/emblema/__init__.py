@@ -3,10 +3,11 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["AsyncEngine", "Engine", "slid", "strategies"]
+__all__ = ["AsyncEngine", "EmblemaError", "Engine", "slid", "strategies"]
 
 _HOMES = {
     "AsyncEngine": "emblema.engine.asynchronous",
+    "EmblemaError": "emblema.errors",
     "Engine": "emblema.engine.engine",
     "slid": "emblema.engine.conversation",
     "strategies": "emblema.link.strategies.registry",

@@ -1,0 +1,26 @@
+"""The package itself: what a person imports, and that importing it costs nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+import emblema
+
+
+@pytest.mark.parametrize("name", emblema.__all__)
+def test_the_names_are_there(name: str) -> None:
+    assert getattr(emblema, name).__name__ == name
+
+
+def test_other_names_are_not() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = emblema.nothing
+
+
+@pytest.mark.parametrize("module", ["emblema", "emblema.cli"])
+def test_importing_loads_nothing_heavy(module: str) -> None:
+    heavy = ("torch", "transformers", "matplotlib", "emblema.engine", "emblema.bench")
+    script = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
