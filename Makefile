@@ -57,8 +57,9 @@ test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
 
-reference: $(VENV)/installed-dev  ## Train the bundled model again: 80 minutes on two cores, resumes where it stopped
+reference: $(VENV)/installed-dev  ## Train a model like the bundled one in its place: 80 minutes on two cores, resumes
 	$(BIN)/python -m reference.train --resume
+	$(BIN)/python -m reference.card
 
 lint: $(VENV)/installed-dev  ## Check style with ruff
 	$(BIN)/ruff check .

@@ -46,7 +46,7 @@ class Heads(nn.Module):
 
 @dataclass
 class State:
-    """What a checkpoint holds besides weights: steps done, stage, seconds spent, running accuracy of each kind."""
+    """What a checkpoint holds besides weights: steps done, stage, seconds spent, step at which the stage began."""
 
     step: int = 0
     stage: int = 0

@@ -1,14 +1,25 @@
 """Emblema: a picture's key-value cache, made once and set into any prompt."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from emblema.engine.asynchronous import AsyncEngine
+    from emblema.engine.conversation import slid
+    from emblema.engine.engine import Engine
+    from emblema.errors import EmblemaError
+    from emblema.link.strategies.registry import strategies
+    from emblema.media.limits import MediaLimits
+    from emblema.store.memory import MemoryStore
 
 __version__ = "0.1.0"
-__all__ = ["AsyncEngine", "EmblemaError", "Engine", "slid", "strategies"]
+__all__ = ["AsyncEngine", "EmblemaError", "Engine", "MediaLimits", "MemoryStore", "slid", "strategies"]
 
 _HOMES = {
     "AsyncEngine": "emblema.engine.asynchronous",
     "EmblemaError": "emblema.errors",
     "Engine": "emblema.engine.engine",
+    "MediaLimits": "emblema.media.limits",
+    "MemoryStore": "emblema.store.memory",
     "slid": "emblema.engine.conversation",
     "strategies": "emblema.link.strategies.registry",
 }
@@ -21,3 +32,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'emblema' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -14,6 +14,7 @@ from emblema.bench.tasks import TASKS, Clip, Episode, Legend, Map, Plan, generat
 from emblema.bench.tasks.tiles import CELL, ICON_NAMES
 from emblema.bench.tasks.world import BLANK, COLOUR_NAMES, KINDS, LANDS, NUMBERS
 from emblema.bench.tasks.write import record
+from emblema.errors import PromptError
 
 
 def as_text(episodes: list[Episode]) -> str:
@@ -101,7 +102,7 @@ def test_later_legends_do_not_change_earlier_maps() -> None:
 
 
 def test_unknown_task_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown task"):
+    with pytest.raises(PromptError, match="unknown task"):
         list(generate("charades", 1, 1))
 
 
@@ -134,10 +135,11 @@ def check_clip(path: Path, clip: Clip) -> None:
 
 
 def test_tiles_are_what_the_stock_processor_sees() -> None:
-    pytest.importorskip("torch")
-    processing = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
-    batches = pytest.importorskip("reference.batches")
-    processor = processing.Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2)
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    from reference import batches
+
+    processor = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2)
     patches = batches.tile_pool(np.random.default_rng(0), 1)[0]
     for _, scene in next(generate("maps", 1, 1)).scenes():
         seen = processor(images=[scene.image()], return_tensors="pt")
@@ -148,8 +150,8 @@ def test_tiles_are_what_the_stock_processor_sees() -> None:
 
 
 def test_training_words_are_what_the_tokenizer_sees() -> None:
-    pytest.importorskip("transformers")
-    layout, model = pytest.importorskip("reference.layout"), pytest.importorskip("reference.model")
+    from reference import layout, model
+
     tokenizer = model.tokenizer()
     for question in next(generate("maps", 1, 1)).questions:
         text = f"<|im_start|>user\n{question.text}<|im_end|>\n<|im_start|>assistant\n{question.answer}<|im_end|>"

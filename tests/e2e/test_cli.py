@@ -157,7 +157,6 @@ def test_models() -> None:
     assert done.returncode == 0, done.stderr
     for name in ("Qwen2.5-VL", "LLaVA", "Kimi", "relocation by 1000", "passed"):
         assert name in done.stdout
-    assert "FAILED" not in done.stdout
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def test_more_rank_never_fits_worse(seed: int) -> None:
         assert patch is not None
         errors.append(float((patch.keys.dense(2) - wanted.keys).norm()))
     assert all(later <= earlier + 1e-5 for earlier, later in zip(errors, errors[1:], strict=False))
-    assert errors[-1] <= 1e-4 * float(wanted.keys.abs().max()) * 20
+    assert errors[-1] <= 1e-5 * float(wanted.keys.norm())
 
 
 @given(seed=seeds, scale=st.floats(-4, 4).filter(lambda value: abs(value) > 1e-3))
@@ -38,7 +38,7 @@ def test_forming_and_adding_are_linear(seed: int, scale: float) -> None:
         left = (lack.keys - patch.keys.dense(2)).norm()
         assert torch.isclose((scale * lack.keys - scaled.keys.dense(2)).norm(), abs(scale) * left, rtol=1e-4, atol=1e-4)
         if rank == 16:
-            assert torch.allclose(scaled.keys.dense(2), scale * patch.keys.dense(2), atol=2e-4)
+            assert torch.allclose(scaled.keys.dense(2), scale * patch.keys.dense(2), atol=1e-5 * (1 + abs(scale) * 4))
         once = patch.apply(canonical)
         assert torch.allclose(once.keys - canonical.keys, patch.keys.dense(2), atol=1e-5)
         assert torch.allclose(patch.apply(once).values - once.values, patch.values.dense(2), atol=1e-5)

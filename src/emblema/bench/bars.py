@@ -33,7 +33,7 @@ STRATEGIES = (FULL, BLIND, "patch-25%", "patch-6%")
 KINDS = ("colour", "land")
 HOPS = {"colour": "single-hop", "land": "multi-hop"}
 SAMPLED = 20
-"""Every so manieth episode is also checked for `prefix` against `full`, logits against logits."""
+"""One episode in so many is also checked for `prefix` against `full`, logits against logits."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ def measure(
     """Ask every question of `episodes` fresh episodes in both settings under every strategy.
 
     Within an episode the first visible question is re-prefilled by `full` and the others by `prefix`, which is exact;
-    that it is, is checked on every `SAMPLED`th episode.
+    that it is, is checked on one episode in `SAMPLED`.
     """
     answers = {(setting, strategy): Answers() for setting in SETTINGS for strategy in strategies}
     owners: list[int] = []
@@ -176,7 +176,7 @@ def answer_token(engine: Engine, answer: str) -> int:
 
 def forget(engine: Engine, pieces: Sequence[tuple[Chunk, bool]]) -> None:
     """Let go of an episode's chunks, patches and prefixes."""
-    engine.close()
+    engine.forget_prompts()
     for chunk, _ in pieces:
         engine.store.delete(chunk.id)
 

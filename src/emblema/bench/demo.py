@@ -110,7 +110,7 @@ def requests_of(media: DemoMedia, situations: Sequence[Situation]) -> Iterator[R
 def forget(lanes: Mapping[str, Engine], chunks: list[Chunk]) -> None:
     """Leave every engine with the chunks alone: no kept prefixes, no patches."""
     for engine in lanes.values():
-        engine.close()
+        engine.forget_prompts()
         for chunk in chunks:
             engine.store.delete(chunk.id)
             engine.store.put(chunk)

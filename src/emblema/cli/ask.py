@@ -22,7 +22,9 @@ def ask(
         int, typer.Option(min=0, help="The first so many pieces have slid out of the window: the text cannot see them.")
     ] = 0,
     model: Model = "reference",
-    strategy: Annotated[str, typer.Option(help="See `emblema strategies`.")] = "auto",
+    strategy: Annotated[
+        str, typer.Option(help="See `emblema strategies`; reuse pays from a second question on.")
+    ] = "full",
     fps: Annotated[float, typer.Option(help="Frames a second to sample a video at.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(help="The answer's length at most.")] = 128,
     device: Device = None,

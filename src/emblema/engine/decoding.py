@@ -42,7 +42,8 @@ class Sampling:
             raise PromptError(f"stop is a {type(stop).__name__}: give a string, a list of strings, or None")
         unknown = sorted(knobs.keys() - {"max_new_tokens", "temperature", "top_p", "seed"})
         if unknown:
-            raise PromptError(f"there is no sampling knob {unknown[0]!r}")
+            hint = ": AsyncEngine.stream streams" if unknown[0] == "stream" else ""
+            raise PromptError(f"there is no sampling knob {unknown[0]!r}{hint}")
         return cls(stop=(stop,) if isinstance(stop, str) else tuple(stop or ()), **knobs)
 
     def __post_init__(self) -> None:

@@ -277,9 +277,13 @@ class Engine:
         found = configured if configured is not None else self._workshop.preparer.tokenizer.eos_token_id
         return frozenset(found if isinstance(found, list) else [] if found is None else [found])
 
+    def forget_prompts(self) -> None:
+        """Forget what was kept of earlier prompts for `prefix`; chunks and patches stay."""
+        self._linker.forget_prompts()
+
     def close(self) -> None:
-        """Forget what was kept of prompts; the store's chunks and patches stay."""
-        self._linker.close()
+        """Give back what the engine alone holds: the kept prompts. The model and the store stay the caller's."""
+        self.forget_prompts()
 
     def __enter__(self) -> Self:
         return self

@@ -68,7 +68,7 @@ class Linker:
         # A chunk deleted meanwhile must not live on in a kept prefix.
         if plan.exact and not prompt.slid_rows and all(chunk.id in self.store for _, chunk in prompt.chunk_segments):
             prefixes.put(segments_of(prompt), _copied(linked, prompt.tokens))
-        return Outcome(plan, linked, forming, fallback)
+        return Outcome(plan, linked, forming, fallback or plan.remark)
 
     def _form(self, plan: LinkPlan, prompt: Prompt, findings: Findings) -> int:
         wanted = {}
@@ -89,7 +89,7 @@ class Linker:
         """Exact prefixes of the model as it is now; other weights, or an adapter switched on, are another owner."""
         return self.store.prefixes(owner_id(model, self.adapter.dtype, self.salt))
 
-    def close(self) -> None:
+    def forget_prompts(self) -> None:
         """Forget the kept prompts of this model and tenant."""
         self._prefixes(self.adapter.fingerprint).clear()
 
@@ -98,7 +98,7 @@ def _find_prefix(prefixes: PrefixStore, prompt: Prompt) -> tuple[PrefixMatch, KV
     found = prefixes.longest(segments_of(prompt), prompt.tokens - 1)
     if found is None:
         return None
-    return PrefixMatch(f"of {found.entry.rows[0].tokens} rows", found.rows), found.entry.rows
+    return PrefixMatch(found.entry.id, found.rows), found.entry.rows
 
 
 def segments_of(prompt: Prompt) -> list[Segment]:

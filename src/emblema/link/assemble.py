@@ -64,7 +64,7 @@ def assemble(
         where = _where(slots[placed.rows], adapter.device)
         for layer in range(first, last):
             rows = _relocated(adapter.layouts[layer], layer, placed, chunks)
-            bytes_read += rows.bytes
+            bytes_read += rows.tokens * adapter.layouts[layer].features * adapter.dtype.itemsize
             rows, added = _patched(rows, adapter.layouts[layer], layer, placed, patches)
             patch_bytes += added
             table.write(layer, where, LayerRows(rows.keys.to(adapter.dtype), rows.values.to(adapter.dtype)))

@@ -1,7 +1,7 @@
 """The link plan: for every row of the KV table and every layer, where it comes from. Plain data, no model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy
@@ -115,6 +115,7 @@ class LinkPlan:
         selectors: choices left to run time, each with a fixed budget.
         forming: patches that the strategy asks for and the store does not have; formed before the plan is made again.
         leaving: rows that leave the table when the prefill is over (slid antecedents).
+        remark: what the strategy could not do as asked, for the reply; None if all is as asked.
     """
 
     strategy: str
@@ -123,7 +124,8 @@ class LinkPlan:
     ranges: tuple[RowRange, ...]
     selectors: tuple[Selector, ...] = ()
     forming: tuple[PatchKey, ...] = ()
-    leaving: tuple[Rows, ...] = field(default=())
+    leaving: tuple[Rows, ...] = ()
+    remark: str | None = None
 
     def sources(self) -> numpy.ndarray:
         """[layers, rows] array of source codes: 0 computed, 1 taken, 2 taken and patched, 3 absent.

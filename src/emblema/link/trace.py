@@ -15,7 +15,7 @@ class Trace:
         patched: cached rows with a patch.
         absent: rows that the prompt names and the table never held.
         row_layers: rows computed, summed over layers.
-        bytes_read: bytes of KV taken from chunks, patches aside.
+        bytes_read: bytes of KV taken from chunks and kept prefixes, patches aside.
         patch_bytes: bytes of patches added.
         selected: per selector, the rows that it chose to go on computing.
         seconds: wall time of assembling and of the forwards.
@@ -36,8 +36,16 @@ class Trace:
 class Usage:
     """What a reply cost.
 
-    `prompt_tokens = cached_tokens + computed_tokens`; `patched_tokens` is part of `cached_tokens`; `forming_tokens`
-    counts rows run to form patches; `lane` is the strategy taken, `fallback` why it is not the one asked for.
+    Attributes:
+        lane: the strategy taken; `auto:` stands before what `auto` chose.
+        prompt_tokens: `cached_tokens + computed_tokens`.
+        cached_tokens: rows taken in every layer.
+        computed_tokens: rows computed.
+        patched_tokens: those of the cached ones that have a patch.
+        forming_tokens: rows run to form patches.
+        ttft_seconds: from the call, forming included, to the first token; for a prefill alone, to its logits.
+        completion_tokens: tokens made, the end token too.
+        fallback: why the lane is not the strategy asked for, or what it could not do as asked; None if all is as asked.
     """
 
     lane: str

@@ -90,7 +90,7 @@ def _select_all(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
     with torch.inference_mode():
         stock = adapter.decoder(inputs_embeds=encoded.embeds[None], use_cache=False).last_hidden_state[0]
         left, right = adapter.logits(hidden), adapter.logits(stock)
-    measure = _difference if adapter.dtype == torch.float32 else _middling_difference
+    measure = _difference if adapter.dtype == torch.float32 else _median_difference
     return Check("select-all", measure(left[None], right[None]), bound)
 
 
@@ -98,7 +98,7 @@ def _relocations(adapter: Adapter, encoded: Encoded, first: float, deeper: float
     """Canonical rows turned to a later place against a prefill at that place.
 
     The first layer has seen no attention, so it must agree to rounding. Deeper layers carry the model's own rounding
-    of angles at the far place; they agree in the middling token unless a layer uses position in some other way (query
+    of angles at the far place; they agree in the median token unless a layer uses position in some other way (query
     scaling, absolute embeddings), which then shows from the layer after it.
     """
     rows, _ = adapter.prefill(encoded)
@@ -111,7 +111,7 @@ def _relocations(adapter: Adapter, encoded: Encoded, first: float, deeper: float
         start = max(_difference(moved[0].keys, native[0].keys), _difference(moved[0].values, native[0].values))
         checks.append(Check(f"relocation by {shift}", start, first, f"{adapter.names[0]}.self_attn"))
         errors = [
-            max(_middling_difference(a.keys, b.keys), _middling_difference(a.values, b.values))
+            max(_median_difference(a.keys, b.keys), _median_difference(a.values, b.values))
             for a, b in zip(moved, native, strict=True)
         ]
         worst = max(range(len(errors)), key=errors.__getitem__)
@@ -154,12 +154,12 @@ def _full_rank(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
 
 def _rows_error(left: LayerRows, right: LayerRows, dtype: torch.dtype) -> float:
     """Largest relative difference. In half precision, where rounding alone moves deep layers and flips an expert here
-    and there, the relative norm of the middling token."""
-    measure = _difference if dtype == torch.float32 else _middling_difference
+    and there, the relative norm of the median token."""
+    measure = _difference if dtype == torch.float32 else _median_difference
     return max(measure(left.keys, right.keys), measure(left.values, right.values))
 
 
-def _middling_difference(left: Tensor, right: Tensor) -> float:
+def _median_difference(left: Tensor, right: Tensor) -> float:
     wrong = (left.float() - right.float()).norm(dim=(0, 2)) / right.float().norm(dim=(0, 2)).clamp_min(1e-30)
     return float(wrong.median())
 

@@ -11,6 +11,7 @@ import numpy as np
 from emblema.bench.tasks.questions import ask
 from emblema.bench.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from emblema.bench.tasks.world import BLANK, Clip, Episode, Legend, Map
+from emblema.errors import PromptError
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ TASKS: dict[str, Callable[[np.random.Generator], Plan]] = {"maps": maps_plan, "a
 def generate(task: str, seed: int, items: int) -> Iterator[Episode]:
     """`items` fresh episodes of a task; the same seed gives the same episodes."""
     if task not in TASKS:
-        raise ValueError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
+        raise PromptError(f"unknown task {task!r}: choose one of {', '.join(TASKS)}")
     for item in range(items):
         random = np.random.default_rng([seed, zlib.crc32(task.encode()), item])
         yield make_episode(random, TASKS[task](random), seed, task, item)

@@ -31,10 +31,14 @@ class PatchStrategy:
         layers = knowledge.layers
         first = layers // 2 if self.deep else 0
         forming: list[PatchKey] = []
+        bare: list[str] = []
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rank = self.rank_for(chunk.tokens, knowledge)
-            if segment.start == 0 or rank == 0:
+            if segment.start == 0:
+                return taken(segment, chunk, layers)
+            if rank == 0:
+                bare.append(chunk.id)
                 return taken(segment, chunk, layers)
             key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
             patch = knowledge.find_patch(key)
@@ -45,7 +49,8 @@ class PatchStrategy:
             return [patched] if first == 0 else [RowRange(*rows, (0, first), ChunkOrigin(chunk.id)), patched]
 
         ranges = lay_out(prompt, layers, chunk_ranges)
-        return LinkPlan(self.name, prompt.tokens, layers, ranges, forming=tuple(forming))
+        remark = f"{len(bare)} chunks are too short for this share: taken without a patch" if bare else None
+        return LinkPlan(self.name, prompt.tokens, layers, ranges, forming=tuple(forming), remark=remark)
 
     def rank_for(self, tokens: int, knowledge: Knowledge) -> int:
         """The rank for a chunk of so many tokens, at most full rank; 0 where not even one fits the share."""
