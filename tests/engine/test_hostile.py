@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from emblema import AsyncEngine, Engine, slid
 from emblema.bench.tasks import Episode
-from emblema.engine.rendering import Text, tokenize
+from emblema.engine.caution import Text
+from emblema.engine.rendering import tokenize
 from emblema.engine.replies import TextStream
 from emblema.errors import CapacityError, EmblemaError, ModelError, PromptError, StrategyError
 from emblema.kv.chunk import Chunk

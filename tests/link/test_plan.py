@@ -27,7 +27,7 @@ def test_every_row_has_one_source_in_every_layer(name: str, prompt: Prompt, know
         # Only an exact prefix ever stands in for text.
         assert (codes[:, start:stop] == 0).all() or plan.strategy.endswith("prefix")
     for start, stop in prompt.slid_rows:
-        assert plan.exact or (codes[:, start : min(stop, plan.rows - 1)] == 3).all()
+        assert plan.leaving or (codes[:, start : min(stop, plan.rows - 1)] == 3).all()
     cost = plan.cost(LAYOUTS, 4)
     assert cost.rows_computed == (codes == 0).sum() / LAYERS
     assert cost.rows_patched <= cost.rows_taken

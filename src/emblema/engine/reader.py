@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from emblema.engine.caution import Text
 from emblema.engine.conversation import MediaAdder, Message, PromptPart, Turn, items_of, readable, turns_of
-from emblema.engine.rendering import Text, plain, render, tokenize
+from emblema.engine.rendering import plain, render, tokenize
 from emblema.engine.template import ChatTemplate
 from emblema.errors import ModelError, PromptError
 from emblema.link.prompt import Part, TextPart
@@ -38,7 +39,10 @@ class PromptReader:
         """
         if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable):
             raise PromptError(f"the prompt is a {type(given).__name__}: give a list of parts, or a list of messages")
-        parts: list[PromptPart | Message] = [given] if isinstance(given, str) else list(given)
+        try:
+            parts: list[PromptPart | Message] = [given] if isinstance(given, str) else list(given)
+        except TypeError as error:
+            raise PromptError(f"the prompt, a {type(given).__name__}, cannot be read as a list: {error}") from error
         if not parts:
             raise PromptError("the prompt is empty: give it at least one part of text or a chunk")
         messages = [part for part in parts if isinstance(part, Mapping)]

@@ -2,23 +2,15 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from emblema.engine.caution import Text, cautious_ids, untrusted_spans
 from emblema.engine.conversation import Item, Turn
 from emblema.engine.template import ChatTemplate, special_tokens
 from emblema.errors import PromptError
 from emblema.link.prompt import ChunkPart, Part, TextPart
 
 TokenIds = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A stretch of text; what a user wrote is not trusted to spell control tokens."""
-
-    text: str
-    trusted: bool
 
 
 Piece = Text | ChunkPart | TokenIds
@@ -43,6 +35,13 @@ def render(turns: Sequence[Turn], template: ChatTemplate) -> list[Part]:
                 content, mark = template.media(item.chunk.kind)
                 media.append((mark, item))
                 contents.append(content)
+            elif isinstance(item, str):
+                # White space stands outside the mark, where a template that trims can see it.
+                bare = item.strip()
+                before, after = item.split(bare, 1) if bare else (item, "")
+                mark = f"\ue000{len(held)}\ue001" if bare else ""
+                contents.append({"type": "text", "text": f"{before}{mark}{after}"})
+                held.append(bare)
             else:
                 contents.append({"type": "text", "text": f"\ue000{len(held)}\ue001"})
                 held.append(item)
@@ -88,26 +87,29 @@ def tokenize(pieces: Sequence[Piece], tokenizer: Any | None, controls: Iterable[
 
     Args:
         controls: strings that the tokenizer reads as control tokens.
-        begin: let the tokenizer put its own first token in front, if the string does not start with it.
+        begin: let the tokenizer put its own first token in front, if the template's text does not start with it.
+
+    Raises:
+        PromptError: the pieces cannot be told apart in the tokens, or a control token cannot be kept out of a text.
     """
     inserted = [piece for piece in pieces if not isinstance(piece, Text)]
     if tokenizer is None or not any(isinstance(piece, Text) for piece in pieces):
         return [_part(piece) for piece in inserted]
-    anchor = _anchor(pieces, tokenizer)
-    if inserted and anchor is None:
-        raise PromptError("the text holds every control token of the model: take one of them out of it")
-    whole = "".join(piece.text if isinstance(piece, Text) else str(anchor) for piece in pieces)
-    begin = begin and not (tokenizer.bos_token and whole.startswith(tokenizer.bos_token))
-    edges = [0, *_forged(pieces, whole, controls, str(anchor)), len(whole)]
-    ids: list[int] = []
-    for index, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
-        ids += tokenizer(whole[start:stop], add_special_tokens=begin and index == 0)["input_ids"]
-    cut = None if anchor is None else tokenizer.convert_tokens_to_ids(anchor)
+    anchor = _anchor(pieces, tokenizer) if inserted else ""
+    whole = "".join(piece.text if isinstance(piece, Text) else anchor for piece in pieces)
+    front = pieces[0].text if isinstance(pieces[0], Text) and pieces[0].trusted else ""
+    begin = begin and not (tokenizer.bos_token and front.startswith(tokenizer.bos_token))
+    ids = cautious_ids(whole, untrusted_spans(pieces, len(anchor)), tokenizer, set(controls), begin=begin)
+    if not inserted:
+        return [TextPart(tuple(ids))]
+    cut = tokenizer.convert_tokens_to_ids(anchor)
+    if ids.count(cut) != len(inserted):
+        raise PromptError("this model's tokenizer loses the place of a chunk in this text: give the text as token ids")
     parts: list[Part] = []
     run: list[int] = []
     waiting = iter(inserted)
     for token in ids:
-        if inserted and token == cut:
+        if token == cut:
             parts += [TextPart(tuple(run)), _part(next(waiting))]
             run = []
         else:
@@ -121,31 +123,19 @@ def _part(piece: Piece) -> Part:
     return TextPart(piece) if isinstance(piece, tuple) else TextPart(())
 
 
-def _anchor(pieces: Sequence[Piece], tokenizer: Any) -> str | None:
-    """A control token that no text holds; the model's own placeholder for pictures if possible."""
-    texts = [piece.text for piece in pieces if isinstance(piece, Text)]
-    likely = [token for token in special_tokens(tokenizer) if "image" in token.lower() or "img" in token.lower()]
-    for token in dict.fromkeys([*likely, *special_tokens(tokenizer)]):
-        if token not in (tokenizer.bos_token, tokenizer.unk_token) and not any(token in text for text in texts):
-            return token
-    return None
-
-
-def _forged(pieces: Sequence[Piece], whole: str, controls: Iterable[str], anchor: str) -> list[int]:
-    """Places at which to cut the string, one inside every control token that untrusted text helps to spell."""
-    doubtful: list[tuple[int, int]] = []
-    cursor = 0
-    for piece in pieces:
-        length = len(piece.text) if isinstance(piece, Text) else len(anchor)
-        if isinstance(piece, Text) and not piece.trusted and length:
-            doubtful.append((cursor, cursor + length))
-        cursor += length
-    cuts: set[int] = set()
-    for control in controls:
-        start = whole.find(control)
-        while start >= 0:
-            stop = start + len(control)
-            if any(first < stop and start < last for first, last in doubtful):
-                cuts.add(start + 1)
-            start = whole.find(control, start + 1)
-    return sorted(cuts - {0, len(whole)})
+def _anchor(pieces: Sequence[Piece], tokenizer: Any) -> str:
+    """A control token that the text does not hold; the model's own placeholder for pictures if possible."""
+    text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in pieces)
+    added = {str(token): token for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
+    own = {tokenizer.bos_token, tokenizer.unk_token, *tokenizer.convert_ids_to_tokens(tokenizer("")["input_ids"])}
+    found = [token for token in special_tokens(tokenizer) if token in added and token not in own and token not in text]
+    # One that strips spaces or wants to stand alone would change the text around it.
+    plain = [
+        token
+        for token in found
+        if not any(getattr(added[token], option, False) for option in ("lstrip", "rstrip", "single_word", "normalized"))
+    ]
+    likely = [token for token in plain or found if "image" in token.lower() or "img" in token.lower()]
+    if not found:
+        raise PromptError("the text holds every control token of the model: take one of them out of it")
+    return str((likely or plain or found)[0])

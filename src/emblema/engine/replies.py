@@ -40,9 +40,7 @@ class Prefill:
     @property
     def kv(self) -> KVRows:
         """Per layer, the rows of the linked prompt in the family's own layout (absent rows left out), as views."""
-        table = self.linked.table
-        rows = self.trace.computed + self.trace.cached - sum(stop - start for start, stop in self.plan.leaving)
-        return tuple(table.read(layer, 0, rows) for layer in range(self.plan.layers))
+        return tuple(self.linked.table.read(layer, 0, self.linked.rows) for layer in range(self.plan.layers))
 
     @property
     def token_ids(self) -> Tensor:
@@ -117,7 +115,9 @@ class TextStream:
         return self.tokenizer.decode(self.token_ids[self._context :], skip_special_tokens=True)[len(before) :]
 
     def _settle(self, fresh: str) -> None:
-        self._context, self._settled = self._settled, len(self.token_ids)
+        if fresh:
+            # A token without text leaves the context as it is: what comes next is read behind the last text.
+            self._context, self._settled = self._settled, len(self.token_ids)
         text = self.text + fresh
         found = [index for index in (text.find(one) for one in self.stop) if index >= 0]
         self.text = text[: min(found)] if found else text
@@ -157,5 +157,7 @@ def stream_reply(tokens: Iterator[int], stream: TextStream, prefill: Prefill, en
             reason = "stop"
             break
     rest = stream.finish()
+    if stream.stopped:
+        reason = "stop"
     usage = replace(prefill.usage, completion_tokens=count)
     yield Piece(rest, Reply(stream.text, tuple(stream.token_ids), reason, usage, prefill.plan))

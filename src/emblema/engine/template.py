@@ -86,4 +86,8 @@ class ChatTemplate:
         kinds: tuple[ChunkKind, ...] = ("image", "video", "audio")
         ids = [self.preparer.family.placeholder(self.preparer.kit.config, kind) for kind in kinds]
         media = self.tokenizer.convert_ids_to_tokens([token for token in ids if token is not None])
-        return {token for token in (*special_tokens(self.tokenizer), *media) if token}
+        # Some models' turn markers are added tokens that are not called special; the template shows which.
+        added = [str(token) for token in getattr(self.tokenizer, "added_tokens_decoder", {}).values()]
+        written = [token for token in added if token.strip() and token in (self.preparer.chat_template or "")]
+        found = {token for token in (*special_tokens(self.tokenizer), *media, *written) if token}
+        return found - {self.tokenizer.unk_token}

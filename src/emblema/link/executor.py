@@ -11,7 +11,7 @@ from emblema.errors import PlanError
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch
 from emblema.link.assemble import assemble, relocated
-from emblema.link.plan import LinkPlan, RowRange, Source
+from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import Prompt, Rows, TextPart
 from emblema.link.selectors import Narrowing, candidate_rows
 from emblema.link.trace import Trace
@@ -30,9 +30,17 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """The outcome of a plan: the table that decoding goes on in, logits of the last row [vocab] float32, the trace."""
+    """The outcome of a plan.
+
+    Attributes:
+        table: the linked KV table; decoding appends to it.
+        rows: rows that the prompt has in it.
+        logits: of the prompt's last row, [vocab] float32.
+        trace: what was done.
+    """
 
     table: KVTable
+    rows: int
     logits: Tensor
     trace: Trace
 
@@ -92,7 +100,7 @@ class Executor:
             selected=selected,
             seconds=time.perf_counter() - began,
         )
-        return Linked(run.table, logits, trace)
+        return Linked(run.table, run.table.length, logits, trace)
 
 
 class _Run:
@@ -133,10 +141,10 @@ class _Run:
             selected += narrowing.selected
         return hidden, selected, row_layers
 
-    def _held(self) -> dict[int, LayerRows]:
+    def _held(self) -> dict[Selector, LayerRows]:
         """What each selector's candidates would be taken as, at the selector's own layer."""
         return {
-            selector.layer: relocated(self.adapter, self.plan, self.prompt, selector.layer, candidate_rows(selector))
+            selector: relocated(self.adapter, self.plan, self.prompt, selector.layer, candidate_rows(selector))
             for selector in self.plan.selectors
         }
 

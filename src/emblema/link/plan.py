@@ -55,8 +55,9 @@ class RowRange:
         layers: the layers this range speaks of.
         origin: where taken rows come from.
         patch: what is added to taken chunk rows.
-        hidden: row ranges that computed rows may not attend.
-        stage: computed rows of a lower stage run in an earlier forward.
+        hidden: row ranges that computed rows may not attend, in any layer.
+        stage: computed rows of a lower stage run in an earlier forward, in which those of later stages are hidden. A
+            row has one stage and one mask, whatever its layers.
     """
 
     start: int
@@ -153,13 +154,21 @@ class LinkPlan:
         """Check the plan's invariants.
 
         Raises:
-            PlanError: see `sources`; also when the last row is not computed in every layer (it gives the logits), or a
-                selector's candidates are not computed up to its layer and taken above it.
+            PlanError: see `sources`; also when the last row is not computed in every layer and in the last stage (it
+                gives the logits), when a row has two stages or two masks, or when a selector's candidates are not
+                computed in one stage up to its layer and taken above it.
         """
         codes = self.sources()
         if (codes[:, -1] != 0).any():
             raise PlanError("the last row must be computed in every layer: its logits are the answer")
+        stages = self._stages()
+        if stages[-1] != stages.max():
+            raise PlanError("the last row must be computed in the last stage: its logits are the answer")
         for selector in self.selectors:
+            if selector.budget < 0 or not selector.candidates:
+                raise PlanError(f"selector {selector.rule}: it needs candidates, and a budget of 0 or more")
+            if len({int(stage) for start, stop in selector.candidates for stage in stages[start:stop]}) > 1:
+                raise PlanError(f"selector {selector.rule}: its candidates must be computed in one stage")
             for start, stop in selector.candidates:
                 below = codes[: selector.layer + 1, start:stop]
                 above = codes[selector.layer + 1 :, start:stop]
@@ -168,6 +177,22 @@ class LinkPlan:
                         f"selector {selector.rule}: rows {start} to {stop} must be computed up to layer "
                         f"{selector.layer} and taken above it"
                     )
+
+    def _stages(self) -> numpy.ndarray:
+        """[rows] stage in which each row is computed, -1 for rows that are not."""
+        stages = numpy.full(self.rows, -1, dtype=numpy.int64)
+        masks = numpy.full(self.rows, -1, dtype=numpy.int64)
+        known: dict[tuple[Rows, ...], int] = {}
+        for part in self.ranges:
+            if part.source is not Source.COMPUTED:
+                continue
+            mask = known.setdefault(part.hidden, len(known))
+            rows = slice(part.start, part.stop)
+            for held, value in ((stages, part.stage), (masks, mask)):
+                if ((held[rows] != -1) & (held[rows] != value)).any():
+                    raise PlanError(f"rows {part.start} to {part.stop} have two stages, or two masks, in their layers")
+                held[rows] = value
+        return stages
 
     def cost(self, layouts: Sequence[LayerLayout], itemsize: int) -> Cost:
         """What the plan will do, from its ranges and budgets; `itemsize` is bytes per number of the KV."""
@@ -187,8 +212,12 @@ class LinkPlan:
 
     @property
     def exact(self) -> bool:
-        """Whether every row is what re-prefill would make: computed, or taken from an exact prefix."""
-        return all(part.source is Source.COMPUTED or isinstance(part.origin, PrefixOrigin) for part in self.ranges)
+        """Whether every row is what the model's own forward makes of the prompt: nothing hidden, reused or left out."""
+        return not (self.selectors or self.leaving) and all(
+            (part.source is Source.COMPUTED and not part.hidden and part.stage == 0)
+            or isinstance(part.origin, PrefixOrigin)
+            for part in self.ranges
+        )
 
     def patch_need(self, key: PatchKey) -> tuple[int, frozenset[int]]:
         """The largest rank and the layers that the plan asks of a patch."""

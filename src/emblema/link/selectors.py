@@ -50,13 +50,14 @@ class Narrowing:
         rows: logical rows of the batch, in order.
         slots: [plan rows] physical slots.
         table: the table under way; at the selector's layer it holds the fresh rows when called.
-        held: per selector layer, the candidates' relocated rows of that layer.
+        held: per selector, the candidates' relocated rows of its layer.
     """
 
     def __init__(
-        self, plan: LinkPlan, rows: Tensor, slots: Tensor, table: KVTable, held: Mapping[int, LayerRows]
+        self, plan: LinkPlan, rows: Tensor, slots: Tensor, table: KVTable, held: Mapping[Selector, LayerRows]
     ) -> None:
-        self.selectors = {selector.layer: selector for selector in plan.selectors}
+        batch = set(rows.tolist())
+        self.selectors = [one for one in plan.selectors if batch.issuperset(range(*one.candidates[0]))]
         self.slots, self.table, self.held = slots, table, held
         self.current = rows
         self.selected: tuple[tuple[int, ...], ...] = ()
@@ -67,9 +68,9 @@ class Narrowing:
     def __call__(self, layer: int) -> Tensor | None:
         if layer + 1 == len(self._computed):
             return None
-        selector = self.selectors.get(layer)
-        if selector is not None:
-            self._choose(selector)
+        for selector in self.selectors:
+            if selector.layer == layer:
+                self._choose(selector)
         keep = (self._computed[layer + 1] | self._chosen)[self.current]
         self.current = self.current[keep]
         self.row_layers += len(self.current)
@@ -79,7 +80,7 @@ class Narrowing:
         candidates = candidate_rows(selector)
         where = self.slots[candidates].to(self.table.rows.device)
         fresh = self.table.read(selector.layer, 0, self.table.length).select(where)
-        scores = RULES[selector.rule](fresh, self.held[selector.layer]).cpu()
+        scores = RULES[selector.rule](fresh, self.held[selector]).cpu()
         chosen = candidates[scores.topk(min(selector.budget, len(candidates))).indices].sort().values
         self._chosen[chosen] = True
         self.selected += (tuple(chosen.tolist()),)

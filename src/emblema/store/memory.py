@@ -109,7 +109,7 @@ class MemoryStore:
         """
         found = self.find(chunk)
         if found is None:
-            raise StoreError(f"Chunk {chunk[:12]} is not in the store: it was deleted or evicted, add it again.")
+            raise StoreError(f"Chunk {str(chunk)[:12]} is not in the store: it was deleted or evicted, add it again.")
         return found
 
     def put(self, chunk: Chunk) -> None:
