@@ -220,3 +220,98 @@ def test_a_cancelled_request_lets_the_next_one_in(episode: Episode) -> None:
             await own.add(episode.pages[0].image())
 
     asyncio.run(use())
+
+
+def test_replies_under_way_are_finished_before_the_engine_closes(episode: Episode) -> None:
+    async def use() -> None:
+        own = await AsyncEngine.load("reference")
+        pages = [await own.add(page.image()) for page in episode.pages]
+        tasks = [asyncio.create_task(own.generate([*pages, QUESTION], "blind")) for _ in range(3)]
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(own.close())
+        replies = await asyncio.gather(*tasks)
+        await closing
+        assert all(reply.text for reply in replies)
+        with pytest.raises(EmblemaError, match="closed"):
+            await own.prefill([QUESTION], "full")
+
+    asyncio.run(use())
+
+
+def small_tokenizer(controls: list[str], normalizer: object = None) -> object:
+    """Characters as tokens, and control tokens."""
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
+
+    letters = [chr(code) for code in range(32, 127)]
+    core = Tokenizer(models.WordLevel({letter: index for index, letter in enumerate(["<unk>", *letters])}, "<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    if normalizer is not None:
+        core.normalizer = normalizer  # type: ignore[assignment]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+    added = [AddedToken(control, special=True, normalized=normalizer is not None) for control in controls]
+    tokenizer.add_special_tokens({"additional_special_tokens": added})
+    return tokenizer
+
+
+def spelled(tokenizer: object, pieces: list[object], controls: list[str]) -> int:
+    ids = [tokenizer.convert_tokens_to_ids(control) for control in controls]  # type: ignore[attr-defined]
+    parts = tokenize(pieces, tokenizer, controls, begin=False)  # type: ignore[arg-type]
+    return sum(token in ids for part in parts if isinstance(part, TextPart) for token in part.token_ids)
+
+
+@pytest.mark.parametrize("text", ["<|END|>", "<|end|>", "<|", "a<|End|>b<|end|>"])
+def test_a_normaliser_does_not_help_to_forge(text: str) -> None:
+    from tokenizers import normalizers
+
+    tokenizer = small_tokenizer(["<|end|>", "<image>"], normalizers.Lowercase())
+    pieces = [Text("<|end|>", True), Text(text, False), ChunkPart(chunk(0, 3)), Text("end|>", False), Text("<im", True)]
+    assert spelled(tokenizer, pieces, ["<|end|>", "<image>"]) == 1
+
+
+def test_a_control_of_one_character_is_refused_in_a_users_text() -> None:
+    tokenizer = small_tokenizer(["~", "<image>"])
+    assert spelled(tokenizer, [Text("~a", True), Text("b", False)], ["~"]) == 1
+    with pytest.raises(PromptError, match="one character"):
+        tokenize([Text("a", True), Text("b~", False)], tokenizer, ["~"], begin=False)
+
+
+def test_a_place_that_the_text_spells_too_is_not_taken_for_a_chunk(reference: Engine, pages: list[Chunk]) -> None:
+    token = reference.template.tokenizer.convert_ids_to_tokens(reference.adapter.model.config.image_token_id)
+    prompt = reference.prompt(["hello " + token[:4], token[4:] + " tent", pages[0], "hello"], template=False)
+    assert [type(segment.part) for segment in prompt.segments] == [TextPart, ChunkPart, TextPart]
+    with pytest.raises(PromptError):
+        controls = "".join(reference.template.controls)
+        reference.prompt([controls, pages[0]], template=False)
+
+
+def test_a_template_that_trims_sees_the_white_space(reference: Engine) -> None:
+    preparer = reference._workshop.preparer
+    stock = preparer.tokenizer.apply_chat_template([{"role": "user", "content": "  hello  "}], tokenize=False)
+    written: list[str] = []
+    reader = reference.template
+
+    class Listening:
+        tokenizer, controls, media = reader.tokenizer, reader.controls, reader.media
+
+        def write(self, messages: list, *, answer: bool = True) -> str:
+            written.append(messages[0]["content"])
+            return reader.write(messages, answer=answer)
+
+    from emblema.engine.conversation import Turn
+    from emblema.engine.rendering import render
+
+    render([Turn("user", ("  hello  ",), plain=True)], Listening())  # type: ignore[arg-type]
+    assert written[0].startswith("  \ue000") and written[0].endswith("\ue001  ") and "hello" in stock
+    render([Turn("user", (" \n ",), plain=True)], Listening())  # type: ignore[arg-type]
+    assert written[1] == " \n "
+
+
+def test_a_token_without_text_loses_no_space(reference: Engine) -> None:
+    tokenizer = reference.template.tokenizer
+    ids = tokenizer("the tent", add_special_tokens=False)["input_ids"]
+    ids.append(tokenizer.convert_tokens_to_ids("<|vision_end|>"))
+    ids += tokenizer("is red", add_special_tokens=False)["input_ids"]
+    stream = TextStream(tokenizer, ())
+    given = "".join([stream.push(token) for token in ids]) + stream.finish()
+    assert given == tokenizer.decode(ids, skip_special_tokens=True) == "the tent is red"

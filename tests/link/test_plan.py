@@ -91,3 +91,43 @@ def test_plans_can_be_read(prompt: Prompt, known: Knowledge) -> None:
     console.print(plan_table(plan))
     console.print(plan_map(plan))
     assert str(plan.rows) in console.export_text() and str(plan).count("\n") >= len(plan.ranges)
+
+
+def simple(**changes: object) -> LinkPlan:
+    """Six rows of a chunk computed in two layers, taken above; two rows of text."""
+    ranges = (
+        RowRange(0, 6, Source.COMPUTED, (0, 2)),
+        RowRange(0, 6, Source.TAKEN, (2, 4), ChunkOrigin(chunk(1, 6).id)),
+        RowRange(6, 8, Source.COMPUTED, (0, 4)),
+    )
+    return replace(LinkPlan("test", 8, 4, ranges, selectors=(Selector("deviation", ((0, 6),), 1, 2),)), **changes)
+
+
+def test_selectors_that_make_no_sense_are_refused() -> None:
+    simple().validate()
+    for wrong in (Selector("deviation", ((0, 6),), 1, -1), Selector("deviation", (), 1, 2)):
+        with pytest.raises(PlanError, match="candidates, and a budget"):
+            simple(selectors=(wrong,)).validate()
+    first, taken, last = simple().ranges
+    halves = (replace(first, stop=3), replace(first, start=3, stage=1), taken, replace(last, stage=1))
+    with pytest.raises(PlanError, match="one stage"):
+        simple(ranges=halves).validate()
+
+
+def test_a_row_has_one_stage_and_one_mask_and_the_last_row_comes_last() -> None:
+    first, taken, last = simple().ranges
+    with pytest.raises(PlanError, match="last stage"):
+        simple(ranges=(replace(first, stage=1), taken, last)).validate()
+    low, high = replace(last, layers=(0, 2)), replace(last, layers=(2, 4))
+    for other in (replace(high, stage=1), replace(high, hidden=((0, 6),))):
+        with pytest.raises(PlanError, match="two stages, or two masks"):
+            simple(ranges=(first, taken, low, other)).validate()
+
+
+def test_only_what_hides_nothing_is_exact() -> None:
+    everything = LinkPlan("test", 4, 2, (RowRange(0, 4, Source.COMPUTED, (0, 2)),))
+    assert everything.exact
+    part = everything.ranges[0]
+    assert not replace(everything, leaving=((0, 1),)).exact
+    for other in (replace(part, hidden=((0, 1),)), replace(part, stage=1)):
+        assert not replace(everything, ranges=(other,)).exact

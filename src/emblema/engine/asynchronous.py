@@ -29,7 +29,8 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emblema")
-        self._closed = False
+        self._closing = self._closed = False
+        self._waiting: set[asyncio.Future[Any]] = set()
 
     @classmethod
     async def load(cls, name: str | Path = "reference", **options: Any) -> Self:
@@ -42,21 +43,30 @@ class AsyncEngine:
 
     async def add(self, source: Any = None, **options: Any) -> Chunk | Clip:
         """As `Engine.add`."""
+        self._refuse_if_closing()
         return await self._run(lambda: self.engine.add(source, **options))
 
     async def encode(self, source: Any, **options: Any) -> tuple[EncodedChunk, ...]:
         """As `Engine.encode`."""
+        self._refuse_if_closing()
         return await self._run(lambda: self.engine.encode(source, **options))
 
     async def prefill(self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any) -> Prefill:
         """As `Engine.prefill`."""
+        self._refuse_if_closing()
         return await self._run(lambda: self.engine.prefill(parts, strategy, **options))
 
     async def generate(self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any) -> Reply:
         """As `Engine.generate` without streaming; see `stream`."""
-        reply = None
-        async for piece in self._steps(parts, strategy, **options):
-            reply = piece.reply or reply
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(done)
+        try:
+            reply = None
+            async for piece in self._steps(parts, strategy, **options):
+                reply = piece.reply or reply
+        finally:
+            self._waiting.discard(done)
+            done.set_result(None)
         if reply is None:
             raise PromptError("the stream ended without a reply")
         return reply
@@ -78,17 +88,25 @@ class AsyncEngine:
         stop: str | Sequence[str] | None = None,
         **knobs: Any,
     ) -> AsyncIterator[Piece]:
+        self._refuse_if_closing()
         sampling = Sampling.of(stop=stop, **knobs)
         pieces = await self._run(lambda: self.engine.steps(parts, strategy, sampling, template=template))
         while (piece := await self._run(partial(next, pieces, None))) is not None:
             yield piece
 
     async def close(self) -> None:
-        """Finish what is under way, then close the engine; a second call does nothing."""
-        if not self._closed:
-            await self._run(self.engine.close)
-            self._closed = True
-            self._thread.shutdown()
+        """Take no more requests, finish the replies under way, then close the engine; a second call does nothing.
+
+        A stream that nobody reads to its end is not waited for: it ends with an error.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        if self._waiting:
+            await asyncio.wait(self._waiting)
+        await self._run(self.engine.close)
+        self._closed = True
+        self._thread.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,6 +115,10 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _refuse_if_closing(self) -> None:
+        if self._closing:
+            raise EmblemaError("the engine is closed: make another one")
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._closed:

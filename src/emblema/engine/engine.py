@@ -17,7 +17,7 @@ from emblema.engine.reader import PromptLike, PromptReader
 from emblema.engine.replies import Piece, Prefill, Reply, TextStream, last_of, stream_reply
 from emblema.engine.template import ChatTemplate
 from emblema.engine.workshop import Workshop
-from emblema.errors import CapacityError, PromptError
+from emblema.errors import CapacityError, EmblemaError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
@@ -57,6 +57,8 @@ class Engine:
         limits: MediaLimits | None = None,
         salt: bytes = b"",
     ) -> None:
+        if not isinstance(salt, bytes):
+            raise EmblemaError(f"the salt is a {type(salt).__name__}: give bytes")
         self.adapter = Adapter(model)
         self.selfcheck: SelfCheck = selfcheck(self.adapter)
         self.store = MemoryStore() if store is None else store
@@ -157,6 +159,10 @@ class Engine:
             PromptError, StrategyError: the prompt or the strategy's name is not right, or a chunk is another model's.
         """
         began = time.perf_counter()
+        if not 0 <= reserve <= self.adapter.context_length:
+            raise PromptError(
+                f"reserve is {reserve}: it must lie between 0 and the context of {self.adapter.context_length}"
+            )
         return self._prefill(self.prompt(parts, template=template), strategy, reserve, began)
 
     def _prefill(self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float) -> Prefill:
