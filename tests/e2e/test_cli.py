@@ -132,7 +132,7 @@ def test_ask_streams_an_answer_and_then_what_it_cost() -> None:
     media = json.loads((DEMO / "demo.json").read_text())
     asked = next(one for one in media["questions"] if one["kind"] == "colour")
     pictures = ["--image", str(DEMO / "legend-1.png"), "--image", str(DEMO / asked["pages"][0])]
-    done = emblema("ask", *pictures, asked["text"], "--model", MODEL, "--show-plan")
+    done = emblema("ask", *pictures, asked["text"], "--model", MODEL, "--strategy", "patch-25%", "--show-plan")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == asked["answer"]
     assert "tokens of prompt" in done.stderr
