@@ -35,3 +35,17 @@ class CapacityError(EmblemaError):
 
 class StoreError(EmblemaError):
     """A stored chunk or patch is missing, damaged, or belongs to somebody else."""
+
+
+class LoadError(StoreError):
+    """A stored piece cannot be had: gone, damaged, or too slow. Whoever needs it computes it again.
+
+    Attributes:
+        piece: id of the chunk or patch.
+        reason: what was wrong.
+    """
+
+    def __init__(self, piece: str, reason: str) -> None:
+        super().__init__(f"{piece[:12]} could not be loaded: {reason}; it is computed again where it is needed")
+        self.piece = piece
+        self.reason = reason

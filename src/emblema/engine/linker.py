@@ -54,7 +54,9 @@ class Linker:
                 f"chunk {strange.id[:12]} was made by another model, or before the weights changed: add its media here"
             )
         prefixes = self._prefixes(model)
-        findings = Findings(model, self.adapter.layouts, self.store.find_patch, lambda one: _find_prefix(prefixes, one))
+        findings = Findings(
+            model, self.adapter.layouts, self.store.find_patch, lambda one: _find_prefix(prefixes, one), {}
+        )
         plan = chosen.plan(prompt, findings.knowledge)
         fallback = self.executor.refusal(plan)
         if fallback is not None:
@@ -79,7 +81,7 @@ class Linker:
                 rank = max(rank, held.rank)
                 layers |= {index for index, layer in enumerate(held.layers) if layer is not None}
             wanted[key] = (rank, layers)
-        formed, rows = form_patches(self.executor, prompt, findings.knowledge.model, wanted)
+        formed, rows = form_patches(self.executor, prompt, findings.knowledge.model, wanted, findings.resources)
         findings.add(formed)
         for key, patch in formed.items():
             self.store.put_patch(key, patch)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from emblema.kv.layout import KVRows
+from emblema.kv.layout import KVRows, kv_bytes
 
 ChunkKind = Literal["image", "video", "page", "audio", "text"]
 
@@ -72,7 +72,7 @@ class Chunk:
         kind: what the piece is.
         model: fingerprint of the model that made it.
         encoded: what the decoder was fed; its positions are the canonical ones.
-        rows: per layer, the canonical rows.
+        rows: per layer, the canonical rows; of a chunk that a store keeps, read from there when they are used.
     """
 
     id: str
@@ -88,7 +88,7 @@ class Chunk:
     @property
     def bytes(self) -> int:
         """Bytes of the canonical KV; the kept embeddings are `encoded.bytes`."""
-        return sum(layer.bytes for layer in self.rows)
+        return kv_bytes(self.rows)
 
     def __repr__(self) -> str:
         return f"Chunk({self.id[:12]}, {self.kind}, {self.tokens} tokens, {self.bytes} bytes)"

@@ -1,5 +1,6 @@
 """How one decoder layer keeps its rows: head counts, widths, and which band of a row is rotated."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,9 +86,11 @@ class LayerRows:
         return LayerRows(self.keys.to(device), self.values.to(device))
 
 
-KVRows = tuple[LayerRows, ...]
+KVRows = Sequence[LayerRows]
+"""Rows of every layer; a tuple, or rows that come when they are read and know their `bytes` before."""
 
 
 def kv_bytes(rows: KVRows) -> int:
-    """Bytes of the rows of all layers."""
-    return sum(layer.bytes for layer in rows)
+    """Bytes of the rows of all layers; rows under way are not waited for."""
+    known = getattr(rows, "bytes", None)
+    return sum(layer.bytes for layer in rows) if known is None else int(known)

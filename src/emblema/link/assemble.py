@@ -1,7 +1,7 @@
 """Taken rows, relocated and patched, written into the table: a rotation and a small product per layer, no forward."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,6 +19,25 @@ from emblema.store.keys import PatchKey
 
 
 @dataclass(frozen=True, slots=True)
+class Resources:
+    """The stored pieces that a plan names.
+
+    Attributes:
+        patches: by key.
+        prefixes: rows of kept prompts, by entry.
+        rows: canonical rows by chunk id; a chunk that is not named here brings its own.
+    """
+
+    patches: Mapping[PatchKey, Patch]
+    prefixes: Mapping[str, KVRows]
+    rows: Mapping[str, KVRows] = field(default_factory=dict)
+
+    def chunk_rows(self, chunk: Chunk) -> KVRows:
+        """The canonical rows of a chunk; those under way are waited for layer by layer."""
+        return self.rows.get(chunk.id, chunk.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class _Placed:
     """Taken ranges that hold in the same layers, side by side, with their source and target phases."""
 
@@ -28,47 +47,70 @@ class _Placed:
     target: PhaseBook
 
 
-def assemble(
-    adapter: Adapter,
-    table: KVTable,
-    slots: Tensor,
-    plan: LinkPlan,
-    prompt: Prompt,
-    patches: Mapping[PatchKey, Patch],
-    prefixes: Mapping[str, KVRows],
-) -> tuple[int, int]:
-    """Write every taken row of the plan.
+class Assembly:
+    """The taken rows of one plan, written into a table a layer at a time, as each layer is needed.
 
     Args:
-        slots: [rows] physical slot of each logical row.
-
-    Returns:
-        Bytes of KV read and bytes of patches added.
+        slots: [rows] physical slot of each logical row; -1 where the table has none.
+        settled: rows that stand in the table already, from the front; they are left as they are.
 
     Raises:
-        PlanError: the plan names a chunk, patch or prefix that was not handed over.
+        PlanError: the plan names a chunk or prefix that was not handed over.
     """
-    chunks = {chunk.id: chunk for _, chunk in prompt.chunk_segments}
-    bytes_read = patch_bytes = 0
-    for part in plan.ranges:
-        if part.source is Source.TAKEN and isinstance(part.origin, PrefixOrigin):
-            bytes_read += _copy_prefix(table, slots, part, prefixes)
-    groups: dict[tuple[int, int], list[RowRange]] = {}
-    for part in plan.ranges:
-        if part.source is Source.TAKEN and isinstance(part.origin, ChunkOrigin):
-            if part.origin.chunk not in chunks:
-                raise PlanError(f"the plan takes chunk {part.origin.chunk[:12]}, which the prompt does not hold")
-            groups.setdefault(part.layers, []).append(part)
-    for (first, last), parts in groups.items():
-        placed = _place(adapter, prompt, chunks, parts)
-        where = _where(slots[placed.rows], adapter.device)
-        for layer in range(first, last):
-            rows = _relocated(adapter.layouts[layer], layer, placed, chunks)
-            bytes_read += rows.tokens * adapter.layouts[layer].features * adapter.dtype.itemsize
-            rows, added = _patched(rows, adapter.layouts[layer], layer, placed, patches)
-            patch_bytes += added
-            table.write(layer, where, LayerRows(rows.keys.to(adapter.dtype), rows.values.to(adapter.dtype)))
-    return bytes_read, patch_bytes
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        table: KVTable,
+        slots: Tensor,
+        plan: LinkPlan,
+        prompt: Prompt,
+        resources: Resources,
+        settled: int = 0,
+    ) -> None:
+        self.adapter, self.table, self.slots, self.resources = adapter, table, slots, resources
+        self.bytes_read = self.patch_bytes = 0
+        self._chunks = {chunk.id: chunk for _, chunk in prompt.chunk_segments}
+        taken = [part for part in plan.ranges if part.source is Source.TAKEN and part.start >= settled]
+        self._prefixes = [part for part in taken if isinstance(part.origin, PrefixOrigin)]
+        for part in self._prefixes:
+            self._entry(part)
+        groups: dict[tuple[int, int], list[RowRange]] = {}
+        for part in taken:
+            if isinstance(part.origin, ChunkOrigin):
+                if part.origin.chunk not in self._chunks:
+                    raise PlanError(f"the plan takes chunk {part.origin.chunk[:12]}, which the prompt does not hold")
+                groups.setdefault(part.layers, []).append(part)
+        self._placed = {layers: _place(adapter, prompt, self._chunks, parts) for layers, parts in groups.items()}
+
+    def write(self, layer: int) -> None:
+        """Write one layer's taken rows, relocated and patched.
+
+        Raises:
+            PlanError: a patch that the plan names was not handed over.
+            LoadError: rows under way did not come.
+        """
+        layout = self.adapter.layouts[layer]
+        for part in self._prefixes:
+            if part.layers[0] <= layer < part.layers[1]:
+                rows = self._entry(part)[layer].slice(part.start, part.stop)
+                self.table.write(layer, self.slots[part.start : part.stop].to(self.table.rows.device), rows)
+                self.bytes_read += rows.bytes
+        for (first, last), placed in self._placed.items():
+            if first <= layer < last:
+                rows = _relocated(layout, layer, placed, self._chunks, self.resources)
+                self.bytes_read += rows.tokens * layout.features * self.adapter.dtype.itemsize
+                rows, added = _patched(rows, layout, layer, placed, self.resources.patches)
+                self.patch_bytes += added
+                where = _where(self.slots[placed.rows], self.adapter.device)
+                dtype = self.adapter.dtype
+                self.table.write(layer, where, LayerRows(rows.keys.to(dtype), rows.values.to(dtype)))
+
+    def _entry(self, part: RowRange) -> KVRows:
+        origin = part.origin
+        if not isinstance(origin, PrefixOrigin) or origin.entry not in self.resources.prefixes:
+            raise PlanError(f"rows {part.start} to {part.stop} name a prefix that was not handed over")
+        return self.resources.prefixes[origin.entry]
 
 
 def _where(slots: Tensor, device: torch.device) -> Tensor | slice:
@@ -79,7 +121,9 @@ def _where(slots: Tensor, device: torch.device) -> Tensor | slice:
     return slots.to(device)
 
 
-def relocated(adapter: Adapter, plan: LinkPlan, prompt: Prompt, layer: int, rows: Tensor) -> LayerRows:
+def relocated(
+    adapter: Adapter, plan: LinkPlan, prompt: Prompt, resources: Resources, layer: int, rows: Tensor
+) -> LayerRows:
     """What some logical rows would be taken as in a layer: their chunks' rows, relocated, in the model's dtype.
 
     Raises:
@@ -98,23 +142,10 @@ def relocated(adapter: Adapter, plan: LinkPlan, prompt: Prompt, layer: int, rows
     order = {int(row): index for index, row in enumerate(placed.rows)}
     if not wanted <= order.keys():
         raise PlanError("the plan takes some of the selector's candidates from no chunk")
-    every = _relocated(adapter.layouts[layer], layer, placed, chunks)
+    every = _relocated(adapter.layouts[layer], layer, placed, chunks, resources)
     chosen = torch.tensor([order[int(row)] for row in rows], device=every.keys.device)
     kept = every.select(chosen)
     return LayerRows(kept.keys.to(adapter.dtype), kept.values.to(adapter.dtype))
-
-
-def _copy_prefix(table: KVTable, slots: Tensor, part: RowRange, prefixes: Mapping[str, KVRows]) -> int:
-    origin = part.origin
-    if not isinstance(origin, PrefixOrigin) or origin.entry not in prefixes:
-        raise PlanError(f"rows {part.start} to {part.stop} name a prefix that was not handed over")
-    where = slots[part.start : part.stop].to(table.rows.device)
-    read = 0
-    for layer in range(*part.layers):
-        rows = prefixes[origin.entry][layer].slice(part.start, part.stop)
-        table.write(layer, where, rows)
-        read += rows.bytes
-    return read
 
 
 def _place(adapter: Adapter, prompt: Prompt, chunks: Mapping[str, Chunk], parts: list[RowRange]) -> _Placed:
@@ -137,11 +168,15 @@ def _origin(part: RowRange) -> ChunkOrigin:
     return part.origin
 
 
-def _relocated(layout: LayerLayout, layer: int, placed: _Placed, chunks: Mapping[str, Chunk]) -> LayerRows:
+def _relocated(
+    layout: LayerLayout, layer: int, placed: _Placed, chunks: Mapping[str, Chunk], resources: Resources
+) -> LayerRows:
+    device = placed.target.positions.device
     pieces = []
     for part in placed.ranges:
         origin = _origin(part)
-        pieces.append(chunks[origin.chunk].rows[layer].slice(origin.offset, origin.offset + part.rows))
+        rows = resources.chunk_rows(chunks[origin.chunk])[layer]
+        pieces.append(rows.slice(origin.offset, origin.offset + part.rows).to(device))
     keys = torch.cat([piece.keys for piece in pieces], dim=1)
     values = torch.cat([piece.values for piece in pieces], dim=1)
     band = layout.rotary
@@ -160,8 +195,9 @@ def _patched(
     if all(part.patch is None for part in placed.ranges):
         return rows, 0
     held = [_layer_patch(part, layer, patches) for part in placed.ranges]
-    keys = _shifts([None if patch is None else patch.keys for patch in held], placed.ranges, layout.keys)
-    values = _shifts([None if patch is None else patch.values for patch in held], placed.ranges, layout.values)
+    device = placed.target.positions.device
+    keys = _shifts([None if patch is None else patch.keys for patch in held], placed.ranges, layout.keys, device)
+    values = _shifts([None if one is None else one.values for one in held], placed.ranges, layout.values, device)
     band = layout.rotary
     if band is not None and band.slot == "keys":
         keys = rotate(keys, band, placed.target(band))
@@ -171,16 +207,18 @@ def _patched(
     return LayerRows(rows.keys.float() + keys, rows.values.float() + values), added
 
 
-def _shifts(factors: Sequence[Factors | None], ranges: Sequence[RowRange], shape: tuple[int, int]) -> Tensor:
+def _shifts(
+    factors: Sequence[Factors | None], ranges: Sequence[RowRange], shape: tuple[int, int], device: torch.device
+) -> Tensor:
     """What patches add to the ranges' rows, [heads, rows, width] float32; zero where a range has none."""
-    device = next(one.left.device for one in factors if one is not None)
     pieces = []
     for part, one in zip(ranges, factors, strict=True):
         if one is None:
             pieces.append(torch.zeros(part.rows, shape[0] * shape[1], device=device))
         else:
             offset = _origin(part).offset
-            pieces.append(one.left[offset : offset + part.rows].float() @ one.right.float())
+            left = one.left[offset : offset + part.rows].to(device)
+            pieces.append(left.float() @ one.right.to(device).float())
     shifts: Tensor = torch.cat(pieces).unflatten(1, shape).transpose(0, 1)
     return shifts
 

@@ -1,31 +1,20 @@
 """The executor over transformers: carries any link plan out and leaves a linked KV table with the last logits."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from emblema.errors import PlanError
-from emblema.kv.layout import KVRows, LayerRows
-from emblema.kv.patch import Patch
-from emblema.link.assemble import assemble, relocated
+from emblema.kv.layout import LayerRows
+from emblema.link.assemble import Assembly, Resources, relocated
 from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import Prompt, Rows, TextPart
 from emblema.link.selectors import Narrowing, candidate_rows
 from emblema.link.trace import Trace
 from emblema.models.adapter import Adapter, RowBatch
 from emblema.models.table import KVTable
-from emblema.store.keys import PatchKey
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """The stored pieces that a plan names: patches by key, kept prefix tables by entry. Chunks come with the prompt."""
-
-    patches: Mapping[PatchKey, Patch]
-    prefixes: Mapping[str, KVRows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,41 +51,57 @@ class Executor:
         return None
 
     @torch.inference_mode()
-    def run(self, plan: LinkPlan, prompt: Prompt, resources: Resources, reserve: int = 0) -> Linked:
-        """Carry a plan out.
+    def run(
+        self,
+        plan: LinkPlan,
+        prompt: Prompt,
+        resources: Resources,
+        reserve: int = 0,
+        *,
+        table: KVTable | None = None,
+        settled: int = 0,
+    ) -> Linked:
+        """Carry a plan out. Each layer's taken rows are written when its forward comes to them.
 
         Args:
             plan: the plan; validated here.
             prompt: the prompt that it was made for.
             resources: what the plan names.
             reserve: rows to keep room for after the prompt, for decoding.
+            table: a linked table to go on with, whose rows are the front of this prompt; a new one if left out.
+            settled: how many rows of the prompt, from the front, that table answers for; rows that have left it stay
+                away. The plan's ranges for them count as nothing.
 
         Raises:
             PlanError: the plan breaks an invariant or cannot be carried out here.
+            LoadError: a chunk's rows under way did not come; nothing is left of the forward, and a table that was
+                handed in is as it was.
         """
         plan.validate()
         reason = self.refusal(plan)
         if reason is not None:
             raise PlanError(reason)
         began = time.perf_counter()
-        run = _Run(self.adapter, plan, prompt, reserve)
-        bytes_read, patch_bytes = assemble(
-            self.adapter, run.table, run.slots, plan, prompt, resources.patches, resources.prefixes
-        )
-        hidden, selected, row_layers = run.compute()
+        run = _Run(self.adapter, plan, prompt, resources, reserve, table, settled)
+        try:
+            hidden, selected, row_layers = run.compute()
+            run.table.settle()
+        except BaseException:
+            run.abandon()
+            raise
         logits = self.adapter.logits(hidden[-1:])[0]
         run.leave()
-        codes = plan.sources()
+        codes = plan.sources()[:, settled:]
         computed = int((codes == 0).any(axis=0).sum())
         absent = int((codes == 3).all(axis=0).sum())
         trace = Trace(
             computed=computed,
-            cached=plan.rows - computed - absent,
+            cached=plan.rows - settled - computed - absent,
             patched=int(((codes == 2).any(axis=0) & ~(codes == 0).any(axis=0)).sum()),
             absent=absent,
             row_layers=row_layers,
-            bytes_read=bytes_read,
-            patch_bytes=patch_bytes,
+            bytes_read=run.assembly.bytes_read,
+            patch_bytes=run.assembly.patch_bytes,
             selected=selected,
             seconds=time.perf_counter() - began,
         )
@@ -106,23 +111,46 @@ class Executor:
 class _Run:
     """One plan under way: the table and the map from logical rows to physical slots (-1: no slot)."""
 
-    def __init__(self, adapter: Adapter, plan: LinkPlan, prompt: Prompt, reserve: int) -> None:
-        self.adapter, self.plan, self.prompt = adapter, plan, prompt
+    def __init__(
+        self,
+        adapter: Adapter,
+        plan: LinkPlan,
+        prompt: Prompt,
+        resources: Resources,
+        reserve: int,
+        table: KVTable | None,
+        settled: int,
+    ) -> None:
+        self.adapter, self.plan, self.prompt, self.resources, self.settled = adapter, plan, prompt, resources, settled
         present = torch.ones(plan.rows, dtype=torch.bool)
+        present[:settled] = False
         for part in plan.ranges:
             if part.source is Source.ABSENT:
                 if part.layers != (0, plan.layers):
                     raise PlanError(f"rows {part.start} to {part.stop} are absent in some layers only")
                 present[part.start : part.stop] = False
         rows = present.nonzero().squeeze(1)
+        self.table = table or KVTable(adapter.layouts, len(rows) + reserve, adapter.dtype, adapter.device)
+        self.before = self.table.length
+        slots = self.table.allocate(rows.to(adapter.device), prompt.groups[rows].to(adapter.device))
         self.slots = torch.full((plan.rows,), -1, dtype=torch.int64)
-        self.slots[rows] = torch.arange(len(rows))
-        self.table = KVTable(adapter.layouts, len(rows) + reserve, adapter.dtype, adapter.device)
-        self.table.allocate(rows.to(adapter.device), prompt.groups[rows].to(adapter.device))
+        self.slots[self.table.rows[: self.before].cpu()] = torch.arange(self.before)
+        self.slots[rows] = torch.arange(slots.start, slots.stop)
+        try:
+            self.assembly = Assembly(adapter, self.table, self.slots, plan, prompt, resources, settled)
+        except BaseException:
+            self.abandon()
+            raise
+        self.table.fill_with(self.assembly.write)
+
+    def abandon(self) -> None:
+        """Leave a table that was handed in as it was."""
+        self.table.forget_fill()
+        self.table.truncate(self.before)
 
     def compute(self) -> tuple[Tensor, tuple[tuple[int, ...], ...], int]:
         """Run every stage; returns the last stage's hidden rows, the selected rows and the row-layers computed."""
-        ranges = [part for part in self.plan.ranges if part.source is Source.COMPUTED]
+        ranges = [part for part in self.plan.ranges if part.source is Source.COMPUTED and part.start >= self.settled]
         hidden = torch.empty(0)
         row_layers = 0
         selected: tuple[tuple[int, ...], ...] = ()
@@ -144,12 +172,16 @@ class _Run:
     def _held(self) -> dict[Selector, LayerRows]:
         """What each selector's candidates would be taken as, at the selector's own layer."""
         return {
-            selector: relocated(self.adapter, self.plan, self.prompt, selector.layer, candidate_rows(selector))
+            selector: relocated(
+                self.adapter, self.plan, self.prompt, self.resources, selector.layer, candidate_rows(selector)
+            )
             for selector in self.plan.selectors
         }
 
     def leave(self) -> None:
         """Drop the rows that leave the table."""
+        if not self.plan.leaving:
+            return
         gone = torch.zeros(self.plan.rows, dtype=torch.bool)
         for start, stop in self.plan.leaving:
             gone[start:stop] = True

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
-from emblema.link.executor import Resources
+from emblema.link.assemble import Resources
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.store.keys import PatchKey
@@ -18,6 +18,7 @@ class Findings:
         layouts: per layer, how rows are kept.
         find_patch: asks the store for a patch.
         find_prefix: asks for the longest exact prefix of a prompt, and its rows.
+        rows: canonical rows of the prompt's chunks, by id.
     """
 
     def __init__(
@@ -26,7 +27,9 @@ class Findings:
         layouts: tuple[LayerLayout, ...],
         find_patch: Callable[[PatchKey], Patch | None],
         find_prefix: Callable[[Prompt], tuple[PrefixMatch, KVRows] | None],
+        rows: Mapping[str, KVRows],
     ) -> None:
+        self._rows = rows
         self._find_patch, self._find_prefix = find_patch, find_prefix
         self._patches: dict[PatchKey, Patch | None] = {}
         self._prefixes: dict[str, KVRows] = {}
@@ -57,4 +60,5 @@ class Findings:
     @property
     def resources(self) -> Resources:
         """All that was found, for the executor."""
-        return Resources({key: patch for key, patch in self._patches.items() if patch is not None}, self._prefixes)
+        patches = {key: patch for key, patch in self._patches.items() if patch is not None}
+        return Resources(patches, self._prefixes, self._rows)

@@ -3,10 +3,11 @@
 from collections.abc import Collection, Mapping
 
 from emblema.kv.chunk import Chunk
-from emblema.kv.layout import LayerRows
+from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch, deficit, form_patch
 from emblema.kv.rotation import PhaseBook, unplace
-from emblema.link.executor import Executor, Resources
+from emblema.link.assemble import Resources
+from emblema.link.executor import Executor
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import computed
@@ -16,12 +17,17 @@ from emblema.store.keys import PatchKey
 
 
 def form_patches(
-    executor: Executor, prompt: Prompt, model: str, wanted: Mapping[PatchKey, tuple[int, Collection[int]]]
+    executor: Executor,
+    prompt: Prompt,
+    model: str,
+    wanted: Mapping[PatchKey, tuple[int, Collection[int]]],
+    resources: Resources,
 ) -> tuple[dict[PatchKey, Patch], int]:
     """Form the patches of a prompt's chunks from one forward over it, up to the last chunk wanted.
 
     Args:
         wanted: for each key, the rank and the layers to patch.
+        resources: where the chunks' canonical rows are.
 
     Returns:
         The patches by key, and the rows that were run.
@@ -41,14 +47,20 @@ def form_patches(
     for key, segment, chunk in places:
         rank, layers = wanted[key]
         if key not in patches:
-            deficits = _deficits(adapter, table, part, segment, chunk, set(layers))
+            deficits = _deficits(adapter, table, part, segment, (chunk, resources.chunk_rows(chunk)), set(layers))
             patches[key] = form_patch(deficits, rank, adapter.dtype)
     return patches, part.tokens
 
 
 def _deficits(
-    adapter: Adapter, table: KVTable, prompt: Prompt, segment: Segment, chunk: Chunk, layers: set[int]
+    adapter: Adapter,
+    table: KVTable,
+    prompt: Prompt,
+    segment: Segment,
+    canonical: tuple[Chunk, KVRows],
+    layers: set[int],
 ) -> list[LayerRows | None]:
+    chunk, rows = canonical
     source = PhaseBook(adapter.tables, chunk.encoded.positions.to(adapter.device))
     target = PhaseBook(adapter.tables, prompt.positions[:, segment.start : segment.stop].to(adapter.device))
     deficits: list[LayerRows | None] = []
@@ -57,5 +69,5 @@ def _deficits(
             deficits.append(None)
             continue
         conditioned = unplace(table.read(index, segment.start, segment.stop), layout, target)
-        deficits.append(deficit(conditioned, unplace(chunk.rows[index], layout, source)))
+        deficits.append(deficit(conditioned, unplace(rows[index].to(adapter.device), layout, source)))
     return deficits

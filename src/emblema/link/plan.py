@@ -1,7 +1,7 @@
 """The link plan: for every row of the KV table and every layer, where it comes from. Plain data, no model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy
@@ -34,6 +34,9 @@ class PrefixOrigin:
 
     entry: str
 
+
+LIVE = "live"
+"""The entry of a table under way, that a continued prompt goes on with."""
 
 Origin = ChunkOrigin | PrefixOrigin
 
@@ -194,6 +197,20 @@ class LinkPlan:
                 held[rows] = value
         return stages
 
+    def behind(self, settled: int) -> "LinkPlan":
+        """The plan for the rows from `settled` on, where a table under way answers for those in front."""
+        ranges = [RowRange(0, settled, Source.TAKEN, (0, self.layers), PrefixOrigin(LIVE))]
+        ranges += [_clipped(part, settled) for part in self.ranges if part.stop > settled]
+        selectors = []
+        for selector in self.selectors:
+            candidates = tuple((max(start, settled), stop) for start, stop in selector.candidates if stop > settled)
+            if candidates:
+                selectors.append(replace(selector, candidates=candidates))
+        used = {part.patch.key for part in ranges if part.patch is not None}
+        forming = tuple(key for key in self.forming if key in used)
+        leaving = tuple((max(start, settled), stop) for start, stop in self.leaving if stop > settled)
+        return replace(self, ranges=tuple(ranges), selectors=tuple(selectors), forming=forming, leaving=leaving)
+
     def cost(self, layouts: Sequence[LayerLayout], itemsize: int) -> Cost:
         """What the plan will do, from its ranges and budgets; `itemsize` is bytes per number of the KV."""
         codes = self.sources()
@@ -237,6 +254,15 @@ class LinkPlan:
             for one in self.selectors
         ]
         return "\n".join(lines)
+
+
+def _clipped(part: RowRange, start: int) -> RowRange:
+    if part.start >= start:
+        return part
+    origin = part.origin
+    if isinstance(origin, ChunkOrigin):
+        origin = replace(origin, offset=origin.offset + start - part.start)
+    return replace(part, start=start, origin=origin)
 
 
 def describe(part: RowRange) -> str:

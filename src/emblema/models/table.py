@@ -1,6 +1,6 @@
 """The linked KV table of one request: rows are scattered into it and all of it is attended."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class KVTable(Cache):
         self.slots: Tensor | slice | None = None
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
+        self._fill: Callable[[int], None] | None = None
+        self._unfilled: set[int] = set()
         self.rows = torch.empty(0, dtype=torch.int64, device=self.device)
         self.groups = torch.empty(0, dtype=torch.int64, device=self.device)
         self._reserve(max(1, capacity))
@@ -80,13 +82,36 @@ class KVTable(Cache):
             self._keys[layer][0].index_copy_(1, slots, rows.keys.to(self.dtype))
             self._values[layer][0].index_copy_(1, slots, rows.values.to(self.dtype))
 
+    def fill_with(self, fill: Callable[[int], None]) -> None:
+        """Have a layer's taken rows written when it is first needed, so that a forward begins before all are here.
+
+        `fill(layer)` is called once for each layer and writes to this table; what it raises, the forward raises.
+        """
+        self._fill, self._unfilled = fill, set(range(len(self.layouts)))
+
+    def forget_fill(self) -> None:
+        """Give up what has not been written yet."""
+        self._fill, self._unfilled = None, set()
+
+    def settle(self) -> None:
+        """Have every layer's taken rows written."""
+        for layer in sorted(self._unfilled):
+            self._ready(layer)
+
+    def _ready(self, layer: int) -> None:
+        if layer in self._unfilled and self._fill is not None:
+            self._unfilled.discard(layer)
+            self._fill(layer)
+
     def read(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows:
         """Rows of one layer in slots `start` to `stop` (all in use by default), as views."""
+        self._ready(layer)
         stop = self.length if stop is None else stop
         return LayerRows(self._keys[layer][0, :, start:stop], self._values[layer][0, :, start:stop])
 
     def drop(self, keep: Tensor) -> None:
         """Keep only the given slots [n] int64, in that order; slots move to 0 … n - 1."""
+        self.settle()
         count = int(keep.shape[0])
         for tables in (self._keys, self._values):
             for table in tables:
@@ -105,6 +130,7 @@ class KVTable(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by the decoder: write at the current slots, hand back all rows in use [1, heads, length, width]."""
+        self._ready(layer_idx)
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if self.slots is None:
             raise ModelError("The table has no slots for this forward; run the decoder through Adapter.forward.")

@@ -1,0 +1,123 @@
+"""A stored piece as plain bytes: what goes into a file or over a wire. Nothing here needs torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+RecordKind = Literal["chunk", "patch"]
+
+SHARED = "shared"
+"""The owner of what every tenant may read and the administrator writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A tensor as bytes.
+
+    Attributes:
+        dtype: as safetensors spells it: `F32`, `F16`, `BF16`, `F8_E4M3`, `I8`, `U8`, `I64`, `BOOL`.
+        shape: of the tensor.
+        data: its contents in C order, little endian.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHeader:
+    """What is known of a record before its tensors are read.
+
+    Attributes:
+        id: 64 hexadecimal digits.
+        kind: chunk or patch.
+        owner: digest of the tenant, 64 hexadecimal digits, or `shared`.
+        model: fingerprint of the model that made it.
+        chunks: ids of every chunk a patch was made from; empty for a chunk.
+        created: Unix time in seconds.
+        meta: what the codec needs to make the piece again; JSON values.
+        sizes: bytes of each tensor as stored, by name, in the file's order.
+    """
+
+    id: str
+    kind: RecordKind
+    owner: str
+    model: str
+    chunks: tuple[str, ...]
+    created: float
+    meta: Mapping[str, Any]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(self.sizes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A piece ready to be written: its header and its tensors, what is read first standing first."""
+
+    header: RecordHeader
+    arrays: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How long a piece is kept.
+
+    Attributes:
+        priority: pieces of a lower priority are evicted first; 0 is usual.
+        pinned: never evicted for room, only deleted or expired.
+        seconds: it expires so long after it was created; None never.
+        idle_seconds: it expires so long after it was last used; None never.
+    """
+
+    priority: int = 0
+    pinned: bool = False
+    seconds: float | None = None
+    idle_seconds: float | None = None
+
+
+class RecordReader(Protocol):
+    """An open record: its header is known and well formed, its tensors are read one at a time."""
+
+    @property
+    def header(self) -> RecordHeader: ...
+
+    def read(self, name: str) -> Array:
+        """One tensor, verified.
+
+        Raises:
+            LoadError: it is cut short or its checksum differs.
+        """
+
+    def close(self) -> None: ...
+
+
+class RecordTier(Protocol):
+    """A tier that keeps records outlasting the process: disk, or remote."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, id: str, owner: str) -> RecordReader | None:
+        """The record of an id, if it is here and its owner's.
+
+        Raises:
+            LoadError: it is here and cannot be trusted, or the tier does not answer.
+        """
+
+    def write(self, record: Record, terms: Terms) -> None:
+        """Keep a record; durable when this returns.
+
+        Raises:
+            CapacityError: it is larger than the tier's budget.
+            StoreError: it could not be written; nothing of it is left.
+        """
+
+    def delete(self, id: str, owner: str) -> bool:
+        """Delete a record, and for a chunk every patch made from it; whether anything was here."""
+
+    def close(self) -> None: ...
