@@ -1,0 +1,251 @@
+"""The file format: what is written is read again, by this program, by plain safetensors, and as the document says."""
+
+import io
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emblema.errors import LoadError, StoreError
+from emblema.store import format, header
+from emblema.store.header import ITEM_BYTES, MAX_HEADER
+from emblema.store.record import SHARED, Array, Record, RecordHeader
+from tests.store.corpus import OWNER, compact, file_bytes, identity, join, opened, record, signed, split
+
+
+def arrays(**tensors: numpy.ndarray) -> dict[str, Array]:
+    kinds = {"float32": "F32", "int64": "I64", "uint8": "U8", "bool": "BOOL", "float16": "F16", "float64": "F64"}
+    return {name: Array(kinds[str(data.dtype)], data.shape, data.data) for name, data in tensors.items()}
+
+
+def made(tensors: dict[str, Array], **fields: Any) -> Record:
+    header = RecordHeader(identity(1), "chunk", SHARED, "a model", (), 1.5, {"a": [1, None, "é\n\u2028"]})
+    return Record(replace(header, **fields), tensors)
+
+
+def written(piece: Record) -> bytes:
+    file = io.BytesIO()
+    count = format.write(piece, file)
+    assert count == len(file.getvalue()) == format.size(piece)
+    assert b"".join(format.buffers(piece)) == file.getvalue()
+    return file.getvalue()
+
+
+numbers = st.sampled_from(sorted(ITEM_BYTES)).flatmap(
+    lambda dtype: st.lists(st.integers(0, 5), max_size=4).flatmap(
+        lambda shape: st.binary(
+            min_size=int(numpy.prod(shape)) * ITEM_BYTES[dtype], max_size=int(numpy.prod(shape)) * ITEM_BYTES[dtype]
+        ).map(lambda data: Array(dtype, tuple(shape), memoryview(data)))
+    )
+)
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", fullmatch=True)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(names, numbers, max_size=5),
+    st.dictionaries(text, values, max_size=3),
+    st.sampled_from([SHARED, OWNER]),
+    text.filter(bool),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.lists(st.integers(0, 9).map(identity), max_size=3),
+)
+def test_what_is_written_is_read_again(
+    tensors: dict[str, Array], meta: dict[str, Any], owner: str, model: str, created: float, chunks: list[str]
+) -> None:
+    kind = "patch" if chunks else "chunk"
+    piece = made(tensors, meta=meta, owner=owner, model=model, created=created, chunks=tuple(chunks), kind=kind)
+    reader = format.open_bytes(written(piece), identity(1))
+    assert {name: bytes(reader.read(name).data) for name in tensors} == {
+        name: bytes(array.data) for name, array in tensors.items()
+    }
+    assert all(
+        (array.dtype, array.shape) == (reader.read(n).dtype, reader.read(n).shape) for n, array in tensors.items()
+    )
+    assert replace(reader.header, sizes={}) == piece.header
+    assert reader.header.bytes == sum(array.data.nbytes for array in tensors.values())
+
+
+def test_tensors_are_aligned_and_the_first_read_stand_first() -> None:
+    few = numpy.arange(3)
+    piece = made(
+        arrays(
+            flags=few > 1,
+            first=few.astype(numpy.float32),
+            bytes=few.astype(numpy.uint8),
+            second=few.astype(numpy.float32),
+            ids=few,
+        )
+    )
+    header, _ = split(written(piece))
+    places = {name: entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
+    assert sorted(places, key=places.__getitem__) == ["ids", "first", "second", "flags", "bytes"]
+    assert all(place % ITEM_BYTES[header[name]["dtype"]] == 0 for name, place in places.items())
+    assert (len(written(piece)) - sum(array.data.nbytes for array in piece.arrays.values())) % 64 == 0
+
+
+def test_large_tensors_are_handed_over_without_a_copy_and_read_into_memory_of_their_own() -> None:
+    rows = numpy.arange(5 * 2**18, dtype=numpy.float32)
+    piece = made(arrays(rows=rows))
+    _, given = format.buffers(piece)
+    assert numpy.shares_memory(numpy.frombuffer(given, numpy.float32), rows)
+    data = written(piece)
+    loaded = numpy.frombuffer(format.open_bytes(data).read("rows").data, numpy.float32)
+    assert loaded.flags.writeable and not numpy.shares_memory(loaded, numpy.frombuffer(data, numpy.uint8))
+    assert numpy.array_equal(loaded, rows)
+
+
+def test_tensors_of_one_group_share_memory_and_never_overlap() -> None:
+    sizes = [5, 64, 2**20 + 1, 3 * 2**20, 18 * 2**20, 7, 9 * 2**20]
+    tensors = {f"layers.{index}": numpy.full(size, index, numpy.uint8) for index, size in enumerate(sizes)}
+    piece = made(arrays(embeds=numpy.full(9, 99, numpy.uint8), **tensors))
+    reader = format.open_bytes(written(piece))
+    # Twice over, as a reader may be asked again, and by several threads.
+    with ThreadPoolExecutor(4) as pool:
+        order = [*piece.arrays, *reversed(piece.arrays)]
+        loaded = list(zip(order, pool.map(reader.read, order), strict=True))
+    for name, array in loaded:
+        assert bytes(array.data) == bytes(piece.arrays[name].data)
+        array.data[:] = bytes(array.data.nbytes)
+    assert not any(any(array.data) for _, array in loaded)
+
+
+def test_a_file_is_written_through_partial_writes() -> None:
+    class Slow(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(memoryview(data)[:100])
+
+    file = Slow()
+    assert format.write(record(1), file) == len(file.getvalue())
+    assert file.getvalue() == file_bytes(1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": "ab"},
+        {"id": "AB" * 32},
+        {"id": "../" + "a" * 61},
+        {"id": None},
+        {"kind": "clip"},
+        {"owner": "me"},
+        {"model": ""},
+        {"model": "m" * 257},
+        {"chunks": (identity(2),)},
+        {"chunks": ("x",), "kind": "patch"},
+        {"kind": "patch"},
+        {"created": float("nan")},
+        {"created": float("inf")},
+        {"created": None},
+        {"meta": {"a": float("nan")}},
+        {"meta": {"a": object()}},
+        {"meta": {1: 0, "1": 0}},
+        {"meta": {"a": "\ud800"}},
+        {"meta": {"a": "x" * MAX_HEADER}},
+    ],
+)
+def test_a_record_that_could_not_be_read_again_is_not_written(fields: dict[str, Any]) -> None:
+    piece = made(arrays(a=numpy.arange(3)), **fields)
+    with pytest.raises(StoreError, match="cannot be stored"):
+        next(format.buffers(piece))
+    with pytest.raises(StoreError):
+        format.size(piece)
+
+
+def test_circular_and_endless_meta_is_not_written() -> None:
+    circular: dict[str, Any] = {}
+    circular["self"] = circular
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for meta in (circular, {"deep": deep}):
+        with pytest.raises(StoreError):
+            format.size(made({}, meta=meta))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array("U8", (4,), memoryview(bytes(5))),
+        Array("U8", (-1,), memoryview(b"")),
+        Array("U9", (4,), memoryview(bytes(4))),
+        Array("U8", (2,), memoryview(bytes(4))[::2]),
+        Array("U8", (1,) * 9, memoryview(bytes(1))),
+    ],
+)
+def test_a_tensor_that_is_not_what_it_says_is_not_written(array: Array) -> None:
+    with pytest.raises(StoreError):
+        next(format.buffers(made({"a": array})))
+    with pytest.raises(StoreError):
+        next(format.buffers(made({"a b": Array("U8", (0,), memoryview(b""))})))
+
+
+def test_a_later_version_is_refused_by_name() -> None:
+    description, entries, tensors = opened(file_bytes(6))
+    later = {**description, "version": 2, "what version 2 adds": True}
+    with pytest.raises(LoadError, match="format version is 2"):
+        format.open_bytes(signed(later, entries, tensors))
+    for version in (0, -1, "1", 1.0, True, None, [1]):
+        with pytest.raises(LoadError, match="version"):
+            format.open_bytes(signed({**description, "version": version}, entries, tensors))
+
+
+def test_an_earlier_version_is_read_by_its_own_rules_into_the_same_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a migration, walked with a made-up version 0 that called `created` otherwise."""
+    description, entries, tensors = opened(file_bytes(6))
+    earlier = {"version": 0, "born": description["created"], **{n: v for n, v in description.items() if n != "version"}}
+    del earlier["created"]
+    data = signed(earlier, entries, tensors)
+    with pytest.raises(LoadError, match="format version is 0"):
+        format.open_bytes(data)
+
+    def version_0(fields: dict[str, Any]) -> header.Parsed:
+        return header.VERSIONS[1]({n: v for n, v in {**fields, "created": fields["born"]}.items() if n != "born"})
+
+    monkeypatch.setattr(header, "VERSIONS", {**header.VERSIONS, 0: version_0})
+    reader = format.open_bytes(data, identity(6))
+    assert reader.header == format.open_bytes(file_bytes(6)).header
+    again = Record(reader.header, {name: reader.read(name) for name in reader.header.sizes})
+    assert b"".join(format.buffers(again)) == file_bytes(6), "written again, it is of the newest version"
+
+
+def test_padding_is_spaces_of_any_number() -> None:
+    header, tensors = split(file_bytes(6))
+    for spaces in (0, 1, 1000):
+        format.verify(format.open_bytes(join(compact(header) + " " * spaces, tensors), identity(6)))
+
+
+def test_sources_are_read_range_by_range() -> None:
+    data, asked = file_bytes(6), []
+
+    def fill(offset: int, view: memoryview) -> None:
+        asked.append((offset, view.nbytes))
+        view[:] = data[offset : offset + view.nbytes]
+
+    closed = []
+    with format.open_source(fill, len(data), identity(6), lambda: closed.append(True)) as reader:
+        start = sum(asked[-1])
+        assert asked == [(0, 8), (8, start - 8)]
+        name = list(reader.header.sizes)[1]
+        reader.read(name)
+        assert asked[2:] == [(start + list(reader.header.sizes.values())[0], reader.header.sizes[name])]
+    assert closed
+
+
+def test_the_format_does_not_need_torch() -> None:
+    source = "import sys, emblema.store.format, emblema.store.record; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    assert subprocess.run([sys.executable, "-c", source], check=False, env=environment).returncode == 0
