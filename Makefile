@@ -12,7 +12,7 @@ OLD := .venv-519
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-519 wheel-test reference lint format types imports check clean
+.PHONY: help setup servers demo test test-slow test-519 wheel-test crash-test reference lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,14 +41,19 @@ $(OLD)/installed: $(VENV)/installed-dev
 
 setup: $(VENV)/installed-dev  ## Make .venv with everything for development
 
+servers:  ## Install redis-server for the remote tier's tests, where apt can; without it they are skipped
+	command -v redis-server >/dev/null || command -v valkey-server >/dev/null || \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server; } || \
+		echo "no redis-server here: its tests will be skipped"
+
 demo: $(VENV)/installed  ## Set everything up and run the demo
 	$(BIN)/emblema demo
 
-test: $(VENV)/installed-dev  ## Set everything up and run the fast tests
+test: $(VENV)/installed-dev servers  ## Set everything up and run the fast tests
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" tests
 
 # pytest leaves with 5 where it finds no test.
-test-slow: $(VENV)/installed-dev  ## Run the slow tests, the wheel's excepted
+test-slow: $(VENV)/installed-dev servers  ## Run the slow tests, the wheel's excepted
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m slow --ignore=tests/e2e/test_wheel.py tests || [ $$? -eq 5 ]
 
 test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with torchvision
@@ -56,6 +61,9 @@ test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with 
 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
+
+crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look at the store: report in docs/results
+	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json docs/results/crash.json
 
 reference: $(VENV)/installed-dev  ## Train a model like the bundled one in its place: 80 minutes on two cores, resumes
 	$(BIN)/python -m reference.train --resume

@@ -1,0 +1,8 @@
+"""Tiers behind a network: Redis or Valkey, and S3. Neither client is imported before its tier is made."""
+
+from emblema.store.remote.breaker import Breaker, BreakerState
+from emblema.store.remote.calls import CallPolicy, OutageError, RemoteStatistics
+from emblema.store.remote.redis import RedisTier
+from emblema.store.remote.s3 import S3Tier
+
+__all__ = ["Breaker", "BreakerState", "CallPolicy", "OutageError", "RedisTier", "RemoteStatistics", "S3Tier"]

@@ -1,0 +1,251 @@
+"""Calls to a server that may be slow, gone or broken: time-outs, tries with growing pauses, a breaker, counters."""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from emblema.errors import LoadError, StoreError
+from emblema.store.format import Reader, verify
+from emblema.store.remote.breaker import Breaker, BreakerState
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class CallPolicy:
+    """How long a server is waited for, and how often it is asked again.
+
+    One call takes at most `total_seconds + connect_seconds + reply_seconds`: a server that hangs costs one time-out,
+    one that refuses or cuts is tried again at once.
+
+    Attributes:
+        connect_seconds: to reach the server.
+        reply_seconds: for one whole reply of a few parts, however it trickles in.
+        upload_seconds: for one whole value going to S3.
+        retries: further tries after the first.
+        pause_seconds: before the second try at most; each further pause may be twice as long. The real one is drawn
+            between zero and that, so that many callers do not come back together.
+        longest_pause_seconds: no pause is longer.
+        total_seconds: no new try of a call begins after so long.
+        failures: tries that fail in a row, of all calls together, before the breaker opens.
+        rest_seconds: for how long it then stays open.
+    """
+
+    connect_seconds: float = 1.0
+    reply_seconds: float = 5.0
+    upload_seconds: float = 60.0
+    retries: int = 2
+    pause_seconds: float = 0.05
+    longest_pause_seconds: float = 1.0
+    total_seconds: float = 5.0
+    failures: int = 3
+    rest_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if min(self.connect_seconds, self.reply_seconds, self.upload_seconds, self.total_seconds) <= 0:
+            raise StoreError("A time-out of a remote tier is not positive: nothing could ever be answered in it.")
+        if min(self.retries, self.pause_seconds, self.longest_pause_seconds) < 0:
+            raise StoreError("A remote tier's retries and pauses cannot be negative: give zero for none.")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteStatistics:
+    """Counters since the tier was made.
+
+    Attributes:
+        hits: reads that found a record.
+        misses: reads that found none.
+        skipped: reads that were not tried because the breaker was open; to the caller they look like misses.
+        damaged: records that were there and could not be trusted, parts missing included.
+        failures: calls that got no answer after all their tries.
+        retries: tries after the first.
+        writes: records kept.
+        deletes: records deleted, patches that went with their chunk included.
+        bytes_read: of records, as they came over the wire.
+        bytes_written: of records.
+        opened: how many times the breaker has opened.
+        breaker: what it is now.
+    """
+
+    hits: int
+    misses: int
+    skipped: int
+    damaged: int
+    failures: int
+    retries: int
+    writes: int
+    deletes: int
+    bytes_read: int
+    bytes_written: int
+    opened: int
+    breaker: BreakerState
+
+
+class UnansweredError(StoreError):
+    """A server did not answer, after every try that the policy allows."""
+
+
+class RestingError(UnansweredError):
+    """A server was not asked: it failed so often just now that its breaker is open."""
+
+
+class OutageError(LoadError):
+    """A record could not be had because its server did not answer or refused: nothing is said against the record."""
+
+
+class Caller:
+    """Calls one server under one policy, and counts.
+
+    Args:
+        server: what messages call it; without secrets.
+        policy: time-outs, tries and breaker.
+        errors: what the client library raises; anything else is a fault of ours and goes through.
+        is_outage: whether one of these means that there was no answer, rather than that it was no.
+        scrub: takes secrets out of a message.
+        clock: seconds, never going back.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        policy: CallPolicy,
+        errors: tuple[type[Exception], ...],
+        is_outage: Callable[[Exception], bool],
+        scrub: Callable[[str], str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.server = server
+        self.policy = policy
+        self.breaker = Breaker(policy.failures, policy.rest_seconds, clock=clock)
+        self.errors = errors
+        self.failures: tuple[type[Exception], ...] = (UnansweredError, *errors)
+        self._is_outage = is_outage
+        self._scrub = scrub
+        self._clock = clock
+        self._sleep = sleep
+        self._random = random.Random()
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def count(self, what: str, number: int = 1) -> None:
+        with self._lock:
+            self._counts[what] += number
+
+    @property
+    def statistics(self) -> RemoteStatistics:
+        with self._lock:
+            counts = dict(self._counts)
+        names = set(RemoteStatistics.__dataclass_fields__) - {"opened", "breaker"}
+        return RemoteStatistics(
+            **{name: counts.get(name, 0) for name in names}, opened=self.breaker.opened, breaker=self.breaker.state
+        )
+
+    def call(self, action: Callable[[], Result]) -> Result:
+        """What `action` returns, tried again while the server does not answer.
+
+        Raises:
+            RestingError: the breaker is open.
+            UnansweredError: no try was answered.
+        """
+        began = self._clock()
+        tries = 0
+        while True:
+            if not self.breaker.enter():
+                raise RestingError(f"{self.server} has not answered lately and is left alone for a moment.")
+            try:
+                result = action()
+            except self.errors as error:
+                if not self._is_outage(error):
+                    self.breaker.succeeded()
+                    raise
+                self.breaker.failed()
+                reason = self.reason(error)
+            except BaseException:
+                self.breaker.abandoned()
+                raise
+            else:
+                self.breaker.succeeded()
+                return result
+            # Outside the handler, so that the error below does not drag one along whose text was not scrubbed.
+            tries += 1
+            pause = self._pause(tries)
+            late = self._clock() - began + pause > self.policy.total_seconds
+            if tries > self.policy.retries or late or self.breaker.state == "open":
+                self.count("failures")
+                raise UnansweredError(f"{self.server} does not answer ({tries} tries): {reason}.")
+            self.count("retries")
+            self._sleep(pause)
+
+    def outage(self, id: str, error: Exception) -> OutageError:
+        """What a failed call means for whoever wanted to read a record."""
+        if isinstance(error, UnansweredError):
+            return OutageError(id, str(error).rstrip("."))
+        return OutageError(id, f"{self.server} refused: {self.reason(error)}")
+
+    def store(self, id: str, action: Callable[[], Result]) -> Result:
+        """As `call`, for what changes a record.
+
+        Raises:
+            StoreError: no try was answered, or the server refused.
+        """
+        try:
+            return self.call(action)
+        except UnansweredError as error:
+            raise StoreError(f"{id[:12]}: {error} Nothing was changed for certain; try again later.") from None
+        except self.errors as error:
+            raise StoreError(f"{id[:12]}: {self.server} refused: {self.reason(error)}.") from None
+
+    def read(self, find: Callable[[], Reader | None]) -> Reader | None:
+        """What `find` finds, counted; None also where the breaker is open.
+
+        Raises:
+            LoadError: as `find` does.
+        """
+        try:
+            reader = find()
+        except RestingError:
+            self.count("skipped")
+            return None
+        except OutageError:
+            raise
+        except LoadError:
+            self.count("damaged")
+            raise
+        self.count("misses" if reader is None else "hits")
+        return reader
+
+    def reason(self, error: BaseException) -> str:
+        """An error in one line, without secrets."""
+        paragraph = str(error).strip().partition("\n\n")[0]
+        text = " ".join(self._scrub(paragraph).split())
+        return f"{type(error).__name__}: {text[:300]}".rstrip(" .:")
+
+    def _pause(self, tries: int) -> float:
+        longest = min(self.policy.longest_pause_seconds, self.policy.pause_seconds * 2.0 ** (tries - 1))
+        with self._lock:
+            return self._random.uniform(0.0, longest)
+
+
+def is_damaged(find: Callable[[], Reader | None]) -> bool:
+    """Whether a record is there and does not verify; all of it is read.
+
+    Raises:
+        StoreError: its server does not answer, so that nobody can say.
+    """
+    try:
+        reader = find()
+        if reader is not None:
+            with reader:
+                verify(reader)
+    except (UnansweredError, OutageError):
+        raise
+    except LoadError:
+        return True
+    return False

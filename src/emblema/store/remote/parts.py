@@ -1,0 +1,155 @@
+"""A value in parts: cut for writing, read back on demand; and until when it is kept."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from emblema.errors import LoadError, StoreError
+from emblema.store.record import Terms
+
+FAR = 2.0**37
+"""Unix time after which no calendar reaches."""
+Piece = bytes | memoryview
+
+
+def split(buffers: Iterable[Piece], part_bytes: int) -> Iterator[Piece]:
+    """The same bytes in parts of `part_bytes`, the last one shorter; nothing is copied but what spans two buffers."""
+    held: list[memoryview] = []
+    room = part_bytes
+    for buffer in buffers:
+        rest = memoryview(buffer).cast("B")
+        while len(rest) >= room:
+            held.append(rest[:room])
+            yield _joined(held)
+            rest, held, room = rest[room:], [], part_bytes
+        if len(rest):
+            held.append(rest)
+            room -= len(rest)
+    if held:
+        yield _joined(held)
+
+
+def _joined(pieces: Sequence[memoryview]) -> Piece:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class PartedSource:
+    """The bytes of a value that lies elsewhere in parts, fetched as they are wanted.
+
+    Reading forward fetches every part once; parts are asked for in groups, and one group is held. Any number of threads
+    may read.
+
+    Args:
+        id: of the record, for errors.
+        bytes: of the whole value.
+        part_bytes: of every part but the last.
+        fetch: the parts from a first one on, so many of them; raises LoadError where one is gone.
+        first: part 0, where it is here already.
+        group: how many parts are asked for at once.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        bytes: int,
+        part_bytes: int,
+        fetch: Callable[[int, int], Sequence[Piece]],
+        first: Piece | None = None,
+        group: int = 4,
+    ) -> None:
+        self.id = id
+        self.bytes = bytes
+        self.part_bytes = part_bytes
+        self.parts = -(-bytes // part_bytes)
+        self._fetch = fetch
+        self._group = group
+        # Guards the held group, and is kept over a fetch: two readers of one group fetch it once.
+        self._lock = threading.Lock()
+        self._held: dict[int, memoryview] = {}
+        if first is not None:
+            self._keep(0, first)
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill a writable buffer with the bytes from an offset on.
+
+        Raises:
+            LoadError: the range is outside the value, a part is gone or has another length, or the server is.
+        """
+        target = target.cast("B")
+        if offset < 0 or offset + len(target) > self.bytes:
+            raise LoadError(self.id, f"it is {self.bytes} bytes long and was read up to {offset + len(target)}")
+        done = 0
+        while done < len(target):
+            number, start = divmod(offset + done, self.part_bytes)
+            last = (offset + len(target) - 1) // self.part_bytes
+            with self._lock:
+                piece = self._part(number, last)[start : start + len(target) - done]
+            target[done : done + len(piece)] = piece
+            done += len(piece)
+
+    def _part(self, number: int, last: int) -> memoryview:
+        found = self._held.get(number)
+        if found is not None:
+            return found
+        count = min(self._group, self.parts - number)
+        # A part read before its turn (a tensor out of order) does not pull its neighbours along.
+        if self._held and number not in range(min(self._held), max(self._held) + 2):
+            count = min(count, last - number + 1)
+        fetched = self._fetch(number, count)
+        if len(fetched) != count:
+            raise LoadError(self.id, f"{len(fetched)} parts came where {count} were asked for")
+        self._held = {}
+        for index, piece in enumerate(fetched):
+            self._keep(number + index, piece)
+        return self._held[number]
+
+    def _keep(self, number: int, piece: Piece) -> None:
+        view = memoryview(piece).cast("B")
+        expected = min(self.part_bytes, self.bytes - number * self.part_bytes)
+        if len(view) != expected:
+            raise LoadError(self.id, f"part {number} is {len(view)} bytes long where {expected} were written")
+        self._held[number] = view
+
+    def close(self) -> None:
+        """Let go of the parts that are held."""
+        with self._lock:
+            self._held = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """Until when a record is kept.
+
+    Attributes:
+        expires: Unix time in seconds; None never.
+        idle: seconds after its last use; None never.
+    """
+
+    expires: float | None = None
+    idle: float | None = None
+
+    @classmethod
+    def of(cls, created: float, terms: Terms) -> "Lasting":
+        expires = None if terms.seconds is None else created + terms.seconds
+        idle = terms.idle_seconds
+        return cls(
+            expires if expires is not None and expires < FAR else None,
+            idle if idle is not None and idle < FAR else None,
+        )
+
+    def until(self, used: float) -> float | None:
+        """When a record last used at a time expires, Unix time; None never."""
+        ends = [self.expires] if self.expires is not None else []
+        ends += [used + self.idle] if self.idle is not None else []
+        # What lies beyond the calendar is never.
+        return min((end for end in ends if end < FAR), default=None)
+
+    def expired(self, now: float) -> bool:
+        """Whether its time is up, whenever it was last used."""
+        return self.expires is not None and self.expires <= now
+
+
+def check_part_bytes(part_bytes: int) -> int:
+    if not 4096 <= part_bytes <= 256 * 2**20:
+        raise StoreError(f"Parts of {part_bytes} bytes are refused: give 4096 to 268435456, 4194304 is usual.")
+    return part_bytes

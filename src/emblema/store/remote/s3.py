@@ -1,0 +1,280 @@
+"""Chunks and patches in a bucket of S3 or what speaks like it: one object for each, made once."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from emblema.errors import CapacityError, LoadError, StoreError
+from emblema.store.format import Reader, buffers, open_source, size
+from emblema.store.record import SHARED, Record, Terms
+from emblema.store.remote.bucket import is_empty, is_outage, lasting_attributes, lasting_of, open_bucket, scrubbed
+from emblema.store.remote.calls import (
+    Caller,
+    CallPolicy,
+    OutageError,
+    RemoteStatistics,
+    RestingError,
+    is_damaged,
+)
+from emblema.store.remote.keys import Keys
+from emblema.store.remote.parts import Lasting, PartedSource, Piece, check_part_bytes
+
+log = logging.getLogger(__name__)
+
+
+class S3Tier:
+    """Records in one bucket, which any number of processes may share.
+
+    An object holds a record's file; it is created and never written over, and S3 shows no half of one. A record
+    that is there already stays as it is, its terms too. S3 lets no single object expire: one whose time is up is
+    deleted when somebody asks for it; a rule of the bucket's life cycle clears away what nobody asks for. Its budget
+    is the bucket's.
+
+    Args:
+        url: `s3://bucket` or `s3://bucket/path`.
+        prefix: of every key.
+        options: as obstore names them: `endpoint`, `region`, `access_key_id`, `secret_access_key` …; what is not given
+            is taken from the usual AWS variables of the environment.
+        part_bytes: read at first, before it is known what will be read.
+        group: how many times as much is read at a time after that.
+        largest_bytes: of a record; S3 takes no more than 5 GB at once.
+        policy: time-outs, retries and breaker.
+        clock: Unix time in seconds.
+
+    Raises:
+        StoreError: obstore is not installed, or the address or an option is not one. No server is asked yet.
+    """
+
+    name = "s3"
+
+    def __init__(
+        self,
+        url: str,
+        prefix: str = "emblema",
+        *,
+        options: Mapping[str, str] | None = None,
+        part_bytes: int = 4 * 2**20,
+        group: int = 4,
+        largest_bytes: int = 4 * 2**30,
+        policy: CallPolicy | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        try:
+            import obstore
+        except ImportError:
+            raise StoreError("The S3 tier needs the obstore library: pip install emblema[s3]") from None
+        self.part_bytes = check_part_bytes(part_bytes)
+        self.largest_bytes = largest_bytes
+        self._group = group
+        self._clock = clock
+        self._keys = Keys(prefix)
+        policy = policy or CallPolicy()
+        options = dict(options or {})
+        self._obstore: Any = obstore
+        self._bucket = open_bucket(url, options, policy, policy.reply_seconds)
+        self._uploads = open_bucket(url, options, policy, policy.upload_seconds)
+        self._address = url
+        self._caller = Caller(
+            url, policy, (obstore.exceptions.BaseError, OSError), is_outage, lambda text: scrubbed(text, options)
+        )
+
+    def __repr__(self) -> str:
+        return f"S3Tier({self._address!r}, prefix={self._keys.prefix!r})"
+
+    @property
+    def statistics(self) -> RemoteStatistics:
+        return self._caller.statistics
+
+    def open(self, id: str, owner: str) -> Reader | None:
+        """The record of an id; None where it is not here, or the server is left alone for a moment.
+
+        Its beginning comes now, the rest as tensors are read.
+
+        Raises:
+            LoadError: it is here and cannot be trusted, or the server does not answer.
+        """
+        self._keys.record(owner, id)
+        return self._caller.read(lambda: self._find(id, owner))
+
+    def write(self, record: Record, terms: Terms) -> None:
+        """Keep a record; the server has all of it when this returns. One that is there already stays as it is.
+
+        Raises:
+            CapacityError: it is larger than `largest_bytes`.
+            StoreError: the server did not take it; nothing of it is to be found.
+        """
+        header = record.header
+        key = self._keys.record(header.owner, header.id)
+        length = size(record)
+        if length > self.largest_bytes:
+            raise CapacityError(
+                f"{header.id[:12]} has {length} bytes, the S3 tier takes at most {self.largest_bytes}: "
+                "raise largest_bytes, or store smaller pieces."
+            )
+        lasting = self._caller.store(header.id, lambda: self._within(record, Lasting.of(header.created, terms)))
+        # Before the patch itself, so that none is ever there that its chunk does not know of.
+        for chunk in dict.fromkeys(header.chunks):
+            for note in (
+                f"{self._keys.patches(header.owner, chunk)}/{header.id}",
+                f"{self._keys.owners(chunk)}/{header.owner}",
+            ):
+                self._caller.store(header.id, partial(self._obstore.put, self._bucket, note, b""))
+        pieces = list(buffers(record))
+        if not self._caller.store(header.id, lambda: self._create(key, pieces, lasting)):
+            self._clear_way(header.id, header.owner)
+            self._caller.store(header.id, lambda: self._create(key, pieces, lasting))
+        self._caller.count("writes")
+        self._caller.count("bytes_written", length)
+
+    def delete(self, id: str, owner: str) -> bool:
+        """Delete a record, and for a chunk every patch made from it; whether anything was here.
+
+        Raises:
+            StoreError: the server did not answer, so that it may still be there.
+        """
+        self._keys.record(owner, id)
+        deleted = self._caller.store(id, lambda: self._remove(id, owner))
+        self._caller.count("deletes", deleted)
+        return deleted > 0
+
+    def quarantine(self, id: str, owner: str, reason: str) -> bool:
+        """Take a record out of the way if it does not verify: delete it alone, its patches stay; whether it went.
+
+        Raises:
+            StoreError: the server did not answer.
+        """
+        key = self._keys.record(owner, id)
+        if not is_damaged(lambda: self._find(id, owner)):
+            return False
+        log.warning("%s in %s is deleted: %s", id[:12], self._address, reason)
+        self._caller.store(id, lambda: self._obstore.delete(self._bucket, [key]))
+        return True
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _find(self, id: str, owner: str) -> Reader | None:
+        key = self._keys.record(owner, id)
+        try:
+            found, first = self._caller.call(lambda: self._get(key, 0, self.part_bytes))
+            made = found.meta["last_modified"].timestamp()
+            if self._caller.call(lambda: self._expired(id, owner, found.attributes, made)):
+                return None
+        except RestingError:
+            raise
+        except FileNotFoundError:
+            return None
+        except self._caller.failures as error:
+            if is_empty(error):
+                raise LoadError(id, "its object is empty") from None
+            raise self._caller.outage(id, error) from None
+        self._caller.count("bytes_read", len(first))
+        length = found.meta["size"]
+        if length > self.largest_bytes:
+            raise LoadError(id, f"its object has {length} bytes, more than the {self.largest_bytes} that are read")
+        fetch = partial(self._fetch, id, key, length, found.meta["e_tag"])
+        source = PartedSource(id, length, self.part_bytes, fetch, first, self._group)
+        reader = open_source(source.read_into, length, id, source.close)
+        if reader.header.owner != owner:
+            raise LoadError(id, "the server gave another owner's record")
+        return reader
+
+    def _fetch(self, id: str, key: str, length: int, tag: str | None, number: int, count: int) -> Sequence[Piece]:
+        start = number * self.part_bytes
+        stop = min(start + count * self.part_bytes, length)
+        try:
+            found = self._caller.call(lambda: self._get(key, start, stop, tag))[1]
+        except (FileNotFoundError, self._obstore.exceptions.PreconditionError):
+            raise LoadError(id, "it was deleted or replaced on the server while it was read") from None
+        except self._caller.failures as error:
+            raise self._caller.outage(id, error) from None
+        self._caller.count("bytes_read", len(found))
+        return [found[at : at + self.part_bytes] for at in range(0, stop - start, self.part_bytes)]
+
+    def _get(self, key: str, start: int, stop: int, tag: str | None = None) -> tuple[Any, memoryview]:
+        options = {"range": (start, stop), **({"if_match": tag} if tag else {})}
+        found = self._obstore.get(self._bucket, key, options=options)
+        return found, memoryview(found.bytes())
+
+    def _expired(self, id: str, owner: str, attributes: Mapping[str, str], made: float) -> bool:
+        """Whether a record's time is up, in which case it goes; otherwise an idle time begins anew."""
+        lasting, now, used = lasting_of(attributes), self._clock(), f"{self._keys.record(owner, id)}/used"
+        last = made
+        if lasting.idle is not None:
+            with suppress(FileNotFoundError):
+                last = max(last, self._obstore.head(self._bucket, used)["last_modified"].timestamp())
+        until = lasting.until(last)
+        if until is not None and until <= now:
+            self._remove(id, owner)
+            return True
+        if lasting.idle is not None and now - last > lasting.idle / 10:
+            self._obstore.put(self._bucket, used, b"")
+        return False
+
+    def _within(self, record: Record, lasting: Lasting) -> Lasting:
+        """No longer than the chunks a patch was made from, as far as they are here and expire."""
+        ends = [] if lasting.expires is None else [lasting.expires]
+        for chunk in dict.fromkeys(record.header.chunks):
+            for owner in dict.fromkeys((record.header.owner, SHARED)):
+                with suppress(FileNotFoundError):
+                    key = self._keys.record(owner, chunk)
+                    found = self._obstore.get(self._bucket, key, options={"head": True})
+                    end = lasting_of(found.attributes).until(self._clock())
+                    ends += [] if end is None else [end]
+        return Lasting(min(ends, default=None), lasting.idle)
+
+    def _create(self, key: str, pieces: Sequence[Piece], lasting: Lasting) -> bool:
+        """Whether it was made now; False where it is there already, as it is when an answer was lost."""
+        try:
+            self._obstore.put(self._uploads, key, pieces, attributes=lasting_attributes(lasting), mode="create")
+        except self._obstore.exceptions.AlreadyExistsError:
+            return False
+        return True
+
+    def _clear_way(self, id: str, owner: str) -> None:
+        """Delete a record that cannot be read and would keep its successor out; one that has expired goes too."""
+        try:
+            reader = self._find(id, owner)
+        except OutageError as error:
+            raise StoreError(str(error)) from None
+        except LoadError:
+            key = self._keys.record(owner, id)
+            self._caller.store(id, lambda: self._obstore.delete(self._bucket, [key]))
+        else:
+            if reader is not None:
+                reader.close()
+
+    def _remove(self, id: str, owner: str) -> int:
+        """Patches first, so that what is left by a crash is found again by its chunk's notes."""
+        key = self._keys.record(owner, id)
+        owners, notes = [owner], [f"{key}/used"]
+        if owner == SHARED:
+            listed = self._list(self._keys.owners(id))
+            owners += [name for name in (note.rpartition("/")[2] for note in listed) if name != SHARED]
+            notes += listed
+        else:
+            notes.append(f"{self._keys.owners(id)}/{owner}")
+        patches = []
+        for name in owners:
+            listed = self._list(self._keys.patches(name, id))
+            patches += [self._keys.record(name, note.rpartition("/")[2]) for note in listed]
+            notes += listed
+        count = len(patches) + self._is_here(key)
+        if patches:
+            self._obstore.delete(self._bucket, patches)
+        self._obstore.delete(self._bucket, [key])
+        self._obstore.delete(self._bucket, notes)
+        return count
+
+    def _list(self, folder: str) -> list[str]:
+        return [entry["path"] for batch in self._obstore.list(self._bucket, folder) for entry in batch]
+
+    def _is_here(self, key: str) -> bool:
+        try:
+            self._obstore.head(self._bucket, key)
+        except FileNotFoundError:
+            return False
+        return True
