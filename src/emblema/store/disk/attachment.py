@@ -1,0 +1,234 @@
+"""A disk tier's hold on its folder: which index it reads and changes, and how that is mended."""
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from emblema.errors import StoreError
+from emblema.store.disk.clock import SteadyClock
+from emblema.store.disk.folder import PIECES, Folder
+from emblema.store.disk.index import Index, is_plain, remove_index
+from emblema.store.disk.reports import ScanReport
+from emblema.store.disk.scan import reconcile
+from emblema.store.disk.schema import is_damage
+
+_LOG = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+
+
+class UnansweredError(StoreError):
+    """The folder or its index cannot be reached now: it vanished, or another process keeps it locked."""
+
+
+class Attachment:
+    """The folder and its index, one change at a time. An index that is damaged or gone is made again from the files.
+
+    Args:
+        path: of the folder.
+        clock: of the tier.
+        quarantine_bytes: how much quarantine may hold; a scan puts damaged files there.
+
+    Raises:
+        StoreError: as for `Folder`.
+    """
+
+    def __init__(self, path: str, clock: SteadyClock, quarantine_bytes: int) -> None:
+        self.folder = Folder(path)
+        self.rebuilt = 0
+        # Absolute: the process may change its own folder.
+        self._path = str(self.folder.path)
+        self._clock = clock
+        self._quarantine_bytes = quarantine_bytes
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._closed = False
+        self._index, self.report = self._attach()
+
+    @contextmanager
+    def idle(self) -> Iterator[bool]:
+        """Whether no other thread changes the folder; if so, none does within."""
+        mine = self._lock.acquire(blocking=False)
+        try:
+            yield mine
+        finally:
+            if mine:
+                self._lock.release()
+
+    def read(self, ask: Callable[[Index], _Answer]) -> _Answer:
+        """Ask the index, which is made again first if it turns out damaged.
+
+        Raises:
+            UnansweredError: the folder vanished, or the index cannot be read.
+        """
+        for last in (False, True):
+            index = self._current()
+            try:
+                return ask(index)
+            except sqlite3.Error as error:
+                # Another thread may have closed it to make it again.
+                if self._index is index or last:
+                    self._mend(index, error, last)
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def change(self) -> Iterator[Index]:
+        """Change the files and the index together: no other process or thread changes them meanwhile.
+
+        An exception within takes the index back; where files had been changed by then (`folder.unfinished`), whoever
+        changes the folder next compares it with its files first.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        with self._lock:
+            if self._depth:
+                yield self._index
+                return
+            with self._transaction() as index:
+                self._depth += 1
+                try:
+                    yield index
+                finally:
+                    self._depth -= 1
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Index]:
+        failed: sqlite3.Error | None = None
+        with self._locked() as index:
+            try:
+                with index.transaction():
+                    if self.folder.unfinished:
+                        self._reconcile(index)
+                    self._clock.reach(index.latest())
+                    yield index
+                    index.set_latest(self._clock.now())
+                self.folder.unfinished = False
+            except sqlite3.Error as error:
+                failed = error
+        if failed is not None:
+            self._mend(index, failed, last=False)
+            raise UnansweredError(f"{self._path}: its index was not to be changed: {failed}") from failed
+
+    @contextmanager
+    def _locked(self) -> Iterator[Index]:
+        """The index, with the folder's lock held."""
+        while True:
+            index, folder = self._current(), self.folder
+            if folder.read_only is not None:
+                raise StoreError(f"{folder.read_only}: nothing can be changed in it")
+            try:
+                with folder.locked():
+                    # Whoever had the lock before may have made the index again.
+                    if _inode(index.path) == index.inode:
+                        yield index
+                        return
+            except TimeoutError as error:
+                raise UnansweredError(str(error)) from error
+
+    def scan(self) -> ScanReport:
+        """Compare the index with all files now."""
+        with self.change() as index:
+            return self._reconcile(index)
+
+    def checkpoint(self) -> None:
+        """Bring the index's log into its file."""
+        try:
+            self._current().checkpoint()
+        except sqlite3.Error as error:
+            _LOG.info("%s: the index's log stays as it is: %s", self._path, error)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._index.close()
+            self.folder.close()
+
+    def _current(self) -> Index:
+        index = self._index
+        if self._closed:
+            raise UnansweredError(f"{self._path}: the store is closed")
+        if index.path is None:
+            return index
+        inode = _inode(index.path)
+        if inode == index.inode:
+            return index
+        if inode is None and not (self.folder.path / PIECES).is_dir():
+            raise UnansweredError(f"{self._path} has vanished: bring it back, or open the store anew")
+        return self._attach_again(index)
+
+    def _mend(self, index: Index, error: sqlite3.Error, last: bool) -> None:
+        """After an error of the index: make it again if it is damaged. Raises UnansweredError where that is no help."""
+        if last or not is_damage(error) or index.path is None:
+            raise UnansweredError(f"{self._path}: its index does not answer: {error}") from error
+        _LOG.warning("%s: the index is damaged (%s) and is made again from the files", self._path, error)
+        self._attach_again(index, damaged=True)
+
+    def _attach_again(self, seen: Index, damaged: bool = False) -> Index:
+        with self._lock:
+            if self._index is seen:
+                seen.close()
+                self.folder.close()
+                self.folder = Folder(self._path)
+                self._index, self.report = self._attach(seen.inode if damaged else None)
+            return self._index
+
+    def _attach(self, damaged_inode: int | None = None) -> tuple[Index, ScanReport]:
+        """Open the index, or make it again if it cannot be trusted; `damaged_inode` is that of one known to be bad."""
+        folder = self.folder
+        if folder.read_only is None:
+            with folder.locked():
+                try:
+                    return self._open(damaged_inode)
+                except (sqlite3.Error, OSError) as error:
+                    folder.read_only = f"{self._path} cannot be written: {error}"
+                    folder.notes.append(folder.read_only)
+        _LOG.warning("%s; what is there is read", folder.read_only)
+        index = Index(None)
+        with index.transaction():
+            return index, self._reconcile(index)
+
+    def _open(self, damaged_inode: int | None) -> tuple[Index, ScanReport]:
+        folder = self.folder
+        path = folder.index
+        try:
+            if not is_plain(path):
+                raise sqlite3.DatabaseError("it is not a plain file")
+            if damaged_inode is not None and _inode(path) == damaged_inode:
+                raise sqlite3.DatabaseError("it is damaged")
+            index = Index(path)
+            try:
+                if not index.fresh:
+                    index.check()
+                with index.transaction():
+                    report = self._reconcile(index)
+            except BaseException:
+                index.close()
+                raise
+            if index.fresh and report.restored:
+                self.rebuilt += 1
+        except sqlite3.Error as error:
+            if not is_damage(error) and getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CANTOPEN:
+                raise
+            self.rebuilt += 1
+            folder.notes.append(f"made the index again ({error})")
+            remove_index(path)
+            index = Index(path)
+            with index.transaction():
+                report = self._reconcile(index)
+        folder.unfinished = False
+        return index, report
+
+    def _reconcile(self, index: Index) -> ScanReport:
+        return reconcile(self.folder, index, self._clock, self._quarantine_bytes)
+
+
+def _inode(path: Path | None) -> int | None:
+    try:
+        return None if path is None else os.stat(path).st_ino
+    except OSError:
+        return None

@@ -1,0 +1,139 @@
+"""What the disk tier knows of a piece without opening it, and how its terms stand in the piece's file."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from emblema.errors import StoreError
+from emblema.store.record import SHARED, RecordHeader, RecordKind, Terms
+
+TERMS = "terms"
+"""The key of a header's meta under which the tier keeps a piece's terms, so that they outlast the index."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LARGEST_PRIORITY = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A piece on disk.
+
+    Attributes:
+        id: 64 hexadecimal digits.
+        owner: digest of the tenant, or `shared`.
+        kind: chunk or patch.
+        model: fingerprint of the model that made it.
+        bytes: of its file.
+        created: Unix time in seconds, as its header has it.
+        accessed: when it was last used, in the tier's steady time.
+        terms: how long it is kept.
+        chunks: ids of the chunks a patch was made from.
+        expires: when its `seconds` are over, in the tier's steady time; None never.
+    """
+
+    id: str
+    owner: str
+    kind: RecordKind
+    model: str
+    bytes: int
+    created: float
+    accessed: float
+    terms: Terms
+    chunks: tuple[str, ...]
+    expires: float | None = None
+
+    @property
+    def ends(self) -> float:
+        """When it expires unless it is used before, in the tier's steady time; infinite for never."""
+        idle = self.terms.idle_seconds
+        return min(
+            math.inf if self.expires is None else self.expires, math.inf if idle is None else self.accessed + idle
+        )
+
+
+def check_id(id: str) -> str:
+    """The id itself.
+
+    Raises:
+        StoreError: it is not 64 lower-case hexadecimal digits, so it may not become a file's name.
+    """
+    if not isinstance(id, str) or _DIGEST.fullmatch(id) is None:
+        raise StoreError(f"{str(id)[:80]!r} is no id: give 64 lower-case hexadecimal digits")
+    return id
+
+
+def check_header(header: RecordHeader) -> None:
+    """Raises StoreError where a header's id, owner or chunks could not be kept."""
+    check_id(header.id)
+    if header.owner != SHARED:
+        check_id(header.owner)
+    for chunk in header.chunks:
+        check_id(chunk)
+
+
+def check_terms(terms: Terms) -> None:
+    """Raises StoreError where terms are out of range."""
+    if type(terms.priority) is not int or abs(terms.priority) >= _LARGEST_PRIORITY:
+        raise StoreError(f"priority {terms.priority!r} is out of range: give a whole number below 2**31")
+    for name, seconds in (("seconds", terms.seconds), ("idle_seconds", terms.idle_seconds)):
+        if seconds is not None and not (_is_number(seconds) and seconds >= 0):
+            raise StoreError(f"{name}={seconds!r} is out of range: give seconds, 0 or more, or None")
+
+
+def with_terms(header: RecordHeader, terms: Terms, expires: float | None, now: float) -> RecordHeader:
+    """The header as it is written: the terms but the pin, which may change, stand in its meta."""
+    kept = {"priority": terms.priority, "idle_seconds": terms.idle_seconds, "seconds": terms.seconds}
+    return replace(header, meta={**header.meta, TERMS: {**kept, "expires": expires, "written": now}})
+
+
+def without_terms(header: RecordHeader) -> RecordHeader:
+    """The header as it was given to the tier."""
+    return replace(header, meta={key: value for key, value in header.meta.items() if key != TERMS})
+
+
+def written_at(header: RecordHeader) -> float | None:
+    """Steady time at which the tier wrote this file, if it did."""
+    written = _terms_of(header).get("written")
+    return float(written) if written is not None else None
+
+
+def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool) -> Entry:
+    """The entry of a file from its header.
+
+    Raises:
+        ValueError: the terms in it are malformed.
+    """
+    kept = _terms_of(header)
+    terms = Terms(kept.get("priority", 0), pinned, kept.get("seconds"), kept.get("idle_seconds"))
+    try:
+        check_terms(terms)
+    except StoreError as error:
+        raise ValueError(str(error)) from error
+    return Entry(
+        header.id,
+        header.owner,
+        header.kind,
+        header.model,
+        bytes,
+        header.created,
+        accessed,
+        terms,
+        header.chunks,
+        kept.get("expires"),
+    )
+
+
+def _terms_of(header: RecordHeader) -> Mapping[str, Any]:
+    kept = header.meta.get(TERMS, {})
+    if not isinstance(kept, Mapping) or not all(kept.get(k) is None or _is_number(kept[k]) for k in _MOMENTS):
+        raise ValueError("the terms in its header are malformed")
+    return kept
+
+
+_MOMENTS = ("expires", "written")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]

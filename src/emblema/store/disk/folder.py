@@ -1,0 +1,305 @@
+"""The folder of a disk tier: where its files lie, and how each comes and goes so that a crash leaves none half-done.
+
+    FORMAT                      what this folder is, and its version
+    lock                        held by whoever changes the folder
+    index.sqlite                what is there; can be made again from the files
+    pieces/ab/<id>.safetensors  the pieces, by the first two digits of their id
+    pinned/<id>                 an empty file for every pinned piece
+    temporary/                  pieces while they are written, each locked by its writer
+    quarantine/                 the last files that did not verify
+
+Every name is resolved within its own folder and no link is followed.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from xxhash import xxh3_64
+
+from emblema.errors import StoreError
+from emblema.store.disk.entry import check_id
+from emblema.store.disk.files import clear, files, is_id, open_folder, sync
+from emblema.store.disk.temporary import Temporary
+
+VERSION = 1
+SUFFIX = ".safetensors"
+FORMAT, LOCK, INDEX = "FORMAT", "lock", "index.sqlite"
+PIECES, PINNED, TEMPORARY, QUARANTINE = "pieces", "pinned", "temporary", "quarantine"
+_FOLDERS = (PIECES, PINNED, TEMPORARY, QUARANTINE)
+KNOWN = frozenset({FORMAT, LOCK, INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal", *_FOLDERS})
+
+_FORMAT_LINE = re.compile(rb"emblema store, format (\d{1,9}), checksum ([0-9a-f]{16})\n")
+_WAIT = 60.0
+"""Seconds to wait for another process's change."""
+
+
+class Folder:
+    """The files of a disk tier. Makes the folder and its parts where they are not there; `close` ends it.
+
+    Args:
+        path: of the folder; may be a link to one.
+
+    Raises:
+        StoreError: it is a file, cannot be made, or was written by a later version of the program.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.notes: list[str] = []
+        self.read_only: str | None = None
+        self._lock: int | None = None
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._prepare()
+        except (FileExistsError, NotADirectoryError) as error:
+            raise StoreError(f"{error.filename or self.path} is not a folder: give the store one of its own") from error
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot hold a store: {error.strerror or error}") from error
+
+    def _prepare(self) -> None:
+        try:
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with self.locked():
+                for name in _FOLDERS:
+                    self._make(self.path / name)
+                self._check_format()
+        except (FileExistsError, NotADirectoryError):
+            raise
+        except OSError as error:
+            # What is already there can still be read.
+            if not (self.path / PIECES).is_dir():
+                raise
+            self.read_only = f"{self.path} cannot be written: {error.strerror or error}"
+            self.notes.append(self.read_only)
+            self._check_format()
+
+    def _make(self, path: Path) -> None:
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            raise FileExistsError(17, "not a folder", str(path))
+
+    def _check_format(self) -> None:
+        path = self.path / FORMAT
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                found = os.read(descriptor, 4096)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            found = b""
+            if not isinstance(error, FileNotFoundError):
+                self.notes.append(f"{FORMAT} could not be read ({error.strerror}) and was written again")
+        else:
+            match = _FORMAT_LINE.fullmatch(found)
+            if match and match[2] == _checksum(int(match[1])):
+                if int(match[1]) > VERSION:
+                    raise StoreError(
+                        f"{self.path} has format {int(match[1])}, this program knows {VERSION}: upgrade it, or give "
+                        "the store another folder"
+                    )
+                return
+            self.notes.append(f"{FORMAT} was damaged and was written again")
+        if self.read_only is None:
+            line = b"emblema store, format %d, checksum %s\n" % (VERSION, _checksum(VERSION))
+            with Temporary(self.path / TEMPORARY, len(line)) as temporary, open_folder(self.path) as folder:
+                temporary.file.write(line)
+                clear(path)
+                temporary.finish()
+                temporary.place(folder, FORMAT)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def index(self) -> Path:
+        return self.path / INDEX
+
+    def piece(self, id: str) -> Path:
+        return self.path / PIECES / id[:2] / (check_id(id) + SUFFIX)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock, which every change takes, in all processes. One thread of this one at a time.
+
+        Raises:
+            TimeoutError: another process keeps it.
+        """
+        if self._lock is None:
+            raise StoreError(self.read_only or f"{self.path}: the store is closed")
+        deadline = time.monotonic() + _WAIT
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"another process has kept {self.path / LOCK} for {_WAIT:.0f} s") from None
+                time.sleep(0.001)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether somebody began to change the files and did not finish: the index may not agree with them."""
+        return self._lock is not None and os.pread(self._lock, 1, 0) == b"1"
+
+    @unfinished.setter
+    def unfinished(self, value: bool) -> None:
+        if self._lock is not None:
+            os.pwrite(self._lock, b"1" if value else b"0", 0)
+
+    def temporary(self, bytes: int) -> Temporary:
+        """A file for a piece that is being written; it counts with all its bytes from now on."""
+        with self._own(TEMPORARY):
+            return Temporary(self.path / TEMPORARY, bytes)
+
+    @contextmanager
+    def _own(self, name: str) -> Iterator[int]:
+        """A descriptor of one of the store's own folders, made again if somebody deleted it."""
+        if (self.path / FORMAT).exists():
+            self._make(self.path / name)
+        with open_folder(self.path / name) as folder:
+            yield folder
+
+    def place(self, temporary: Temporary, id: str) -> None:
+        """Make a written file the piece of an id, durably."""
+        path = self.piece(id).parent
+        try:
+            with self._own(PIECES):
+                path.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        else:
+            sync(path.parent)
+        if self.piece(id).is_dir():
+            clear(self.piece(id))
+        with open_folder(path) as folder:
+            temporary.place(folder, id + SUFFIX)
+
+    def remove(self, ids: Iterable[str], durable: bool = True) -> int:
+        """Delete the files of pieces, in this order; how many there were. What is not durable may come back."""
+        removed = 0
+        changed: dict[str, None] = {}
+        for id in ids:
+            shard = self.piece(id).parent
+            try:
+                with open_folder(shard) as folder:
+                    os.unlink(id + SUFFIX, dir_fd=folder)
+            except FileNotFoundError:
+                pass
+            else:
+                removed += 1
+                changed[str(shard)] = None
+            self.pin(id, False)
+        for path in changed if durable else ():
+            sync(Path(path))
+        return removed
+
+    def withdraw(self, id: str, inode: int) -> None:
+        """Delete a piece's file if it is this one, as far as that can be done."""
+        with suppress(OSError):
+            if self.piece(id).lstat().st_ino == inode:
+                self.remove([id])
+
+    def set_accessed(self, id: str, moment: float) -> None:
+        """Keep when a piece was used: its file's modification time, which outlasts the index."""
+        with suppress(FileNotFoundError), open_folder(self.piece(id).parent) as folder:
+            nanoseconds = round(moment * 1e9)
+            os.utime(id + SUFFIX, ns=(nanoseconds, nanoseconds), dir_fd=folder, follow_symlinks=False)
+
+    def pin(self, id: str, pinned: bool) -> None:
+        """Keep, durably, whether a piece is pinned."""
+        with self._own(PINNED) as folder:
+            try:
+                if pinned:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                    os.close(os.open(check_id(id), flags, 0o600, dir_fd=folder))
+                else:
+                    os.unlink(check_id(id), dir_fd=folder)
+            except (FileExistsError, FileNotFoundError):
+                return
+            os.fsync(folder)
+
+    def pins(self) -> set[str]:
+        """Ids that are pinned."""
+        return {name for name in self._pinned() if is_id(name)}
+
+    def _pinned(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path / PINNED))
+        except FileNotFoundError:
+            return []
+
+    def under_way(self) -> int:
+        """Bytes of files that are being written or kept for inspection."""
+        return sum(status.st_size for name in (TEMPORARY, QUARANTINE) for _, status in files(self.path / name))
+
+    def remove_temporary(self) -> int:
+        """Delete what killed writers left; how many files that were."""
+        removed = 0
+        for name, status in list(files(self.path / TEMPORARY)):
+            if stat.S_ISREG(status.st_mode) and Temporary.abandon(self.path / TEMPORARY / name):
+                removed += 1
+        return removed
+
+    def quarantine(self, id: str, inode: int | None, limit: int) -> bool:
+        """Take a file out of `pieces/`, for inspection where all of quarantine stays within `limit` bytes.
+
+        Args:
+            id: of the piece.
+            inode: of the file meant; another file of the same id stays. None takes whichever is there.
+            limit: bytes.
+        """
+        try:
+            with open_folder(self.piece(id).parent) as folder, self._own(QUARANTINE) as quarantine:
+                status = os.stat(id + SUFFIX, dir_fd=folder, follow_symlinks=False)
+                if inode is not None and status.st_ino != inode:
+                    return False
+                if status.st_size > limit:
+                    os.unlink(id + SUFFIX, dir_fd=folder)
+                else:
+                    name = f"{id}-{secrets.token_hex(4)}{SUFFIX}"
+                    os.rename(id + SUFFIX, name, src_dir_fd=folder, dst_dir_fd=quarantine)
+                os.fsync(folder)
+        except FileNotFoundError:
+            return False
+        self.shrink_quarantine(limit)
+        return True
+
+    def shrink_quarantine(self, limit: int) -> tuple[int, int]:
+        """Delete the oldest files in quarantine until it holds at most `limit` bytes; how many, and their bytes."""
+        found = sorted(files(self.path / QUARANTINE), key=lambda file: file[1].st_ctime_ns, reverse=True)
+        total = count = freed = 0
+        for name, status in found:
+            total += status.st_size
+            if total > limit or limit == 0:
+                with suppress(FileNotFoundError, IsADirectoryError):
+                    os.unlink(self.path / QUARANTINE / name)
+                    count, freed = count + 1, freed + status.st_size
+        return count, freed
+
+    def foreign(self) -> Iterator[tuple[str, str]]:
+        """What lies in the folder and is not the store's, each with the reason; it is left alone."""
+        for name in sorted(os.listdir(self.path)):
+            if name not in KNOWN:
+                yield name, "not the store's"
+        for name in self._pinned():
+            if not is_id(name):
+                yield f"{PINNED}/{name}", "not a piece's name"
+
+
+def _checksum(version: int) -> bytes:
+    return xxh3_64(b"emblema store %d" % version).hexdigest().encode()

@@ -1,0 +1,265 @@
+"""The index of a disk tier: one sqlite file in WAL mode, shared by every process that uses the folder."""
+
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from emblema.store.disk.entry import Entry
+from emblema.store.disk.files import clear
+from emblema.store.disk.schema import (
+    APPLICATION,
+    COLUMNS,
+    TABLES,
+    VERSION,
+    DamagedIndexError,
+    Row,
+    checksum,
+    entry_of,
+    owner_bytes,
+    row_of,
+)
+
+_PAGE = 512
+_CHUNKS = 12
+_INSERT = f"INSERT INTO pieces ({COLUMNS}) VALUES ({', '.join('?' * 15)})"
+_CACHE = 64 * 2**20
+"""Bytes of pages that a connection keeps at most: the upper levels of a million entries' trees."""
+_WAIT = 60.0
+"""Seconds to wait for another process's change."""
+
+
+class Index:
+    """Entries by id. Reading never waits for a change under way; changes are made within `transaction`.
+
+    Every method raises `sqlite3.Error`; `schema.is_damage` says which of them mean that the index is to be made again.
+
+    Args:
+        path: of its file, made where it is not there; None for one in memory.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.fresh = False
+        self._writing = threading.RLock()
+        self._reading = self._writing if path is None else threading.RLock()
+        self._changer: int | None = None
+        self._writer = self._connect()
+        try:
+            self._prepare()
+            self._reader = self._writer if path is None else self._connect()
+            if path is not None:
+                self._reader.execute("PRAGMA query_only = 1")
+        except BaseException:
+            self._writer.close()
+            raise
+        self.inode = None if path is None else path.stat().st_ino
+
+    def _connect(self) -> sqlite3.Connection:
+        name = ":memory:" if self.path is None else f"{self.path.as_uri()}?mode=rwc"
+        connection = sqlite3.connect(name, timeout=_WAIT, isolation_level=None, check_same_thread=False, uri=True)
+        connection.execute(f"PRAGMA cache_size = -{_CACHE // 1024}")
+        return connection
+
+    def _prepare(self) -> None:
+        if self.path is not None:
+            self._writer.execute("PRAGMA journal_mode = WAL")
+            self.path.chmod(0o600)
+        # The files are the truth: what a power cut takes from the end of the log is found again by a scan.
+        self._writer.execute("PRAGMA synchronous = NORMAL")
+        self._writer.execute("PRAGMA cell_size_check = 1")
+        (tables,) = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables == 0:
+            marks = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"
+            self._writer.executescript(f"BEGIN IMMEDIATE; {TABLES} {marks} COMMIT;")
+            self.fresh = True
+        marks_found = [
+            self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        ]
+        if marks_found != [APPLICATION, VERSION]:
+            raise DamagedIndexError(f"its marks are {marks_found}")
+
+    def check(self) -> None:
+        """Raises DamagedIndexError where the file's structure does not hold together."""
+        with self._reading:
+            (found,) = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise DamagedIndexError(str(found))
+
+    def close(self) -> None:
+        with self._writing, self._reading:
+            for connection in {self._reader, self._writer}:
+                # A file that went bad cannot be checkpointed; it is made again from the pieces.
+                with suppress(sqlite3.Error):
+                    connection.close()
+
+    # Reading
+
+    @contextmanager
+    def _view(self) -> Iterator[sqlite3.Connection]:
+        """The connection to read with; whoever changes the index sees its own changes."""
+        if self._changer == threading.get_ident():
+            yield self._writer
+        else:
+            with self._reading:
+                yield self._reader
+
+    def get(self, id: str) -> Entry | None:
+        with self._view() as connection:
+            row = connection.execute(f"SELECT {COLUMNS} FROM pieces WHERE id = ?", (bytes.fromhex(id),)).fetchone()
+        return None if row is None else entry_of(row)
+
+    def page(self, after: str, owner: str | None = None, kind: str | None = None) -> list[Entry]:
+        """The next entries by id, those after an id ("" for the first); none at the end."""
+        where, given = _where(owner, kind)
+        query = f"SELECT {COLUMNS} FROM pieces WHERE id > ?{where} ORDER BY id LIMIT {_PAGE}"
+        with self._view() as connection:
+            rows = connection.execute(query, (bytes.fromhex(after), *given)).fetchall()
+        return [entry_of(row) for row in rows]
+
+    def totals(self, owner: str | None = None, kind: str | None = None) -> tuple[int, int]:
+        """How many pieces there are, and their bytes."""
+        where, given = _where(owner, kind)
+        query = f"SELECT coalesce(sum(pieces), 0), coalesce(sum(bytes), 0) FROM totals WHERE 1{where}"
+        with self._view() as connection:
+            pieces, bytes = connection.execute(query, given).fetchone()
+        return pieces, bytes
+
+    def patches_of(self, chunk: str) -> list[str]:
+        with self._view() as connection:
+            rows = connection.execute("SELECT patch FROM parts WHERE chunk = ?", (bytes.fromhex(chunk),)).fetchall()
+        return [row[0].hex() for row in rows]
+
+    # Changing; within a transaction
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything within is done or, after an exception, nothing; no other process changes the index meanwhile."""
+        with self._writing:
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._changer = threading.get_ident()
+            try:
+                yield
+                self._writer.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._writer.execute("ROLLBACK")
+                raise
+            finally:
+                self._changer = None
+
+    def put(self, entry: Entry, inode: int) -> None:
+        """Keep an entry and which file holds it, in place of the one of the same id."""
+        self.put_row(row_of(entry, inode))
+
+    def put_row(self, row: Row) -> None:
+        self.remove_row(row[0])
+        self._writer.execute(_INSERT, row)
+        chunks = row[_CHUNKS]
+        parts = [(chunks[start : start + 32], row[0]) for start in range(0, len(chunks), 32)]
+        self._writer.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", parts)
+
+    def get_row(self, id: str) -> Row | None:
+        """The row of an id as this transaction has it, unchecked."""
+        query = f"SELECT {COLUMNS} FROM pieces WHERE id = ?"
+        row: Row | None = self._writer.execute(query, (bytes.fromhex(id),)).fetchone()
+        return row
+
+    def remove(self, id: str) -> None:
+        self.remove_row(bytes.fromhex(id))
+
+    def set_accessed(self, moments: Mapping[str, float]) -> None:
+        """Later moments only: a use seen earlier never takes a piece back."""
+        self._writer.executemany(
+            "UPDATE pieces SET accessed = ?2 WHERE id = ?1 AND accessed < ?2",
+            [(bytes.fromhex(id), moment) for id, moment in moments.items()],
+        )
+
+    def set_row_accessed(self, id: bytes, moment: float) -> None:
+        """When a piece was last used, as its file has it."""
+        self._writer.execute("UPDATE pieces SET accessed = ? WHERE id = ?", (moment, id))
+
+    def victims(self, owner: str | None = None) -> Iterator[tuple[str, int]]:
+        """Ids and bytes of what may be evicted, what goes first standing first."""
+        where, given = _where(owner, None)
+        query = f"SELECT id, bytes FROM pieces WHERE pinned = 0{where} ORDER BY priority, accessed"
+        cursor = self._writer.execute(query, given)
+        while rows := cursor.fetchmany(_PAGE):
+            yield from ((row[0].hex(), row[1]) for row in rows)
+
+    def ended(self, now: float) -> list[str]:
+        """Ids of what has expired."""
+        query = "SELECT id FROM pieces WHERE ends <= ? AND (expires IS NOT NULL OR idle IS NOT NULL)"
+        return [row[0].hex() for row in self._writer.execute(query, (now,))]
+
+    def shard(self, number: int) -> list[Row]:
+        """The rows of ids that start with this byte, unchecked."""
+        query = f"SELECT {COLUMNS} FROM pieces WHERE id >= ?" + (" AND id < ?" if number < 255 else "")
+        bounds = [bytes([number])] + ([bytes([number + 1])] if number < 255 else [])
+        return self._writer.execute(query, bounds).fetchall()
+
+    def remove_row(self, id: bytes) -> None:
+        """Remove a row whose contents are not to be trusted, its id included."""
+        self._writer.execute("DELETE FROM pieces WHERE id = ?", (id,))
+
+    def set_totals(self, totals: Mapping[tuple[bytes, str], tuple[int, int]]) -> None:
+        """What a scan counted, by owner and kind."""
+        self._writer.execute("DELETE FROM totals")
+        rows = [(*key, *counts) for key, counts in totals.items()]
+        self._writer.executemany("INSERT INTO totals VALUES (?, ?, ?, ?)", rows)
+
+    def parts(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every chunk of every patch."""
+        yield from self._writer.execute("SELECT chunk, patch FROM parts")
+
+    def set_parts(self, parts: Iterable[tuple[bytes, bytes]]) -> None:
+        self._writer.execute("DELETE FROM parts")
+        self._writer.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", parts)
+
+    def latest(self) -> float:
+        """The latest steady time that any process wrote."""
+        row = self._writer.execute("SELECT seconds, checksum FROM moments WHERE name = 'latest'").fetchone()
+        if row is not None and row[1] != checksum(row[0]):
+            raise DamagedIndexError("the latest moment's checksum differs")
+        return 0.0 if row is None else float(row[0])
+
+    def set_latest(self, moment: float) -> None:
+        self._writer.execute("INSERT OR REPLACE INTO moments VALUES ('latest', ?, ?)", (moment, checksum(moment)))
+
+    def checkpoint(self) -> None:
+        """Bring the log into the file; outside a transaction."""
+        with self._writing:
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def remove_index(path: Path) -> None:
+    """Delete an index's files, the log first: a log must never meet another index. Nobody may change it meanwhile."""
+    for each in _files(path):
+        clear(each)
+
+
+def is_plain(path: Path) -> bool:
+    """Whether none of an index's files is a link, a folder or a pipe, on which sqlite would wait."""
+    for each in _files(path):
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(each.lstat().st_mode):
+                return False
+    return True
+
+
+def _files(path: Path) -> list[Path]:
+    return [path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal", "")]
+
+
+def _where(owner: str | None, kind: str | None) -> tuple[str, list[bytes | str]]:
+    conditions: list[str] = []
+    given: list[bytes | str] = []
+    if owner is not None:
+        conditions.append(" AND owner = ?")
+        given.append(owner_bytes(owner))
+    if kind is not None:
+        conditions.append(" AND kind = ?")
+        given.append(kind)
+    return "".join(conditions), given

@@ -1,0 +1,353 @@
+"""A disk that is full, a folder that is read-only or gone, two processes: answered by an error, never by a loss."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emblema.errors import LoadError, StoreError
+from emblema.store.disk import DiskTier
+from emblema.store.record import Terms
+from tests.store.disk.crash import ROOT
+from tests.store.disk.records import (
+    ALICE,
+    check,
+    id_of,
+    piece_files,
+    piece_path,
+    record,
+    temporary_files,
+)
+
+Mount = Callable[[str], Path]
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """Mounts a file system in memory, with options; skips where that is not permitted."""
+    mounted: list[Path] = []
+
+    def make(options: str) -> Path:
+        folder = tmp_path / f"mount {len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        try:
+            done = subprocess.run(command, capture_output=True)
+        except FileNotFoundError:
+            pytest.skip("there is no mount")
+        if done.returncode:
+            pytest.skip("mounting is not permitted")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _intact(tier: DiskTier, folder: Path, names: list[str]) -> None:
+    for name in names:
+        check(tier.open(id_of(name), ALICE), id_of(name), 0)
+    files = piece_files(folder)
+    assert files.keys() == {id_of(name) for name in names} == {entry.id for entry in tier.entries()}
+    assert tier.bytes == sum(files.values())
+    assert temporary_files(folder) == []
+
+
+def test_a_disk_that_is_full(mount: Mount) -> None:
+    folder = mount("size=1m") / "store"
+    tier = DiskTier(folder, 10**9)
+    kept = []
+    with pytest.raises(StoreError, match="No space left"):
+        for number in range(100):
+            tier.write(record(number, 100_000), Terms())
+            kept.append(str(number))
+    assert kept
+    assert tier.statistics.failed_writes == 1
+    _intact(tier, folder, kept)
+    # There is room again once something goes.
+    assert tier.delete(id_of(kept[0]), ALICE)
+    tier.write(record("small", 50_000), Terms())
+    _intact(tier, folder, [*kept[1:], "small"])
+    tier.close()
+    again = DiskTier(folder, 10**9)
+    _intact(again, folder, [*kept[1:], "small"])
+    again.close()
+
+
+def test_a_disk_that_is_full_to_the_last_block_when_the_store_opens(mount: Mount) -> None:
+    disk = mount("size=1m")
+    tier = DiskTier(disk / "store", 10**9)
+    tier.write(record("kept", 5000), Terms())
+    tier.close()
+    with pytest.raises(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+        while ballast.write(bytes(512)):
+            pass
+    tier = DiskTier(disk / "store", 10**9)
+    check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
+    with pytest.raises(StoreError):
+        tier.write(record("more", 5000), Terms())
+    tier.close()
+    (disk / "ballast").unlink()
+    tier = DiskTier(disk / "store", 10**9)
+    tier.write(record("more", 5000), Terms())
+    _intact(tier, disk / "store", ["kept", "more"])
+    tier.close()
+
+
+@pytest.mark.parametrize("call", ["open", "ftruncate", "fsync", "utime", "rename", "mkdir"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_call_that_fails_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    tier = DiskTier(tmp_path, 10**9)
+    tier.write(record("kept"), Terms())
+    real = getattr(os, call)
+
+    def failing(*given: Any, **named: Any) -> Any:
+        if call == "open" and not given[1] & os.O_CREAT:
+            return real(*given, **named)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, failing)
+    for version in (record("new"), record("kept", version=1)):
+        if call == "mkdir" and version.header.id == id_of("kept"):
+            continue
+        with pytest.raises(StoreError, match=os.strerror(code)):
+            tier.write(version, Terms())
+    monkeypatch.undo()
+    _intact(tier, tmp_path, ["kept"])
+    tier.write(record("new"), Terms())
+    _intact(tier, tmp_path, ["kept", "new"])
+    tier.close()
+
+
+def test_a_delete_that_fails_is_no_acknowledgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = DiskTier(tmp_path, 10**9)
+    tier.write(record("chunk"), Terms())
+    tier.write(record("patch", chunks=[id_of("chunk")]), Terms())
+
+    def failing(*given: Any, **named: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "unlink", failing)
+    with pytest.raises(StoreError, match="Permission denied"):
+        tier.delete(id_of("chunk"), ALICE)
+    monkeypatch.undo()
+    _intact(tier, tmp_path, ["chunk", "patch"])
+    assert tier.delete(id_of("chunk"), ALICE)
+    _intact(tier, tmp_path, [])
+    tier.close()
+
+
+def test_a_read_only_folder_is_read(mount: Mount) -> None:
+    disk = mount("size=4m")
+    tier = DiskTier(disk / "store", 10**9)
+    tier.write(record("kept"), Terms(pinned=True))
+    tier.write(record("damaged"), Terms())
+    tier.close()
+    path = piece_path(disk / "store", id_of("damaged"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    tier = DiskTier(disk / "store", 10**9)
+    assert "cannot be written" in str(tier.report)
+    check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
+    entry = tier.entry(id_of("kept"))
+    assert entry is not None and entry.terms.pinned
+    reader = tier.open(id_of("damaged"), ALICE)
+    assert reader is not None
+    with pytest.raises(LoadError):
+        reader.read("second")
+    # It cannot be moved away, and is not served again.
+    assert tier.open(id_of("damaged"), ALICE) is None
+    assert tier.statistics.quarantined == 1
+    for change in (
+        lambda: tier.write(record("new"), Terms()),
+        lambda: tier.delete(id_of("kept"), ALICE),
+        lambda: tier.set_pin(id_of("kept"), False),
+        tier.expire,
+        tier.gc,
+    ):
+        with pytest.raises(StoreError, match="cannot be written"):
+            change()
+    tier.touch([id_of("kept")])
+    tier.close()
+
+
+def test_a_folder_that_becomes_read_only(mount: Mount) -> None:
+    disk = mount("size=4m")
+    tier = DiskTier(disk / "store", 10**9)
+    tier.write(record("kept"), Terms())
+    # What is open for writing keeps a file system from becoming read-only: this binds another view over it.
+    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(disk)], check=True)
+        with pytest.raises(StoreError):
+            tier.write(record("new"), Terms())
+        check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    tier.write(record("new"), Terms())
+    _intact(tier, disk / "store", ["kept", "new"])
+    tier.close()
+
+
+def test_a_folder_that_vanishes_and_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    tier = DiskTier(folder, 10**9)
+    tier.write(record("kept"), Terms())
+    folder.rename(tmp_path / "elsewhere")
+    assert tier.entry(id_of("kept")) is None
+    with pytest.raises(LoadError, match="vanished"):
+        tier.open(id_of("kept"), ALICE)
+    with pytest.raises(StoreError, match="vanished"):
+        tier.write(record("new"), Terms())
+    with pytest.raises(StoreError, match="vanished"):
+        tier.delete(id_of("kept"), ALICE)
+    assert not folder.exists()
+    assert tier.statistics.failed_reads == 2
+    (tmp_path / "elsewhere").rename(folder)
+    tier.write(record("new"), Terms())
+    _intact(tier, folder, ["kept", "new"])
+    tier.close()
+
+
+def test_parts_of_the_folder_that_somebody_deletes(tmp_path: Path) -> None:
+    for part in ("pieces", "temporary", "quarantine", "pinned", "index.sqlite", "FORMAT", "lock"):
+        folder = tmp_path / part
+        tier = DiskTier(folder, 10**9)
+        tier.write(record("kept"), Terms())
+        subprocess.run(["rm", "-r", str(folder / part)], check=True)
+        if part == "pieces":
+            assert tier.open(id_of("kept"), ALICE) is None
+            tier.write(record("kept"), Terms())
+        tier.write(record("new"), Terms(pinned=True))
+        assert tier.quarantine(id_of("new"), "a test")
+        _intact(tier, folder, ["kept"])
+        tier.close()
+        tier = DiskTier(folder, 10**9)
+        _intact(tier, folder, ["kept"])
+        tier.close()
+
+
+def test_a_folder_that_is_a_file_or_holds_one_in_place_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StoreError, match="not a folder"):
+        DiskTier(tmp_path / "file")
+    with pytest.raises(StoreError, match="not a folder"):
+        DiskTier(tmp_path / "file" / "below")
+    (tmp_path / "away").mkdir()
+    for kind in ("file", "link"):
+        folder = tmp_path / f"store with a {kind}"
+        folder.mkdir()
+        if kind == "file":
+            (folder / "pieces").write_text("mine")
+        else:
+            (folder / "pieces").symlink_to(tmp_path / "away")
+        with pytest.raises(StoreError, match="pieces is not a folder"):
+            DiskTier(folder)
+    assert list((tmp_path / "away").iterdir()) == []
+
+
+def test_links_are_not_followed_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    folder, secret = tmp_path / "store", tmp_path / "secret"
+    tier = DiskTier(folder, 10**9)
+    tier.write(record("kept"), Terms())
+    tier.write(record("linked"), Terms())
+    tier.close()
+    path = piece_path(folder, id_of("linked"))
+    path.rename(secret)
+    before = secret.read_bytes()
+    path.symlink_to(secret)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "pieces" / "notes.txt").write_text("mine")
+    shard = next(name for name in ("00", "01", "02") if not (folder / "pieces" / name).exists())
+    (tmp_path / "away").mkdir()
+    (folder / "pieces" / shard).symlink_to(tmp_path / "away")
+    tier = DiskTier(folder, 10**9)
+    assert dict(tier.report.skipped).keys() == {
+        "notes.txt",
+        "pieces/notes.txt",
+        f"pieces/{shard}",
+        str(path.relative_to(folder)),
+    }
+    assert tier.open(id_of("linked"), ALICE) is None
+    assert tier.count() == 1
+    # A piece that belongs behind the linked folder is refused; one in place of the linked file replaces the link.
+    with pytest.raises(StoreError):
+        tier.write(record(None, id=shard + "0" * 62), Terms())
+    tier.write(record("linked", version=1), Terms())
+    check(tier.open(id_of("linked"), ALICE), id_of("linked"), 1)
+    assert secret.read_bytes() == before
+    assert list((tmp_path / "away").iterdir()) == []
+    tier.gc()
+    assert (folder / "notes.txt").read_text() == (folder / "pieces" / "notes.txt").read_text() == "mine"
+    tier.close()
+
+
+def test_a_store_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    from emblema.store.disk.folder import _checksum
+
+    tier = DiskTier(tmp_path, 10**9)
+    tier.write(record("kept"), Terms())
+    tier.close()
+    (tmp_path / "FORMAT").write_bytes(b"emblema store, format 2, checksum %s\n" % _checksum(2))
+    before = piece_files(tmp_path)
+    with pytest.raises(StoreError, match="format 2"):
+        DiskTier(tmp_path, 10)
+    assert piece_files(tmp_path) == before
+
+
+def test_modes_keep_others_out(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    tier = DiskTier(folder, 10**9)
+    tier.write(record("kept"), Terms(pinned=True))
+    for path in [folder, *folder.rglob("*")]:
+        expected = 0o700 if path.is_dir() else 0o600
+        assert path.stat().st_mode & 0o777 == expected, path
+    tier.close()
+
+
+def test_two_processes_on_one_store(tmp_path: Path) -> None:
+    """Each sees what the other keeps; together they stay within the budget; both end by themselves."""
+    capacity = 1_000_000
+    command = [sys.executable, "-m", "tests.store.disk.writer", str(tmp_path / "store"), "--capacity", str(capacity)]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    writers = [
+        subprocess.Popen(
+            [*command, "--name", name, "--seed", seed, "--operations", "60"],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for name, seed in (("left", "1"), ("right", "2"))
+    ]
+    for writer in writers:
+        _, errors = writer.communicate(timeout=120)
+        assert writer.returncode == 0, errors.decode()
+    tier = DiskTier(tmp_path / "store", capacity)
+    assert (tier.report.added, tier.report.lost, tier.report.skipped) == (0, 0, ())
+    files = piece_files(tmp_path / "store")
+    assert files and {entry.id: entry.bytes for entry in tier.entries()} == files
+    assert tier.bytes == sum(files.values()) <= capacity
+    assert tier.verify().damaged == ()
+    tier.close()
+
+
+def test_another_tier_on_the_folder_makes_the_index_again(tmp_path: Path) -> None:
+    first = DiskTier(tmp_path, 10**9)
+    first.write(record("before"), Terms())
+    (tmp_path / "index.sqlite").unlink()
+    second = DiskTier(tmp_path, 10**9)
+    assert second.statistics.rebuilt == 1
+    second.write(record("second"), Terms())
+    first.write(record("first"), Terms())
+    for tier in (first, second):
+        _intact(tier, tmp_path, ["before", "second", "first"])
+        tier.close()
