@@ -133,7 +133,8 @@ names = st.sampled_from(["a", "b", "ab", "ba", ""])
 @given(*[st.tuples(names, names, st.lists(names, max_size=3).map(tuple), st.booleans())] * 2)
 def test_patch_ids_are_as_different_as_keys(left: tuple[Any, ...], right: tuple[Any, ...]) -> None:
     one, other = PatchKey(*left), PatchKey(*right)
-    assert (patch_id(one) == patch_id(other)) == (one == other)
+    assert (patch_id(one, "owner") == patch_id(other, "owner")) == (one == other)
+    assert patch_id(one, "owner") != patch_id(one, "another")
 
 
 def test_an_orbit_key_knows_no_order() -> None:

@@ -1,20 +1,59 @@
-"""Where chunks, patches and exact prefixes live. In memory for now."""
+"""Where chunks, patches and exact prefixes live: memory, disk and beyond, each tenant's apart.
 
-from emblema.store.identity import chunk_id, patch_id
-from emblema.store.keys import PatchKey
-from emblema.store.memory import MemoryStore, StoreStatistics
-from emblema.store.prefixes import ChunkSegment, KeptPrefix, PrefixMatch, PrefixStore, Segment, TextSegment
+Names are imported when they are asked for, so that the disk tier comes without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from emblema.store.identity import SHARED_SALT, chunk_id, owner_digest, patch_id
+    from emblema.store.keys import PatchKey
+    from emblema.store.leases import Lease
+    from emblema.store.memory import MemoryStore
+    from emblema.store.prefixes import ChunkSegment, KeptPrefix, PrefixMatch, PrefixStore, Segment, TextSegment
+    from emblema.store.record import SHARED, Terms
+    from emblema.store.statistics import StoreStatistics
+    from emblema.store.store import Store
+    from emblema.store.view import StoredRows, View
 
 __all__ = [
+    "SHARED",
+    "SHARED_SALT",
     "ChunkSegment",
     "KeptPrefix",
+    "Lease",
     "MemoryStore",
     "PatchKey",
     "PrefixMatch",
     "PrefixStore",
     "Segment",
+    "Store",
     "StoreStatistics",
+    "StoredRows",
+    "Terms",
     "TextSegment",
+    "View",
     "chunk_id",
+    "owner_digest",
     "patch_id",
 ]
+
+_MODULES = {
+    "identity": ("SHARED_SALT", "chunk_id", "owner_digest", "patch_id"),
+    "keys": ("PatchKey",),
+    "leases": ("Lease",),
+    "memory": ("MemoryStore",),
+    "prefixes": ("ChunkSegment", "KeptPrefix", "PrefixMatch", "PrefixStore", "Segment", "TextSegment"),
+    "record": ("SHARED", "Terms"),
+    "statistics": ("StoreStatistics",),
+    "store": ("Store",),
+    "view": ("StoredRows", "View"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

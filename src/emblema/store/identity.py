@@ -8,10 +8,15 @@ from blake3 import blake3
 
 from emblema.errors import StoreError
 from emblema.store.keys import PatchKey
+from emblema.store.record import SHARED
 
 _CHUNK = "emblema 2026-11 chunk identity 1"
 _OWNER = "emblema 2026-11 owner identity 1"
-_PATCH = "emblema 2026-11 patch identity 1"
+_PATCH = "emblema 2026-11 patch identity 2"
+_TENANT = "emblema 2026-11 tenant identity 1"
+
+SHARED_SALT = b"emblema 2026-11 shared library 1"
+"""The salt of the shared library's ids: known to all, so that every tenant can ask for them; no tenant's own."""
 
 
 def chunk_id(
@@ -60,11 +65,26 @@ def chunk_id(
     return digest.hexdigest()
 
 
-def patch_id(key: PatchKey) -> str:
-    """The id of a patch, 64 hexadecimal digits. Its chunks' ids are keyed by the tenant already, so it is too."""
+def patch_id(key: PatchKey, owner: str) -> str:
+    """The id of one owner's patch, 64 hexadecimal digits.
+
+    Two tenants may form a patch of the same shared chunks; each keeps its own, as the text in front of it is its own.
+    """
     digest = blake3(derive_key_context=_PATCH)
-    digest.update(canonical([key.model, key.chunk, list(key.antecedents), key.orbit]))
+    digest.update(canonical([owner, key.model, key.chunk, list(key.antecedents), key.orbit]))
     return digest.hexdigest()
+
+
+def owner_digest(salt: bytes) -> str:
+    """The owner that a tenant's pieces are stored under: 64 hexadecimal digits that do not give the salt away; for the
+    shared library's salt, `shared`.
+
+    Raises:
+        StoreError: the salt is not bytes.
+    """
+    if not isinstance(salt, bytes):
+        raise StoreError(f"The salt is a {type(salt).__name__}: give bytes.")
+    return SHARED if salt == SHARED_SALT else blake3(salt, derive_key_context=_TENANT).hexdigest()
 
 
 def owner_id(model_fingerprint: str, dtype: str | torch.dtype, salt: bytes) -> str:

@@ -118,6 +118,21 @@ class RecordTier(Protocol):
         """
 
     def delete(self, id: str, owner: str) -> bool:
-        """Delete a record, and for a chunk every patch made from it; whether anything was here."""
+        """Delete a record, and for a chunk every patch made from it; whether anything was here.
+
+        Raises:
+            StoreError: the tier could not be reached, so that it may still be here.
+        """
 
     def close(self) -> None: ...
+
+
+class RemoteTier(RecordTier, Protocol):
+    """A tier beyond this machine, where nothing can be set aside for inspection."""
+
+    def quarantine(self, id: str, owner: str, reason: str) -> bool:
+        """Delete a record alone, its patches stay, if it does not verify when it is read again; whether it went.
+
+        Raises:
+            StoreError: the tier does not answer.
+        """

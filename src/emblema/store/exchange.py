@@ -1,0 +1,82 @@
+"""Pieces out of a store and into another, as the files that they are: `docs/store-format.md`."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from emblema.errors import LoadError, StoreError
+from emblema.store import format
+from emblema.store.disk import DiskTier
+from emblema.store.disk.entry import entry_of, without_terms
+from emblema.store.record import Record, RecordHeader, Terms
+
+SUFFIX = ".safetensors"
+
+
+def export_piece(tier: DiskTier, id: str, folder: Path) -> Path:
+    """Copy one piece, verified, to `folder` under its id; gives the file's path.
+
+    Raises:
+        LoadError: the piece is not here, or damaged.
+        StoreError: the file cannot be written; nothing of it is left.
+    """
+    entry = tier.entry(id)
+    reader = None if entry is None else tier.open(id, entry.owner)
+    if reader is None:
+        raise LoadError(id, "it is not in the store")
+    try:
+        arrays = {name: reader.read(name) for name in reader.header.sizes}
+        record = Record(reader.header, arrays)
+    finally:
+        reader.close()
+    path = folder / f"{id}{SUFFIX}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                format.write(record, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}; give another folder") from error
+    return path
+
+
+def import_piece(tier: DiskTier, path: Path) -> RecordHeader:
+    """Take one file into the store, every tensor verified; a piece that is here already is written again.
+
+    The pieces stay their owner's: ids and owners are digests that only the same salt makes again.
+
+    Raises:
+        LoadError: the file is damaged, or no piece.
+        StoreError: it cannot be kept: another owner's piece has its id, or there is no room.
+    """
+    with format.open_file(path) as reader:
+        arrays = {name: reader.read(name) for name in reader.header.sizes}
+        header = reader.header
+    try:
+        terms: Terms = entry_of(header, bytes=0, accessed=header.created, pinned=False).terms
+    except ValueError as error:
+        raise LoadError(header.id, str(error)) from error
+    tier.write(Record(without_terms(header), arrays), terms)
+    return header
+
+
+def piece_files(source: Path) -> Iterator[Path]:
+    """The piece files of a folder, below it too; or the one file that was given.
+
+    Raises:
+        StoreError: there is nothing of that name.
+    """
+    if source.is_dir():
+        yield from sorted(path for path in source.rglob(f"*{SUFFIX}") if path.is_file() and not path.is_symlink())
+    elif source.is_file():
+        yield source
+    else:
+        raise StoreError(f"{source} is neither a file nor a folder: give what `emblema store export` wrote")

@@ -1,0 +1,335 @@
+"""The heart of the store: what is where, and how it gets there.
+
+One lock (`changed`) guards the table of pieces, the leases' queue and the savers' queues. It is never held during
+reading or writing: callers take what they need, let go, do it, take the lock again and look whether it still holds.
+Inside it only locks that never wait for it are taken: those of ArrivingRows and of the counters.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+import torch
+
+from emblema.errors import CapacityError, LoadError, StoreError
+from emblema.kv.arriving import ArrivingRows
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import KVRows
+from emblema.store.compression import Compression
+from emblema.store.counts import Counts
+from emblema.store.disk.clock import SteadyClock
+from emblema.store.finder import Finder
+from emblema.store.handles import StoredRows, handle_of
+from emblema.store.loader import Loader
+from emblema.store.patches import Patches
+from emblema.store.pieces import Memory, MemoryTier, Name, Piece
+from emblema.store.record import SHARED, Terms
+from emblema.store.saver import Saver
+from emblema.store.slower import DISK, SlowerTiers
+from emblema.store.traffic import Traffic
+
+Owners = Sequence[str]
+"""Who may be asked, in order: the tenant, then `shared`."""
+
+EXPIRY_SECONDS = 60.0
+"""How often pieces whose time has come are looked for."""
+
+
+class Keeper:
+    """Pieces of all owners in all tiers. Views call it, each for its owners.
+
+    Args:
+        budgets: bytes of device and host memory.
+        slower: disk and remote.
+        counts: where everything is counted.
+        write: `through` writes a piece when it is put, `back` when it leaves memory.
+        compression: of the rows written.
+        terms: of pieces put without any.
+        deadline: seconds for a load.
+        quota_of: bytes that an owner may hold in memory, and again on disk.
+        clock: Unix time in seconds.
+        device: where loaded rows are wanted.
+    """
+
+    def __init__(
+        self,
+        budgets: dict[MemoryTier, int | None],
+        slower: SlowerTiers,
+        counts: Counts,
+        *,
+        write: Literal["through", "back"],
+        compression: Compression,
+        terms: Terms,
+        deadline: float,
+        quota_of: Callable[[str], int | None],
+        clock: Callable[[], float],
+        device: torch.device,
+    ) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.memory = Memory(budgets)
+        self.slower, self.counts, self.write, self.compression = slower, counts, write, compression
+        self.terms, self.deadline, self.quota_of, self.clock, self.device = (
+            terms,
+            deadline,
+            quota_of,
+            SteadyClock(clock),
+            device,
+        )
+        # Whether device memory is other memory than the host's, so that rows have to be copied between them.
+        self.separate = device.type != "cpu"
+        self.wall = clock
+        self.savers = {label: Saver(self, label) for label in slower.tiers}
+        self.loader = Loader(self)
+        self.traffic = Traffic(self)
+        self.finder = Finder(self)
+        self.patches = Patches(self)
+        # Names whose deletion is under way, with how many.
+        self.deleting: dict[Name, int] = {}
+        # Handles given out and still in use: they say whose a lost chunk was.
+        self.handles: WeakValueDictionary[Name, StoredRows] = WeakValueDictionary()
+        # Pieces that had to go from memory before any slower tier took them, since the last flush.
+        self.losses = 0
+        self._used: set[str] = set()
+        self._expired = time.monotonic()
+
+    def lookup(self, owners: Owners, id: str) -> Piece | None:
+        """The piece in memory, not counted as a use; under the lock."""
+        for owner in owners:
+            piece = self.memory.get((owner, id))
+            if piece is None:
+                continue
+            if piece.expired(self.clock.now()):
+                self.traffic.end(piece)
+            elif isinstance(piece.rows, ArrivingRows) and piece.rows.failed is not None:
+                self.traffic.remove(piece)
+            else:
+                return piece
+        return None
+
+    def find(self, owners: Owners, id: str) -> Piece | None:
+        """The piece, in memory or brought there from a slower tier without its rows; counted as a use."""
+        with self.changed:
+            piece = self.lookup(owners, id)
+            if piece is not None:
+                self.use(piece)
+                return piece
+        if not self.slower:
+            return None
+        return self.loader.ask(id, owners[0], lambda: self.finder.fetch(owners, id))
+
+    def use(self, piece: Piece) -> None:
+        """Count a use; under the lock."""
+        piece.leaving = False
+        self.memory.touch(piece, self.clock.now())
+        if DISK in piece.saved:
+            self._used.add(piece.id)
+            self.savers[DISK].start()
+
+    def holds(self, owners: Owners, id: str) -> bool:
+        """Whether a chunk is in any tier."""
+        with self.changed:
+            piece = self.lookup(owners, id)
+            if piece is not None:
+                return piece.chunk is not None
+        return any(self.slower.holds(id, owner) for owner in self.open_to(owners, id))
+
+    def knows(self, owner: str, id: str) -> bool:
+        """Whether an owner's piece is in memory or in the disk's index."""
+        with self.changed:
+            if self.memory.get((owner, id)) is not None:
+                return True
+        return bool(self.open_to((owner,), id)) and self.slower.entry(id, owner) is not None
+
+    def ids(self, owner: str) -> list[str]:
+        """Ids of an owner's chunks, on disk alone and in memory."""
+        disk = self.slower.disk
+        stored = [] if disk is None else [entry.id for entry in disk.entries(owner=owner, kind="chunk")]
+        with self.changed:
+            here = [piece.id for piece in self.memory if piece.owner == owner and piece.chunk is not None]
+            known = set(here)
+            return [id for id in stored if id not in known and (owner, id) not in self.memory.tombstones] + here
+
+    def set_pin(self, owner: str, id: str, pinned: bool) -> bool:
+        """Pin or unpin an owner's piece wherever it is; whether it is anywhere."""
+        with self.changed:
+            piece = self.lookup((owner,), id)
+            if piece is not None:
+                self.memory.change_terms(piece, replace(piece.terms, pinned=pinned))
+                self.traffic.make_room()
+        stored = bool(self.open_to((owner,), id)) and self.slower.entry(id, owner) is not None
+        if stored:
+            self.slower.set_pin(id, pinned)
+        return stored or piece is not None
+
+    def open_to(self, owners: Owners, id: str) -> list[str]:
+        """The owners under whom an id has not been deleted."""
+        with self.changed:
+            return [owner for owner in owners if (owner, id) not in self.memory.tombstones]
+
+    def handle(self, chunk: Chunk, owner: str, sizes: Sequence[int]) -> Chunk:
+        """What is given out for a chunk."""
+        made = handle_of(owner, chunk.id, chunk.kind, chunk.model, chunk.encoded, sizes, self.rows)
+        with self.changed:
+            if isinstance(made.rows, StoredRows) and (owner, chunk.id) not in self.handles:
+                self.handles[owner, chunk.id] = made.rows
+        return made
+
+    def piece(self, owner: str, id: str, terms: Terms, **contents: Any) -> Piece:
+        """A new piece, made now."""
+        now = self.clock.now()
+        return Piece(owner, id, terms, self.wall(), now, now, **contents)
+
+    def put(self, owner: str, chunk: Chunk, terms: Terms | None) -> Piece:
+        """Keep a chunk with its rows; what is here already under its id, being the same, stays.
+
+        Raises:
+            CapacityError: it alone is larger than the device budget, or its owner's quota.
+            StoreError: it is a handle, and its rows are lost.
+        """
+        if isinstance(chunk.rows, StoredRows):
+            return self._put_again(owner, chunk, terms)
+        rows = tuple(chunk.rows)
+        sizes = [layer.bytes for layer in rows]
+        self.check_size(owner, sum(sizes) + chunk.encoded.bytes)
+        handle = self.handle(chunk, owner, sizes)
+        with self.changed:
+            piece = self.lookup((owner,), chunk.id)
+            fresh = piece is None or (piece.sizes != tuple(sizes) and not piece.loading)
+            if piece is not None and fresh:
+                self.traffic.remove(piece)
+            if piece is None or fresh:
+                piece = self.piece(owner, chunk.id, terms or self.terms, chunk=handle, rows=rows)
+                self.memory.insert(piece)
+            elif piece.rows is None:
+                piece.rows = rows
+                self.memory.move(piece, "device")
+            if terms is not None:
+                self.memory.change_terms(piece, terms)
+            self.use(piece)
+            if fresh and self.write == "through":
+                self.traffic.save(piece)
+            self.traffic.make_room(piece)
+            return piece
+
+    def _put_again(self, owner: str, chunk: Chunk, terms: Terms | None) -> Piece:
+        piece = self.find((owner,), chunk.id)
+        if piece is None:
+            raise StoreError(f"Chunk {chunk.id[:12]} was deleted or lost, and its rows with it: add its media again.")
+        if terms is not None:
+            with self.changed:
+                self.memory.change_terms(piece, terms)
+        return piece
+
+    def check_size(self, owner: str, size: int) -> None:
+        budget, quota = self.memory.budgets["device"], self.quota_of(owner)
+        if budget is not None and size > budget:
+            raise CapacityError(f"One piece's rows need {size} bytes; the store's budget is {budget}.")
+        if quota is not None and size > quota:
+            raise CapacityError(f"One piece's rows need {size} bytes; its owner's quota is {quota}.")
+
+    def delete(self, owner: str, id: str) -> bool:
+        """Delete a piece and every patch made from it, everywhere; whether anything was there.
+
+        A save of any of them that is under way is waited for, and what it wrote is deleted with the rest. Nothing
+        happens to what is the shared library's and not the owner's.
+
+        Raises:
+            StoreError: a tier could not be reached; the piece is out of use here all the same.
+        """
+        if owner != SHARED and not self.knows(owner, id) and self.knows(SHARED, id):
+            return False
+        with self.changed:
+            own = self.memory.get((owner, id))
+            doomed = [piece for piece in self.memory.patches_of(id) if owner in (piece.owner, SHARED)]
+            doomed += [] if own is None else [own]
+            for piece in doomed:
+                self.traffic.remove(piece, "deleted")
+            self.memory.bury((owner, id), "deleted")
+            names = {(owner, id), *(piece.name for piece in doomed)}
+            if not self.slower:
+                return bool(doomed)
+            for name in names:
+                self.deleting[name] = self.deleting.get(name, 0) + 1
+            self.changed.wait_for(lambda: all(saver.writing not in names for saver in self.savers.values()))
+        try:
+            # Patches first, so that no crash leaves one without its chunk.
+            return self.slower.delete_all([*(piece.name for piece in doomed if piece is not own), (owner, id)]) or bool(
+                doomed
+            )
+        finally:
+            with self.changed:
+                for name in names:
+                    self.deleting[name] -= 1
+                    if not self.deleting[name]:
+                        del self.deleting[name]
+                self.changed.notify_all()
+
+    def rows(self, owner: str, id: str) -> KVRows:
+        """A chunk's rows, here or under way.
+
+        Raises:
+            LoadError: no tier has them.
+        """
+        piece = self.find((owner,), id)
+        with self.changed:
+            piece = None if piece is None else self.traffic.relist(piece)
+            if piece is None:
+                raise LoadError(id, "it was deleted, has expired or was evicted")
+            return self.traffic.activate(piece)
+
+    def flush(self) -> None:
+        """Return once everything put so far is durable.
+
+        Raises:
+            StoreError: a piece could not be written to any tier.
+        """
+        if not self.savers:
+            return
+        with self.changed:
+            for piece in self.memory:
+                if not piece.saved:
+                    self.traffic.save(piece)
+            waited = [piece for piece in self.memory if piece.pending]
+            self.changed.wait_for(lambda: not any(piece.pending for piece in waited))
+            failed = sum(bool(piece.failed) and not piece.saved for piece in self.memory) + self.losses
+            self.losses = 0
+        self.tell_uses()
+        if failed:
+            raise StoreError(
+                f"{failed} pieces are on no slower tier, as none took them: the log says why. Make room or mend the "
+                "folder, and flush again; what had to leave memory meanwhile is lost."
+            )
+
+    def tell_uses(self) -> None:
+        """Tell the disk which of its files were used."""
+        with self.changed:
+            used, self._used = list(self._used), set()
+        if used:
+            self.slower.touch(used)
+
+    def upkeep(self) -> None:
+        """What the disk's saver does between pieces."""
+        self.tell_uses()
+        if time.monotonic() - self._expired >= EXPIRY_SECONDS:
+            self._expired = time.monotonic()
+            self.expire()
+
+    def expire(self) -> int:
+        """Delete what has had its time, in memory and on disk; how many pieces went from memory."""
+        with self.changed:
+            old = [piece for piece in self.memory if piece.expired(self.clock.now())]
+            for piece in old:
+                self.traffic.end(piece)
+        self.slower.expire()
+        return len(old)
+
+    def close(self) -> None:
+        """End the threads and the tiers; what was not flushed is written first."""
+        for saver in self.savers.values():
+            saver.close()
+        self.loader.close()
+        self.tell_uses()
+        self.slower.close()

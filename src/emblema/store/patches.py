@@ -1,0 +1,104 @@
+"""Patches in the store: found by key, owned by the tenant that formed them, gone with any of their chunks."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from emblema.errors import StoreError
+from emblema.kv.patch import Factors, LayerPatch, Patch
+from emblema.store import codec
+from emblema.store.identity import patch_id
+from emblema.store.keys import PatchKey
+from emblema.store.pieces import Piece
+
+if TYPE_CHECKING:
+    from emblema.store.keeper import Keeper, Owners
+
+
+class Patches:
+    """The patches among a keeper's pieces."""
+
+    def __init__(self, keeper: "Keeper") -> None:
+        self._keeper = keeper
+
+    def find(self, owners: "Owners", key: PatchKey) -> Patch | None:
+        """The first owner's patch of a key, in memory or read from a slower tier."""
+        keeper = self._keeper
+        ids = [(owner, patch_id(key, owner)) for owner in owners]
+        with keeper.changed:
+            for owner, id in ids:
+                piece = keeper.lookup((owner,), id)
+                if piece is not None:
+                    keeper.use(piece)
+                    return piece.patch
+        if not keeper.slower:
+            return None
+        for owner, id in ids:
+            piece = keeper.loader.ask(id, owner, lambda owner=owner, id=id: self._fetch(owner, id, key))  # type: ignore[misc]
+            if piece is not None:
+                return piece.patch
+        return None
+
+    def _fetch(self, owner: str, id: str, key: PatchKey) -> Piece | None:
+        keeper = self._keeper
+        if not keeper.open_to((owner,), id) or any(not keeper.open_to((owner,), chunk) for chunk in key.chunks):
+            return None
+        for label, reader in keeper.slower.open(id, (owner,)):
+            header = reader.header
+            try:
+                found, patch = codec.read_patch(reader)
+                if found != key:
+                    raise StoreError(f"{id[:12]} holds another patch than its name says")
+            except (StoreError, OSError) as error:
+                keeper.slower.distrust(label, id, owner, error)
+                continue
+            finally:
+                reader.close()
+            piece = keeper.finder.found(label, id, owner, header.created)
+            piece.key, piece.patch = key, _moved(patch, keeper.device)
+            piece = keeper.finder.admit(piece) or piece
+            return piece if piece.listed else None
+        return None
+
+    def put(self, owners: "Owners", key: PatchKey, patch: Patch) -> bool:
+        """Keep a patch for the first owner; False where a chunk is not here, or it is too large."""
+        keeper, owner = self._keeper, owners[0]
+        budget, quota = keeper.memory.budgets["device"], keeper.quota_of(owner)
+        if any(bound is not None and patch.bytes > bound for bound in (budget, quota)):
+            return False
+        if not all(keeper.holds(owners, chunk) for chunk in key.chunks):
+            return False
+        piece = keeper.piece(owner, patch_id(key, owner), keeper.terms, key=key, patch=patch)
+        with keeper.changed:
+            # Deleted since they were looked for: deletion wins.
+            if not all(
+                keeper.open_to(owners, chunk) == list(owners) or keeper.lookup(owners, chunk) for chunk in key.chunks
+            ):
+                return False
+            old = keeper.memory.get(piece.name)
+            if old is not None:
+                keeper.traffic.remove(old)
+            keeper.memory.insert(piece)
+            if keeper.write == "through":
+                keeper.traffic.save(piece)
+            keeper.traffic.make_room(piece)
+            return True
+
+    def forget(self, owner: str, chunk: str) -> int:
+        """Delete an owner's patches of a chunk, in every tier."""
+        keeper = self._keeper
+        with keeper.changed:
+            ids = {piece.id for piece in keeper.memory.patches_of(chunk) if piece.owner == owner}
+        if keeper.slower.disk is not None:
+            known = [keeper.slower.entry(id, owner) for id in keeper.slower.disk.patches_of(chunk)]
+            ids |= {entry.id for entry in known if entry is not None}
+        return sum(keeper.delete(owner, id) for id in sorted(ids))
+
+
+def _moved(patch: Patch, device: torch.device) -> Patch:
+    def there(factors: Factors) -> Factors:
+        return Factors(factors.left.to(device), factors.right.to(device))
+
+    return Patch(
+        tuple(None if layer is None else LayerPatch(there(layer.keys), there(layer.values)) for layer in patch.layers)
+    )
