@@ -1,0 +1,125 @@
+"""Retrieval in the model's own attention space: a question's query states against summaries of a chunk's keys.
+
+One attention head of one layer is the space. A chunk is summarised by the few of its keys that lie farthest apart: what
+is rare in it, such as the one cell of a map with something on it, keeps a key of its own, where a mean drowns it. Every
+token of the question asks for itself, and the nearest of a chunk's keys answers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emblema.kv.chunk import Chunk
+from emblema.library.embedder import Vectors
+from emblema.models.adapter import Adapter
+from emblema.models.queries import key_states, queries
+
+SUMMARY = 8
+"""Keys that a chunk is summarised by."""
+PROBES, DRAWS = 32, 8
+"""Tokens that stand for questions while a space is chosen, and how often they are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Where queries and keys meet: a layer, and one of its query heads with the key head that it asks."""
+
+    layer: int
+    head: int
+
+
+class AttentionEmbedder:
+    """Query states of a question's tokens, and a chunk's farthest keys, in one space.
+
+    Args:
+        adapter: the model's; `query` runs it, so only the thread that owns the model may search.
+        read: a text to token ids.
+        space: which head; `choose_space` finds it.
+        summary: keys kept of a chunk.
+    """
+
+    def __init__(
+        self, adapter: Adapter, read: Callable[[str], Sequence[int]], space: Space, summary: int = SUMMARY
+    ) -> None:
+        self._adapter, self._read, self.space, self.summary = adapter, read, space, summary
+
+    @property
+    def name(self) -> str:
+        return f"attention/{self.space.layer}.{self.space.head}/{self.summary} farthest keys/1"
+
+    def chunk(self, chunk: Chunk) -> Vectors:
+        keys = key_states(self._adapter, chunk.encoded, chunk.rows, self.space.layer)
+        group = max(1, self._heads // keys.shape[0])
+        key = keys[min(self.space.head // group, keys.shape[0] - 1)]
+        vectors: Vectors = farthest(key[None], self.summary)[0].cpu().numpy()
+        return vectors
+
+    def query(self, text: str) -> Vectors:
+        states = queries(self._adapter, list(self._read(text))).layers[self.space.layer]
+        vectors: Vectors = states[self.space.head].cpu().numpy()
+        return vectors
+
+    @property
+    def _heads(self) -> int:
+        return int(self._adapter.config.num_attention_heads)
+
+
+def farthest(keys: Tensor, count: int) -> Tensor:
+    """Of keys [heads, tokens, width], per head the mean and the `count` - 1 farthest from it and from one another."""
+    mean = keys.mean(1)
+    chosen = [mean]
+    distance = (keys - mean[:, None]).norm(dim=-1)
+    for _ in range(min(count - 1, keys.shape[1])):
+        index = distance.argmax(-1)
+        key = keys.gather(1, index[:, None, None].expand(-1, 1, keys.shape[-1]))
+        chosen.append(key[:, 0])
+        distance = torch.minimum(distance, (keys - key).norm(dim=-1))
+    return torch.stack(chosen, 1)
+
+
+def choose_space(adapter: Adapter, chunks: Sequence[Chunk], summary: int = SUMMARY) -> Space:
+    """The head that answers different questions with different chunks, found without any labels.
+
+    Tokens drawn from the vocabulary stand for questions. Of each head's scores, the share of variance is taken that
+    belongs to neither the question nor the chunk alone: a head that likes one chunk whatever is asked has none of it.
+    One draw may mislead, so the shares of several are averaged.
+    """
+    vocabulary = int(adapter.decoder.get_input_embeddings().num_embeddings)
+    summaries = [
+        torch.stack(
+            [
+                _padded(farthest(key_states(adapter, chunk.encoded, chunk.rows, layer), summary), summary)
+                for chunk in chunks
+            ]
+        )
+        for layer in range(len(adapter.layouts))
+    ]
+    shares: dict[Space, float] = {}
+    for draw in range(DRAWS):
+        generator = torch.Generator().manual_seed(draw)
+        asked = queries(adapter, torch.randperm(vocabulary, generator=generator)[:PROBES])
+        for layer, states in enumerate(asked.layers):
+            for head, share in enumerate(answering(states, summaries[layer]).tolist()):
+                shares[Space(layer, head)] = shares.get(Space(layer, head), 0.0) + share
+    return max(shares, key=lambda space: shares[space])
+
+
+def answering(states: Tensor, summaries: Tensor) -> Tensor:
+    """Per head, the share of its scores' variance that lies in which question meets which chunk.
+
+    Args:
+        states: of questions, [query heads, questions, width].
+        summaries: of chunks, [chunks, key heads, keys, width].
+    """
+    keys = summaries.repeat_interleave(states.shape[0] // summaries.shape[1], dim=1)
+    scores = torch.einsum("hqw,chkw->hqck", states, keys).amax(-1)
+    centred = scores - scores.mean((1, 2), keepdim=True)
+    own = centred - centred.mean(1, keepdim=True) - centred.mean(2, keepdim=True)
+    return own.square().mean((1, 2)) / centred.square().mean((1, 2)).clamp_min(1e-12)
+
+
+def _padded(keys: Tensor, count: int) -> Tensor:
+    """Summaries [heads, count, width] of chunks with fewer tokens than that: the last key stands again."""
+    return torch.cat((keys, keys[:, -1:].expand(-1, count - keys.shape[1], -1)), dim=1)

@@ -1,0 +1,231 @@
+"""The administrator's reference collections: changed as a whole or item by item, each change a new version."""
+
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from emblema.errors import StoreError
+from emblema.library.embedder import Embedder
+from emblema.library.entry import Entry, Hit, Item, Piece, checked_name
+from emblema.library.library import Library, chunk_ids
+from emblema.library.maker import Maker
+from emblema.library.shelf import Held, Shelf
+from emblema.store.record import SHARED
+
+
+class Snapshot:
+    """One version of a collection, which stays as it is until the snapshot is closed. Made by `snapshot()`.
+
+    Attributes:
+        version: of the collection.
+        entries: by name.
+    """
+
+    def __init__(self, library: Library, held: Held, entries: Mapping[str, Entry]) -> None:
+        self.version = held.version
+        self.entries = MappingProxyType(dict(entries))
+        self._library, self._held = library, held
+        self._dropped = weakref.finalize(self, library.shelf.dropped.append, held)
+
+    @property
+    def closed(self) -> bool:
+        return not self._dropped.alive
+
+    def __getitem__(self, name: str) -> Piece:
+        """An item as a part of a prompt.
+
+        Raises:
+            StoreError: there is none of this name in this version, or the snapshot is closed.
+        """
+        self._check_open()
+        if name not in self.entries:
+            raise StoreError(f"there is no item {str(name)[:60]!r} in version {self.version} of the collection")
+        return self._library.piece(self.entries[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def search(self, query: str, count: int = 3) -> tuple[Hit, ...]:
+        """The chunks of this version that are nearest to a query, the nearest first. Runs the model.
+
+        Raises:
+            StoreError: the query is empty, count is below 1, or the snapshot is closed.
+        """
+        self._check_open()
+        return tuple(self._library.find(query, count, self.entries))
+
+    def close(self) -> None:
+        """Let go of the version; what no other snapshot needs is freed."""
+        if self._dropped.detach() is not None:
+            self._library.shelf.release(self._held)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StoreError(f"this snapshot of version {self.version} is closed: take another")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class DynamicLibrary:
+    """A named collection that every tenant may read and the administrator changes (MPIC section 3).
+
+    Chunks of versions in use are pinned in the store. A reader's requests take a `snapshot` and keep it to their end.
+
+    Args:
+        shelf: where libraries are kept; the same for the administrator and for readers.
+        name: of the collection.
+        maker: the door of a tenant, or of the administrator, whose view is `store.shared`.
+        embedder: for `search`; the model's own attention space by default.
+    """
+
+    def __init__(self, shelf: Shelf, name: str, maker: Maker, embedder: Embedder | None = None) -> None:
+        self.name = checked_name(name)
+        self.key = f"collection {name}"
+        self._library = Library(shelf, maker, self.key, SHARED, embedder)
+        self._shelf, self._maker = shelf, maker
+        self._read: tuple[str, int, Mapping[str, Entry]] | None = None
+        if self.writable:
+            shelf.register(self._library.scope, self)
+
+    @property
+    def writable(self) -> bool:
+        """Whether this is the administrator's door."""
+        return self._library.writable
+
+    @property
+    def version(self) -> int:
+        """Counts the changes; 0 for a collection that nothing was ever put into."""
+        return self._shelf.catalogue.version(self._library.scope, self.key)
+
+    def snapshot(self) -> Snapshot:
+        """The collection as it is now, to be closed at the end of a request (or used in a `with`)."""
+        self._shelf.release_dropped()
+        scope, holder = self._library.scope, uuid.uuid4().hex
+        version = self._shelf.catalogue.hold(scope, self.key, holder)
+        if self._read is None or self._read[:2] != (scope, version):
+            self._read = (scope, version, self._shelf.catalogue.entries(scope, self.key, version))
+        return Snapshot(self._library, Held(scope, self.key, version, holder), self._read[2])
+
+    def __getitem__(self, name: str) -> Piece:
+        """An item of the present version; StoreError where there is none of this name."""
+        with self.snapshot() as now:
+            return now[name]
+
+    def __contains__(self, name: object) -> bool:
+        with self.snapshot() as now:
+            return name in now
+
+    def __iter__(self) -> Iterator[str]:
+        with self.snapshot() as now:
+            return iter(list(now))
+
+    def __len__(self) -> int:
+        with self.snapshot() as now:
+            return len(now)
+
+    def search(self, query: str, count: int = 3) -> tuple[Hit, ...]:
+        """The chunks of the present version that are nearest to a query, the nearest first. Runs the model.
+
+        Raises:
+            StoreError: the query is empty, or count is below 1.
+        """
+        with self.snapshot() as now:
+            return now.search(query, count)
+
+    def put(self, name: str, source: Any = None, **options: Any) -> int:
+        """Put one item in, in place of one with the same name; the new version. Errors as `update`."""
+        return self.update({name: Item(source, options)})
+
+    def remove(self, name: str) -> int:
+        """Take one item out; the new version.
+
+        Raises:
+            StoreError: there is none of this name, or this is a reader's door.
+        """
+        return self.update({}, [name])
+
+    def replace(self, items: Mapping[str, Any]) -> int:
+        """Make the collection hold these items and no others; the new version. Errors as `update`."""
+        self._check_writable()
+        return self.update(items, [name for name in self if name not in items])
+
+    def update(self, items: Mapping[str, Any], remove: Iterable[str] = ()) -> int:
+        """Put items in and take others out, all in one new version, or none of it.
+
+        Args:
+            items: sources, or `Item`s of a source and its options, by name.
+            remove: names to take out.
+
+        Returns:
+            The new version; the present one where nothing would change.
+
+        Raises:
+            StoreError: this is a reader's door, a name is no name, or one to take out is not there.
+            EmblemaError: an item cannot be made. The collection is as it was before.
+        """
+        self._check_writable()
+        self._shelf.release_dropped()
+        scope = self._library.scope
+        now = self._shelf.catalogue.entries(scope, self.key)
+        held = self._shelf.catalogue.sources(scope)
+        gone = list(dict.fromkeys(remove))
+        missing = next((name for name in gone if name not in now), None)
+        if missing is not None:
+            raise StoreError(f"there is no item {str(missing)[:60]!r} in collection {self.name!r}")
+        wanted = {checked_name(name): item if isinstance(item, Item) else Item(item) for name, item in items.items()}
+        made: dict[str, Piece] = {}
+        try:
+            for name, item in wanted.items():
+                made[name] = self._maker.add(item.source, **item.options)
+                for chunk in chunk_ids([made[name]]):
+                    self._maker.view.pin(chunk)
+            entries = {name: self._entry(scope, name, wanted[name], made[name], held) for name in made}
+            changed = {name: entry for name, entry in entries.items() if name not in now or now[name].id != entry.id}
+            if not changed and not gone:
+                return self.version
+            self._library.retriever.prepare(scope, chunk_ids(made[name] for name in changed))
+            version = self._shelf.catalogue.change(
+                scope, self.key, changed, [name for name in gone if name not in made]
+            )
+        except BaseException:
+            self._library.unpin_unnamed(chunk_ids(made.values()))
+            named = self._shelf.catalogue.sources(scope)
+            self._shelf.sources.forget(scope, [digest for digest in held if digest not in named])
+            raise
+        self.collect()
+        return version
+
+    def collect(self) -> int:
+        """Free what no version in use needs any more; how many chunks. Done after every change and snapshot.
+
+        Raises:
+            StoreError: this is a reader's door.
+        """
+        self._check_writable()
+        return self._library.collect()
+
+    def _entry(self, scope: str, name: str, item: Item, piece: Piece, held: dict[str, int]) -> Entry:
+        note = self._shelf.sources.keep(scope, item.source, item.options, held)
+        if note is not None and note.digest:
+            held[note.digest] = note.bytes
+        return Entry.of(name, piece, self._shelf.now(), None, note)
+
+    def _check_writable(self) -> None:
+        if not self.writable:
+            raise StoreError(
+                f"collection {self.name!r} is the administrator's: it is changed through an engine on `store.shared`"
+            )

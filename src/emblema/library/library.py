@@ -1,0 +1,108 @@
+"""What static and dynamic libraries share: items found again, made again where they were lost, and searched."""
+
+from collections.abc import Iterable, Mapping
+
+from emblema.errors import StoreError
+from emblema.kv.chunk import Clip
+from emblema.library.embedder import Embedder
+from emblema.library.entry import Entry, Hit, Piece, chunks_of
+from emblema.library.maker import Maker
+from emblema.library.retriever import Retriever
+from emblema.library.shelf import Shelf
+
+
+class Library:
+    """Items of one scope under one key of the catalogue.
+
+    Args:
+        shelf: where libraries are kept.
+        maker: the tenant's door to the model and the store.
+        key: the library's name in the catalogue.
+        owner: whose it is; the view's owner by default.
+        embedder: for `search`; the model's own attention space by default.
+    """
+
+    def __init__(
+        self, shelf: Shelf, maker: Maker, key: str, owner: str | None = None, embedder: Embedder | None = None
+    ) -> None:
+        self.shelf, self.maker, self.key = shelf, maker, key
+        self.owner = maker.view.owner if owner is None else owner
+        self.retriever = Retriever(shelf, maker, embedder)
+
+    @property
+    def writable(self) -> bool:
+        """Whether the library is the view's own."""
+        return self.owner == self.maker.view.owner
+
+    @property
+    def scope(self) -> str:
+        """Digest of the owner and the model as it is now."""
+        return self.maker.scope(self.owner)
+
+    def piece(self, entry: Entry) -> Piece:
+        """The chunk or clip of an entry; made again from its media where the store has lost it.
+
+        Raises:
+            StoreError: it was lost and its media were not kept, or are gone.
+        """
+        chunks = [chunk for chunk in map(self.maker.view.find, entry.chunks) if chunk is not None]
+        if len(chunks) < len(entry.chunks) or not chunks:
+            return self._made_again(entry)
+        if entry.clip:
+            return Clip(entry.id, "video" if entry.kind == "video" else "document", tuple(chunks))
+        return chunks[0]
+
+    def find(self, query: str, count: int, entries: Mapping[str, Entry]) -> list[Hit]:
+        """The chunks of some entries that are nearest to a query, the nearest first.
+
+        Raises:
+            StoreError: the query is empty, or count is below 1.
+        """
+        places = {id: (entry, index) for entry in entries.values() for index, id in enumerate(entry.chunks)}
+        found = self.retriever.search(self.scope, query, count, list(places))
+        hits = []
+        for id, score in found:
+            entry, index = places[id]
+            chunk = self.maker.view.find(id) or chunks_of(self._made_again(entry))[index]
+            hits.append(Hit(entry.name, index, chunk, score))
+        return hits
+
+    def collect(self) -> int:
+        """Free chunks and media that no entry of any version in use names; how many chunks."""
+        scope = self.scope
+        chunks, sources = self.shelf.catalogue.collect(scope, self.key)
+        for chunk in chunks:
+            self.maker.view.unpin(chunk)
+            self.maker.view.delete(chunk)
+        self.shelf.sources.forget(scope, sources)
+        self.shelf.indexes.forget(scope, chunks)
+        return len(chunks)
+
+    def unpin_unnamed(self, chunks: Iterable[str]) -> None:
+        """Take the pins off chunks that no entry names."""
+        chunks = list(chunks)
+        named = self.shelf.catalogue.named(self.scope, chunks)
+        for chunk in chunks:
+            if chunk not in named:
+                self.maker.view.unpin(chunk)
+
+    def _made_again(self, entry: Entry) -> Piece:
+        if entry.source is None:
+            raise StoreError(f"the chunks of {entry.name!r} are lost, and its media were not kept: add it again")
+        scope = self.scope
+        try:
+            source = self.shelf.sources.read(scope, entry.source)
+        except StoreError as error:
+            raise StoreError(f"the chunks of {entry.name!r} are lost, and {error}: add it again") from error
+        piece = self.maker.add(source, **entry.source.options)
+        self.shelf.count_remade()
+        if piece.id != entry.id and self.writable:
+            renewed = Entry.of(entry.name, piece, entry.created, entry.expires, entry.source)
+            self.shelf.catalogue.change(scope, self.key, {entry.name: renewed})
+            self.collect()
+        return piece
+
+
+def chunk_ids(pieces: Iterable[Piece]) -> list[str]:
+    """Ids of all chunks of some pieces, each once."""
+    return list(dict.fromkeys(chunk.id for piece in pieces for chunk in chunks_of(piece)))

@@ -1,0 +1,130 @@
+"""A user's uploads: added once under a name, set into any prompt, gone when they are deleted or their time is over."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from emblema.errors import StoreError
+from emblema.library.embedder import Embedder
+from emblema.library.entry import Entry, Hit, Piece, checked_name
+from emblema.library.library import Library, chunk_ids
+from emblema.library.maker import Maker
+from emblema.library.shelf import Shelf
+
+_KEY = "files"
+
+
+class StaticLibrary:
+    """The files of one tenant on one model (MPIC section 3). Nobody else's are ever seen.
+
+    Args:
+        shelf: where libraries are kept.
+        maker: the tenant's door to the model and the store.
+        embedder: for `search`; the model's own attention space by default.
+    """
+
+    def __init__(self, shelf: Shelf, maker: Maker, embedder: Embedder | None = None) -> None:
+        self._library = Library(shelf, maker, _KEY, embedder=embedder)
+        self._shelf, self._maker = shelf, maker
+        shelf.sources.sweep(self._library.scope, shelf.catalogue.sources(self._library.scope))
+
+    def add(self, source: Any = None, name: str | None = None, seconds: float | None = None, **options: Any) -> Entry:
+        """Add a file: encode and prefill it, and keep it under a name.
+
+        Args:
+            source: as `Engine.add` takes it.
+            name: unique among the tenant's files; `file-` and the first digits of its id by default.
+            seconds: how long it is kept; None without end.
+            options: as `Engine.add` takes them, such as `fps` or `text`.
+
+        Raises:
+            StoreError: the name is taken or no name, or seconds is not a positive number.
+            MediaError: the source cannot be read or is outside the limits; nothing was kept.
+        """
+        if name is not None:
+            checked_name(name)
+        if seconds is not None and not (
+            isinstance(seconds, int | float)
+            and not isinstance(seconds, bool)
+            and math.isfinite(seconds)
+            and seconds > 0
+        ):
+            raise StoreError(f"{seconds!r} seconds is no time to keep a file: give a positive number, or None")
+        self._expire()
+        scope = self._library.scope
+        if name is not None and self._shelf.catalogue.entry(scope, _KEY, name) is not None:
+            raise StoreError(f"{name!r} is in the library already: delete it first, or choose another name")
+        piece = self._maker.add(source, **options)
+        name, fresh = (f"file-{piece.id[:12]}", False) if name is None else (name, True)
+        note = self._shelf.sources.keep(scope, source, options, self._shelf.catalogue.sources(scope))
+        now = self._shelf.now()
+        entry = Entry.of(name, piece, now, None if seconds is None else now + seconds, note)
+        self._shelf.catalogue.change(scope, _KEY, {name: entry}, fresh=fresh)
+        self._library.collect()
+        self._library.retriever.prepare(scope, chunk_ids([piece]))
+        return entry
+
+    def list(self) -> tuple[Entry, ...]:
+        """Every file, in the order they were added."""
+        self._expire()
+        return tuple(self._shelf.catalogue.entries(self._library.scope, _KEY).values())
+
+    def entry(self, name: str) -> Entry:
+        """What is kept of a file.
+
+        Raises:
+            StoreError: there is none of this name, or its time is over.
+        """
+        self._expire()
+        found = None
+        if isinstance(name, str):
+            found = self._shelf.catalogue.entry(self._library.scope, _KEY, name)
+        if found is None:
+            raise StoreError(f"there is no file {str(name)[:60]!r}: it was never added, was deleted, or has expired")
+        return found
+
+    def get(self, name: str) -> Piece:
+        """A file as a part of a prompt; made again where the store has lost it.
+
+        Raises:
+            StoreError: there is none of this name, its time is over, or it was lost with its media.
+        """
+        return self._library.piece(self.entry(name))
+
+    def __getitem__(self, name: str) -> Piece:
+        return self.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        self._expire()
+        return isinstance(name, str) and self._shelf.catalogue.entry(self._library.scope, _KEY, name) is not None
+
+    def __len__(self) -> int:
+        return len(self.list())
+
+    def __iter__(self) -> Iterator[str]:
+        return (entry.name for entry in self.list())
+
+    def delete(self, name: str) -> None:
+        """Delete a file, with its chunks and their patches where no other file has them.
+
+        Raises:
+            StoreError: there is none of this name.
+        """
+        self.entry(name)
+        self._shelf.catalogue.change(self._library.scope, _KEY, {}, [name])
+        self._library.collect()
+
+    def search(self, query: str, count: int = 3) -> "tuple[Hit, ...]":
+        """The chunks of all files that are nearest to a query, the nearest first. Runs the model.
+
+        Raises:
+            StoreError: the query is empty, or count is below 1.
+        """
+        return tuple(self._library.find(query, count, {entry.name: entry for entry in self.list()}))
+
+    def _expire(self) -> None:
+        scope = self._library.scope
+        over = self._shelf.catalogue.expired(scope, _KEY, self._shelf.now())
+        if over:
+            self._shelf.catalogue.change(scope, _KEY, {}, over)
+            self._library.collect()

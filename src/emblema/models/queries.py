@@ -1,0 +1,138 @@
+"""Position-free states of the attention itself: what a text asks for, and what a chunk's rows answer to."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from emblema.errors import PromptError
+from emblema.kv.chunk import Encoded
+from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.kv.rotation import PhaseBook, rotate, unplace
+from emblema.models.adapter import Adapter
+from emblema.models.batch import RowBatch
+
+Form = Literal["queries", "keys"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStates:
+    """Query states of a text run alone, per layer.
+
+    Attributes:
+        layers: [query heads, tokens, width] float32 each, position-free and times the model's own attention scale, so
+            that a product with `key_states` is an attention logit but for the distance.
+        forms: per layer, `queries`, or `keys` where the layer's queries could not be had and the text's own keys
+            stand in for them.
+    """
+
+    layers: tuple[Tensor, ...]
+    forms: tuple[Form, ...]
+
+
+def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
+    """Query states of a text's tokens, prefilled alone from position 0.
+
+    The decoder runs once, under an attention function that notes the queries it is called with and is gone afterwards;
+    the model must not run in another thread meanwhile, other models may. Latent (MLA) queries are carried into the
+    latent space by the layer's own `kv_b_proj`, so that they meet the rows as they are cached: one key head, the latent
+    and the rotary key side by side.
+
+    Raises:
+        PromptError: there is no token, or one outside the vocabulary.
+    """
+    ids = torch.as_tensor(token_ids, dtype=torch.int64)
+    if ids.numel() == 0:
+        raise PromptError("the query is empty: give it at least one token")
+    encoded = adapter.encode_text(ids)
+    table = adapter.table(encoded.tokens)
+    slots = torch.arange(encoded.tokens, device=adapter.device)
+    table.allocate(slots, encoded.groups)
+    with _noted(adapter) as noted:
+        adapter.forward(RowBatch(encoded.embeds, encoded.positions, slots, encoded.visual), table)
+    book = PhaseBook(adapter.tables, encoded.positions)
+    layers: list[Tensor] = []
+    forms: list[Form] = []
+    with torch.inference_mode():
+        for index, layout in enumerate(adapter.layouts):
+            found = _position_free(noted.get(index), layout, book, encoded.tokens)
+            layers.append(_keys(table.read(index), layout, book) if found is None else found)
+            forms.append("keys" if found is None else "queries")
+    return QueryStates(tuple(layers), tuple(forms))
+
+
+def key_states(adapter: Adapter, encoded: Encoded, rows: Sequence[LayerRows], layer: int) -> Tensor:
+    """A chunk's keys in one layer, [key heads, tokens, width] float32, position-free: what `queries` are asked of.
+
+    Key heads divide query heads; query head h asks key head h // (query heads / key heads).
+    """
+    book = PhaseBook(adapter.tables, encoded.positions.to(adapter.device))
+    with torch.inference_mode():
+        return _keys(rows[layer].to(adapter.device), adapter.layouts[layer], book)
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    states: Tensor
+    module: Any
+    scaling: float
+
+
+@contextmanager
+def _noted(adapter: Adapter) -> Iterator[dict[int, _Noted]]:
+    """Layer index to what the layer's attention was called with, filled while the block runs the decoder."""
+    noted: dict[int, _Noted] = {}
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def note(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
+        scaling = extra.get("scaling")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        noted[int(module.layer_idx)] = _Noted(query[0], module, scaling)
+        return stock(module, query, key, value, mask, **extra)
+
+    config = adapter.config
+    before = config._attn_implementation
+    # A name of its own for every call, so that models in other threads never meet it.
+    name = f"emblema_queries_{id(noted):x}"
+    ALL_ATTENTION_FUNCTIONS[name] = note
+    try:
+        config._attn_implementation = name
+        yield noted
+    finally:
+        config._attn_implementation = before
+        del ALL_ATTENTION_FUNCTIONS[name]
+
+
+def _position_free(noted: _Noted | None, layout: LayerLayout, book: PhaseBook, tokens: int) -> Tensor | None:
+    """Queries [heads, tokens, width] with their position taken out; None where they do not fit the layer's rows."""
+    if noted is None or noted.states.dim() != 3 or noted.states.shape[1] != tokens:
+        return None
+    states = noted.states.float() * noted.scaling
+    if layout.kind == "latent":
+        return _latent(states, noted.module, layout, book)
+    if states.shape[-1] != layout.keys[1] or states.shape[0] % layout.keys[0]:
+        return None
+    band = layout.rotary
+    return states if band is None else rotate(states, band, book(band).inverse())
+
+
+def _latent(states: Tensor, module: Any, layout: LayerLayout, book: PhaseBook) -> Tensor | None:
+    band, rank, turned = layout.rotary, layout.keys[1], layout.values[1]
+    weight = getattr(getattr(module, "kv_b_proj", None), "weight", None)
+    heads, plain = states.shape[0], states.shape[-1] - turned
+    if band is None or weight is None or not weight.is_floating_point() or weight.shape[-1] != rank:
+        return None
+    if plain < 0 or weight.shape[0] % heads or weight.shape[0] // heads < plain:
+        return None
+    up = weight.float().reshape(heads, -1, rank)[:, :plain]
+    rotary = rotate(states[..., plain:], band, book(band).inverse())
+    return torch.cat((states[..., :plain] @ up, rotary), dim=-1)
+
+
+def _keys(rows: LayerRows, layout: LayerLayout, book: PhaseBook) -> Tensor:
+    free = unplace(rows, layout, book)
+    return torch.cat((free.keys, free.values), dim=-1) if layout.kind == "latent" else free.keys

@@ -1,0 +1,221 @@
+"""The catalogue: versions, and files that are damaged, locked, in the way or not writable."""
+
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emblema.errors import StoreError
+from emblema.library.catalogue import Catalogue
+from emblema.library.entry import Entry, SourceNote
+from emblema.library.process import is_running, this_process
+
+SCOPE, LIBRARY = "scope", "files"
+
+
+def entry(name: str, number: int = 0, expires: float | None = None) -> Entry:
+    chunk = f"{number:064x}"
+    return Entry(
+        name,
+        chunk,
+        "image",
+        (chunk,),
+        False,
+        3,
+        100,
+        1.5,
+        expires,
+        SourceNote(f"{number + 500:064x}", 5, "", {"fps": 1}),
+    )
+
+
+def test_an_entry_reads_what_it_wrote() -> None:
+    for one in (entry("a"), entry("ü\U0001f3e8", 7, 2.5), Entry("b", "x", "video", ("y", "z"), True, 0, 0, 0.0)):
+        assert Entry.read(one.json()) == one
+    for text in ("", "[]", "{}", "null", '{"name": 1}', "[" * 100_000, '{"source": 3, "chunks": []}'):
+        with pytest.raises(ValueError):
+            Entry.read(text)
+
+
+@given(
+    st.lists(
+        st.tuples(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.sets(st.sampled_from("abcd"))),
+        max_size=12,
+    ),
+    st.data(),
+)
+def test_every_held_version_stays_and_every_other_goes(changes: list, data: st.DataObject) -> None:
+    catalogue = Catalogue()
+    versions: list[dict[str, Entry]] = [{}]
+    held: dict[int, str] = {}
+    for put, remove in changes:
+        entries = {name: entry(name, number) for name, number in put.items()}
+        gone = [name for name in sorted(remove) if name not in put]
+        assert catalogue.change(SCOPE, LIBRARY, entries, gone) == len(versions)
+        versions.append({name: one for name, one in {**versions[-1], **entries}.items() if name not in gone})
+        if data.draw(st.booleans()):
+            version = catalogue.hold(SCOPE, LIBRARY, f"holder {len(versions)}")
+            held[version] = f"holder {len(versions)}"
+        if held and data.draw(st.booleans()):
+            version = data.draw(st.sampled_from(sorted(held)))
+            catalogue.release(SCOPE, LIBRARY, version, held.pop(version))
+        chunks, _ = catalogue.collect(SCOPE, LIBRARY)
+        oldest = min(held, default=len(versions) - 1)
+        needed = {chunk for version in versions[oldest:] for one in version.values() for chunk in one.chunks}
+        assert not needed & set(chunks)
+        for version in {*held, len(versions) - 1}:
+            assert catalogue.entries(SCOPE, LIBRARY, version) == versions[version]
+    for version, holder in held.items():
+        catalogue.release(SCOPE, LIBRARY, version, holder)
+    catalogue.collect(SCOPE, LIBRARY)
+    named = {one.id for one in versions[-1].values()}
+    assert catalogue.named(SCOPE, [f"{number:064x}" for number in range(6)]) == named
+    assert set(catalogue.sources(SCOPE)) == {one.source.digest for one in versions[-1].values() if one.source}
+
+
+def test_scopes_and_libraries_are_apart() -> None:
+    catalogue = Catalogue()
+    catalogue.change(SCOPE, LIBRARY, {"a": entry("a", 1)})
+    for scope, library in (("other", LIBRARY), (SCOPE, "other")):
+        assert catalogue.entries(scope, library) == {} and catalogue.version(scope, library) == 0
+        assert catalogue.entry(scope, library, "a") is None
+    catalogue.change("other", LIBRARY, {"a": entry("a", 1)})
+    catalogue.change("other", LIBRARY, {}, ["a"])
+    assert catalogue.collect("other", LIBRARY)[0] == [f"{1:064x}"] and catalogue.named(SCOPE, [f"{1:064x}"])
+
+
+def test_a_fresh_name_is_only_put_once() -> None:
+    catalogue = Catalogue()
+    catalogue.change(SCOPE, LIBRARY, {"a": entry("a", 1)}, fresh=True)
+    with pytest.raises(StoreError, match="'a' is in the library already"):
+        catalogue.change(SCOPE, LIBRARY, {"b": entry("b"), "a": entry("a", 2)}, fresh=True)
+    assert catalogue.entries(SCOPE, LIBRARY) == {"a": entry("a", 1)} and catalogue.version(SCOPE, LIBRARY) == 1
+
+
+def test_two_catalogues_on_one_file(tmp_path: Path) -> None:
+    both = [Catalogue(tmp_path / "library.sqlite") for _ in range(2)]
+
+    def put(index: int) -> None:
+        for number in range(25):
+            both[index].change(SCOPE, LIBRARY, {f"{index} {number}": entry(f"{index} {number}", number)}, fresh=True)
+
+    threads = [threading.Thread(target=put, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(both[0].entries(SCOPE, LIBRARY)) == 50 and both[1].version(SCOPE, LIBRARY) == 50
+    assert (tmp_path / "library.sqlite").stat().st_mode & 0o077 == 0
+
+
+def closed(path: Path, count: int = 30) -> dict[str, Entry]:
+    """A catalogue with entries, closed."""
+    catalogue = Catalogue(path)
+    entries = {f"name {number}": entry(f"name {number}", number) for number in range(count)}
+    catalogue.change(SCOPE, LIBRARY, entries)
+    catalogue.close()
+    return entries
+
+
+@pytest.mark.parametrize("cases", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_damage_never_gives_a_wrong_entry(tmp_path: Path, cases: int) -> None:
+    path = tmp_path / "library.sqlite"
+    entries = closed(path)
+    whole = path.read_bytes()
+    random = numpy.random.default_rng(cases)
+    kept = 0
+    for case in range(cases):
+        for left in tmp_path.iterdir():
+            left.unlink()
+        changed = bytearray(whole)
+        start = int(random.integers(len(whole)))
+        stop = min(len(whole), start + int(random.integers(1, 5000)))
+        if case % 4 == 0:
+            changed[start] ^= 1 << int(random.integers(8))
+        elif case % 4 == 1:
+            del changed[start:]
+        elif case % 4 == 2:
+            changed[start:stop] = random.bytes(stop - start)
+        else:
+            changed[start:stop] = bytes(stop - start)
+        path.write_bytes(changed)
+        catalogue = Catalogue(path)
+        try:
+            found = catalogue.entries(SCOPE, LIBRARY)
+        except StoreError:
+            # A page that the check at opening passed; by now the file is another.
+            found = catalogue.entries(SCOPE, LIBRARY)
+        assert all(entries[name] == one for name, one in found.items())
+        kept += len(found)
+        catalogue.change(SCOPE, LIBRARY, {"new": entry("new", 99)})
+        assert catalogue.entry(SCOPE, LIBRARY, "new") == entry("new", 99)
+        catalogue.close()
+    assert kept > cases * 30 / 4
+
+
+def test_a_row_that_was_changed_is_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "library.sqlite"
+    closed(path, 3)
+    with sqlite3.connect(path) as rows:
+        rows.execute("UPDATE items SET name = 'stolen' WHERE name = 'name 1'")
+        rows.execute("UPDATE items SET scope = 'mine' WHERE name = 'name 2'")
+    catalogue = Catalogue(path)
+    assert list(catalogue.entries(SCOPE, LIBRARY)) == ["name 0"] and catalogue.entries("mine", LIBRARY) == {}
+    assert catalogue.entry(SCOPE, LIBRARY, "stolen") is None and catalogue.damaged == 2
+
+
+def test_a_damaged_version_is_told_by_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / "library.sqlite"
+    entries = closed(path, 3)
+    for version in ("-4", "'x'", "9000000000000000000", "0"):
+        with sqlite3.connect(path) as rows:
+            rows.execute(f"UPDATE versions SET version = {version}")
+        rows.close()
+        catalogue = Catalogue(path)
+        assert catalogue.version(SCOPE, LIBRARY) == 1 and catalogue.entries(SCOPE, LIBRARY) == entries
+        catalogue.close()
+
+
+def test_a_file_that_is_no_catalogue_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "library.sqlite"
+    for content in (b"", b"something else" * 1000, os.urandom(5000)):
+        path.write_bytes(content)
+        catalogue = Catalogue(path)
+        assert catalogue.entries(SCOPE, LIBRARY) == {}
+        catalogue.close()
+    path.unlink()
+    with sqlite3.connect(path) as rows:
+        rows.execute("CREATE TABLE items (a)")
+    rows.close()
+    Catalogue(path).change(SCOPE, LIBRARY, {"a": entry("a")})
+
+
+@pytest.mark.parametrize("case", ["folder", "link", "missing"])
+def test_a_path_that_cannot_be_opened_is_an_error(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "library.sqlite"
+    if case == "folder":
+        path.mkdir()
+    elif case == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path = tmp_path / "none" / "library.sqlite"
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Catalogue(path)
+
+
+def test_a_closed_catalogue_says_so(tmp_path: Path) -> None:
+    catalogue = Catalogue(tmp_path / "library.sqlite")
+    catalogue.close()
+    with pytest.raises(StoreError, match="closed"):
+        catalogue.version(SCOPE, LIBRARY)
+
+
+def test_processes_are_told_apart() -> None:
+    assert is_running(this_process())
+    assert not is_running("999999999 1") and not is_running("") and not is_running("x y")
+    assert not is_running(f"{os.getpid()} 1")
