@@ -6,13 +6,27 @@ if TYPE_CHECKING:
     from emblema.engine.asynchronous import AsyncEngine
     from emblema.engine.conversation import slid
     from emblema.engine.engine import Engine
+    from emblema.engine.retrieval import Retrieval
     from emblema.errors import EmblemaError
     from emblema.link.strategies.registry import strategies
     from emblema.media.limits import MediaLimits
     from emblema.store.memory import MemoryStore
+    from emblema.store.record import Terms
+    from emblema.store.store import Store
 
 __version__ = "0.1.0"
-__all__ = ["AsyncEngine", "EmblemaError", "Engine", "MediaLimits", "MemoryStore", "slid", "strategies"]
+__all__ = [
+    "AsyncEngine",
+    "EmblemaError",
+    "Engine",
+    "MediaLimits",
+    "MemoryStore",
+    "Retrieval",
+    "Store",
+    "Terms",
+    "slid",
+    "strategies",
+]
 
 _HOMES = {
     "AsyncEngine": "emblema.engine.asynchronous",
@@ -20,6 +34,9 @@ _HOMES = {
     "Engine": "emblema.engine.engine",
     "MediaLimits": "emblema.media.limits",
     "MemoryStore": "emblema.store.memory",
+    "Retrieval": "emblema.engine.retrieval",
+    "Store": "emblema.store.store",
+    "Terms": "emblema.store.record",
     "slid": "emblema.engine.conversation",
     "strategies": "emblema.link.strategies.registry",
 }

@@ -22,8 +22,8 @@ def linker(name: str) -> Linker:
     """A linker whose store has the pictures, and no patch or prefix yet."""
     store = MemoryStore()
     for chunk in pictures(name):
-        store.put(chunk)
-    return Linker(engine(name).adapter, store, b"")
+        store.put(replace(chunk, rows=tuple(chunk.rows)))
+    return Linker(engine(name).adapter, store.view())
 
 
 def link(name: str, prompt: Prompt, strategy: str) -> Linked:

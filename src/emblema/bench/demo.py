@@ -112,8 +112,7 @@ def forget(lanes: Mapping[str, Engine], chunks: list[Chunk]) -> None:
     for engine in lanes.values():
         engine.forget_prompts()
         for chunk in chunks:
-            engine.store.delete(chunk.id)
-            engine.store.put(chunk)
+            engine.store.forget_patches(chunk.id)
 
 
 def ask(

@@ -12,10 +12,11 @@ from emblema.engine.decoding import Sampling
 from emblema.engine.engine import Engine
 from emblema.engine.reader import PromptLike
 from emblema.engine.replies import Piece, Prefill, Reply
+from emblema.engine.retrieval import Retrieval
 from emblema.errors import EmblemaError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.strategies.base import Strategy
-from emblema.store.memory import MemoryStore
+from emblema.store.view import View
 
 T = TypeVar("T")
 
@@ -38,13 +39,18 @@ class AsyncEngine:
         return cls(await asyncio.to_thread(partial(Engine.load, name, **options)))
 
     @property
-    def store(self) -> MemoryStore:
+    def store(self) -> View:
         return self.engine.store
 
     async def add(self, source: Any = None, **options: Any) -> Chunk | Clip:
         """As `Engine.add`."""
         self._refuse_if_closing()
         return await self._run(lambda: self.engine.add(source, **options))
+
+    async def run(self, work: Callable[[Engine], T]) -> T:
+        """Do something with the engine on its own thread, in its turn: `run(lambda engine: engine.files.list())`."""
+        self._refuse_if_closing()
+        return await self._run(lambda: work(self.engine))
 
     async def encode(self, source: Any, **options: Any) -> tuple[EncodedChunk, ...]:
         """As `Engine.encode`."""
@@ -86,11 +92,14 @@ class AsyncEngine:
         *,
         template: bool = True,
         stop: str | Sequence[str] | None = None,
+        retrieval: Retrieval | None = None,
         **knobs: Any,
     ) -> AsyncIterator[Piece]:
         self._refuse_if_closing()
         sampling = Sampling.of(stop=stop, **knobs)
-        pieces = await self._run(lambda: self.engine.steps(parts, strategy, sampling, template=template))
+        pieces = await self._run(
+            lambda: self.engine.steps(parts, strategy, sampling, template=template, retrieval=retrieval)
+        )
         while (piece := await self._run(partial(next, pieces, None))) is not None:
             yield piece
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -11,6 +11,16 @@ from emblema.errors import PromptError
 from emblema.link.executor import Linked
 from emblema.link.prompt import Prompt
 from emblema.models.adapter import Adapter, RowBatch
+
+
+class SamplingKnobs(TypedDict, total=False):
+    """`Sampling`'s attributes as callers write them: `stop` may be one string, several, or None."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    stop: str | Sequence[str] | None
+    seed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +93,19 @@ class Sampler:
 
 
 @torch.inference_mode()
-def decode(adapter: Adapter, linked: Linked, prompt: Prompt, sampler: Sampler, ends: Collection[int]) -> Iterator[int]:
-    """Yield new tokens until an end token (yielded too) or `max_new_tokens`; appends their rows to the linked table."""
+def decode(
+    adapter: Adapter, linked: Linked, prompt: Prompt, sampler: Sampler, ends: Collection[int], most: int | None = None
+) -> Iterator[int]:
+    """Yield new tokens until an end token (yielded too) or `most` of them, by default what the sampling allows.
+
+    A token's row is appended to the linked table when the next token is asked for.
+    """
     table, logits = linked.table, linked.logits
-    for step in range(sampler.sampling.max_new_tokens):
+    most = sampler.sampling.max_new_tokens if most is None else most
+    for step in range(most):
         token = sampler(logits)
         yield token
-        if token in ends or step + 1 == sampler.sampling.max_new_tokens:
+        if token in ends or step + 1 == most:
             return
         row = torch.tensor([prompt.tokens + step], device=adapter.device)
         slots = table.allocate(row, torch.full_like(row, -1))

@@ -1,24 +1,29 @@
 """The embedded engine: load a model, add media once, ask about them anywhere in a prompt."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 import torch
 from torch import nn
 
-from emblema.engine.decoding import Sampler, Sampling, decode
+from emblema.engine.decoding import Sampler, Sampling, SamplingKnobs
 from emblema.engine.linker import Linker
 from emblema.engine.reader import PromptLike, PromptReader
 from emblema.engine.replies import Piece, Prefill, Reply, TextStream, last_of, stream_reply
+from emblema.engine.replying import Replying
+from emblema.engine.retrieval import RequestReader, Retrieval, question_of
+from emblema.engine.storing import StoreLike, open_store, shelf_of, view_of
 from emblema.engine.template import ChatTemplate
 from emblema.engine.workshop import Workshop
-from emblema.errors import CapacityError, EmblemaError, PromptError
+from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
+from emblema.library import DynamicLibrary, Embedder, Maker, StaticLibrary
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import Usage
@@ -27,7 +32,8 @@ from emblema.models.adapter import Adapter
 from emblema.models.load import load_model
 from emblema.models.prepare import Preparer
 from emblema.models.selfcheck import SelfCheck, selfcheck
-from emblema.store.memory import MemoryStore
+from emblema.store.record import Terms
+from emblema.store.view import View
 
 DECODE_RESERVE = 256
 """Rows that a table keeps room for before it has to grow."""
@@ -40,9 +46,10 @@ class Engine:
         model: a transformers vision-language model in memory.
         processor: its processor, or anything with an `image_processor` and a `tokenizer`; without one only prompts of
             token ids can be prefilled.
-        store: where chunks live; in memory by default.
+        store: where chunks live: a store, one tenant's view of a store, or a folder to keep them in; in memory by
+            default.
         limits: bounds on media from outside.
-        salt: the tenant's secret; ids made under different salts never meet.
+        salt: the tenant's secret; ids made under different salts never meet. A view has its own.
 
     Raises:
         UnsupportedModelError: a layer of the model cannot be relocated; the message names it.
@@ -53,19 +60,18 @@ class Engine:
         model: nn.Module,
         processor: Any = None,
         *,
-        store: MemoryStore | None = None,
+        store: StoreLike | None = None,
         limits: MediaLimits | None = None,
         salt: bytes = b"",
     ) -> None:
-        if not isinstance(salt, bytes):
-            raise EmblemaError(f"the salt is a {type(salt).__name__}: give bytes")
         self.adapter = Adapter(model)
         self.selfcheck: SelfCheck = selfcheck(self.adapter)
-        self.store = MemoryStore() if store is None else store
+        self._own = open_store(store)
+        self.store: View = view_of(store if self._own is None else self._own, salt)
         preparer = None if processor is None else Preparer(processor, self.adapter.model.config)
-        self._workshop = Workshop(self.adapter, preparer, self.store, limits or MediaLimits(), salt)
+        self._workshop = Workshop(self.adapter, preparer, self.store, limits or MediaLimits())
         self._reader = PromptReader(preparer, self._add_from_message)
-        self._linker = Linker(self.adapter, self.store, salt)
+        self._linker = Linker(self.adapter, self.store)
 
     @classmethod
     def load(
@@ -74,7 +80,7 @@ class Engine:
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
-        store: MemoryStore | None = None,
+        store: StoreLike | None = None,
         limits: MediaLimits | None = None,
         salt: bytes = b"",
     ) -> Self:
@@ -94,6 +100,7 @@ class Engine:
         text: str | None = None,
         fps: float = 1.0,
         frames_per_segment: int = 2,
+        terms: Terms | None = None,
     ) -> Chunk | Clip:
         """Encode and prefill a piece of media once; found again by its content next time.
 
@@ -104,6 +111,7 @@ class Engine:
             text: a text passage instead of a source.
             fps: frames a second to sample a video at.
             frames_per_segment: frames of a video in one chunk.
+            terms: how long to keep what is made, and how dearly; the store's own by default.
 
         Returns:
             A chunk; for a video or document a clip, whose members are the segments or pages.
@@ -115,10 +123,10 @@ class Engine:
         if (source is None) == (text is None):
             raise PromptError("engine.add takes a source or text=, one of the two")
         if text is not None:
-            return self._workshop.add(self._workshop.passage(self._reader.passage(text)))
+            return self._workshop.add(self._workshop.passage(self._reader.passage(text)), terms)
         if isinstance(source, EncodedChunk):
-            return self._workshop.rebuild(source)
-        return self._workshop.add(self._workshop.work(source, kind, fps, frames_per_segment))
+            return self._workshop.rebuild(source, terms)
+        return self._workshop.add(self._workshop.work(source, kind, fps, frames_per_segment), terms)
 
     def encode(
         self, source: Any, *, kind: str | None = None, fps: float = 1.0, frames_per_segment: int = 2
@@ -129,6 +137,27 @@ class Engine:
             MediaError: as `add`.
         """
         return self._workshop.encode(self._workshop.work(source, kind, fps, frames_per_segment))
+
+    @cached_property
+    def files(self) -> StaticLibrary:
+        """The tenant's own files: `add`, `list`, `delete`, and by name a part of a prompt; see `StaticLibrary`."""
+        return StaticLibrary(shelf_of(self.store.store), self._maker)
+
+    def collection(self, name: str, embedder: Embedder | None = None) -> DynamicLibrary:
+        """A reference collection of the shared library; an engine on `store.shared` may change it.
+
+        Args:
+            name: of the collection.
+            embedder: how its chunks are searched for; by default in the model's own attention space.
+
+        Raises:
+            StoreError: this is no name.
+        """
+        return DynamicLibrary(shelf_of(self.store.store), name, self._maker, embedder)
+
+    @property
+    def _maker(self) -> Maker:
+        return Maker(self.store, self.adapter, self.add, self._reader.passage)
 
     def prompt(self, parts: PromptLike, *, template: bool = True) -> Prompt:
         """A prompt as rows, from parts (one user turn) or messages in OpenAI's form.
@@ -166,13 +195,12 @@ class Engine:
         return self._prefill(self.prompt(parts, template=template), strategy, reserve, began)
 
     def _prefill(self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float) -> Prefill:
-        self._check_budget(prompt)
-        with self.store.lease([chunk.id for _, chunk in prompt.chunk_segments], skip_absent=True):
-            outcome = self._linker.link(prompt, strategy, reserve)
+        outcome = self._linker.link(prompt, strategy, reserve)
         usage = Usage.of(
             outcome.plan,
             outcome.linked.trace,
             forming=outcome.forming,
+            recaptured=outcome.recaptured,
             seconds=time.perf_counter() - began,
             fallback=outcome.fallback,
         )
@@ -186,11 +214,8 @@ class Engine:
         *,
         stream: Literal[False] = ...,
         template: bool = ...,
-        max_new_tokens: int = ...,
-        temperature: float = ...,
-        top_p: float = ...,
-        stop: str | Sequence[str] | None = ...,
-        seed: int | None = ...,
+        retrieval: Retrieval | None = ...,
+        **sampling: Unpack[SamplingKnobs],
     ) -> Reply: ...
 
     @overload
@@ -201,11 +226,8 @@ class Engine:
         *,
         stream: Literal[True],
         template: bool = ...,
-        max_new_tokens: int = ...,
-        temperature: float = ...,
-        top_p: float = ...,
-        stop: str | Sequence[str] | None = ...,
-        seed: int | None = ...,
+        retrieval: Retrieval | None = ...,
+        **sampling: Unpack[SamplingKnobs],
     ) -> Iterator[Piece]: ...
 
     def generate(
@@ -215,13 +237,19 @@ class Engine:
         *,
         stream: bool = False,
         template: bool = True,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        stop: str | Sequence[str] | None = None,
-        seed: int | None = None,
+        retrieval: Retrieval | None = None,
+        **sampling: Unpack[SamplingKnobs],
     ) -> Reply | Iterator[Piece]:
         """Answer a prompt: prefill, then decode greedily or by sampling.
+
+        Args:
+            parts: parts of a prompt, or messages.
+            strategy: a strategy's name.
+            stream: hand back the pieces as they are made.
+            template: wrap parts by the model's chat template.
+            retrieval: answers requests that the model writes on the way: what is found is linked at the current
+                position by the same strategy, and decoding goes on.
+            sampling: `max_new_tokens` (128), `temperature` (0: greedy), `top_p`, `stop`, `seed`; see `Sampling`.
 
         Returns:
             A reply, or with `stream=True` its pieces, the last of which holds the reply.
@@ -229,10 +257,7 @@ class Engine:
         Raises:
             PromptError, StrategyError: the prompt, a sampling knob or the strategy's name is not right.
         """
-        sampling = Sampling.of(
-            stop=stop, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
-        )
-        steps = self.steps(parts, strategy, sampling, template=template)
+        steps = self.steps(parts, strategy, Sampling.of(**sampling), template=template, retrieval=retrieval)
         pieces = (piece for piece in steps if piece or piece.reply is not None)
         return pieces if stream else last_of(pieces)
 
@@ -243,6 +268,7 @@ class Engine:
         sampling: Sampling | None = None,
         *,
         template: bool = True,
+        retrieval: Retrieval | None = None,
     ) -> Iterator[Piece]:
         """As `generate` with `stream=True`, with a piece for every token: one that shows no text yet is empty."""
         began = time.perf_counter()
@@ -255,21 +281,33 @@ class Engine:
             )
         prefill = self._prefill(prompt, strategy, min(sampling.max_new_tokens, DECODE_RESERVE), began)
         ends = self.end_tokens
-        tokens = decode(self.adapter, prefill.linked, prefill.prompt, Sampler(sampling), ends)
+        replying = self._replying(parts, prefill, strategy, Sampler(sampling), retrieval)
+        tokens = replying.tokens()
         first = next(tokens)
-        usage = replace(prefill.usage, ttft_seconds=time.perf_counter() - began)
+        replying.usage = replace(replying.usage, ttft_seconds=time.perf_counter() - began)
         stream = TextStream(self._workshop.preparer.tokenizer, sampling.stop)
-        return stream_reply(chain([first], tokens), stream, replace(prefill, usage=usage), ends)
+        return stream_reply(chain([first], tokens), stream, replying, ends)
 
-    def _check_budget(self, prompt: Prompt) -> None:
-        budget = self.store.capacity_bytes
-        distinct = {chunk.id: chunk.bytes + chunk.encoded.bytes for _, chunk in prompt.chunk_segments}
-        needed = sum(distinct.values())
-        if budget is not None and needed > budget:
-            raise CapacityError(f"the prompt's chunks take {needed} bytes; the store's budget is {budget}")
+    def _replying(
+        self,
+        parts: PromptLike,
+        prefill: Prefill,
+        strategy: str | Strategy,
+        sampler: Sampler,
+        retrieval: Retrieval | None,
+    ) -> Replying:
+        fixed = (self.adapter, self._linker, prefill, strategy, sampler, self.end_tokens)
+        if retrieval is None:
+            return Replying(*fixed)
+        reader = RequestReader(retrieval, self._workshop.preparer.tokenizer, question_of(parts))
+        around = self._reader.written(retrieval.before), self._reader.written(retrieval.after)
+        return Replying(*fixed, retrieval, reader, around)
 
     def _add_from_message(self, source: Any, *, kind: str | None = None) -> Chunk | Clip:
-        return self.add(source, kind=kind)
+        piece = self.add(source, kind=kind)
+        # What is on a slower tier comes while the next of the prompt's media are encoded and prefilled.
+        self.store.prefetch(chunk.id for chunk in (piece if isinstance(piece, Clip) else [piece]))
+        return piece
 
     @property
     def template(self) -> ChatTemplate:
@@ -288,8 +326,13 @@ class Engine:
         self._linker.forget_prompts()
 
     def close(self) -> None:
-        """Give back what the engine alone holds: the kept prompts. The model and the store stay the caller's."""
+        """Give back what the engine alone holds: the kept prompts, and a store that it opened itself, made durable.
+
+        The model, and a store that was handed in, stay the caller's.
+        """
         self.forget_prompts()
+        if self._own is not None:
+            self._own.close()
 
     def __enter__(self) -> Self:
         return self

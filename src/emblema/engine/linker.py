@@ -1,8 +1,10 @@
 """From a prompt and a strategy's name to a linked table: plan, form what is missing, plan again, execute, remember."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from emblema.errors import PromptError
+from emblema.errors import LoadError, PromptError
+from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.link.executor import Executor, Linked
 from emblema.link.findings import Findings
@@ -14,63 +16,122 @@ from emblema.link.strategies.full import Full
 from emblema.link.strategies.registry import parse
 from emblema.models.adapter import Adapter
 from emblema.store.identity import owner_id
-from emblema.store.memory import MemoryStore
 from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
+from emblema.store.view import Lease, View
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A linked prompt with its plan, the rows run to form patches, and why another plan was taken, if one was."""
+    """A linked prompt.
+
+    Attributes:
+        plan: the plan that was carried out.
+        linked: what came of it.
+        forming: rows run to form patches.
+        recaptured: rows of chunks whose stored KV could not be had, prefilled alone again.
+        fallback: why the plan is not what was asked for; None if it is.
+    """
 
     plan: LinkPlan
     linked: Linked
     forming: int
+    recaptured: int
     fallback: str | None
 
 
-class Linker:
-    """Links prompts on one adapter with what one store knows, for one tenant."""
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A table under way, that answers for the first `rows` rows of a continued prompt."""
 
-    def __init__(self, adapter: Adapter, store: MemoryStore, salt: bytes) -> None:
-        self.adapter, self.store, self.salt = adapter, store, salt
+    linked: Linked
+    rows: int
+
+
+class Linker:
+    """Links prompts on one adapter with what one tenant's view of a store knows."""
+
+    def __init__(self, adapter: Adapter, view: View) -> None:
+        self.adapter, self.view = adapter, view
         self.executor = Executor(adapter)
 
-    def link(self, prompt: Prompt, strategy: str | Strategy, reserve: int = 0) -> Outcome:
-        """Carry a strategy out on a prompt, with room for `reserve` more rows.
+    def link(self, prompt: Prompt, strategy: str | Strategy, reserve: int = 0, live: Live | None = None) -> Outcome:
+        """Carry a strategy out on a prompt, with room for `reserve` more rows, or go on with a table under way.
 
-        A plan that the executor cannot carry out falls back to `full`. Patches that the plan lacks are formed by one
+        The prompt's chunks are leased to the end. Those on a slower tier load layer by layer while lost ones are
+        prefilled again and the forward runs; a load that fails drops the forward, and it is planned again without it. A
+        plan that the executor cannot carry out falls back to `full`. Patches that the plan lacks are formed by one
         conditioned forward, stored, and the plan is made again.
 
         Raises:
             StrategyError: the strategy's name is not right.
             PromptError: a chunk was made by another model.
+            CapacityError: the prompt's chunks are larger than the store's budget.
         """
         chosen = parse(strategy)
         # Read once a link: it walks over all weights to see whether they are still the same.
         model = self.adapter.fingerprint
-        strange = next((chunk for _, chunk in prompt.chunk_segments if chunk.model != model), None)
+        chunks = {chunk.id: chunk for _, chunk in prompt.chunk_segments}
+        strange = next((chunk for chunk in chunks.values() if chunk.model != model), None)
         if strange is not None:
             raise PromptError(
                 f"chunk {strange.id[:12]} was made by another model, or before the weights changed: add its media here"
             )
+        recaptured = 0
+        with self.view.lease(chunks) as lease:
+            while True:
+                recaptured += self._recapture(chunks, lease)
+                try:
+                    outcome = self._link(prompt, chosen, model, lease.rows, reserve, live)
+                    return replace(outcome, recaptured=recaptured)
+                except LoadError as error:
+                    if error.piece not in lease.rows:
+                        raise
+                    lease.drop(error)
+
+    def _recapture(self, chunks: Mapping[str, Chunk], lease: Lease) -> int:
+        """Prefill alone, once more, what the store has lost; the encoder does not run. Returns the rows that ran."""
+        rows = 0
+        for name in lease.missing:
+            chunk = chunks[name]
+            if not isinstance(chunk.rows, tuple):
+                lease.fill(replace(chunk, rows=self.adapter.capture(chunk.encoded)))
+                rows += chunk.tokens
+        return rows
+
+    def _link(
+        self,
+        prompt: Prompt,
+        chosen: Strategy,
+        model: str,
+        rows: Mapping[str, KVRows],
+        reserve: int,
+        live: Live | None,
+    ) -> Outcome:
         prefixes = self._prefixes(model)
+        find_prefix = None if live is not None else prefixes
         findings = Findings(
-            model, self.adapter.layouts, self.store.find_patch, lambda one: _find_prefix(prefixes, one), {}
+            model, self.adapter.layouts, self.view.find_patch, lambda one: _find_prefix(find_prefix, one), rows
         )
-        plan = chosen.plan(prompt, findings.knowledge)
+        plan = _plan(chosen, prompt, findings, live)
         fallback = self.executor.refusal(plan)
         if fallback is not None:
             chosen = Full()
-            plan = chosen.plan(prompt, findings.knowledge)
+            plan = _plan(chosen, prompt, findings, live)
         forming = 0
         if plan.forming:
             forming = self._form(plan, prompt, findings)
-            plan = chosen.plan(prompt, findings.knowledge)
-        linked = self.executor.run(plan, prompt, findings.resources, reserve)
+            plan = _plan(chosen, prompt, findings, live)
+        if live is None:
+            linked = self.executor.run(plan, prompt, findings.resources, reserve)
+        else:
+            linked = self.executor.run(plan, prompt, findings.resources, table=live.linked.table, settled=live.rows)
         # A chunk deleted meanwhile must not live on in a kept prefix.
-        if plan.exact and not prompt.slid_rows and all(chunk.id in self.store for _, chunk in prompt.chunk_segments):
+        if live is None and plan.exact and not prompt.slid_rows and self._all_held(prompt):
             prefixes.put(segments_of(prompt), _copied(linked, prompt.tokens))
-        return Outcome(plan, linked, forming, fallback or plan.remark)
+        return Outcome(plan, linked, forming, 0, fallback or plan.remark)
+
+    def _all_held(self, prompt: Prompt) -> bool:
+        return all(chunk.id in self.view for _, chunk in prompt.chunk_segments)
 
     def _form(self, plan: LinkPlan, prompt: Prompt, findings: Findings) -> int:
         wanted = {}
@@ -84,20 +145,25 @@ class Linker:
         formed, rows = form_patches(self.executor, prompt, findings.knowledge.model, wanted, findings.resources)
         findings.add(formed)
         for key, patch in formed.items():
-            self.store.put_patch(key, patch)
+            self.view.put_patch(key, patch)
         return rows
 
     def _prefixes(self, model: str) -> PrefixStore:
         """Exact prefixes of the model as it is now; other weights, or an adapter switched on, are another owner."""
-        return self.store.prefixes(owner_id(model, self.adapter.dtype, self.salt))
+        return self.view.prefixes(owner_id(model, self.adapter.dtype, self.view.salt))
 
     def forget_prompts(self) -> None:
         """Forget the kept prompts of this model and tenant."""
         self._prefixes(self.adapter.fingerprint).clear()
 
 
-def _find_prefix(prefixes: PrefixStore, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:
-    found = prefixes.longest(segments_of(prompt), prompt.tokens - 1)
+def _plan(chosen: Strategy, prompt: Prompt, findings: Findings, live: Live | None) -> LinkPlan:
+    plan = chosen.plan(prompt, findings.knowledge)
+    return plan if live is None else plan.behind(live.rows)
+
+
+def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:
+    found = None if prefixes is None else prefixes.longest(segments_of(prompt), prompt.tokens - 1)
     if found is None:
         return None
     return PrefixMatch(found.entry.id, found.rows), found.entry.rows

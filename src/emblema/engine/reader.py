@@ -56,6 +56,10 @@ class PromptReader:
         written = any(isinstance(item, str) for item in items)
         return plain(items, self.template.tokenizer if written else None)
 
+    def written(self, text: str) -> TextPart:
+        """Text of the operator's own, as it is: it may spell control tokens."""
+        return TextPart(tuple(self.template.tokenizer(text, add_special_tokens=False)["input_ids"]))
+
     def passage(self, text: str) -> tuple[int, ...]:
         """Token ids of a text passage; it cannot spell control tokens.
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from torch import Tensor
 
+from emblema.engine.retrieval import Answered
 from emblema.errors import PromptError
 from emblema.kv.layout import KVRows
 from emblema.link.executor import Linked
@@ -55,12 +56,22 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A finished answer."""
+    """A finished answer.
+
+    Attributes:
+        text: the answer.
+        token_ids: its tokens; what was linked while decoding is not among them.
+        finish_reason: `stop` at an end token or stop string, `length` at the most that was allowed.
+        usage: what it cost.
+        found: requests for retrieval that were answered.
+        plan: the prompt's plan.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
+    found: tuple[Answered, ...]
     plan: LinkPlan = field(repr=False)
 
 
@@ -143,7 +154,17 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size])), 0)
 
 
-def stream_reply(tokens: Iterator[int], stream: TextStream, prefill: Prefill, ends: frozenset[int]) -> Iterator[Piece]:
+class ReplySource(Protocol):
+    """What a reply is told from when its tokens are all made."""
+
+    plan: LinkPlan
+    usage: Usage
+    found: tuple[Answered, ...]
+
+
+def stream_reply(
+    tokens: Iterator[int], stream: TextStream, source: ReplySource, ends: frozenset[int]
+) -> Iterator[Piece]:
     """A piece of text for every token, perhaps empty; the last piece holds the reply."""
     reason: FinishReason = "length"
     count = 0
@@ -159,5 +180,5 @@ def stream_reply(tokens: Iterator[int], stream: TextStream, prefill: Prefill, en
     rest = stream.finish()
     if stream.stopped:
         reason = "stop"
-    usage = replace(prefill.usage, completion_tokens=count)
-    yield Piece(rest, Reply(stream.text, tuple(stream.token_ids), reason, usage, prefill.plan))
+    usage = replace(source.usage, completion_tokens=count)
+    yield Piece(rest, Reply(stream.text, tuple(stream.token_ids), reason, usage, source.found, source.plan))

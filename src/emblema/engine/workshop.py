@@ -17,16 +17,23 @@ from emblema.media.source import is_address, read_source
 from emblema.models.adapter import Adapter
 from emblema.models.prepare import Prepared, Preparer
 from emblema.store.identity import chunk_id, owner_id
-from emblema.store.memory import MemoryStore
+from emblema.store.record import Terms
+from emblema.store.view import View
 
 AUDIO_RATE = 16_000
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A piece of media whose identity is known and whose encoding has not begun."""
+    """A piece of media whose identity is known and whose encoding has not begun.
 
-    id: str
+    Attributes:
+        ids: those it may be found under: the tenant's own, which it is kept under, then the shared library's.
+        kind: what the piece is.
+        encode: runs the encoder.
+    """
+
+    ids: tuple[str, ...]
     kind: ChunkKind
     encode: Callable[[], Encoded]
 
@@ -40,12 +47,10 @@ class Work:
 
 
 class Workshop:
-    """Makes chunks on one adapter and keeps them in one store, under one tenant's salt."""
+    """Makes chunks on one adapter and keeps them in one tenant's view of a store."""
 
-    def __init__(
-        self, adapter: Adapter, preparer: Preparer | None, store: MemoryStore, limits: MediaLimits, salt: bytes
-    ) -> None:
-        self.adapter, self.store, self.limits, self.salt = adapter, store, limits, salt
+    def __init__(self, adapter: Adapter, preparer: Preparer | None, view: View, limits: MediaLimits) -> None:
+        self.adapter, self.view, self.limits = adapter, view, limits
         self._preparer = preparer
 
     @property
@@ -65,18 +70,18 @@ class Workshop:
     @property
     def owner(self) -> str:
         """Digest of the model, dtype and tenant that pieces are made for."""
-        return owner_id(self.adapter.fingerprint, self.adapter.dtype, self.salt)
+        return owner_id(self.adapter.fingerprint, self.adapter.dtype, self.view.salt)
 
-    def add(self, work: Work) -> Chunk | Clip:
+    def add(self, work: Work, terms: Terms | None = None) -> Chunk | Clip:
         """The chunk or clip of a source; what the store has is neither encoded nor prefilled again."""
-        chunks = [self._made(draft) for draft in work.drafts]
+        chunks = [self._made(draft, terms) for draft in work.drafts]
         return chunks[0] if work.clip is None else _clip(work.clip, chunks)
 
     def encode(self, work: Work) -> tuple[EncodedChunk, ...]:
         """The encoder's part alone, piece by piece; the decoder does not run."""
-        return tuple(EncodedChunk(draft.id, draft.kind, self.owner, draft.encode()) for draft in work.drafts)
+        return tuple(EncodedChunk(draft.ids[0], draft.kind, self.owner, draft.encode()) for draft in work.drafts)
 
-    def rebuild(self, piece: EncodedChunk) -> Chunk:
+    def rebuild(self, piece: EncodedChunk, terms: Terms | None = None) -> Chunk:
         """The chunk of a piece that was encoded before; the encoder does not run.
 
         Raises:
@@ -84,7 +89,7 @@ class Workshop:
         """
         if piece.owner != self.owner:
             raise ModelError("these embeddings were made by another model or for another tenant: encode the media here")
-        return self._made(Draft(piece.id, piece.kind, lambda: piece.encoded))
+        return self._made(Draft((piece.id,), piece.kind, lambda: piece.encoded), terms)
 
     def work(self, source: Any, kind: str | None, fps: float, frames_per_segment: int) -> Work:
         """What has to be made of a source; nothing is encoded yet."""
@@ -108,10 +113,10 @@ class Workshop:
 
     def passage(self, token_ids: Sequence[int]) -> Work:
         """A text passage."""
-        ids = list(token_ids)
-        written = b"".join(token.to_bytes(8, "little") for token in ids)
-        identity = self._id("text", written, {})
-        return Work((Draft(identity, "text", lambda: self.adapter.encode_text(torch.tensor(ids))),))
+        tokens = torch.tensor(list(token_ids))
+        written = b"".join(token.to_bytes(8, "little") for token in token_ids)
+        ids = self._ids("text", written, {})
+        return Work((Draft(ids, "text", lambda: self.adapter.encode_text(tokens)),))
 
     def _picture(self, picture: Image.Image, kind: ChunkKind) -> Draft:
         return self._draft(kind, media_bytes(picture), {}, partial(self.preparer.image, picture))
@@ -131,30 +136,34 @@ class Workshop:
     def _draft(
         self, kind: ChunkKind, content: bytes, timing: dict[str, float], prepare: Callable[[], Prepared]
     ) -> Draft:
-        identity = self._id(kind, content, {"timing": timing, "processor": self.preparer.options})
-        return Draft(identity, kind, lambda: self.adapter.encode(prepare()))
+        ids = self._ids(kind, content, {"timing": timing, "processor": self.preparer.options})
+        return Draft(ids, kind, lambda: self.adapter.encode(prepare()))
 
-    def _id(self, kind: ChunkKind, content: bytes, options: dict[str, Any]) -> str:
-        return chunk_id(
-            (kind.encode(), content),
-            options=options,
-            model_fingerprint=self.adapter.fingerprint,
-            dtype=self.adapter.dtype,
-            adapter_version=self.adapter.version,
-            salt=self.salt,
+    def _ids(self, kind: ChunkKind, content: bytes, options: dict[str, Any]) -> tuple[str, ...]:
+        fingerprint = self.adapter.fingerprint
+        return tuple(
+            chunk_id(
+                (kind.encode(), content),
+                options=options,
+                model_fingerprint=fingerprint,
+                dtype=self.adapter.dtype,
+                adapter_version=self.adapter.version,
+                salt=salt,
+            )
+            for salt in self.view.lookup_salts
         )
 
-    def _made(self, draft: Draft) -> Chunk:
-        found = self.store.find(draft.id)
-        if found is not None:
-            return found
+    def _made(self, draft: Draft, terms: Terms | None) -> Chunk:
+        for name in draft.ids:
+            found = self.view.find(name)
+            if found is not None:
+                return found
         encoded = draft.encode()
         length, context = max(encoded.tokens, encoded.span), self.adapter.context_length
         if length > context:
             raise PromptError(f"a {draft.kind} takes {length} positions; the model's context holds {context}")
-        chunk = Chunk(draft.id, draft.kind, self.adapter.fingerprint, encoded, self.adapter.capture(encoded))
-        self.store.put(chunk)
-        return chunk
+        rows = self.adapter.capture(encoded)
+        return self.view.put(Chunk(draft.ids[0], draft.kind, self.adapter.fingerprint, encoded, rows), terms)
 
 
 def _clip(kind: Literal["video", "document"], chunks: Sequence[Chunk]) -> Clip:

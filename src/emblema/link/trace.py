@@ -43,6 +43,8 @@ class Usage:
         computed_tokens: rows computed.
         patched_tokens: those of the cached ones that have a patch.
         forming_tokens: rows run to form patches.
+        recaptured_tokens: rows of chunks whose stored KV was lost, prefilled alone once more.
+        linked_tokens: rows of chunks set in while decoding.
         ttft_seconds: from the call, forming included, to the first token; for a prefill alone, to its logits.
         completion_tokens: tokens made, the end token too.
         fallback: why the lane is not the strategy asked for, or what it could not do as asked; None if all is as asked.
@@ -56,10 +58,14 @@ class Usage:
     forming_tokens: int
     ttft_seconds: float
     completion_tokens: int = 0
+    recaptured_tokens: int = 0
+    linked_tokens: int = 0
     fallback: str | None = None
 
     @classmethod
-    def of(cls, plan: LinkPlan, trace: Trace, *, forming: int, seconds: float, fallback: str | None) -> "Usage":
+    def of(
+        cls, plan: LinkPlan, trace: Trace, *, forming: int, recaptured: int, seconds: float, fallback: str | None
+    ) -> "Usage":
         """The usage of one executed plan."""
         return cls(
             lane=plan.strategy,
@@ -69,5 +75,6 @@ class Usage:
             patched_tokens=trace.patched,
             forming_tokens=forming,
             ttft_seconds=seconds,
+            recaptured_tokens=recaptured,
             fallback=fallback,
         )

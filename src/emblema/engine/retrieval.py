@@ -1,0 +1,128 @@
+"""Linking while decoding: the model asks, what is found is set in at the current position, and decoding goes on.
+
+MPIC, section 3.1: the retriever is called by the model during decoding, as a program calls into a dynamic library.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from emblema.errors import PromptError
+from emblema.kv.chunk import Chunk, Clip
+
+Search = Callable[[str], Sequence[Chunk | Clip]]
+
+
+class Found(Protocol):
+    """What a library finds: a chunk, and how well it fits."""
+
+    @property
+    def chunk(self) -> Chunk: ...
+
+
+class Searchable(Protocol):
+    """A library: the chunks nearest to a query, the nearest first."""
+
+    def search(self, query: str, count: int = ..., /) -> Sequence[Found]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """How a model asks for more, and who answers.
+
+    Attributes:
+        library: where to look: `engine.files`, a collection, a snapshot of one, or a function that finds chunks or
+            clips for a query. A reply keeps the version of a collection that it began with.
+        count: how many chunks of a library are linked for one request, the nearest first.
+        end: text that completes a request, special tokens included; a tool call's end, or a special token of its own.
+        start: text that begins one: the query is what stands between. None: the query is the question, that is the
+            prompt's last text, with all that was said so far.
+        most: how many requests of one reply are answered.
+        before, after: text put around what was found, before decoding goes on: the turn of a tool's answer, say. It is
+            the operator's, never a user's: control tokens may be spelled.
+    """
+
+    library: Searchable | Search
+    count: int = 1
+    end: str = "</search>"
+    start: str | None = "<search>"
+    most: int = 1
+    before: str = ""
+    after: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.end or self.start == "":
+            raise PromptError("a retrieval needs the text that ends a request, and a start that is not empty or None")
+        if self.most < 1:
+            raise PromptError(f"most is {self.most}: a retrieval answers one request or more")
+        if self.count < 1:
+            raise PromptError(f"count is {self.count}: a request is answered with one chunk or more")
+
+    @contextmanager
+    def opened(self) -> Iterator[Search]:
+        """The search of one reply: a collection stays at the version it has now until the reply is over."""
+        snapshot = getattr(self.library, "snapshot", None)
+        if snapshot is None:
+            yield self._search_of(self.library)
+            return
+        with snapshot() as version:
+            yield self._search_of(version)
+
+    def _search_of(self, library: Any) -> Search:
+        if not hasattr(library, "search"):
+            search: Search = library
+            return search
+        return lambda query: [hit.chunk for hit in library.search(query, self.count)] if query else []
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request that was answered: the query and the ids of the chunks that were linked; none if nothing fitted."""
+
+    query: str
+    chunks: tuple[str, ...]
+
+
+class RequestReader:
+    """Reads tokens as they are made and says when a request is complete."""
+
+    def __init__(self, retrieval: Retrieval, tokenizer: Any, question: str) -> None:
+        self.retrieval, self.tokenizer, self.question = retrieval, tokenizer, question
+        self._tokens: list[int] = []
+        self._said = ""
+
+    def push(self, token: int) -> str | None:
+        """Take a token; the query if it completes a request."""
+        self._tokens.append(token)
+        text = self.tokenizer.decode(self._tokens, skip_special_tokens=False)
+        before, found, _ = text.partition(self.retrieval.end)
+        if not found:
+            return None
+        self._tokens.clear()
+        said, self._said = self._said + before, self._said + before + found
+        if self.retrieval.start is None:
+            return f"{self.question} {said}".strip()
+        _, begun, query = before.rpartition(self.retrieval.start)
+        return query.strip() if begun else None
+
+
+def question_of(parts: Any) -> str:
+    """The last text of a prompt, as the caller wrote it; empty if there is none."""
+    if isinstance(parts, str):
+        return parts
+    for part in reversed(list(parts)):
+        if isinstance(part, str):
+            return part
+        if isinstance(part, Mapping):
+            content = part.get("content")
+            texts = [content] if isinstance(content, str) else [_text_of(one) for one in content or ()]
+            written = [text for text in texts if text]
+            if written:
+                return written[-1]
+    return ""
+
+
+def _text_of(item: Any) -> str:
+    text = item.get("text") if isinstance(item, Mapping) else None
+    return text if isinstance(text, str) else ""
