@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli import ask, bench, check, demo, listing
+from emblema.cli import ask, bench, check, demo, listing, store
 
 app = typer.Typer(
     name="emblema",
@@ -20,6 +20,7 @@ app.command()(check.check)
 app.command()(listing.models)
 app.command()(listing.strategies)
 app.add_typer(bench.app, name="bench")
+app.add_typer(store.app, name="store")
 
 
 def _version(wanted: bool) -> None:

@@ -23,8 +23,15 @@ def ask(
     ] = 0,
     model: Model = "reference",
     strategy: Annotated[
-        str, typer.Option(help="See `emblema strategies`; reuse pays from a second question on.")
-    ] = "full",
+        str | None,
+        typer.Option(
+            help="See `emblema strategies`. `full` by default, as reuse pays from a second question on; "
+            "`auto` with --store."
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="A folder that keeps what is made of the media for the next question.")
+    ] = None,
     fps: Annotated[float, typer.Option(help="Frames a second to sample a video at.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(help="The answer's length at most.")] = 128,
     device: Device = None,
@@ -34,8 +41,11 @@ def ask(
     """Ask about pictures, videos and documents; the answer is written as it comes."""
     from emblema.cli.screen import console, load_engine, waiting
 
-    sources = [*((one, "image") for one in image or ()), *((one, "video") for one in video or ()),
-               *((one, "document") for one in pdf or ())]
+    sources = [
+        *((one, "image") for one in image or ()),
+        *((one, "video") for one in video or ()),
+        *((one, "document") for one in pdf or ()),
+    ]
     if not question.strip():
         raise PromptError("the question is empty: write what you want to know")
     if slide > len(sources):
@@ -43,16 +53,17 @@ def ask(
     media = [(_opened(one, kind), kind) for one, kind in sources]
     from emblema.link.strategies.registry import parse
 
-    parse(strategy)
+    chosen = strategy or ("full" if store is None else "auto")
+    parse(chosen)
     notes = console(plain, stderr=True)
-    engine = load_engine(model, device, notes)
-    with waiting(notes, "reading the media"):
-        parts = _parts(engine, media, slide, fps)
-    reply = None
-    for piece in engine.generate([*parts, question], strategy, stream=True, max_new_tokens=max_new_tokens):
-        typer.echo(piece.text, nl=False)
-        reply = piece.reply or reply
-    typer.echo()
+    with load_engine(model, device, notes, store) as engine:
+        with waiting(notes, "reading the media"):
+            parts = _parts(engine, media, slide, fps)
+        reply = None
+        for piece in engine.generate([*parts, question], chosen, stream=True, max_new_tokens=max_new_tokens):
+            typer.echo(piece.text, nl=False)
+            reply = piece.reply or reply
+        typer.echo()
     if reply is None:
         return
     usage = reply.usage

@@ -35,13 +35,13 @@ def quiet() -> None:
     logging.disable_progress_bar()
 
 
-def load_engine(model: str, device: str | None, screen: "Console") -> "Engine":
-    """An engine, with a word on the screen while it loads."""
+def load_engine(model: str, device: str | None, screen: "Console", store: Path | None = None) -> "Engine":
+    """An engine, on a folder of stored pieces if one is given, with a word on the screen while it loads."""
     with waiting(screen, f"loading {model}"):
         from emblema.engine.engine import Engine
 
         quiet()
-        return Engine.load(model, device=device)
+        return Engine.load(model, device=device, store=store)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def waiting(screen: "Console", what: str) -> Iterator[None]:
         yield
 
 
-def output_folder(path: Path) -> Path:
+def output_folder(path: Path, option: str = "--out") -> Path:
     """A folder that can be written to, made if it is not there.
 
     Raises:
@@ -63,5 +63,7 @@ def output_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EmblemaError(f"--out {path}: no folder can be made there ({error.strerror}); give another one") from error
+        raise EmblemaError(
+            f"{option} {path}: no folder can be made there ({error.strerror}); give another one"
+        ) from error
     return path
