@@ -13,7 +13,7 @@ from PIL import Image
 
 from emblema import AsyncEngine, Engine, Store, Terms
 from emblema.bench.tasks import Episode
-from emblema.errors import CapacityError, StoreError
+from emblema.errors import CapacityError, EmblemaError, StoreError
 from emblema.kv.chunk import Chunk
 from emblema.store.record import Array, Record, RecordReader
 
@@ -203,6 +203,20 @@ def test_two_tenants_share_nothing_and_one_tenant_everything(reference: Engine, 
         assert not other.store.delete(chunk.id) and chunk.id in first.store
         with pytest.raises(StoreError):
             other.store.get(chunk.id)
+
+
+def test_one_model_serves_many_tenants(reference: Engine, episode: Episode, folder: Path) -> None:
+    picture = pictures(episode)[0]
+    with Store(folder) as store:
+        alice = engine_on(reference, store, b"alice")
+        bob, administrator = alice.on(store.view(b"bob")), alice.on(store.shared)
+        assert bob.adapter is alice.adapter and bob.add(picture).id != alice.add(picture).id
+        assert bob.prefill([bob.add(picture), QUESTION], "blind").usage.cached_tokens == 66
+        assert administrator.add(picture).id not in bob.store.ids()
+        alice.files.add(picture, name="PAGE")
+        assert "PAGE" not in bob.files and "PAGE" in alice.on(store.view(b"alice")).files
+        with pytest.raises(EmblemaError):
+            alice.on("a folder")  # type: ignore[arg-type]
 
 
 def test_what_the_administrator_adds_every_tenant_finds(reference: Engine, episode: Episode, folder: Path) -> None:

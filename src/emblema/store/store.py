@@ -174,7 +174,7 @@ class Store:
         return any([store.forget(chunk) > 0 for store in known])
 
     def companion(self, name: str, make: "Callable[[], Kept]") -> "Kept":
-        """What lives as long as the store and is shared by all who use it; made when first asked for, closed with it."""
+        """What all who use the store share, such as its libraries: made when first asked for, closed with the store."""
         with self._lock:
             if name not in self._companions:
                 self._companions[name] = make()
