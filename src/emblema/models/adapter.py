@@ -293,14 +293,15 @@ class Adapter:
         return stream.hidden[0]
 
     def _alone(self, encoded: Encoded, shift: int) -> tuple[KVTable, RowBatch]:
-        table = self.table(encoded.tokens)
-        slots = table.allocate(torch.arange(encoded.tokens, device=self.device), encoded.groups)
+        table, device = self.table(encoded.tokens), self.device
+        slots = torch.arange(encoded.tokens, device=device)
+        table.allocate(slots, encoded.groups.to(device))
         batch = RowBatch(
-            encoded.embeds,
-            encoded.positions + shift,
-            torch.arange(slots.start, slots.stop, device=self.device),
-            encoded.visual,
-            encoded.deepstack,
+            encoded.embeds.to(device),
+            encoded.positions.to(device) + shift,
+            slots,
+            encoded.visual.to(device),
+            tuple(layer.to(device) for layer in encoded.deepstack),
         )
         return table, batch
 
