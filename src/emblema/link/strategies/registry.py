@@ -125,7 +125,7 @@ KINDS: tuple[StrategyKind, ...] = (
     ),
     StrategyKind(
         "epic-K",
-        "text and the first K tokens of every chunk but the first computed",
+        "LegoLink: text and the first K tokens of every chunk computed",
         rf"epic-{NUMBER}",
         lambda match: Epic(_whole(match, "the number of tokens")),
     ),
