@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from emblema.engine.decoding import Sampler, Sampling, decode
+from emblema.engine.engine import Engine
 from emblema.engine.linker import Linker, Outcome
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
+from emblema.link.assemble import Resources
 from emblema.link.executor import Executor, Linked
 from emblema.link.forming import conditioned_table, deficits_of
 from emblema.link.oracle import deficit_oracle, query_oracle
@@ -23,7 +25,7 @@ from emblema.link.strategies.registry import KINDS, parse
 from emblema.store.keys import PatchKey
 from emblema.store.memory import MemoryStore
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text, two_pages
-from tests.families import CASES
+from tests.families import CASES, picture, words
 
 families = pytest.mark.parametrize("name", CASES)
 settings = pytest.mark.parametrize("setting", ["visible", "slid", "leading"])
@@ -316,6 +318,52 @@ def test_a_basis_is_pooled_from_other_items(name: str) -> None:
         assert torch.allclose(layer.values.left, matrix @ basis.T, atol=1e-3 * float(matrix.abs().max() + 1))
     last = own.layers[-1]
     assert last is not None and not torch.allclose(last.values.right, held.layers[-1].values.right, atol=1e-2)  # type: ignore[union-attr]
+
+
+@every_family
+def test_a_table_under_way_is_gone_on_with(name: str) -> None:
+    """Rows in front stand already; each method answers for the rest, and at its limit as re-prefill does."""
+    first, second, third = pictures(name, 3)
+    front = [text(3), ChunkPart(first), text(2, 1)]
+    before = prompt_of(name, front)
+    whole = prompt_of(name, [*front, ChunkPart(second), text(2, 3), ChunkPart(third), text(4, 2)])
+    one, executor = linker(name, whole), Executor(engine(name).adapter)
+    expected = one.link(whole, "full").linked
+    for strategy in STRATEGIES:
+        if strategy in ("prefix", "auto"):
+            continue
+        plan = one.link(whole, strategy).plan.behind(before.tokens)
+        table = conditioned_table(executor, before)
+        keys = {use.key for part in plan.ranges for use in (part.patch, part.residual) if use is not None}
+        held = {key: patch for key in keys if (patch := one.store.find_patch(key)) is not None}
+        linked = executor.run(plan, whole, Resources(held, {}), table=table, settled=before.tokens)
+        assert linked.table.length == whole.tokens
+        if strategy in ("full", "mpic-all"):
+            assert largest_error(linked.logits, expected.logits) <= 1e-4, strategy
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "kimi_k25"])
+def test_in_bfloat16_every_method_runs_and_the_limits_hold_to_rounding(name: str) -> None:
+    case = CASES[name]
+    model, bundle = case.build(0)
+    kept = {key: buffer.clone() for key, buffer in model.named_buffers() if "inv_freq" in key}
+    model.to(torch.bfloat16)
+    for key, value in kept.items():
+        owner, _, buffer = key.rpartition(".")
+        setattr(model.get_submodule(owner), buffer, value)
+    own = Engine(model, bundle)
+    chunks = [own.add(picture(*case.sizes[index], seed=index)) for index in range(2)]
+    prompt = [words(5).tolist(), chunks[0], words(3, 1).tolist(), chunks[1], words(4, 2).tolist()]
+    logits = own.prefill(prompt, "full", template=False).logits
+    for strategy in (*STRATEGIES, *LIMITS):
+        own.forget_prompts()
+        prefill = own.prefill(prompt, strategy, template=False)
+        cost = prefill.plan.cost(own.adapter.layouts, 2)
+        assert cost.bytes_read == prefill.trace.bytes_read and cost.patch_bytes == prefill.trace.patch_bytes, strategy
+        assert cost.residual_bytes == prefill.trace.residual_bytes, strategy
+        assert torch.isfinite(prefill.logits).all()
+        if strategy in LIMITS:
+            assert float((prefill.logits - logits).norm() / logits.norm()) < 0.05, strategy
 
 
 def test_pieces_go_with_their_chunk() -> None:
