@@ -248,6 +248,9 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
     pieces: list[Tensor] = []
     flags: list[Tensor] = []
     deepstack: list[tuple[Tensor, ...]] = []
+    if len(rows) == 0:
+        nothing = torch.empty(0, adapter.hidden_size, dtype=adapter.dtype, device=adapter.device)
+        return nothing, torch.zeros(0, dtype=torch.bool, device=adapter.device), ()
     for segment in prompt.segments:
         own = rows[(rows >= segment.start) & (rows < segment.stop)] - segment.start
         if len(own) == 0:
@@ -274,7 +277,7 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
 
 def _rows(ranges: list[RowRange]) -> Tensor:
     spans: set[Rows] = {(part.start, part.stop) for part in ranges}
-    rows: Tensor = torch.cat([torch.arange(start, stop) for start, stop in spans]).unique()
+    rows: Tensor = torch.cat([torch.arange(0), *(torch.arange(start, stop) for start, stop in spans)]).unique()
     return rows
 
 
