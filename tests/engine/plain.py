@@ -4,6 +4,7 @@ A `PlainDecoder` reads the weights of a Llama or Qwen2 decoder. Keys are kept be
 are attended, so relocation is not shared with the code under test either.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -183,6 +184,35 @@ class PlainDecoder:
                 rows, x, q = rows[kept], x[kept], q[:, kept]
             x = self.finish(layer, x, q, keys[layer], values[layer], sees[rows])
         return self.logits(x[-1]), chosen
+
+    def falling(self, prompt: Prompt, counts: Callable[[int], Sequence[int]]) -> Tensor:
+        """First rows of each chunk, as many in each layer as `counts` of its length says; text in all layers."""
+        laid = self.lay(prompt)
+        keys, values = self.linked(laid)
+        x = laid.embeds.clone()
+        for layer in range(len(self.layers)):
+            running = laid.text.clone()
+            for start, encoded in laid.chunks:
+                running[start : start + counts(encoded.tokens)[layer]] = True
+            rows = running.nonzero()[:, 0]
+            q, k, v = self.project(layer, x[rows])
+            keys[layer][:, rows], values[layer][:, rows] = self.turn(k, laid.positions[:, rows]), v
+            q = self.turn(q, laid.positions[:, rows])
+            x[rows] = self.finish(layer, x[rows], q, keys[layer], values[layer], laid.sees()[rows])
+        return self.logits(x[-1])
+
+    def lowrank_keys(self, prompt: Prompt, rank: int) -> Tensor:
+        """Text over chunks whose unrotated keys, all heads together, are cut to a rank; slid chunks are not there."""
+        laid = self.lay(prompt)
+        keys, values = self.linked(laid)
+        for start, encoded in laid.chunks:
+            rows = slice(start, start + encoded.tokens)
+            for layer, (k, _) in enumerate(self.alone(encoded)[0]):
+                u, s, v = torch.linalg.svd(k.transpose(0, 1).flatten(1), full_matrices=False)
+                cut = (u[:, :rank] * s[:rank]) @ v[:rank]
+                cut = cut.unflatten(1, (self.kv_heads, self.width)).transpose(0, 1)
+                keys[layer][:, rows] = self.turn(cut, laid.positions[:, rows])
+        return self.logits(self.selective(laid, keys, values, laid.text.nonzero()[:, 0], laid.sees())[-1])
 
     def reprefill_deep(self, prompt: Prompt, cut: int) -> Tensor:
         """Text through all layers; chunk rows join at the cut, from what entered it when they ran alone."""

@@ -1,10 +1,14 @@
 """Methods of the papers against plain implementations of them that share no code with the executor."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from emblema.engine.linker import Linker, Outcome
 from emblema.link.prompt import ChunkPart, Prompt
+from emblema.link.strategies.registry import parse
+from emblema.link.strategies.vlcache import VLCache
 from emblema.store.memory import MemoryStore
 from tests.engine.engines import engine, largest_error, pictures, prompt_of, text, two_pages
 from tests.engine.plain import PlainDecoder
@@ -75,6 +79,32 @@ def test_cacheblend(name: str, setting: str, strategy: str) -> None:
     linked = link(name, prompt, strategy).linked
     assert linked.trace.selected == (tuple(chosen),)
     assert largest_error(linked.logits, plain) <= 1e-4
+
+
+@models
+@settings
+@pytest.mark.parametrize("strategy", ["vlcache-20", "vlcache-60", "vlcache-20-uniform", "epic-3", "sink"])
+@torch.inference_mode()
+def test_first_rows(name: str, setting: str, strategy: str) -> None:
+    prompt = prompt_for(name, setting)
+    method = parse(strategy)
+    layers = len(engine(name).adapter.layouts)
+    given = method.counts if isinstance(method, VLCache) else None
+    first = 3 if strategy == "epic-3" else 4
+
+    def counts(tokens: int) -> Sequence[int]:
+        return (first,) * layers if given is None else given(tokens, layers)
+
+    assert largest_error(link(name, prompt, strategy).linked.logits, decoder(name).falling(prompt, counts)) <= 1e-4
+
+
+@models
+@settings
+@torch.inference_mode()
+def test_keys_of_low_rank(name: str, setting: str) -> None:
+    prompt = prompt_for(name, setting)
+    linked = link(name, prompt, "lowrank-k-3").linked
+    assert largest_error(linked.logits, decoder(name).lowrank_keys(prompt, 3)) <= 1e-4
 
 
 @models

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 
+from blake3 import blake3
+
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import ChunkPart, Part, Prompt, Segment
 from emblema.store.keys import PatchKey
@@ -16,9 +18,10 @@ SAMPLED = 24
 """Orderings drawn of a larger set, as many as the paper draws of six."""
 
 
-def orbit_key(model: str, chunk: str, antecedents: tuple[str, ...]) -> PatchKey:
-    """What the orbit patch of a chunk behind a set of antecedents is found by."""
-    return PatchKey(model, chunk, antecedents, orbit=True)
+def orbit_key(model: str, chunk: str, antecedents: tuple[str, ...], *, strict: bool = False) -> PatchKey:
+    """What the orbit patch of a chunk behind a set is found by; a strict one, by the ordering it leaves out too."""
+    kind = f"without-{blake3(''.join(antecedents).encode()).hexdigest(16)}" if strict else ""
+    return PatchKey.of(kind, model, chunk, antecedents, orbit=True)
 
 
 def averaged(key: PatchKey, antecedents: tuple[str, ...]) -> bool:

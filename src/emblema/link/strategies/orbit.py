@@ -18,11 +18,12 @@ class Orbit:
     Its key is the set of antecedents, so reordering them finds it again. It is formed over all orderings but the one
     that asks for it, of up to four chunks all and of more a sample, one conditioned forward each, all counted. Where
     there is no second ordering it is the ordering's own patch. An order asked for later is one that it was averaged
-    over; a bench that asks in several orders starts each from a fresh store. Knob: M. Cost: text computed; all chunks'
-    KV and M (1/F + 1/n) of their bytes read.
+    over; with `strict`, for a bench that asks in several, each has a patch of its own that leaves it out. Knob: M.
+    Cost: text computed; all chunks' KV and M (1/F + 1/n) of their bytes read.
     """
 
     rank: int
+    strict: bool = False
 
     @property
     def name(self) -> str:
@@ -34,7 +35,7 @@ class Orbit:
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rank = PatchStrategy(rank=self.rank).rank_for(chunk.tokens, knowledge)
-            key = orbit_key(knowledge.model, chunk.id, prompt.antecedents(segment))
+            key = orbit_key(knowledge.model, chunk.id, prompt.antecedents(segment), strict=self.strict)
             patch = knowledge.find_patch(key)
             if patch is None or patch.rank < rank or not patch.covers(range(layers)):
                 forming.append(key)
