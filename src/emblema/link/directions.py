@@ -44,11 +44,13 @@ def on_directions(
 
 
 def _leading(items: Sequence[Factors], rank: int) -> Tensor:
-    weighted = torch.cat([one.left.float().norm(dim=0)[:, None] * one.right.float() for one in items])
+    device = items[0].right.device
+    weighted = torch.cat([(one.left.float().norm(dim=0)[:, None] * one.right.float()).to(device) for one in items])
     right: Tensor = torch.linalg.svd(weighted, full_matrices=False).Vh
     return right[:rank]
 
 
 def _coefficients(rows: Tensor, basis: Tensor, dtype: torch.dtype) -> Factors:
     matrix = rows.transpose(0, 1).reshape(rows.shape[1], -1).float()
+    basis = basis.to(matrix.device)
     return Factors((matrix @ basis.T).to(dtype), basis.to(dtype))
