@@ -7,14 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.errors import PlanError
-from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Selector, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, ResidualUse, RowRange, Selector, Source
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
+from emblema.link.residual import residual_key
 from emblema.link.show import plan_map, plan_table
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from tests.link.pieces import LAYERS, LAYOUTS, chunk, knowledge, knowledges, prompts
 
-NAMES = ("full", "prefix", "blind", "patch-4", "patch-25%", "patch-100%", "patch-4-deep", "auto")
+NAMES = (
+    *("full", "prefix", "blind", "patch-4", "patch-25%", "patch-100%", "patch-4-deep", "auto", "orbit-4", "basis-4"),
+    *("mpic-2", "mpic-all", "mpic-2-raw", "full-reuse", "full-reuse-raw", "cacheblend-15", "cacheblend-100"),
+    *("cacheblend2-15", "epic-2", "vlcache-30", "vlcache-30-uniform", "sink", "lowrank-k-2", "reprefill-deep-50"),
+    *("reprefill-deep-100", "reprefill-shallow-50", "reprefill-shallow-100"),
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -28,10 +34,35 @@ def test_every_row_has_one_source_in_every_layer(name: str, prompt: Prompt, know
         assert (codes[:, start:stop] == 0).all() or plan.strategy.endswith("prefix")
     for start, stop in prompt.slid_rows:
         assert plan.leaving or (codes[:, start : min(stop, plan.rows - 1)] == 3).all()
+    first = prompt.segments[0]
+    if isinstance(first.part, ChunkPart) and name != "full" and not (codes[:, : first.stop] == 3).any():
+        stop = min(first.stop, plan.rows - 1)
+        assert (codes[:, :stop] == 1).all() or plan.strategy.endswith("prefix"), "a chunk at row 0 is exact as it is"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(prompt=prompts(), known=knowledges())
+def test_costs_are_what_the_rows_add_up_to(name: str, prompt: Prompt, known: Knowledge) -> None:
+    plan = parse(name).plan(prompt, known)
+    codes = plan.sources()
     cost = plan.cost(LAYOUTS, 4)
-    assert cost.rows_computed == (codes == 0).sum() / LAYERS
+    chosen = compared = 0
+    for one in plan.selectors:
+        rows = sum(stop - start for start, stop in one.candidates)
+        chosen += one.budget * (LAYERS - one.layer - 1)
+        compared += rows
+    assert cost.rows_computed == ((codes == 0).sum() + chosen) / LAYERS
     assert cost.rows_patched <= cost.rows_taken
-    assert cost.bytes_read == ((codes == 1) | (codes == 2)).sum() * 32 * 4
+    # Factors that stand in for keys leave only the values to be read: 16 of 32 numbers a row and layer.
+    taken, replaced = ((codes == 1) | (codes == 2)).sum(), sum(part.rows for part in plan.ranges if stands_in(part))
+    assert cost.bytes_read == ((taken + compared) * 32 - replaced * LAYERS * 16) * 4
+    assert (cost.patch_bytes > 0) == any(part.patch is not None for part in plan.ranges)
+    begun = sum(part.rows for part in plan.ranges if part.residual is not None)
+    assert cost.residual_bytes == begun * 4 * 4
+
+
+def stands_in(part: RowRange) -> bool:
+    return part.patch is not None and part.patch.key.kind == "keys"
 
 
 @given(prompt=prompts(), known=knowledges(), data=st.data())
@@ -122,6 +153,40 @@ def test_a_row_has_one_stage_and_one_mask_and_the_last_row_comes_last() -> None:
     for other in (replace(high, stage=1), replace(high, hidden=((0, 6),))):
         with pytest.raises(PlanError, match="two stages, or two masks"):
             simple(ranges=(first, taken, low, other)).validate()
+
+
+def test_a_residual_stream_begins_rows_above_a_skipped_layer_only() -> None:
+    first, taken, last = simple().ranges
+    use = ResidualUse(residual_key("model", chunk(1, 6).id, 2), 4)
+    below = replace(taken, layers=(0, 2))
+    above = RowRange(0, 6, Source.COMPUTED, (2, 4), residual=use)
+    plan = simple(ranges=(below, above, last), selectors=())
+    plan.validate()
+    assert not plan.exact and plan.cost(LAYOUTS, 2).residual_bytes == 6 * 4 * 2
+    for ranges in (
+        (replace(first, residual=use), taken, last),
+        (first, replace(above, origin=None), last),
+        (below, replace(taken, residual=use), last),
+    ):
+        with pytest.raises(PlanError, match="residual"):
+            simple(ranges=ranges, selectors=()).validate()
+    cut = plan.behind(4)
+    assert [part.residual.offset for part in cut.ranges if part.residual is not None] == [4]
+
+
+@given(prompt=prompts())
+def test_text_of_two_steps_is_blind_to_chunks_and_the_last_row_is_not(prompt: Prompt) -> None:
+    for name in ("full-reuse", "cacheblend2-15"):
+        plan = parse(name).plan(prompt, knowledge())
+        media = [segment.rows for segment, _ in prompt.chunk_segments]
+        for part in plan.ranges:
+            if part.source is not Source.COMPUTED:
+                continue
+            text = any(start <= part.start < stop for start, stop in prompt.text_rows)
+            if part.stop == prompt.tokens and part.rows == 1 or not text:
+                assert part.stage == 1 and (not text or set(part.hidden) <= set(prompt.slid_rows))
+            else:
+                assert part.stage == 0 and list(part.hidden) == [rows for rows in media if rows[0] < part.start]
 
 
 def test_only_what_hides_nothing_is_exact() -> None:

@@ -1,14 +1,16 @@
 """From a prompt and a strategy's name to a linked table: plan, form what is missing, plan again, execute, remember."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from emblema.errors import LoadError, PromptError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
+from emblema.kv.patch import Patch
 from emblema.link.executor import Executor, Linked
 from emblema.link.findings import Findings
-from emblema.link.forming import form_patches
+from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, TextPart
 from emblema.link.strategies.base import PrefixMatch, Strategy
@@ -16,6 +18,7 @@ from emblema.link.strategies.full import Full
 from emblema.link.strategies.registry import parse
 from emblema.models.adapter import Adapter
 from emblema.store.identity import owner_id
+from emblema.store.keys import PatchKey
 from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
 from emblema.store.view import Lease, View
 
@@ -53,6 +56,8 @@ class Linker:
     def __init__(self, adapter: Adapter, view: View) -> None:
         self.adapter, self.view = adapter, view
         self.executor = Executor(adapter)
+        # Keys of the patches formed last; their directions are what `basis-M` pools.
+        self._pool: deque[PatchKey] = deque(maxlen=256)
 
     def link(self, prompt: Prompt, strategy: str | Strategy, reserve: int = 0, live: Live | None = None) -> Outcome:
         """Carry a strategy out on a prompt, with room for `reserve` more rows, or go on with a table under way.
@@ -110,7 +115,12 @@ class Linker:
         prefixes = self._prefixes(model)
         find_prefix = None if live is not None else prefixes
         findings = Findings(
-            model, self.adapter.layouts, self.view.find_patch, lambda one: _find_prefix(find_prefix, one), rows
+            model,
+            self.adapter.layouts,
+            self.view.find_patch,
+            lambda one: _find_prefix(find_prefix, one),
+            rows,
+            self._pool,
         )
         plan = _plan(chosen, prompt, findings, live)
         fallback = self.executor.refusal(plan)
@@ -134,19 +144,11 @@ class Linker:
         return all(chunk.id in self.view for _, chunk in prompt.chunk_segments)
 
     def _form(self, plan: LinkPlan, prompt: Prompt, findings: Findings) -> int:
-        wanted = {}
-        for key in plan.forming:
-            rank, layers = plan.patch_need(key)
-            held = findings.patch(key)
-            if held is not None:
-                rank = max(rank, held.rank)
-                layers |= {index for index, layer in enumerate(held.layers) if layer is not None}
-            wanted[key] = (rank, layers)
-        formed, rows = form_patches(self.executor, prompt, findings.knowledge.model, wanted, findings.resources)
-        findings.add(formed)
-        for key, patch in formed.items():
-            self.view.put_patch(key, patch)
-        return rows
+        def keep(key: PatchKey, patch: Patch) -> None:
+            if self.view.put_patch(key, patch) and not key.kind and not key.orbit and key not in self._pool:
+                self._pool.append(key)
+
+        return form_missing(self.executor, prompt, plan, findings, keep)
 
     def _prefixes(self, model: str) -> PrefixStore:
         """Exact prefixes of the model as it is now; other weights, or an adapter switched on, are another owner."""

@@ -11,6 +11,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.kv.rotation import PhaseBook, rotate
+from emblema.link.cost import features_read
 from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, Source
 from emblema.link.prompt import Prompt
 from emblema.models.adapter import Adapter
@@ -39,12 +40,16 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """Taken ranges that hold in the same layers, side by side, with their source and target phases."""
+    """Taken ranges that hold in the same layers, side by side, with their source and target phases.
+
+    Rows that are not to be relocated have their source as their target.
+    """
 
     ranges: tuple[RowRange, ...]
     rows: Tensor
     source: PhaseBook
     target: PhaseBook
+    relocated: bool
 
 
 class Assembly:
@@ -75,13 +80,13 @@ class Assembly:
         self._prefixes = [part for part in taken if isinstance(part.origin, PrefixOrigin)]
         for part in self._prefixes:
             self._entry(part)
-        groups: dict[tuple[int, int], list[RowRange]] = {}
+        groups: dict[tuple[tuple[int, int], bool], list[RowRange]] = {}
         for part in taken:
             if isinstance(part.origin, ChunkOrigin):
                 if part.origin.chunk not in self._chunks:
                     raise PlanError(f"the plan takes chunk {part.origin.chunk[:12]}, which the prompt does not hold")
-                groups.setdefault(part.layers, []).append(part)
-        self._placed = {layers: _place(adapter, prompt, self._chunks, parts) for layers, parts in groups.items()}
+                groups.setdefault((part.layers, part.origin.relocated), []).append(part)
+        self._placed = [(layers, _place(adapter, prompt, self._chunks, parts)) for (layers, _), parts in groups.items()]
 
     def write(self, layer: int) -> None:
         """Write one layer's taken rows, relocated and patched.
@@ -96,14 +101,15 @@ class Assembly:
                 rows = self._entry(part)[layer].slice(part.start, part.stop)
                 self.table.write(layer, self.slots[part.start : part.stop].to(self.table.rows.device), rows)
                 self.bytes_read += rows.bytes
-        for (first, last), placed in self._placed.items():
+        dtype = self.adapter.dtype
+        for (first, last), placed in self._placed:
             if first <= layer < last:
                 rows = _relocated(layout, layer, placed, self._chunks, self.resources)
-                self.bytes_read += rows.tokens * layout.features * self.adapter.dtype.itemsize
+                numbers = sum(part.rows * features_read(part, layout) for part in placed.ranges)
+                self.bytes_read += numbers * dtype.itemsize
                 rows, added = _patched(rows, layout, layer, placed, self.resources.patches)
                 self.patch_bytes += added
                 where = _where(self.slots[placed.rows], self.adapter.device)
-                dtype = self.adapter.dtype
                 self.table.write(layer, where, LayerRows(rows.keys.to(dtype), rows.values.to(dtype)))
 
     def _entry(self, part: RowRange) -> KVRows:
@@ -151,8 +157,11 @@ def relocated(
 def _place(adapter: Adapter, prompt: Prompt, chunks: Mapping[str, Chunk], parts: list[RowRange]) -> _Placed:
     rows = torch.cat([torch.arange(part.start, part.stop) for part in parts])
     source = torch.cat([_canonical(part, chunks) for part in parts], dim=1).to(adapter.device)
+    source_book = PhaseBook(adapter.tables, source)
+    if not _origin(parts[0]).relocated:
+        return _Placed(tuple(parts), rows, source_book, source_book, False)
     target = prompt.positions[:, rows].to(adapter.device)
-    return _Placed(tuple(parts), rows, PhaseBook(adapter.tables, source), PhaseBook(adapter.tables, target))
+    return _Placed(tuple(parts), rows, source_book, PhaseBook(adapter.tables, target), True)
 
 
 def _canonical(part: RowRange, chunks: Mapping[str, Chunk]) -> Tensor:
@@ -180,7 +189,7 @@ def _relocated(
     keys = torch.cat([piece.keys for piece in pieces], dim=1)
     values = torch.cat([piece.values for piece in pieces], dim=1)
     band = layout.rotary
-    if band is None:
+    if band is None or not placed.relocated:
         return LayerRows(keys, values)
     turn = placed.source(band).inverse().then(placed.target(band))
     if band.slot == "keys":
@@ -191,7 +200,10 @@ def _relocated(
 def _patched(
     rows: LayerRows, layout: LayerLayout, layer: int, placed: _Placed, patches: Mapping[PatchKey, Patch]
 ) -> tuple[LayerRows, int]:
-    """The rows with `R(p) U V` added wherever a range names a patch; the rotation is linear, so the order is free."""
+    """The rows with `R(p) U V` added wherever a range names a patch; the rotation is linear, so the order is free.
+
+    Where a range names factors of its keys, their product takes the keys' place. Also the bytes of all factors.
+    """
     if all(part.patch is None for part in placed.ranges):
         return rows, 0
     held = [_layer_patch(part, layer, patches) for part in placed.ranges]
@@ -203,8 +215,27 @@ def _patched(
         keys = rotate(keys, band, placed.target(band))
     elif band is not None:
         values = rotate(values, band, placed.target(band))
-    added = sum(patch.bytes for patch in held if patch is not None)
-    return LayerRows(rows.keys.float() + keys, rows.values.float() + values), added
+    read = sum(_bytes(part, patch) for part, patch in zip(placed.ranges, held, strict=True) if patch is not None)
+    own = rows.keys.float()
+    if any(map(_replaces, placed.ranges)):
+        own = own * torch.cat(
+            [torch.full((part.rows, 1), not _replaces(part), device=device) for part in placed.ranges]
+        )
+    return LayerRows(own + keys, rows.values.float() + values), read
+
+
+def _replaces(part: RowRange) -> bool:
+    return part.patch is not None and part.patch.key.kind == "keys"
+
+
+def _bytes(part: RowRange, patch: LayerPatch) -> int:
+    """Bytes of the factors read for a range; directions that a whole model shares are no item's."""
+    shared = part.patch is not None and part.patch.key.kind.startswith("basis-")
+    offset = _origin(part).offset
+    return sum(
+        one.left[offset : offset + part.rows].nbytes + (0 if shared else one.right.nbytes)
+        for one in (patch.keys, patch.values)
+    )
 
 
 def _shifts(
@@ -213,7 +244,7 @@ def _shifts(
     """What patches add to the ranges' rows, [heads, rows, width] float32; zero where a range has none."""
     pieces = []
     for part, one in zip(ranges, factors, strict=True):
-        if one is None:
+        if one is None or one.right.shape[1] == 0:
             pieces.append(torch.zeros(part.rows, shape[0] * shape[1], device=device))
         else:
             offset = _origin(part).offset

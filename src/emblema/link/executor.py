@@ -1,8 +1,9 @@
 """The executor over transformers: carries any link plan out and leaves a linked KV table with the last logits."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from emblema.kv.layout import LayerRows
 from emblema.link.assemble import Assembly, Resources, relocated
 from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import Prompt, Rows, TextPart
+from emblema.link.residual import residual_stream
 from emblema.link.selectors import Narrowing, candidate_rows
 from emblema.link.trace import Trace
 from emblema.models.adapter import Adapter, RowBatch
@@ -43,7 +45,11 @@ class Executor:
     def refusal(self, plan: LinkPlan) -> str | None:
         """Why this executor cannot carry a plan out, or None if it can."""
         computed = plan.sources() == 0
-        late = (computed[1:] & ~computed[:-1]).any(axis=0)
+        begun = numpy.zeros_like(computed)
+        for part in plan.ranges:
+            if part.residual is not None:
+                begun[part.layers[0], part.start : part.stop] = True
+        late = (computed[1:] & ~computed[:-1] & ~begun[1:]).any(axis=0)
         if late.any():
             return f"row {int(late.argmax())} is computed above a layer that it skipped; no residual stream is kept"
         if not self.adapter.supports_layerwise and (plan.selectors or (computed != computed[0]).any()):
@@ -100,10 +106,11 @@ class Executor:
             patched=int(((codes == 2).any(axis=0) & ~(codes == 0).any(axis=0)).sum()),
             absent=absent,
             row_layers=row_layers,
-            bytes_read=run.assembly.bytes_read,
+            bytes_read=run.assembly.bytes_read + run.compared_bytes,
             patch_bytes=run.assembly.patch_bytes,
             selected=selected,
             seconds=time.perf_counter() - began,
+            residual_bytes=run.residual_bytes,
         )
         return Linked(run.table, run.table.length, logits, trace)
 
@@ -142,6 +149,7 @@ class _Run:
             self.abandon()
             raise
         self.table.fill_with(self.assembly.write)
+        self.compared_bytes = self.residual_bytes = 0
 
     def abandon(self) -> None:
         """Leave a table that was handed in as it was."""
@@ -157,26 +165,45 @@ class _Run:
         for stage in sorted({part.stage for part in ranges}):
             current = [part for part in ranges if part.stage == stage]
             pending = [part for part in ranges if part.stage > stage]
-            rows = _rows(current)
-            batch = self._batch(rows, current, pending)
+            start = [part for part in current if part.residual is None]
+            joining = {layer: self._joining(parts, pending) for layer, parts in _begun(current).items()}
+            rows = _rows(start)
+            batch = self._batch(rows, start, pending)
             if all(part.layers == (0, self.plan.layers) for part in current):
                 hidden = self.adapter.forward(batch, self.table)
                 row_layers += len(rows) * self.plan.layers
                 continue
-            narrowing = Narrowing(self.plan, rows, self.slots, self.table, self._held())
-            hidden = self.adapter.forward(batch, self.table, narrowing)
+            later = {layer: _rows(parts) for layer, parts in _begun(current).items()}
+            narrowing = Narrowing(self.plan, rows, later, self.slots, self.table, self._held(rows))
+            hidden = self.adapter.forward(batch, self.table, narrowing, joining)
             row_layers += narrowing.row_layers
             selected += narrowing.selected
         return hidden, selected, row_layers
 
-    def _held(self) -> dict[Selector, LayerRows]:
-        """What each selector's candidates would be taken as, at the selector's own layer."""
-        return {
-            selector: relocated(
-                self.adapter, self.plan, self.prompt, self.resources, selector.layer, candidate_rows(selector)
-            )
-            for selector in self.plan.selectors
-        }
+    def _held(self, rows: Tensor) -> dict[Selector, LayerRows]:
+        """What the candidates of each selector among the rows would be taken as, at the selector's own layer."""
+        held = {}
+        for selector in self.plan.selectors:
+            candidates = candidate_rows(selector)
+            if bool(torch.isin(candidates, rows).all()):
+                taken = relocated(self.adapter, self.plan, self.prompt, self.resources, selector.layer, candidates)
+                held[selector] = taken
+                self.compared_bytes += taken.bytes
+        return held
+
+    def _joining(self, parts: list[RowRange], pending: list[RowRange]) -> RowBatch:
+        """The rows that begin at one layer, from their chunks' kept residual streams."""
+        batch = self._batch(_rows(parts), parts, pending)
+        pieces = []
+        for part in sorted(parts, key=lambda one: one.start):
+            use = part.residual
+            kept = None if use is None else self.resources.patches.get(use.key)
+            if use is None or kept is None:
+                raise PlanError(f"rows {part.start} to {part.stop} name a residual stream that was not handed over")
+            pieces.append(residual_stream(kept)[use.offset : use.offset + part.rows].to(batch.embeds))
+        embeds = torch.cat(pieces)
+        self.residual_bytes += embeds.nbytes
+        return replace(batch, embeds=embeds)
 
     def leave(self) -> None:
         """Drop the rows that leave the table."""
@@ -221,6 +248,9 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
     pieces: list[Tensor] = []
     flags: list[Tensor] = []
     deepstack: list[tuple[Tensor, ...]] = []
+    if len(rows) == 0:
+        nothing = torch.empty(0, adapter.hidden_size, dtype=adapter.dtype, device=adapter.device)
+        return nothing, torch.zeros(0, dtype=torch.bool, device=adapter.device), ()
     for segment in prompt.segments:
         own = rows[(rows >= segment.start) & (rows < segment.stop)] - segment.start
         if len(own) == 0:
@@ -247,5 +277,14 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
 
 def _rows(ranges: list[RowRange]) -> Tensor:
     spans: set[Rows] = {(part.start, part.stop) for part in ranges}
-    rows: Tensor = torch.cat([torch.arange(start, stop) for start, stop in spans]).unique()
+    rows: Tensor = torch.cat([torch.arange(0), *(torch.arange(start, stop) for start, stop in spans)]).unique()
     return rows
+
+
+def _begun(ranges: list[RowRange]) -> dict[int, list[RowRange]]:
+    """The ranges that begin from a residual stream, by the layer that they begin at."""
+    begun: dict[int, list[RowRange]] = {}
+    for part in ranges:
+        if part.residual is not None:
+            begun.setdefault(part.layers[0], []).append(part)
+    return begun

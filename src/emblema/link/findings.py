@@ -1,6 +1,6 @@
 """What the store said while one prompt is linked: looked up once and held to the end, so a plan finds what it named."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
@@ -8,6 +8,9 @@ from emblema.link.assemble import Resources
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.store.keys import PatchKey
+
+POOLED = 32
+"""How many items' directions are pooled at most."""
 
 
 class Findings:
@@ -19,6 +22,7 @@ class Findings:
         find_patch: asks the store for a patch.
         find_prefix: asks for the longest exact prefix of a prompt, and its rows.
         rows: canonical rows of the prompt's chunks, by id.
+        pool: keys of the patches formed so far, whose directions `basis-M` pools.
     """
 
     def __init__(
@@ -28,20 +32,31 @@ class Findings:
         find_patch: Callable[[PatchKey], Patch | None],
         find_prefix: Callable[[Prompt], tuple[PrefixMatch, KVRows] | None],
         rows: Mapping[str, KVRows],
+        pool: Iterable[PatchKey] = (),
     ) -> None:
-        self._rows = rows
+        self._rows, self._pool = rows, tuple(pool)
         self._find_patch, self._find_prefix = find_patch, find_prefix
         self._patches: dict[PatchKey, Patch | None] = {}
         self._prefixes: dict[str, KVRows] = {}
         self._match: PrefixMatch | None = None
         self._asked = False
-        self.knowledge = Knowledge(model, layouts, self.patch, self.prefix)
+        self.knowledge = Knowledge(model, layouts, self.patch, self.prefix, lambda key: len(self.others(key)))
 
     def patch(self, key: PatchKey) -> Patch | None:
         """The patch of a key, or None."""
         if key not in self._patches:
             self._patches[key] = self._find_patch(key)
         return self._patches[key]
+
+    def others(self, key: PatchKey) -> list[Patch]:
+        """Patches of other items than a key's, of the same model, the latest first, as many as are pooled at most."""
+        model = key.model.partition("/")[0]
+        found: list[Patch] = []
+        for other in reversed(self._pool):
+            if other.model == model and other.chunk != key.chunk and len(found) < POOLED:
+                patch = self.patch(other)
+                found += [] if patch is None else [patch]
+        return found
 
     def prefix(self, prompt: Prompt) -> PrefixMatch | None:
         """The longest exact prefix of the one prompt under way, or None."""

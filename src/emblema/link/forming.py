@@ -1,69 +1,129 @@
-"""Patches formed from one conditioned forward (Kamera, appendix A), and stored under the design's key."""
+"""What a plan asks for and the store lacks: made by as few forwards as it takes, handed on, and kept."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+from emblema.errors import PlanError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch, deficit, form_patch
 from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.assemble import Resources
+from emblema.link.directions import on_directions, pooled_directions
 from emblema.link.executor import Executor
+from emblema.link.findings import Findings
+from emblema.link.keys import form_keys
+from emblema.link.orderings import averaged, mean_deficits, orderings
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, Segment
+from emblema.link.residual import KIND as RESIDUAL
+from emblema.link.residual import form_residual
 from emblema.link.strategies.base import computed
 from emblema.models.adapter import Adapter
 from emblema.models.table import KVTable
 from emblema.store.keys import PatchKey
 
+Need = tuple[int, Collection[int]]
+Deficits = list[LayerRows | None]
+
+
+def form_missing(
+    executor: Executor, prompt: Prompt, plan: LinkPlan, findings: Findings, keep: Callable[[PatchKey, Patch], object]
+) -> int:
+    """Form what the plan lists, add it to the findings and have it kept.
+
+    Args:
+        keep: called with each piece.
+
+    Returns:
+        The rows that were run.
+    """
+    conditioned: dict[PatchKey, Need] = {}
+    made: dict[PatchKey, Patch] = {}
+    rows = 0
+    for key in plan.forming:
+        need = _need(plan, key, findings.patch(key))
+        if key.kind.startswith(RESIDUAL):
+            made[key], ran = form_residual(executor.adapter, key, _chunk(prompt, key))
+        elif key.kind == "keys":
+            chunk = _chunk(prompt, key)
+            made[key], ran = form_keys(executor.adapter, chunk, findings.resources.chunk_rows(chunk), need[0]), 0
+        elif key.orbit:
+            made[key], ran = _form_orbit(executor, prompt, key, need, findings.resources)
+        else:
+            conditioned[key], ran = need, 0
+        rows += ran
+    if conditioned:
+        formed, ran = form_patches(executor, prompt, conditioned, findings.resources, findings)
+        made |= formed
+        rows += ran
+    findings.add(made)
+    for key, patch in made.items():
+        keep(key, patch)
+    return rows
+
 
 def form_patches(
     executor: Executor,
     prompt: Prompt,
-    model: str,
-    wanted: Mapping[PatchKey, tuple[int, Collection[int]]],
+    wanted: Mapping[PatchKey, Need],
     resources: Resources,
+    findings: Findings | None = None,
 ) -> tuple[dict[PatchKey, Patch], int]:
-    """Form the patches of a prompt's chunks from one forward over it, up to the last chunk wanted.
+    """Form the patches of a prompt's chunks from one forward over it, up to the last chunk wanted (Kamera, appendix A).
 
     Args:
-        wanted: for each key, the rank and the layers to patch.
+        wanted: for each key, the rank and the layers to patch. One of the kind `basis-M` is cut to directions pooled
+            over other items, and the item's own patch is formed beside it, as its share in later pools.
         resources: where the chunks' canonical rows are.
+        findings: knows the other items' patches; only asked for keys of the kind `basis-M`.
 
     Returns:
         The patches by key, and the rows that were run.
     """
     adapter = executor.adapter
-    places = [
-        (PatchKey(model, chunk.id, prompt.antecedents(segment)), segment, chunk)
-        for segment, chunk in prompt.chunk_segments
-    ]
-    places = [place for place in places if place[0] in wanted]
-    part = prompt.until(max(segment.stop for _, segment, _ in places))
-    plan = LinkPlan(
-        "forming", part.tokens, len(adapter.layouts), tuple(computed(part, len(adapter.layouts), 0, part.tokens))
-    )
-    table = executor.run(plan, part, Resources({}, {})).table
+    places: dict[PatchKey, tuple[Segment, Chunk]] = {}
+    for segment, chunk in prompt.chunk_segments:
+        for key in wanted:
+            if (key.chunk, key.antecedents) == (chunk.id, prompt.antecedents(segment)):
+                places.setdefault(key, (segment, chunk))
+    part = prompt.until(max(segment.stop for segment, _ in places.values()))
+    table = conditioned_table(executor, part)
     patches: dict[PatchKey, Patch] = {}
-    for key, segment, chunk in places:
+    for key, (segment, chunk) in places.items():
         rank, layers = wanted[key]
-        if key not in patches:
-            deficits = _deficits(adapter, table, part, segment, (chunk, resources.chunk_rows(chunk)), set(layers))
+        deficits = deficits_of(adapter, table, part, segment, (chunk, resources.chunk_rows(chunk)), set(layers))
+        own = PatchKey(key.model.partition("/")[0], key.chunk, key.antecedents)
+        if own == key:
             patches[key] = form_patch(deficits, rank, adapter.dtype)
+            continue
+        if findings is None:
+            raise PlanError(f"the {key} needs the patches of other items")
+        patches[key] = on_directions(deficits, pooled_directions(findings.others(key), rank), adapter.dtype)
+        if own not in wanted and findings.patch(own) is None:
+            patches[own] = form_patch(deficits, rank, adapter.dtype)
     return patches, part.tokens
 
 
-def _deficits(
+def conditioned_table(executor: Executor, prompt: Prompt) -> KVTable:
+    """The table of a prompt with every row computed, slid chunks still in it."""
+    layers = len(executor.adapter.layouts)
+    plan = LinkPlan("forming", prompt.tokens, layers, tuple(computed(prompt, layers, 0, prompt.tokens)))
+    return executor.run(plan, prompt, Resources({}, {})).table
+
+
+def deficits_of(
     adapter: Adapter,
     table: KVTable,
     prompt: Prompt,
     segment: Segment,
     canonical: tuple[Chunk, KVRows],
-    layers: set[int],
-) -> list[LayerRows | None]:
+    layers: Collection[int],
+) -> Deficits:
+    """A chunk's deficits (Kamera, equation 2), position-free, from a table of the prompt; None beside `layers`."""
     chunk, rows = canonical
     source = PhaseBook(adapter.tables, chunk.encoded.positions.to(adapter.device))
     target = PhaseBook(adapter.tables, prompt.positions[:, segment.start : segment.stop].to(adapter.device))
-    deficits: list[LayerRows | None] = []
+    deficits: Deficits = []
     for index, layout in enumerate(adapter.layouts):
         if index not in layers:
             deficits.append(None)
@@ -71,3 +131,40 @@ def _deficits(
         conditioned = unplace(table.read(index, segment.start, segment.stop), layout, target)
         deficits.append(deficit(conditioned, unplace(rows[index].to(adapter.device), layout, source)))
     return deficits
+
+
+def _form_orbit(
+    executor: Executor, prompt: Prompt, key: PatchKey, need: Need, resources: Resources
+) -> tuple[Patch, int]:
+    """One patch of the mean deficit over the orderings of the antecedents, the prompt's own held out."""
+    adapter = executor.adapter
+    segment, chunk = next(
+        (segment, chunk)
+        for segment, chunk in prompt.chunk_segments
+        if chunk.id == key.chunk and averaged(key, prompt.antecedents(segment))
+    )
+    rank, layers = need
+    rows = 0
+    every: list[Deficits] = []
+    for one in orderings(prompt, segment):
+        table = conditioned_table(executor, one)
+        canonical = (chunk, resources.chunk_rows(chunk))
+        every.append(deficits_of(adapter, table, one, one.segments[-1], canonical, set(layers)))
+        rows += one.tokens
+    return form_patch(mean_deficits(every), rank, adapter.dtype), rows
+
+
+def _need(plan: LinkPlan, key: PatchKey, held: Patch | None) -> Need:
+    """The rank and layers to form: what the plan asks for, and no less than what is held already."""
+    rank, layers = plan.patch_need(key)
+    if held is not None:
+        rank = max(rank, held.rank)
+        layers |= {index for index, layer in enumerate(held.layers) if layer is not None}
+    return rank, layers
+
+
+def _chunk(prompt: Prompt, key: PatchKey) -> Chunk:
+    found = next((chunk for _, chunk in prompt.chunk_segments if chunk.id == key.chunk), None)
+    if found is None:
+        raise PlanError(f"the plan asks for the {key}, a chunk that the prompt does not hold")
+    return found

@@ -2,109 +2,43 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy
 
 from emblema.errors import PlanError
 from emblema.kv.layout import LayerLayout
+from emblema.link.cost import Cost, cost_of
 from emblema.link.prompt import Rows
+from emblema.link.ranges import (
+    LIVE,
+    ChunkOrigin,
+    Origin,
+    PatchUse,
+    PrefixOrigin,
+    ResidualUse,
+    RowRange,
+    Selector,
+    Source,
+    clipped,
+    code_of,
+    describe,
+)
 from emblema.store.keys import PatchKey
 
-
-class Source(StrEnum):
-    """Where a row of a layer comes from."""
-
-    COMPUTED = "computed"
-    TAKEN = "taken"
-    ABSENT = "absent"
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkOrigin:
-    """Canonical rows of a chunk from row `offset` on, relocated to the range's positions."""
-
-    chunk: str
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixOrigin:
-    """Rows of an earlier prompt's exact table that stand at the same rows and positions; copied as they are."""
-
-    entry: str
-
-
-LIVE = "live"
-"""The entry of a table under way, that a continued prompt goes on with."""
-
-Origin = ChunkOrigin | PrefixOrigin
-
-
-@dataclass(frozen=True, slots=True)
-class PatchUse:
-    """A stored patch, cut to a rank."""
-
-    key: PatchKey
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowRange:
-    """Rows `start` to `stop` in layers `layers[0]` to `layers[1]` (ends excluded).
-
-    Attributes:
-        source: computed, taken or absent.
-        layers: the layers this range speaks of.
-        origin: where taken rows come from.
-        patch: what is added to taken chunk rows.
-        hidden: row ranges that computed rows may not attend, in any layer.
-        stage: computed rows of a lower stage run in an earlier forward, in which those of later stages are hidden. A
-            row has one stage and one mask, whatever its layers.
-    """
-
-    start: int
-    stop: int
-    source: Source
-    layers: tuple[int, int]
-    origin: Origin | None = None
-    patch: PatchUse | None = None
-    hidden: tuple[Rows, ...] = ()
-    stage: int = 0
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Selector:
-    """A choice that depends on values: after layer `layer`, of the computed candidates only `budget` rows go on.
-
-    The candidates are computed up to and including `layer`; in later layers the chosen ones are computed and the others
-    are taken, as their ranges for those layers say.
-
-    Attributes:
-        rule: how rows are ranked: `deviation` (largest change of K and V against the taken rows, CacheBlend).
-        candidates: row ranges to choose from.
-        layer: the layer after which to choose.
-        budget: how many candidate rows are computed in the later layers.
-    """
-
-    rule: str
-    candidates: tuple[Rows, ...]
-    layer: int
-    budget: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a plan will do: rows run (a row in every layer counts 1), rows and bytes read, rows patched."""
-
-    rows_computed: float
-    rows_taken: int
-    rows_patched: int
-    bytes_read: int
+__all__ = [
+    "LIVE",
+    "ChunkOrigin",
+    "Cost",
+    "LinkPlan",
+    "Origin",
+    "PatchUse",
+    "PrefixOrigin",
+    "ResidualUse",
+    "RowRange",
+    "Selector",
+    "Source",
+    "describe",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +51,8 @@ class LinkPlan:
         layers: decoder layers.
         ranges: every row of every layer exactly once.
         selectors: choices left to run time, each with a fixed budget.
-        forming: patches that the strategy asks for and the store does not have; formed before the plan is made again.
+        forming: patches and other pieces that the strategy asks for and the store does not have; formed before the plan
+            is made again.
         leaving: rows that leave the table when the prefill is over (slid antecedents).
         remark: what the strategy could not do as asked, for the reply; None if all is as asked.
     """
@@ -147,7 +82,7 @@ class LinkPlan:
             block = codes[first:last, part.start : part.stop]
             if (block != -1).any():
                 raise PlanError(f"rows {part.start} to {part.stop} have two sources in layers {first} to {last}")
-            block[:] = _code(part)
+            block[:] = code_of(part)
         if (codes == -1).any():
             layer, row = (int(index) for index in numpy.argwhere(codes == -1)[0])
             raise PlanError(f"row {row} has no source in layer {layer}")
@@ -159,11 +94,23 @@ class LinkPlan:
         Raises:
             PlanError: see `sources`; also when the last row is not computed in every layer and in the last stage (it
                 gives the logits), when a row has two stages or two masks, or when a selector's candidates are not
-                computed in one stage up to its layer and taken above it.
+                computed in one stage up to its layer and taken above it, or a residual stream does not belong to
+                computed rows whose layer below is skipped.
         """
         codes = self.sources()
         if (codes[:, -1] != 0).any():
             raise PlanError("the last row must be computed in every layer: its logits are the answer")
+        for part in self.ranges:
+            first = part.layers[0]
+            if part.residual is not None and (
+                part.source is not Source.COMPUTED
+                or first == 0
+                or (codes[first - 1, part.start : part.stop] == 0).any()
+            ):
+                raise PlanError(
+                    f"rows {part.start} to {part.stop}: only rows computed above a skipped layer begin from a residual "
+                    "stream"
+                )
         stages = self._stages()
         if stages[-1] != stages.max():
             raise PlanError("the last row must be computed in the last stage: its logits are the answer")
@@ -200,32 +147,20 @@ class LinkPlan:
     def behind(self, settled: int) -> "LinkPlan":
         """The plan for the rows from `settled` on, where a table under way answers for those in front."""
         ranges = [RowRange(0, settled, Source.TAKEN, (0, self.layers), PrefixOrigin(LIVE))]
-        ranges += [_clipped(part, settled) for part in self.ranges if part.stop > settled]
+        ranges += [clipped(part, settled) for part in self.ranges if part.stop > settled]
         selectors = []
         for selector in self.selectors:
             candidates = tuple((max(start, settled), stop) for start, stop in selector.candidates if stop > settled)
             if candidates:
                 selectors.append(replace(selector, candidates=candidates))
-        used = {part.patch.key for part in ranges if part.patch is not None}
+        used = {use.key for part in ranges for use in (part.patch, part.residual) if use is not None}
         forming = tuple(key for key in self.forming if key in used)
         leaving = tuple((max(start, settled), stop) for start, stop in self.leaving if stop > settled)
         return replace(self, ranges=tuple(ranges), selectors=tuple(selectors), forming=forming, leaving=leaving)
 
     def cost(self, layouts: Sequence[LayerLayout], itemsize: int) -> Cost:
         """What the plan will do, from its ranges and budgets; `itemsize` is bytes per number of the KV."""
-        codes = self.sources()
-        computed = float((codes == 0).sum())
-        for selector in self.selectors:
-            rows = sum(stop - start for start, stop in selector.candidates)
-            computed += min(selector.budget, rows) * (self.layers - selector.layer - 1)
-        taken = (codes == 1) | (codes == 2)
-        features = numpy.array([layout.features for layout in layouts])
-        return Cost(
-            rows_computed=computed / self.layers,
-            rows_taken=int(taken.any(axis=0).sum()),
-            rows_patched=int((codes == 2).any(axis=0).sum()),
-            bytes_read=int((taken.sum(axis=1) * features).sum()) * itemsize,
-        )
+        return cost_of(self.ranges, self.selectors, self.layers, layouts, itemsize)
 
     @property
     def exact(self) -> bool:
@@ -239,7 +174,7 @@ class LinkPlan:
     def patch_need(self, key: PatchKey) -> tuple[int, frozenset[int]]:
         """The largest rank and the layers that the plan asks of a patch."""
         uses = [part for part in self.ranges if part.patch is not None and part.patch.key == key]
-        rank = max(part.patch.rank for part in uses if part.patch is not None)
+        rank = max((part.patch.rank for part in uses if part.patch is not None), default=0)
         return rank, frozenset(layer for part in uses for layer in range(*part.layers))
 
     def __str__(self) -> str:
@@ -254,36 +189,3 @@ class LinkPlan:
             for one in self.selectors
         ]
         return "\n".join(lines)
-
-
-def _clipped(part: RowRange, start: int) -> RowRange:
-    if part.start >= start:
-        return part
-    origin = part.origin
-    if isinstance(origin, ChunkOrigin):
-        origin = replace(origin, offset=origin.offset + start - part.start)
-    return replace(part, start=start, origin=origin)
-
-
-def describe(part: RowRange) -> str:
-    """A range's origin, patch and mask in a few words."""
-    words = []
-    if isinstance(part.origin, ChunkOrigin):
-        words.append(
-            f"chunk {part.origin.chunk[:8]}" + (f" from row {part.origin.offset}" if part.origin.offset else "")
-        )
-    elif isinstance(part.origin, PrefixOrigin):
-        words.append(f"prefix {part.origin.entry[:8]}")
-    if part.patch is not None:
-        words.append(f"patch of rank {part.patch.rank} behind {len(part.patch.key.antecedents)} chunks")
-    if part.hidden:
-        words.append("blind to " + ", ".join(f"{start}-{stop}" for start, stop in part.hidden))
-    return ", ".join(words)
-
-
-def _code(part: RowRange) -> int:
-    if part.source is Source.COMPUTED:
-        return 0
-    if part.source is Source.ABSENT:
-        return 3
-    return 1 if part.patch is None else 2

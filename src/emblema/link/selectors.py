@@ -48,17 +48,22 @@ class Narrowing:
     Args:
         plan: the plan.
         rows: logical rows of the batch, in order.
+        joining: by layer, logical rows that join the batch there.
         slots: [plan rows] physical slots.
         table: the table under way; at the selector's layer it holds the fresh rows when called.
         held: per selector, the candidates' relocated rows of its layer.
     """
 
     def __init__(
-        self, plan: LinkPlan, rows: Tensor, slots: Tensor, table: KVTable, held: Mapping[Selector, LayerRows]
+        self,
+        plan: LinkPlan,
+        rows: Tensor,
+        joining: Mapping[int, Tensor],
+        slots: Tensor,
+        table: KVTable,
+        held: Mapping[Selector, LayerRows],
     ) -> None:
-        batch = set(rows.tolist())
-        self.selectors = [one for one in plan.selectors if batch.issuperset(range(*one.candidates[0]))]
-        self.slots, self.table, self.held = slots, table, held
+        self.slots, self.table, self.held, self.joining = slots, table, held, joining
         self.current = rows
         self.selected: tuple[tuple[int, ...], ...] = ()
         self.row_layers = len(rows)
@@ -68,11 +73,13 @@ class Narrowing:
     def __call__(self, layer: int) -> Tensor | None:
         if layer + 1 == len(self._computed):
             return None
-        for selector in self.selectors:
+        for selector in self.held:
             if selector.layer == layer:
                 self._choose(selector)
         keep = (self._computed[layer + 1] | self._chosen)[self.current]
         self.current = self.current[keep]
+        if layer + 1 in self.joining:
+            self.current = torch.cat((self.current, self.joining[layer + 1])).sort().values
         self.row_layers += len(self.current)
         return None if bool(keep.all()) else keep.nonzero().squeeze(1)
 

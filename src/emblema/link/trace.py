@@ -15,10 +15,11 @@ class Trace:
         patched: cached rows with a patch.
         absent: rows that the prompt names and the table never held.
         row_layers: rows computed, summed over layers.
-        bytes_read: bytes of KV taken from chunks and kept prefixes, patches aside.
+        bytes_read: bytes of KV read from chunks and kept prefixes, patches aside.
         patch_bytes: bytes of patches added.
         selected: per selector, the rows that it chose to go on computing.
         seconds: wall time of assembling and of the forwards.
+        residual_bytes: bytes of kept residual streams that rows began from.
     """
 
     computed: int
@@ -30,6 +31,7 @@ class Trace:
     patch_bytes: int
     selected: tuple[tuple[int, ...], ...]
     seconds: float
+    residual_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """One generic adapter over the encoder and the decoder of a transformers vision-language model."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from emblema.models.families.base import Family, Prepared
 from emblema.models.fingerprint import fingerprint, weights_stamp
 from emblema.models.positions import chunk_positions
 from emblema.models.refuse import refuse_unsupported
+from emblema.models.stream import Stream
 from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes
 from emblema.models.table import KVTable
 
@@ -159,84 +160,98 @@ class Adapter:
         }
         return replace(prepared, features=moved)
 
-    def forward(self, batch: RowBatch, table: KVTable, narrow: Narrow | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: RowBatch,
+        table: KVTable,
+        narrow: Narrow | None = None,
+        joining: Mapping[int, RowBatch] | None = None,
+    ) -> Tensor:
         """Run rows through the decoder, write their KV at their slots, attend over the whole table.
 
-        Without `narrow` the decoder is called whole. With it, its stock layers are called one after another, and after
-        layer l `narrow(l)` gives the indices of the rows that later layers still compute (None: all).
+        With neither `narrow` nor `joining` the decoder is called whole. With one of them its stock layers are called
+        one after another.
+
+        Args:
+            narrow: after layer l, `narrow(l)` gives the indices of the rows that later layers still compute (None:
+                all).
+            joining: rows that begin at a layer, whose `embeds` are the residual stream that enters it. From then on
+                they run with the others, all in the order of their places in the prompt.
 
         Returns:
             Hidden states [rows kept, hidden] after the final norm.
         """
-        if batch.embeds.shape[0] == 0:
+        if batch.embeds.shape[0] == 0 and not joining:
             return batch.embeds.new_empty(0, self.hidden_size)
-        if narrow is not None and not self.supports_layerwise:
-            raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy without per-layer selectors.")
+        layerwise = narrow is not None or bool(joining)
+        if layerwise and not self.supports_layerwise:
+            raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy that does not ask for it.")
         with torch.inference_mode():
-            if narrow is None:
-                parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
-                return torch.cat([self._run(part, table, None) for part in parts])
-            return self._run(batch, table, narrow)
+            if layerwise:
+                return self._layerwise(batch, table, narrow or _keep_all, joining or {})
+            parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
+            return torch.cat([self._whole(part, table) for part in parts])
 
-    def _run(self, batch: RowBatch, table: KVTable, narrow: Narrow | None) -> Tensor:
-        masks = attention_masks(table, batch.slots, self._windows, batch.hidden_from, self.kind.window_binds_groups)
-        table.slots = batch.slots
-        try:
-            return self._whole(batch, table, masks) if narrow is None else self._layerwise(batch, table, masks, narrow)
-        finally:
-            table.slots = None
+    def _masks(self, batch: RowBatch, table: KVTable) -> dict[int | None, Tensor]:
+        return attention_masks(table, batch.slots, self._windows, batch.hidden_from, self.kind.window_binds_groups)
 
     def _ids(self, positions: Tensor) -> Tensor:
         return positions if self.axes == 1 else positions[:, None]
 
-    def _whole(self, batch: RowBatch, table: KVTable, masks: dict[int | None, Tensor]) -> Tensor:
+    def _whole(self, batch: RowBatch, table: KVTable) -> Tensor:
+        masks = self._masks(batch, table)
         mask: Any = next(iter(masks.values()))
         if len(masks) > 1:
             mask = {kind: masks[window] for kind, window in zip(self.types, self._windows, strict=True)}
         extra: dict[str, Any] = {}
         if self._takes_deepstack and batch.deepstack and bool(batch.visual.any()):
             extra = {"visual_pos_masks": batch.visual[None], "deepstack_visual_embeds": list(batch.deepstack)}
-        output = self.decoder(
-            inputs_embeds=batch.embeds[None],
-            position_ids=self._ids(batch.positions),
-            attention_mask=mask,
-            past_key_values=table,
-            use_cache=True,
-            **extra,
-        )
-        return output.last_hidden_state[0]
-
-    def _layerwise(self, batch: RowBatch, table: KVTable, masks: dict[int | None, Tensor], narrow: Narrow) -> Tensor:
-        hidden, slots, visual, deepstack = batch.embeds[None], batch.slots, batch.visual, batch.deepstack
-        ids = self._ids(batch.positions)
-        turns = self._turns(hidden, ids)
-        for index, layer in enumerate(self.layers):
-            table.slots = slots
-            output = layer(
-                hidden,
-                attention_mask=masks[self._windows[index]],
-                position_ids=ids if self.axes == 1 else None,
+        table.slots = batch.slots
+        try:
+            output = self.decoder(
+                inputs_embeds=batch.embeds[None],
+                position_ids=self._ids(batch.positions),
+                attention_mask=mask,
                 past_key_values=table,
                 use_cache=True,
-                position_embeddings=turns[self.types[index]],
+                **extra,
             )
-            hidden = output[0] if isinstance(output, tuple) else output
-            if index < len(deepstack) and bool(visual.any()):
-                hidden = hidden.clone()
-                hidden[0, visual] += deepstack[index].to(hidden.dtype)
+        finally:
+            table.slots = None
+        return output.last_hidden_state[0]
+
+    def _layerwise(self, batch: RowBatch, table: KVTable, narrow: Narrow, joining: Mapping[int, RowBatch]) -> Tensor:
+        stream = self._stream(batch, table)
+        for index in range(len(self.layers)):
+            if index in joining:
+                stream = stream.joined(self._stream(joining[index], table), table.rows)
+            stream = self._step(stream, index, table)
             keep = narrow(index)
-            if keep is None:
-                continue
-            keep = keep.to(self.device)
-            hidden, slots, ids = hidden[:, keep], slots[keep], ids[..., keep]
-            masks = {window: mask[:, :, keep] for window, mask in masks.items()}
-            turns = {kind: tuple(part[..., keep, :] for part in turn) for kind, turn in turns.items()}
-            order = (visual.long().cumsum(0) - 1)[keep]
-            visual = visual[keep]
-            deepstack = tuple(layer.index_select(0, order[visual]) for layer in deepstack)
-            if hidden.shape[1] == 0:
-                return hidden[0]
-        return self.decoder.norm(hidden)[0]
+            if keep is not None:
+                stream = stream.select(keep.to(self.device))
+        return self.decoder.norm(stream.hidden)[0]
+
+    def _stream(self, batch: RowBatch, table: KVTable) -> Stream:
+        ids = self._ids(batch.positions)
+        return Stream.of(batch, ids, self._masks(batch, table), self._turns(batch.embeds[None], ids))
+
+    def _step(self, stream: Stream, index: int, table: KVTable) -> Stream:
+        """One stock layer."""
+        if stream.rows == 0:
+            return stream
+        table.slots = stream.slots
+        try:
+            output = self.layers[index](
+                stream.hidden,
+                attention_mask=stream.masks[self._windows[index]],
+                position_ids=stream.ids if self.axes == 1 else None,
+                past_key_values=table,
+                use_cache=True,
+                position_embeddings=stream.turns[self.types[index]],
+            )
+        finally:
+            table.slots = None
+        return stream.after(index, output[0] if isinstance(output, tuple) else output)
 
     def _turns(self, hidden: Tensor, ids: Tensor) -> dict[str, Any]:
         rotary = rotary_module(self.decoder)
@@ -261,18 +276,34 @@ class Adapter:
 
     def prefill(self, encoded: Encoded, shift: int = 0) -> tuple[KVRows, Tensor]:
         """One chunk alone, standing `shift` positions further on: its rows and its final hidden states."""
-        table = self.table(encoded.tokens)
-        slots = table.allocate(torch.arange(encoded.tokens, device=self.device), encoded.groups)
-        batch = RowBatch(
-            encoded.embeds,
-            encoded.positions + shift,
-            torch.arange(slots.start, slots.stop, device=self.device),
-            encoded.visual,
-            encoded.deepstack,
-        )
+        table, batch = self._alone(encoded, shift)
         hidden = self.forward(batch, table)
         rows: list[LayerRows] = [table.read(layer) for layer in range(len(self.layouts))]
         return tuple(rows), hidden
+
+    def residual(self, encoded: Encoded, layer: int) -> Tensor:
+        """The residual stream [tokens, hidden] that enters a layer where the chunk is prefilled alone."""
+        if not self.supports_layerwise:
+            raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy that does not ask for it.")
+        table, batch = self._alone(encoded, 0)
+        with torch.inference_mode():
+            stream = self._stream(batch, table)
+            for index in range(layer):
+                stream = self._step(stream, index, table)
+        return stream.hidden[0]
+
+    def _alone(self, encoded: Encoded, shift: int) -> tuple[KVTable, RowBatch]:
+        table, device = self.table(encoded.tokens), self.device
+        slots = torch.arange(encoded.tokens, device=device)
+        table.allocate(slots, encoded.groups.to(device))
+        batch = RowBatch(
+            encoded.embeds.to(device),
+            encoded.positions.to(device) + shift,
+            slots,
+            encoded.visual.to(device),
+            tuple(layer.to(device) for layer in encoded.deepstack),
+        )
+        return table, batch
 
     def _layerwise_agrees(self) -> bool:
         """Whether the layer-by-layer loop gives what the decoder's own forward gives, deepstack included."""
@@ -290,10 +321,8 @@ class Adapter:
             for whole in (True, False):
                 table = self.table(rows)
                 table.allocate(order)
-                masks = attention_masks(table, order, self._windows, None)
-                table.slots = order
                 try:
-                    run = self._whole(batch, table, masks) if whole else self._layerwise(batch, table, masks, _keep_all)
+                    run = self._whole(batch, table) if whole else self._layerwise(batch, table, _keep_all, {})
                     results.append(run)
                 except (TypeError, RuntimeError, AttributeError, KeyError):
                     return False

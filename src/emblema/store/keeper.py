@@ -217,7 +217,8 @@ class Keeper:
     def _put_again(self, owner: str, chunk: Chunk, terms: Terms | None) -> Piece:
         piece = self.find((owner,), chunk.id)
         if piece is None:
-            raise StoreError(f"Chunk {chunk.id[:12]} was deleted or lost, and its rows with it: add its media again.")
+            # Another store's chunk: its rows are read from there. One that was lost here raises.
+            return self.put(owner, replace(chunk, rows=tuple(chunk.rows)), terms)
         if terms is not None:
             with self.changed:
                 self.memory.change_terms(piece, terms)

@@ -1,7 +1,7 @@
 """What a strategy is, what it may know, and the row ranges that all of them share."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from emblema.kv.chunk import Chunk
@@ -29,12 +29,14 @@ class Knowledge:
         layouts: per layer, how rows are kept.
         find_patch: the stored patch of a key, or None.
         find_prefix: the longest exact prefix of earlier prompts, or None.
+        others: how many items other than a patch's own have left their directions to pool.
     """
 
     model: str
     layouts: tuple[LayerLayout, ...]
     find_patch: Callable[[PatchKey], Patch | None]
     find_prefix: Callable[[Prompt], PrefixMatch | None]
+    others: Callable[[PatchKey], int] = lambda key: 0
 
     @property
     def layers(self) -> int:
@@ -71,20 +73,55 @@ def slid_before(prompt: Prompt, row: int) -> tuple[Rows, ...]:
     return tuple(rows for rows in prompt.slid_rows if rows[0] < row)
 
 
-def taken(segment: Segment, chunk: Chunk, layers: int) -> list[RowRange]:
+def taken(segment: Segment, chunk: Chunk, layers: int, *, relocated: bool = True) -> list[RowRange]:
     """A whole chunk taken as it was prefilled alone."""
-    return [RowRange(segment.start, segment.stop, Source.TAKEN, (0, layers), ChunkOrigin(chunk.id))]
+    return [RowRange(segment.start, segment.stop, Source.TAKEN, (0, layers), ChunkOrigin(chunk.id, 0, relocated))]
 
 
-def lay_out(prompt: Prompt, layers: int, chunk_ranges: ChunkRanges) -> tuple[RowRange, ...]:
-    """Text computed, slid chunks absent, other chunks as `chunk_ranges` says, the last row computed in any case."""
+def first_computed(
+    segment: Segment, chunk: Chunk, layers: int, counts: tuple[int, ...], *, relocated: bool = True
+) -> list[RowRange]:
+    """A chunk whose first `counts[l]` rows are computed in layer l, the others taken; counts do not grow with depth."""
+    counts = tuple(min(count, chunk.tokens) for count in counts)
+    edges = sorted({0, chunk.tokens, *counts})
+    ranges = []
+    for first, last in zip(edges, edges[1:], strict=False):
+        deep = sum(count >= last for count in counts)
+        rows = (segment.start + first, segment.start + last)
+        if deep > 0:
+            ranges.append(RowRange(*rows, Source.COMPUTED, (0, deep)))
+        if deep < layers:
+            ranges.append(RowRange(*rows, Source.TAKEN, (deep, layers), ChunkOrigin(chunk.id, first, relocated)))
+    return ranges
+
+
+def share_of(layers: int, percent: float) -> int:
+    """The nearest number of layers to a share of them, one at least."""
+    return max(1, int(layers * percent / 100 + 0.5))
+
+
+def lay_out(
+    prompt: Prompt, layers: int, chunk_ranges: ChunkRanges, *, in_context: bool = False
+) -> tuple[RowRange, ...]:
+    """Text computed, chunks as `chunk_ranges` says, the last row computed in any case.
+
+    So every method has the same exact rows in front: the text before the first chunk, or a chunk at row 0, which has
+    absorbed nothing and is taken as it is. Kept prompts are for `prefix` and `auto` alone: they may hold what another
+    method was measured on.
+
+    Args:
+        in_context: slid chunks are there while chunk rows are computed, as `chunk_ranges` says too, and have to leave
+            afterwards; without it they are absent.
+    """
     ranges: list[RowRange] = []
     for segment in prompt.segments:
         part = segment.part
         if not isinstance(part, ChunkPart):
             ranges += computed(prompt, layers, *segment.rows)
-        elif part.slid:
+        elif part.slid and not in_context:
             ranges.append(RowRange(segment.start, segment.stop, Source.ABSENT, (0, layers)))
+        elif segment.start == 0:
+            ranges += taken(segment, part.chunk, layers)
         else:
             ranges += chunk_ranges(segment, part.chunk)
     return with_last_computed(prompt, layers, ranges)
@@ -95,12 +132,29 @@ def with_last_computed(prompt: Prompt, layers: int, ranges: Iterable[RowRange]) 
     last = prompt.tokens - 1
     kept: list[RowRange] = []
     for part in ranges:
-        if part.stop <= last or part.source is Source.COMPUTED:
+        if part.stop <= last or (part.source is Source.COMPUTED and part.layers == (0, layers)):
             kept.append(part)
         elif part.start < last:
-            kept.append(
-                RowRange(part.start, last, part.source, part.layers, part.origin, part.patch, part.hidden, part.stage)
-            )
+            kept.append(replace(part, stop=last))
     if not any(part.stop > last for part in kept):
         kept += computed(prompt, layers, last, last + 1)
     return tuple(kept)
+
+
+def blind_text_first(prompt: Prompt, ranges: Iterable[RowRange]) -> tuple[RowRange, ...]:
+    """The two steps of MPIC's baselines: text is computed before, and blind to, every chunk; then all the rest."""
+    media = tuple(segment.rows for segment, _ in prompt.chunk_segments)
+    last, text = prompt.tokens - 1, prompt.text_rows
+    staged: list[RowRange] = []
+    for part in ranges:
+        if part.source is not Source.COMPUTED:
+            staged.append(part)
+        elif not any(start <= part.start < stop for start, stop in text):
+            staged.append(replace(part, stage=1))
+        else:
+            if part.start < last:
+                hidden = tuple(rows for rows in media if rows[0] < part.start)
+                staged.append(replace(part, stop=min(part.stop, last), hidden=hidden))
+            if part.stop > last:
+                staged.append(replace(part, start=max(part.start, last), stage=1))
+    return tuple(staged)

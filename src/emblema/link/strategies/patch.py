@@ -1,10 +1,10 @@
 """`patch-M`, `patch-P%`, `patch-M-deep`: relocated chunks with a stored conditioning patch (Kamera, equation 1)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import rank_for_share
-from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, Source
+from emblema.link.plan import LinkPlan, PatchUse, RowRange
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, taken
 from emblema.store.keys import PatchKey
@@ -35,8 +35,6 @@ class PatchStrategy:
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rank = self.rank_for(chunk.tokens, knowledge)
-            if segment.start == 0:
-                return taken(segment, chunk, layers)
             if rank == 0:
                 bare.append(chunk.id)
                 return taken(segment, chunk, layers)
@@ -44,9 +42,7 @@ class PatchStrategy:
             patch = knowledge.find_patch(key)
             if patch is None or patch.rank < rank or not patch.covers(range(first, layers)):
                 forming.append(key)
-            rows = (segment.start, segment.stop, Source.TAKEN)
-            patched = RowRange(*rows, (first, layers), ChunkOrigin(chunk.id), PatchUse(key, rank))
-            return [patched] if first == 0 else [RowRange(*rows, (0, first), ChunkOrigin(chunk.id)), patched]
+            return patched(taken(segment, chunk, layers), key, rank, first)
 
         ranges = lay_out(prompt, layers, chunk_ranges)
         remark = f"{len(bare)} chunks are too short for this share: taken without a patch" if bare else None
@@ -64,3 +60,13 @@ class PatchStrategy:
         )
         wanted = self.rank if self.rank is not None else rank_for_share(self.share or 1.0, tokens, layouts, kept)
         return min(wanted, full)
+
+
+def patched(ranges: list[RowRange], key: PatchKey, rank: int, first: int = 0) -> list[RowRange]:
+    """Ranges taken in all layers with a patch added from layer `first` on."""
+    kept: list[RowRange] = []
+    for part in ranges:
+        last = part.layers[1]
+        kept += [replace(part, layers=(0, first))] if first else []
+        kept.append(replace(part, layers=(first, last), patch=PatchUse(key, rank)))
+    return kept

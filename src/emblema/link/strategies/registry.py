@@ -7,10 +7,21 @@ from dataclasses import dataclass
 from emblema.errors import StrategyError
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.blind import Blind
+from emblema.link.strategies.cacheblend import CacheBlend
+from emblema.link.strategies.epic import Epic
 from emblema.link.strategies.full import Full
+from emblema.link.strategies.full_reuse import FullReuse
+from emblema.link.strategies.lowrank_keys import LowRankKeys
+from emblema.link.strategies.mpic import Mpic
+from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.prefix import Prefix
+from emblema.link.strategies.reprefill_deep import ReprefillDeep
+from emblema.link.strategies.reprefill_shallow import ReprefillShallow
+from emblema.link.strategies.sink import Sink
+from emblema.link.strategies.vlcache import VLCache
 
 LARGEST_RANK = 65_536
 
@@ -25,17 +36,36 @@ class StrategyKind:
     make: Callable[[re.Match[str]], Strategy]
 
 
+NUMBER = r"(?P<number>[0-9]+(?:[.][0-9]+)?)"
+
+
+def _whole(match: re.Match[str], what: str) -> int:
+    number = int(match["number"]) if match["number"].isdecimal() else 0
+    if not 1 <= number <= LARGEST_RANK:
+        raise StrategyError(f"{match[0]!r}: {what} must be a whole number from 1 to {LARGEST_RANK}")
+    return number
+
+
+def _percent(match: re.Match[str], what: str = "the share") -> float:
+    percent = float(match["number"])
+    if not 0 < percent <= 100:
+        raise StrategyError(f"{match[0]!r}: {what} must be above 0 and at most 100 percent")
+    return percent
+
+
 def _patch(match: re.Match[str]) -> Strategy:
     deep = match["deep"] is not None
     if match["percent"] is None:
-        rank = int(match["number"]) if match["number"].isdigit() else 0
-        if not 1 <= rank <= LARGEST_RANK:
-            raise StrategyError(f"{match[0]!r}: the rank must be a whole number from 1 to {LARGEST_RANK}")
-        return PatchStrategy(rank=rank, deep=deep)
+        return PatchStrategy(rank=_whole(match, "the rank"), deep=deep)
     share = float(match["number"]) / 100
     if not 0 < share <= 1:
         raise StrategyError(f"{match[0]!r}: the share must be above 0% and at most 100%")
     return PatchStrategy(share=share, deep=deep)
+
+
+def _mpic(match: re.Match[str]) -> Strategy:
+    tokens = None if match["number"] is None else _whole(match, "the number of tokens")
+    return Mpic(tokens, relocated=match["raw"] is None)
 
 
 KINDS: tuple[StrategyKind, ...] = (
@@ -48,14 +78,87 @@ KINDS: tuple[StrategyKind, ...] = (
     StrategyKind(
         "patch-M | patch-P%",
         "relocated chunks with a rank-M patch, or one of at most P % of their bytes",
-        r"patch-(?P<number>[0-9]+(?:[.][0-9]+)?)(?P<percent>%)?(?P<deep>(?!))?",
+        rf"patch-{NUMBER}(?P<percent>%)?(?P<deep>(?!))?",
         _patch,
     ),
     StrategyKind(
         "patch-M-deep | patch-P%-deep",
         "the patch on the deepest half of the layers only",
-        r"patch-(?P<number>[0-9]+(?:[.][0-9]+)?)(?P<percent>%)?(?P<deep>-deep)",
+        rf"patch-{NUMBER}(?P<percent>%)?(?P<deep>-deep)",
         _patch,
+    ),
+    StrategyKind(
+        "orbit-M",
+        "one rank-M patch for every ordering of the chunks in front",
+        rf"orbit-{NUMBER}",
+        lambda match: Orbit(_whole(match, "the rank")),
+    ),
+    StrategyKind(
+        "basis-M",
+        "a patch on M directions shared with other items, only coefficients its own",
+        rf"basis-{NUMBER}",
+        lambda match: Basis(_whole(match, "the rank")),
+    ),
+    StrategyKind(
+        "mpic-K | mpic-all",
+        "text and the first K tokens of every chunk computed, in one step; -raw: chunks not relocated",
+        rf"mpic-(?:{NUMBER}|all)(?P<raw>-raw)?",
+        _mpic,
+    ),
+    StrategyKind(
+        "full-reuse",
+        "text computed blind to all chunks, then the last token over both; -raw: chunks not relocated",
+        "full-reuse(?P<raw>-raw)?",
+        lambda match: FullReuse(relocated=match["raw"] is None),
+    ),
+    StrategyKind(
+        "cacheblend-R",
+        "the R % of chunk tokens whose KV deviates most computed again, in context",
+        rf"cacheblend-{NUMBER}",
+        lambda match: CacheBlend(_percent(match)),
+    ),
+    StrategyKind(
+        "cacheblend2-R",
+        "the same in two steps, text computed before and blind to all chunks",
+        rf"cacheblend2-{NUMBER}",
+        lambda match: CacheBlend(_percent(match), two_steps=True),
+    ),
+    StrategyKind(
+        "epic-K",
+        "LegoLink: text and the first K tokens of every chunk computed",
+        rf"epic-{NUMBER}",
+        lambda match: Epic(_whole(match, "the number of tokens")),
+    ),
+    StrategyKind(
+        "vlcache-R",
+        "the first tokens of every chunk computed, R % on average, fewer in deeper layers",
+        rf"vlcache-{NUMBER}",
+        lambda match: VLCache(_percent(match)),
+    ),
+    StrategyKind(
+        "vlcache-R-uniform",
+        "the first R % of every chunk's tokens computed in every layer",
+        rf"vlcache-{NUMBER}-uniform",
+        lambda match: VLCache(_percent(match), uniform=True),
+    ),
+    StrategyKind("sink", "text and the first four tokens of every chunk computed", "sink", lambda match: Sink()),
+    StrategyKind(
+        "lowrank-k-M",
+        "chunks with their own keys rebuilt from rank-M factors: a control",
+        rf"lowrank-k-{NUMBER}",
+        lambda match: LowRankKeys(_whole(match, "the rank")),
+    ),
+    StrategyKind(
+        "reprefill-deep-F",
+        "chunks computed again in the deepest F % of the layers, from a kept residual stream",
+        rf"reprefill-deep-{NUMBER}",
+        lambda match: ReprefillDeep(_percent(match)),
+    ),
+    StrategyKind(
+        "reprefill-shallow-F",
+        "chunks computed again in the shallowest F % of the layers only",
+        rf"reprefill-shallow-{NUMBER}",
+        lambda match: ReprefillShallow(_percent(match)),
     ),
 )
 

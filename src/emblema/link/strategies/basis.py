@@ -1,0 +1,50 @@
+"""`basis-M`: a patch on directions pooled over other items, only its coefficients the item's (Kamera, section 4)."""
+
+from dataclasses import dataclass
+
+from emblema.kv.chunk import Chunk
+from emblema.link.plan import LinkPlan, RowRange
+from emblema.link.prompt import Prompt, Segment
+from emblema.link.strategies.base import Knowledge, lay_out, taken
+from emblema.link.strategies.patch import PatchStrategy, patched
+from emblema.store.keys import PatchKey
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """Relocated chunks with the deficit projected on `rank` directions a layer that other items' patches share.
+
+    The pool is the patches formed before for other chunks of the same model, at most 32 of them; an item's own patch is
+    kept as its share in it. The first item has nobody to learn from and takes its own patch, which the reply says.
+    Knob: M. Cost: text computed; all chunks' KV and M/F of their bytes read. The directions are the model's, and their
+    bytes no item's.
+    """
+
+    rank: int
+
+    @property
+    def name(self) -> str:
+        return f"basis-{self.rank}"
+
+    def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
+        layers = knowledge.layers
+        forming: list[PatchKey] = []
+        alone: list[str] = []
+
+        def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
+            rank = PatchStrategy(rank=self.rank).rank_for(chunk.tokens, knowledge)
+            key = PatchKey.of(f"basis-{rank}", knowledge.model, chunk.id, prompt.antecedents(segment))
+            patch = knowledge.find_patch(key)
+            if patch is not None:
+                return patched(taken(segment, chunk, layers), key, min(rank, patch.rank))
+            if knowledge.others(key) == 0:
+                alone.append(chunk.id)
+                key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+                patch = knowledge.find_patch(key)
+            if patch is None or patch.rank < rank or not patch.covers(range(layers)):
+                forming.append(key)
+            return patched(taken(segment, chunk, layers), key, rank)
+
+        ranges = lay_out(prompt, layers, chunk_ranges)
+        remark = f"{len(alone)} chunks found no other item's directions: taken with their own patch" if alone else None
+        return LinkPlan(self.name, prompt.tokens, layers, ranges, forming=tuple(dict.fromkeys(forming)), remark=remark)

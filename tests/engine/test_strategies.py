@@ -1,0 +1,433 @@
+"""Every strategy on every family: each method's own limit is exact, what was planned is what ran, decoding goes on."""
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import permutations
+
+import pytest
+import torch
+
+from emblema.engine.decoding import Sampler, Sampling, decode
+from emblema.engine.engine import Engine
+from emblema.engine.linker import Linker, Outcome
+from emblema.kv.layout import LayerRows
+from emblema.kv.patch import form_patch
+from emblema.link.assemble import Resources
+from emblema.link.executor import Executor, Linked
+from emblema.link.forming import conditioned_table, deficits_of
+from emblema.link.oracle import deficit_oracle, query_oracle
+from emblema.link.orderings import mean_deficits, orbit_key, orderings
+from emblema.link.plan import LinkPlan, Source
+from emblema.link.prompt import ChunkPart, Prompt
+from emblema.link.strategies.base import Knowledge, Strategy
+from emblema.link.strategies.orbit import Orbit
+from emblema.link.strategies.registry import KINDS, parse
+from emblema.store.keys import PatchKey
+from emblema.store.memory import MemoryStore
+from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text, two_pages
+from tests.families import CASES, picture, words
+
+families = pytest.mark.parametrize("name", CASES)
+settings = pytest.mark.parametrize("setting", ["visible", "slid", "leading"])
+
+FEW = {"llava", "qwen3_vl", "gemma3", "kimi_k25"}
+"""One of each kind of cache and mask; the others are marked slow where every strategy runs."""
+
+every_family = pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+
+LIMITS = ("cacheblend-100", "mpic-all", "reprefill-deep-100", "reprefill-shallow-100", "patch-60000")
+MORE_LIMITS = ("mpic-60000", "vlcache-100", "vlcache-100-uniform", "orbit-60000")
+
+STRATEGIES = (
+    *("full", "prefix", "blind", "auto", "patch-4", "patch-25%", "patch-4-deep", "orbit-4", "basis-4"),
+    *("mpic-2", "mpic-all", "mpic-2-raw", "full-reuse", "full-reuse-raw", "cacheblend-15", "cacheblend2-15"),
+    *("epic-2", "vlcache-20", "vlcache-20-uniform", "sink", "lowrank-k-3"),
+    *("reprefill-deep-60", "reprefill-shallow-30"),
+)
+
+
+def prompt_for(name: str, setting: str) -> Prompt:
+    """Text and pictures; slid: the first has gone; leading: one stands at row 0 and a picture ends the prompt."""
+    if setting == "visible":
+        return two_pages(name)
+    first, second, third = pictures(name, 3)
+    if setting == "slid":
+        parts = [text(5), ChunkPart(first, slid=True), text(3, 1), ChunkPart(second), ChunkPart(third), text(4, 2)]
+        return prompt_of(name, parts)
+    return prompt_of(name, [ChunkPart(first), text(3, 1), ChunkPart(second), text(2, 2), ChunkPart(third)])
+
+
+def linker(name: str, prompt: Prompt) -> Linker:
+    """A linker whose store has the prompt's chunks, and no patch or prefix yet."""
+    store = MemoryStore()
+    for _, chunk in prompt.chunk_segments:
+        store.put(chunk)
+    return Linker(engine(name).adapter, store.view())
+
+
+def link(name: str, prompt: Prompt, strategy: str | Strategy) -> Outcome:
+    return linker(name, prompt).link(prompt, strategy)
+
+
+@cache
+def full(name: str, setting: str) -> Linked:
+    return link(name, prompt_for(name, setting), "full").linked
+
+
+@families
+@settings
+@pytest.mark.parametrize("strategy", LIMITS)
+def test_the_limit_of_a_method_is_re_prefill(name: str, setting: str, strategy: str) -> None:
+    outcome = link(name, prompt_for(name, setting), strategy)
+    assert outcome.fallback is None
+    assert largest_error(outcome.linked.logits, full(name, setting).logits) <= 1e-4
+    assert kv_error(name, outcome.linked, full(name, setting)) <= 1e-4
+
+
+@families
+def test_further_limits(name: str) -> None:
+    for setting, strategies in (("visible", MORE_LIMITS), ("slid", MORE_LIMITS[:-1])):
+        for strategy in strategies:
+            logits = link(name, prompt_for(name, setting), strategy).linked.logits
+            assert largest_error(logits, full(name, setting).logits) <= 1e-4, (setting, strategy)
+    prompt = prompt_for(name, "visible")
+    blind = link(name, prompt, "blind").linked
+    assert kv_error(name, link(name, prompt, "lowrank-k-60000").linked, blind) <= 1e-4
+    assert largest_error(blind.logits, full(name, "visible").logits) > 1e-2
+
+
+@every_family
+@settings
+def test_what_was_planned_is_what_ran(name: str, setting: str) -> None:
+    prompt, adapter = prompt_for(name, setting), engine(name).adapter
+    one = linker(name, prompt)
+    for strategy in (*STRATEGIES, deficit_oracle(adapter, prompt, 25), query_oracle(adapter, prompt, 25)):
+        outcome = one.link(prompt, strategy)
+        plan, trace = outcome.plan, outcome.linked.trace
+        cost = plan.cost(adapter.layouts, 4)
+        assert round(cost.rows_computed * plan.layers) == trace.row_layers, plan.strategy
+        assert cost.bytes_read == trace.bytes_read, plan.strategy
+        assert cost.patch_bytes == trace.patch_bytes, plan.strategy
+        assert cost.residual_bytes == trace.residual_bytes, plan.strategy
+        assert trace.computed + trace.cached + trace.absent == prompt.tokens
+        assert str(trace.row_layers // plan.layers) in str(cost)
+        assert torch.isfinite(outcome.linked.logits).all()
+
+
+@every_family
+@settings
+def test_decoding_goes_on_after_each(name: str, setting: str) -> None:
+    """Greedy tokens; where the linked table equals re-prefill's, the same tokens that follow re-prefill."""
+    prompt, adapter = prompt_for(name, setting), engine(name).adapter
+
+    def tokens(strategy: str | Strategy) -> list[int]:
+        linked = link(name, prompt, strategy).linked
+        rows = linked.table.length
+        found = list(decode(adapter, linked, prompt, Sampler(Sampling(max_new_tokens=4)), ()))
+        assert len(found) == 4 and linked.table.length == rows + 3
+        return found
+
+    expected = tokens("full")
+    for strategy in STRATEGIES:
+        tokens(strategy)
+    for strategy in LIMITS:
+        assert tokens(strategy) == expected, strategy
+    assert tokens(deficit_oracle(adapter, prompt, 100)) == tokens(query_oracle(adapter, prompt, 100)) == expected
+
+
+@every_family
+def test_slid_rows_leave_and_every_method_has_the_same_exact_rows_in_front(name: str) -> None:
+    prompt = prompt_for(name, "slid")
+    kept = prompt.tokens - sum(stop - start for start, stop in prompt.slid_rows)
+    front = prompt.text_rows[0][1]
+    leading = prompt_for(name, "leading")
+    first = leading.segments[0].stop
+    for strategy in STRATEGIES:
+        linked = link(name, prompt, strategy).linked
+        assert linked.table.length == kept, strategy
+        other = link(name, leading, strategy).linked
+        for layer in range(len(engine(name).adapter.layouts)):
+            for mine, theirs, rows in ((linked, full(name, "slid"), front), (other, full(name, "leading"), first)):
+                one, two = mine.table.read(layer, 0, rows), theirs.table.read(layer, 0, rows)
+                assert largest_error(one.keys, two.keys) <= 1e-4, strategy
+                assert largest_error(one.values, two.values) <= 1e-4, strategy
+
+
+@every_family
+def test_taken_rows_are_the_same_relocated_rows_in_every_method(name: str) -> None:
+    prompt = prompt_for(name, "visible")
+    blind = link(name, prompt, "blind").linked
+    for strategy in ("mpic-2", "full-reuse", "cacheblend-15", "epic-2", "vlcache-20", "sink", "reprefill-deep-60"):
+        outcome = link(name, prompt, strategy)
+        chosen = {row for rows in outcome.linked.trace.selected for row in rows}
+        for part in outcome.plan.ranges:
+            if part.source is not Source.TAKEN:
+                continue
+            rows = torch.tensor([row for row in range(part.start, part.stop) if row not in chosen])
+            for layer in range(*part.layers):
+                one = outcome.linked.table.read(layer).select(rows)
+                two = blind.table.read(layer).select(rows)
+                assert torch.equal(one.keys, two.keys) and torch.equal(one.values, two.values), strategy
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A plan made elsewhere."""
+
+    made: LinkPlan
+
+    @property
+    def name(self) -> str:
+        return self.made.strategy
+
+    def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
+        return self.made
+
+
+@every_family
+def test_rows_join_above_a_skipped_layer_exactly(name: str) -> None:
+    """A chunk at row 0 has nothing in front, so its own residual stream is the true one at every cut."""
+    first, second = pictures(name)
+    prompt = prompt_of(name, [ChunkPart(first), text(3, 1), ChunkPart(second), text(4, 2)])
+    one = linker(name, prompt)
+    expected = one.link(prompt, "full").linked
+    adapter = engine(name).adapter
+    for cut in range(1, len(adapter.layouts)):
+        plan = one.link(prompt, f"reprefill-deep-{100 * (len(adapter.layouts) - cut) / len(adapter.layouts):g}").plan
+        assert {part.residual.key.kind for part in plan.ranges if part.residual} == {f"residual-{cut}"}
+
+        joined = _with_first_chunk_joined(plan, prompt)
+        # The second time the chunk runs before all others, in a forward that has no rows to begin with.
+        staged = tuple(replace(part, stage=int(part.start > 0)) for part in joined.ranges)
+        for fixed in (joined, replace(joined, ranges=staged)):
+            table, stop = one.link(prompt, Fixed(fixed)).linked.table, first.tokens
+            for layer in range(len(adapter.layouts)):
+                mine, true = table.read(layer, 0, stop), expected.table.read(layer, 0, stop)
+                assert largest_error(mine.keys, true.keys) <= 1e-4 and largest_error(mine.values, true.values) <= 1e-4
+
+
+def _with_first_chunk_joined(plan: LinkPlan, prompt: Prompt) -> LinkPlan:
+    """The plan with the leading chunk re-run from its residual stream as the other one is."""
+    (segment, chunk), other = prompt.chunk_segments[0], prompt.chunk_segments[1][0]
+    ranges = [part for part in plan.ranges if part.start >= segment.stop]
+    for part in plan.ranges:
+        if part.start == other.start:
+            origin = None if part.origin is None else replace(part.origin, chunk=chunk.id)
+            key = None if part.residual is None else replace(part.residual.key, chunk=chunk.id)
+            use = None if key is None else replace(part.residual, key=key)
+            ranges.append(replace(part, start=0, stop=chunk.tokens, origin=origin, residual=use))
+    keys = {part.residual.key for part in ranges if part.residual is not None}
+    return replace(plan, ranges=tuple(ranges), forming=tuple(keys))
+
+
+@every_family
+def test_an_orbit_patch_is_the_mean_over_the_other_orderings(name: str) -> None:
+    first, second, third = pictures(name, 3)
+
+    def ordered(*chunks: object) -> Prompt:
+        a, b = (ChunkPart(chunk) for chunk in chunks)  # type: ignore[arg-type]
+        return prompt_of(name, [text(2), a, text(1, 1), b, ChunkPart(third), text(4, 2)])
+
+    prompt, swapped = ordered(first, second), ordered(second, first)
+    one, adapter = linker(name, prompt), engine(name).adapter
+    outcome = one.link(prompt, "orbit-60000")
+    # One ordering each: the first and the second picture have no other, the third behind both has one.
+    assert outcome.forming == sum(segment.stop for segment, _ in prompt.chunk_segments)
+    key = orbit_key(adapter.fingerprint, third.id, (first.id, second.id))
+    segment = swapped.chunk_segments[-1][0]
+    own = deficits_of(
+        adapter, conditioned_table(Executor(adapter), swapped), swapped, segment, (third, third.rows), {0, 2}
+    )
+    stored = one.view.find_patch(key)
+    assert stored is not None
+    for layer in (0, 2):
+        rows, held = own[layer], stored.layers[layer]
+        assert rows is not None and held is not None
+        keys, values = (side.dense(shape[0]) for side, shape in zip(
+            (held.keys, held.values), (adapter.layouts[layer].keys, adapter.layouts[layer].values), strict=True
+        ))  # fmt: skip
+        # In layer 0 nothing has been absorbed yet: the deficit is rounding.
+        scale = 1.0 if layer == 0 else float(rows.values.abs().max())
+        assert float((keys - rows.keys).abs().max()) <= 1e-4 * max(scale, 1.0)
+        assert float((values - rows.values).abs().max()) <= 1e-4 * max(scale, 1.0)
+    assert one.link(swapped, "orbit-8").linked.trace.patched > 0
+    # Strict ones leave out each the order that asks; only the third picture has two.
+    strict = [one.link(asked, Orbit(8, strict=True)) for asked in (prompt, swapped, prompt, swapped)]
+    assert all(one.forming > 0 for one in strict[:2]) and not any(one.forming for one in strict[2:])
+    assert largest_error(strict[2].linked.logits, strict[0].linked.logits) == 0
+    # The third picture's set is known; the picture now second has another one.
+    assert one.link(swapped, "orbit-8").forming == 0
+
+
+def test_orderings_are_exhausted_up_to_four_and_drawn_beyond() -> None:
+    name = "llava"
+    chunks = pictures(name, 7)
+    last = ChunkPart(chunks[6])
+
+    def others(count: int) -> list[tuple[str, ...]]:
+        prompt = prompt_of(name, [text(2), *(ChunkPart(chunk) for chunk in chunks[:count]), last, text(1)])
+        found = orderings(prompt, prompt.chunk_segments[-1][0])
+        assert all(one.tokens == prompt.tokens - 1 and one.segments[-1].part == last for one in found)
+        return [tuple(chunk.id for _, chunk in one.chunk_segments[:-1]) for one in found]
+
+    for count in (2, 3, 4):
+        ids = tuple(chunk.id for chunk in chunks[:count])
+        assert sorted(others(count)) == sorted(set(permutations(ids)) - {ids})
+    ids = tuple(chunk.id for chunk in chunks[:6])
+    drawn = others(6)
+    assert len(drawn) == len(set(drawn)) == 24 and ids not in drawn
+    assert all(sorted(one) == sorted(ids) for one in drawn)
+    assert others(6) == drawn, "the same patch each time"
+    assert others(0) == [()] and others(1) == [(chunks[0].id,)]
+
+
+def test_means_leave_out_what_is_left_out() -> None:
+    def rows(value: float) -> LayerRows:
+        return LayerRows(torch.full((1, 2, 3), value), torch.full((1, 2, 3), -value))
+
+    mean = mean_deficits([[None, rows(1.0)], [None, rows(3.0)]])
+    assert mean[0] is None and mean[1] is not None and mean[1].keys.eq(2).all() and mean[1].values.eq(-2).all()
+
+
+@every_family
+def test_a_basis_is_pooled_from_other_items(name: str) -> None:
+    """The first item has nobody to learn from and says so; the next ones keep coefficients on others' directions."""
+    chunks = pictures(name, 6)
+    adapter = engine(name).adapter
+    store = MemoryStore()
+    for chunk in chunks:
+        store.put(chunk)
+    one = Linker(adapter, store.view())
+    items = [
+        prompt_of(name, [ChunkPart(chunks[2 * index]), text(2, index), ChunkPart(chunks[2 * index + 1]), text(3, 9)])
+        for index in range(3)
+    ]
+    first = one.link(items[0], "basis-3")
+    assert first.fallback is not None and "other item" in first.fallback and first.forming > 0
+    for item in items[1:]:
+        outcome = one.link(item, "basis-3")
+        assert outcome.fallback is None and outcome.forming > 0
+        assert one.link(item, "basis-3").forming == 0
+    segment, chunk = items[2].chunk_segments[1]
+    key = PatchKey.of("basis-3", adapter.fingerprint, chunk.id, items[2].antecedents(segment))
+    held = store.find_patch(key)
+    assert held is not None
+    table = conditioned_table(Executor(adapter), items[2])
+    deficits = deficits_of(adapter, table, items[2], segment, (chunk, chunk.rows), range(len(adapter.layouts)))
+    own = form_patch(deficits, 3, torch.float32)
+    for layer, rows in zip(held.layers, deficits, strict=True):
+        assert layer is not None and rows is not None
+        basis = layer.values.right
+        assert torch.allclose(basis @ basis.T, torch.eye(len(basis)), atol=1e-4)
+        matrix = rows.values.transpose(0, 1).flatten(1)
+        assert torch.allclose(layer.values.left, matrix @ basis.T, atol=1e-3 * float(matrix.abs().max() + 1))
+    last = own.layers[-1]
+    assert last is not None and not torch.allclose(last.values.right, held.layers[-1].values.right, atol=1e-2)  # type: ignore[union-attr]
+
+
+@every_family
+def test_a_table_under_way_is_gone_on_with(name: str) -> None:
+    """Rows in front stand already; each method answers for the rest, and at its limit as re-prefill does."""
+    first, second, third = pictures(name, 3)
+    front = [text(3), ChunkPart(first), text(2, 1)]
+    before = prompt_of(name, front)
+    whole = prompt_of(name, [*front, ChunkPart(second), text(2, 3), ChunkPart(third), text(4, 2)])
+    one, executor = linker(name, whole), Executor(engine(name).adapter)
+    expected = one.link(whole, "full").linked
+    for strategy in STRATEGIES:
+        if strategy in ("prefix", "auto"):
+            continue
+        plan = one.link(whole, strategy).plan.behind(before.tokens)
+        table = conditioned_table(executor, before)
+        keys = {use.key for part in plan.ranges for use in (part.patch, part.residual) if use is not None}
+        held = {key: patch for key in keys if (patch := one.view.find_patch(key)) is not None}
+        linked = executor.run(plan, whole, Resources(held, {}), table=table, settled=before.tokens)
+        assert linked.table.length == whole.tokens
+        if strategy in ("full", "mpic-all"):
+            assert largest_error(linked.logits, expected.logits) <= 1e-4, strategy
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "kimi_k25"])
+def test_in_bfloat16_every_method_runs_and_the_limits_hold_to_rounding(name: str) -> None:
+    case = CASES[name]
+    model, bundle = case.build(0)
+    kept = {key: buffer.clone() for key, buffer in model.named_buffers() if "inv_freq" in key}
+    model.to(torch.bfloat16)
+    for key, value in kept.items():
+        owner, _, buffer = key.rpartition(".")
+        setattr(model.get_submodule(owner), buffer, value)
+    own = Engine(model, bundle)
+    chunks = [own.add(picture(*case.sizes[index], seed=index)) for index in range(2)]
+    prompt = [words(5).tolist(), chunks[0], words(3, 1).tolist(), chunks[1], words(4, 2).tolist()]
+    logits = own.prefill(prompt, "full", template=False).logits
+    for strategy in (*STRATEGIES, *LIMITS):
+        own.forget_prompts()
+        prefill = own.prefill(prompt, strategy, template=False)
+        cost = prefill.plan.cost(own.adapter.layouts, 2)
+        assert cost.bytes_read == prefill.trace.bytes_read and cost.patch_bytes == prefill.trace.patch_bytes, strategy
+        assert cost.residual_bytes == prefill.trace.residual_bytes, strategy
+        assert torch.isfinite(prefill.logits).all()
+        if strategy in LIMITS:
+            assert float((prefill.logits - logits).norm() / logits.norm()) < 0.05, strategy
+
+
+def test_pieces_go_with_their_chunk() -> None:
+    name = "llava"
+    prompt = prompt_for(name, "visible")
+    one = linker(name, prompt)
+    for strategy in ("reprefill-deep-60", "lowrank-k-3", "orbit-3", "patch-3"):
+        assert one.link(prompt, strategy).linked.trace.row_layers > 0
+    before = one.view.statistics.patches
+    # Two streams, two sets of keys, two orbit patches and two patches.
+    assert before == 8
+    assert one.view.delete(prompt.chunk_segments[0][1].id)
+    # The second chunk's stream and keys are its own; its patches were made from the first as well.
+    assert one.view.statistics.patches == 2
+
+
+def test_kept_streams_are_formed_once_and_counted() -> None:
+    name = "qwen3_vl"
+    prompt = prompt_for(name, "visible")
+    one = linker(name, prompt)
+    first, again = one.link(prompt, "reprefill-deep-60"), one.link(prompt, "reprefill-deep-60")
+    tokens = sum(chunk.tokens for _, chunk in prompt.chunk_segments)
+    assert first.forming == tokens and again.forming == 0
+    assert again.linked.trace.residual_bytes == tokens * engine(name).adapter.hidden_size * 4
+    other = one.link(prompt, "reprefill-deep-30")
+    assert other.forming == tokens, "another cut is another stream"
+
+
+def test_a_family_that_runs_whole_only_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "llava"
+    prompt = prompt_for(name, "visible")
+    one = linker(name, prompt)
+    monkeypatch.setattr(one.adapter, "supports_layerwise", False)
+    for strategy in ("cacheblend-15", "reprefill-deep-60", "reprefill-shallow-30", "vlcache-20"):
+        outcome = one.link(prompt, strategy)
+        assert outcome.fallback is not None and outcome.plan.strategy == "full"
+    for strategy in ("mpic-2", "full-reuse", "epic-2", "orbit-3"):
+        assert one.link(prompt, strategy).fallback is None
+
+
+@every_family
+def test_oracles_choose_by_what_they_say(name: str) -> None:
+    adapter, prompt = engine(name).adapter, prompt_for(name, "visible")
+    for oracle in (deficit_oracle, query_oracle):
+        few, more = oracle(adapter, prompt, 20), oracle(adapter, prompt, 60)
+        assert few.rows < more.rows
+        assert not any(start <= row < stop for start, stop in prompt.text_rows for row in more.rows)
+        logits = link(name, prompt, oracle(adapter, prompt, 100)).linked.logits
+        assert largest_error(logits, full(name, "visible").logits) <= 1e-4
+    before = adapter.config._attn_implementation
+    query_oracle(adapter, prompt, 20)
+    assert adapter.config._attn_implementation == before
+
+
+def test_all_strategies_are_tried_here() -> None:
+    """Nothing that a user can ask for is left out of this page."""
+    tried = {kind.usage for kind in KINDS for name in STRATEGIES if re.fullmatch(kind.pattern, name)}
+    assert tried == {kind.usage for kind in KINDS}
+    assert all(parse(name).name == name for name in STRATEGIES)

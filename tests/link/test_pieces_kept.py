@@ -1,0 +1,100 @@
+"""What methods keep of a chunk beside its KV: keys apart from patches', and clear errors where a piece is missing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from emblema.errors import PlanError
+from emblema.kv.layout import LayerRows
+from emblema.kv.patch import form_patch
+from emblema.link.assemble import Resources
+from emblema.link.directions import on_directions, pooled_directions
+from emblema.link.executor import Executor
+from emblema.link.findings import POOLED, Findings
+from emblema.link.forming import form_missing, form_patches
+from emblema.link.keys import keys_key
+from emblema.link.orderings import orbit_key
+from emblema.link.residual import residual_key, residual_stream
+from emblema.link.strategies.registry import parse
+from emblema.store.keys import PatchKey
+from tests.engine.engines import engine, two_pages
+from tests.link.pieces import LAYOUTS, knowledge, zero_patch
+
+CHUNK, OTHER = "a" * 64, "b" * 64
+
+
+def test_kinds_never_meet() -> None:
+    keys = {
+        PatchKey("model", CHUNK, ()),
+        PatchKey("model", CHUNK, (OTHER,)),
+        orbit_key("model", CHUNK, (OTHER,)),
+        orbit_key("model", CHUNK, (OTHER, CHUNK), strict=True),
+        orbit_key("model", CHUNK, (CHUNK, OTHER), strict=True),
+        keys_key("model", CHUNK),
+        residual_key("model", CHUNK, 1),
+        residual_key("model", CHUNK, 2),
+        PatchKey.of("basis-4", "model", CHUNK),
+        PatchKey.of("basis-5", "model", CHUNK),
+    }
+    assert len(keys) == 10
+    assert len({(key.model, key.chunk, key.antecedents, key.orbit) for key in keys}) == 10
+    assert len({str(key) for key in keys}) == 9, "strict orbits read alike"
+    assert all(key.model.startswith("model") and CHUNK in key.chunks for key in keys)
+    assert PatchKey.of("", "model", CHUNK) == PatchKey("model", CHUNK, ())
+    assert (residual_key("model", CHUNK, 2).kind, PatchKey("model", CHUNK, ()).kind) == ("residual-2", "")
+
+
+def test_a_patch_is_no_residual_stream() -> None:
+    with pytest.raises(PlanError, match="residual stream"):
+        residual_stream(zero_patch(6, 2))
+
+
+def test_pieces_that_are_missing_are_named() -> None:
+    name = "llava"
+    prompt, executor = two_pages(name), Executor(engine(name).adapter)
+    layouts = engine(name).adapter.layouts
+    for strategy, words in (("reprefill-deep-60", "residual stream"), ("orbit-4", "patch"), ("lowrank-k-4", "patch")):
+        plan = parse(strategy).plan(prompt, replace(knowledge(), layouts=layouts))
+        with pytest.raises(PlanError, match=f"{words}.* not handed over"):
+            executor.run(plan, prompt, Resources({}, {}))
+    findings = Findings("model", layouts, lambda key: None, lambda prompt: None, {})
+    plan = replace(plan, forming=(keys_key("model", CHUNK),))
+    with pytest.raises(PlanError, match="does not hold"):
+        form_missing(executor, prompt, plan, findings, lambda key, patch: None)
+    segment, chunk = prompt.chunk_segments[1]
+    key = PatchKey.of("basis-2", "model", chunk.id, prompt.antecedents(segment))
+    with pytest.raises(PlanError, match="other items"):
+        form_patches(executor, prompt, {key: (2, range(len(layouts)))}, Resources({}, {}))
+
+
+def test_pools_hold_other_items_of_the_same_model_and_no_more_than_their_size() -> None:
+    keys = [PatchKey(model, f"{index:064x}", ()) for index in range(POOLED + 5) for model in ("model", "another")]
+    findings = Findings("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None, {}, keys)
+    own = PatchKey.of("basis-2", "model", keys[0].chunk, (OTHER,))
+    assert len(findings.others(own)) == findings.knowledge.others(own) == POOLED
+    few = Findings("model", LAYOUTS, lambda key: None, lambda prompt: None, {}, keys)
+    assert few.others(own) == [], "those that the store has lost are not pooled"
+    alone = Findings("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None, {}, keys[:2])
+    assert alone.others(own) == []
+
+
+def test_pooled_directions_hold_what_items_share() -> None:
+    """Items with coefficients of their own on three common directions: each is whole on what others pool."""
+    generator = torch.Generator().manual_seed(0)
+    common = torch.linalg.qr(torch.randn(16, 3, generator=generator)).Q.T
+
+    def item() -> LayerRows:
+        matrices = (torch.randn(9, 3, generator=generator) @ common for _ in range(2))
+        keys, values = (matrix.unflatten(1, (2, 8)).transpose(0, 1) for matrix in matrices)
+        return LayerRows(keys, values)
+
+    others = [form_patch([item(), None], 2, torch.float32) for _ in range(4)]
+    mine = item()
+    directions = pooled_directions(others, 3)
+    assert directions[1] is None
+    patch = on_directions([mine, mine], directions, torch.float32)
+    held = patch.layers[0]
+    assert patch.layers[1] is None and held is not None and held.keys.rank == 3
+    assert torch.allclose(held.keys.dense(2), mine.keys, atol=1e-5)
+    assert torch.allclose(held.values.dense(2), mine.values, atol=1e-5)
