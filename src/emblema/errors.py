@@ -30,11 +30,11 @@ class PlanError(EmblemaError):
 
 
 class CapacityError(EmblemaError):
-    """One prompt needs more bytes than the store's budget."""
+    """A prompt, or one piece, needs more bytes than a budget or quota allows, or no room came free in time."""
 
 
 class StoreError(EmblemaError):
-    """A stored chunk or patch is missing, damaged, or belongs to somebody else."""
+    """A store, library or server cannot do what was asked: a piece is missing or damaged, a name or option is wrong."""
 
 
 class LoadError(StoreError):
@@ -43,9 +43,11 @@ class LoadError(StoreError):
     Attributes:
         piece: id of the chunk or patch.
         reason: what was wrong.
+        late: whether it only did not come in time, so that nothing is known against it.
     """
 
-    def __init__(self, piece: str, reason: str) -> None:
-        super().__init__(f"{piece[:12]} could not be loaded: {reason}; it is computed again where it is needed")
+    def __init__(self, piece: str, reason: str, late: bool = False) -> None:
+        super().__init__(f"{piece[:12]} could not be loaded: {reason}")
         self.piece = piece
         self.reason = reason
+        self.late = late

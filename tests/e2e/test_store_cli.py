@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +114,41 @@ def test_pins_and_deletion(filled: Path, tmp_path: Path) -> None:
     assert emblema("store", "rm", chunk, "--store", str(other)).returncode == 0
     left = {one["id"] for one in listed(other)}
     assert patches and not left & {chunk, *patches} and len(left) == 6 - 1 - len(patches)
+
+
+def told(*arguments: str, code: int = 0) -> Any:
+    """What a command prints as JSON, and nothing else."""
+    done = emblema("store", *arguments, "--json")
+    assert done.returncode == code and done.stderr == "", done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_was_done_is_told_as_json(filled: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    ids = {str(one["id"]) for one in listed(filled)}
+    assert set(told("export", "--store", str(filled), "--out", str(out))) == ids
+    with Engine.load("reference", store=other):
+        pass
+    damaged = out / f"{min(ids)}.safetensors"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1])
+    came = told("import", "--store", str(other), str(out), code=1)
+    assert set(came["taken"]) == ids - {min(ids)} and list(came["refused"]) == [str(damaged)]
+    damaged.write_bytes(whole)
+    assert told("import", "--store", str(other), str(damaged)) == {"taken": [min(ids)], "refused": {}}
+    chunk = str(listed(other, "--kind", "chunk")[0]["id"])
+    assert told("pin", "--store", str(other), chunk[:16]) == [chunk]
+    assert told("unpin", "--store", str(other), chunk) == [chunk]
+    assert told("unpin", "--store", str(other), chunk) == [chunk], "it is not pinned, whatever it was before"
+    patches = told("show", "--store", str(other), chunk)["patches"]
+    gone = told("rm", "--store", str(other), chunk, patches[0])
+    assert len(gone) == len(set(gone)) and set(gone) == {chunk, *patches}
+    assert {str(one["id"]) for one in listed(other)} == ids - set(gone)
+
+
+def test_ls_says_that_opening_a_store_checks_it() -> None:
+    help = " ".join(emblema("store", "ls", "--help").stdout.replace("│", " ").split())
+    assert "checks it against its files" in help
 
 
 def test_refusals_are_one_line(filled: Path, tmp_path: Path) -> None:

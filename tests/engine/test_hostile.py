@@ -56,7 +56,7 @@ def test_a_role_is_a_word(reference: Engine, role: object) -> None:
 def test_forging_does_not_race() -> None:
     """Two threads share one tokenizer; one of them writes control tokens into its text."""
     own = Engine.load("reference")
-    other = Engine(own.adapter.model, own._workshop.preparer.processor)
+    other = Engine(own.adapter.model, own.processor)
     honest = {id(one): one.prompt(["hello tent"]).token_ids for one in (own, other)}
     wrong: list[str] = []
 
@@ -129,7 +129,7 @@ def test_chunks_of_another_model_are_refused(reference: Engine) -> None:
 
 def test_kept_embeddings_stay_with_their_tenant(reference: Engine, episode: Episode) -> None:
     (piece,) = reference.encode(episode.pages[0].image())
-    other = Engine(reference.adapter.model, reference._workshop.preparer.processor, salt=b"other")
+    other = Engine(reference.adapter.model, reference.processor, salt=b"other")
     with pytest.raises(ModelError, match="tenant"):
         other.add(piece)
 

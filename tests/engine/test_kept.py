@@ -5,6 +5,8 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ from emblema import AsyncEngine, Engine, Store, Terms
 from emblema.bench.tasks import Episode
 from emblema.errors import CapacityError, EmblemaError, StoreError
 from emblema.kv.chunk import Chunk
+from emblema.kv.layout import LayerRows
+from emblema.store import codec
+from emblema.store.disk import DiskTier
 from emblema.store.record import Array, Record, RecordReader
 
 QUESTION = "what colour is under the tent ?"
@@ -22,7 +27,7 @@ QUESTION = "what colour is under the tent ?"
 
 def engine_on(reference: Engine, store: object, salt: bytes = b"") -> Engine:
     """Another engine on the bundled model."""
-    return Engine(reference.adapter.model, reference._workshop.preparer.processor, store=store, salt=salt)  # type: ignore[arg-type]
+    return Engine(reference.adapter.model, reference.processor, store=store, salt=salt)  # type: ignore[arg-type]
 
 
 def pictures(episode: Episode) -> list[Image.Image]:
@@ -142,7 +147,38 @@ def test_a_piece_that_goes_while_its_handle_is_held_is_made_again(
             piece(folder, page.id).unlink()
         after = engine.prefill([*again, QUESTION], "blind")
         assert torch.equal(before.logits, after.logits)
-        assert after.usage.recaptured_tokens in (0, sum(page.tokens for page in pages))
+        assert after.usage.recaptured_tokens == sum(page.tokens for page in pages)
+
+
+@pytest.mark.parametrize("wrong", ["heads", "width", "layers", "hidden", "axes"])
+def test_a_piece_that_verifies_and_is_none_of_the_models_is_made_again(
+    reference: Engine, episode: Episode, folder: Path, wrong: str
+) -> None:
+    """Whoever can write to the folder can write a valid file; it may not bring a request down."""
+    with engine_on(reference, folder) as engine:
+        pages = [engine.add(picture) for picture in pictures(episode)]
+        before = engine.prefill([*pages, QUESTION], "blind")
+        rows, encoded = tuple(pages[1].rows), pages[1].encoded
+        if wrong == "layers":
+            rows = rows[:-1]
+        elif wrong in ("heads", "width"):
+            cut = (slice(0, 3), slice(None)) if wrong == "heads" else (slice(None), slice(0, 8))
+            rows = tuple(LayerRows(*(part[cut[0], :, cut[1]].clone() for part in (r.keys, r.values))) for r in rows)
+        elif wrong == "hidden":
+            encoded = replace(encoded, embeds=encoded.embeds[:, :-1].clone())
+        else:
+            encoded = replace(encoded, positions=encoded.positions[:1].clone())
+        forged = replace(pages[1], rows=rows, encoded=encoded)
+    with closing(DiskTier(folder)) as tier:
+        entry = tier.entry(forged.id)
+        assert entry is not None
+        tier.write(codec.chunk_record(forged, entry.owner, created=entry.created), Terms())
+    with engine_on(reference, folder) as engine:
+        again = [engine.add(picture) for picture in pictures(episode)]
+        after = engine.prefill([*again, QUESTION], "blind")
+        assert torch.equal(before.logits, after.logits)
+    with engine_on(reference, folder) as engine:
+        assert engine.prefill([*map(engine.add, pictures(episode)), QUESTION], "blind").usage.recaptured_tokens == 0
 
 
 class SlowReader:
@@ -258,6 +294,7 @@ def test_what_the_administrator_adds_every_tenant_finds(reference: Engine, episo
 
 
 def test_a_hundred_requests_at_once_in_a_budget_for_five_of_twenty_chunks(reference: Engine, folder: Path) -> None:
+    """One thread owns the model, so prefills take turns; `test_engines_in_threads…` has leases at the same time."""
     generator = random.Random()
     drawn = [Image.effect_noise((128, 128), 60 + 9 * index).convert("RGB") for index in range(20)]
     plain = engine_on(reference, None)
@@ -272,13 +309,16 @@ def test_a_hundred_requests_at_once_in_a_budget_for_five_of_twenty_chunks(refere
                 async def ask(indices: list[int]) -> tuple[int, ...]:
                     pages = [await engine.add(drawn[index]) for index in indices]
                     reply = await engine.generate([*pages, QUESTION], "blind")
+                    held.append(store.statistics.device_bytes)
                     return reply.token_ids
 
                 found = await asyncio.gather(*(ask(one) for one in chosen))
-                assert store.statistics.device_bytes <= 5 * size + 20 * plain.add(drawn[0]).encoded.bytes
                 return list(found)
 
+    held: list[int] = []
     assert asyncio.run(run()) == expected
+    # A piece that is still to be written may take the store beyond its budget for that long.
+    assert sorted(held)[len(held) // 2] <= 5 * size and max(held) <= 20 * size
 
 
 def sum_bytes(chunk: object) -> int:

@@ -67,7 +67,7 @@ def test_what_the_model_asks_for_is_linked_from_a_collection(
         administrator.replace({f"page {index}": picture for index, picture in enumerate(drawn)})
         reader = engine_on(reference, store, b"alice")
         said = reader.generate([drawn_chunk(reader, drawn), QUESTION], "full", max_new_tokens=1)
-        word = reader._workshop.preparer.tokenizer.decode(said.token_ids)
+        word = reader.tokenizer.decode(said.token_ids)
         pages = reader.collection("pages")
         expected = [hit.chunk.id for hit in pages.search(f"{QUESTION}", 2)]
         retrieval = Retrieval(pages, count=2, start=None, end=word, after=QUESTION)
@@ -84,7 +84,7 @@ def test_a_reply_keeps_the_version_that_it_began_with(reference: Engine, episode
         reader = engine_on(reference, store, b"alice")
         parts = [drawn_chunk(reader, drawn), QUESTION]
         said = reader.generate(parts, "full", max_new_tokens=1)
-        word = reader._workshop.preparer.tokenizer.decode(said.token_ids)
+        word = reader.tokenizer.decode(said.token_ids)
         held = reader.collection("pages")["only"].id
         retrieval = Retrieval(reader.collection("pages"), start=None, end=word, after=QUESTION)
         pieces = reader.steps(parts, "blind", retrieval=retrieval)

@@ -34,12 +34,12 @@ def pages(reference: Engine, episode: Episode) -> list[Chunk]:
 def first_word(engine: Engine, parts: list) -> str:
     """What the model says first: the trigger of these tests, as nothing has taught the bundled model to ask."""
     reply = engine.generate(parts, "full", max_new_tokens=1)
-    return engine._workshop.preparer.tokenizer.decode(reply.token_ids)
+    return engine.tokenizer.decode(reply.token_ids)
 
 
 def sequence(engine: Engine, parts: list, said: int, page: Chunk) -> list:
     """The whole prompt as it stands when decoding goes on: a page and a question, a word said, another page."""
-    tokenizer = engine._workshop.preparer.tokenizer
+    tokenizer = engine.tokenizer
     opening = engine.prefill(parts, "full").token_ids.tolist()
     start = opening.index(int(parts[0].encoded.token_ids[0]))
     before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (BEFORE, AFTER))
@@ -116,7 +116,7 @@ def test_what_does_not_fit_the_context_is_left_out_and_said(reference: Engine, p
 
 
 def test_a_request_is_what_stands_between_start_and_end(reference: Engine) -> None:
-    tokenizer = reference._workshop.preparer.tokenizer
+    tokenizer = reference.tokenizer
     words = tokenizer("tent map tent red legend", add_special_tokens=False)["input_ids"]
     retrieval = Retrieval(Searching(), start="map", end="legend")
     reader = RequestReader(retrieval, tokenizer, "a question")

@@ -38,7 +38,7 @@ def test_a_segment_is_bound_to_its_time_only_if_it_says_it(name: str, distinct: 
 
 @pytest.mark.parametrize("name", VIDEO)
 def test_segments_link_like_pictures(name: str, still: Path) -> None:
-    own = Engine(engine(name).adapter.model, engine(name)._workshop.preparer.processor)
+    own = Engine(engine(name).adapter.model, engine(name).processor)
     clip = own.add(still, fps=1, frames_per_segment=4)
     assert isinstance(clip, Clip) and len(clip) == 2
     prompt = [words(3).tolist(), clip, words(4, 1).tolist()]

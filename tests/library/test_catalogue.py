@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,15 +14,15 @@ from hypothesis import strategies as st
 
 from emblema.errors import StoreError
 from emblema.library.catalogue import Catalogue
-from emblema.library.entry import Entry, SourceNote
+from emblema.library.entry import Listing, SourceNote
 from emblema.library.process import is_running, this_process
 
 SCOPE, LIBRARY = "scope", "files"
 
 
-def entry(name: str, number: int = 0, expires: float | None = None) -> Entry:
+def entry(name: str, number: int = 0, expires: float | None = None) -> Listing:
     chunk = f"{number:064x}"
-    return Entry(
+    return Listing(
         name,
         chunk,
         "image",
@@ -35,11 +37,11 @@ def entry(name: str, number: int = 0, expires: float | None = None) -> Entry:
 
 
 def test_an_entry_reads_what_it_wrote() -> None:
-    for one in (entry("a"), entry("ü\U0001f3e8", 7, 2.5), Entry("b", "x", "video", ("y", "z"), True, 0, 0, 0.0)):
-        assert Entry.read(one.json()) == one
+    for one in (entry("a"), entry("ü\U0001f3e8", 7, 2.5), Listing("b", "x", "video", ("y", "z"), True, 0, 0, 0.0)):
+        assert Listing.read(one.json()) == one
     for text in ("", "[]", "{}", "null", '{"name": 1}', "[" * 100_000, '{"source": 3, "chunks": []}'):
         with pytest.raises(ValueError):
-            Entry.read(text)
+            Listing.read(text)
 
 
 @given(
@@ -51,7 +53,7 @@ def test_an_entry_reads_what_it_wrote() -> None:
 )
 def test_every_held_version_stays_and_every_other_goes(changes: list, data: st.DataObject) -> None:
     catalogue = Catalogue()
-    versions: list[dict[str, Entry]] = [{}]
+    versions: list[dict[str, Listing]] = [{}]
     held: dict[int, str] = {}
     for put, remove in changes:
         entries = {name: entry(name, number) for name, number in put.items()}
@@ -113,7 +115,7 @@ def test_two_catalogues_on_one_file(tmp_path: Path) -> None:
     assert (tmp_path / "library.sqlite").stat().st_mode & 0o077 == 0
 
 
-def closed(path: Path, count: int = 30) -> dict[str, Entry]:
+def closed(path: Path, count: int = 30) -> dict[str, Listing]:
     """A catalogue with entries, closed."""
     catalogue = Catalogue(path)
     entries = {f"name {number}": entry(f"name {number}", number) for number in range(count)}
@@ -193,6 +195,79 @@ def test_a_file_that_is_no_catalogue_is_set_aside(tmp_path: Path) -> None:
         rows.execute("CREATE TABLE items (a)")
     rows.close()
     Catalogue(path).change(SCOPE, LIBRARY, {"a": entry("a")})
+
+
+def damaged_beside_the_items(path: Path, count: int) -> dict[str, Listing]:
+    """A catalogue whose items can all be read and one of whose indexes is damaged."""
+    entries = closed(path, count)
+    with sqlite3.connect(path) as rows:
+        (page,) = rows.execute("SELECT rootpage FROM sqlite_master WHERE name = 'items_expire'").fetchone()
+        (size,) = rows.execute("PRAGMA page_size").fetchone()
+        rows.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    rows.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(os.urandom(size))
+    return entries
+
+
+_MEND = """
+import sys, time
+from pathlib import Path
+from emblema.library.catalogue import Catalogue
+own, other, *paths = map(Path, sys.argv[1:])
+damaged = 0
+for number, path in enumerate(paths):
+    own.joinpath(str(number)).touch()
+    while not other.joinpath(str(number)).exists():
+        pass
+    catalogue = Catalogue(path)
+    damaged += catalogue.damaged
+    catalogue.change("scope", "files", {}, [f"name {len(own.name)}"])
+    print(len(catalogue.entries("scope", "files")), flush=True)
+    catalogue.close()
+print(damaged)
+"""
+
+
+def test_two_processes_that_mend_at_once_lose_nothing(tmp_path: Path) -> None:
+    paths = [tmp_path / str(number) / "library.sqlite" for number in range(8)]
+    for path in paths:
+        path.parent.mkdir()
+        expected = damaged_beside_the_items(path, 300)
+    broken = [path.read_bytes() for path in paths]
+    meeting = [tmp_path / "a", tmp_path / "bb"]
+    for folder in meeting:
+        folder.mkdir()
+    started = [
+        subprocess.Popen([sys.executable, "-c", _MEND, own, other, *paths], stdout=subprocess.PIPE, text=True)
+        for own, other in (meeting, meeting[::-1])
+    ]
+    said = [process.communicate(timeout=120)[0].split() for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert sum(int(one[-1]) for one in said) == len(paths), "each was mended once"
+    for path, before in zip(paths, broken, strict=True):
+        assert path.with_name("library.sqlite.damaged").read_bytes() == before, "what was set aside is the damaged one"
+        catalogue = Catalogue(path)
+        left = {name: one for name, one in expected.items() if name not in ("name 1", "name 2")}
+        assert catalogue.entries(SCOPE, LIBRARY) == left and catalogue.damaged == 0
+        catalogue.close()
+
+
+def test_who_has_it_open_follows_to_the_mended_file(tmp_path: Path) -> None:
+    path = tmp_path / "library.sqlite"
+    entries = closed(path, 3)
+    first = Catalogue(path)
+    with path.open("r+b") as file:
+        file.write(bytes(100))
+    second = Catalogue(path)
+    assert second.damaged == 1
+    second.change(SCOPE, LIBRARY, entries)
+    first.change(SCOPE, LIBRARY, {"new": entry("new", 99)})
+    assert set(second.entries(SCOPE, LIBRARY)) == {*entries, "new"} == set(first.entries(SCOPE, LIBRARY))
+    first.close()
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize("case", ["folder", "link", "missing"])

@@ -11,7 +11,7 @@ import pytest
 
 from emblema.errors import MediaError, StoreError
 from emblema.kv.chunk import Clip
-from emblema.library import DynamicLibrary, Item, Shelf, StaticLibrary
+from emblema.library import DynamicLibrary, LibraryItem, Shelf, StaticLibrary
 from emblema.store.store import Store
 from tests.library.shelves import Landmarks, Workbench, administrator, photo, png, tenant
 
@@ -49,7 +49,7 @@ def test_items_come_one_by_one_and_are_read_by_every_tenant(hotels: Hotels) -> N
 
 def test_the_whole_is_replaced_in_one_version(hotels: Hotels) -> None:
     hotels.admin.replace({"ritz": photo(1), "inn": photo(2)})
-    version = hotels.admin.replace({"inn": photo(2), "lodge": Item(png(3), {"pages": 2})})
+    version = hotels.admin.replace({"inn": photo(2), "lodge": LibraryItem(png(3), {"pages": 2})})
     assert version == 2 and set(hotels.reader) == {"inn", "lodge"}
     assert hotels.bench.made[0] not in hotels.bench.view and hotels.bench.made[1] in hotels.bench.view
     assert hotels.admin.replace({}) == 3 and len(hotels.reader) == 0

@@ -43,7 +43,7 @@ def test_sizes_that_cannot_fit() -> None:
     store = MemoryStore(100)
     with pytest.raises(CapacityError, match="120 bytes"):
         store.put(chunk("a", 6))
-    with pytest.raises(StoreError, match="positive"):
+    with pytest.raises(StoreError, match="more than 0"):
         MemoryStore(0)
     store.put(chunk("a", 2))
     assert not store.put_patch(PatchKey("m", "a", ()), patch(3)), "no answer fails for a patch that does not fit"

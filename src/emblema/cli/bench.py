@@ -62,9 +62,52 @@ def reference(
     screen.print(f"figures: {listing}", soft_wrap=True)
 
 
+@app.command()
+def store(
+    figures: Annotated[Path | None, typer.Option("--json", help="File for every figure, as JSON.")] = None,
+    pages: Annotated[Path | None, typer.Option("--report", help="Folder for store.md and its pictures.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A little of everything, to see that it runs.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random; drawn if left out.")] = None,
+    only: Annotated[str | None, typer.Option(help="Parts to measure, with commas between; all if left out.")] = None,
+    disk: Annotated[
+        Path | None, typer.Option(help="Folder to write to, on the disk to be measured; a temporary one by default.")
+    ] = None,
+    model: Model = "reference",
+    plain: Plain = False,
+) -> None:
+    """Measure the store: saving and loading, overlap, index, hit ratios, sharing, compression."""
+    from emblema.cli.screen import console, output_folder, quiet
+
+    screen = console(plain)
+    import secrets
+
+    from emblema.bench.figures import write_figures
+    from emblema.bench.store.report import report, show, write_report
+    from emblema.bench.store.run import PARTS, run
+    from emblema.bench.store.settings import FULL, QUICK
+
+    folder = None if pages is None else output_folder(pages, "--report")
+    if figures is not None:
+        output_folder(figures.parent, "--json")
+    quiet()
+    result = run(
+        QUICK if quick else FULL,
+        secrets.randbelow(2**31) if seed is None else seed,
+        screen,
+        model=model,
+        parts=PARTS if only is None else [part.strip() for part in only.split(",")],
+        folder=None if disk is None else output_folder(disk, "--disk"),
+    )
+    show(screen, result)
+    if figures is not None:
+        screen.print(f"figures: {write_figures(report(result), figures)}", soft_wrap=True)
+    if folder is not None:
+        screen.print(f"report: {write_report(result, folder)}", soft_wrap=True)
+    screen.print(f"seed: {result.seed}")
+
+
 def _known(task: str) -> None:
     from emblema.bench.tasks import TASKS
 
     if task not in TASKS:
         raise EmblemaError(f"unknown task {task!r}: choose one of {', '.join(TASKS)}")
-

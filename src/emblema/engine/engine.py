@@ -164,7 +164,7 @@ class Engine(MediaEngine):
         tokens = replying.tokens()
         first = next(tokens)
         replying.usage = replace(replying.usage, ttft_seconds=time.perf_counter() - began)
-        stream = TextStream(self._workshop.preparer.tokenizer, sampling.stop)
+        stream = TextStream(self.tokenizer, sampling.stop)
         return stream_reply(chain([first], tokens), stream, replying, ends)
 
     def _replying(
@@ -178,7 +178,7 @@ class Engine(MediaEngine):
         fixed = (self.adapter, self._linker, prefill, strategy, sampler, self.end_tokens)
         if retrieval is None:
             return Replying(*fixed)
-        reader = RequestReader(retrieval, self._workshop.preparer.tokenizer, question_of(parts))
+        reader = RequestReader(retrieval, self.tokenizer, question_of(parts))
         around = self._reader.written(retrieval.before), self._reader.written(retrieval.after)
         return Replying(*fixed, retrieval, reader, around)
 
@@ -191,5 +191,5 @@ class Engine(MediaEngine):
     def end_tokens(self) -> frozenset[int]:
         """Tokens that end a reply: those of the generation configuration, else the tokenizer's."""
         configured = getattr(getattr(self.adapter.model, "generation_config", None), "eos_token_id", None)
-        found = configured if configured is not None else self._workshop.preparer.tokenizer.eos_token_id
+        found = configured if configured is not None else self.tokenizer.eos_token_id
         return frozenset(found if isinstance(found, list) else [] if found is None else [found])

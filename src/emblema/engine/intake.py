@@ -1,5 +1,6 @@
 """What an engine takes in: media, made into chunks once and kept in a store, files and collections."""
 
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -56,8 +57,9 @@ class MediaEngine:
         Raises:
             EmblemaError: this is no store.
         """
-        other = object.__new__(type(self))
-        other.adapter, other.selfcheck, other._own = self.adapter, self.selfcheck, None
+        other = copy(self)
+        other._own = None
+        other.__dict__.pop("files", None)
         other._furnish(view_of(store, b""), self._preparer, self._limits)
         return other
 
@@ -125,6 +127,16 @@ class MediaEngine:
             MediaError: as `add`.
         """
         return self._workshop.encode(self._workshop.work(source, kind, fps, frames_per_segment))
+
+    @property
+    def processor(self) -> Any:
+        """The model's processor; ModelError if the model came without one."""
+        return self._workshop.preparer.processor
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer; ModelError if the model came without one."""
+        return self._workshop.preparer.tokenizer
 
     @cached_property
     def files(self) -> StaticLibrary:

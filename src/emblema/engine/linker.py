@@ -19,8 +19,9 @@ from emblema.link.strategies.registry import parse
 from emblema.models.adapter import Adapter
 from emblema.store.identity import owner_id
 from emblema.store.keys import PatchKey
+from emblema.store.leases import Lease
 from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
-from emblema.store.view import Lease, View
+from emblema.store.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Linker:
         for name in lease.missing:
             chunk = chunks[name]
             if not isinstance(chunk.rows, tuple):
-                lease.fill(replace(chunk, rows=self.adapter.capture(chunk.encoded)))
+                lease.fill(chunk, self.adapter.capture(chunk.encoded))
                 rows += chunk.tokens
         return rows
 

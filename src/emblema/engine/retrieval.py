@@ -6,10 +6,11 @@ MPIC, section 3.1: the retriever is called by the model during decoding, as a pr
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip
+from emblema.library import DynamicLibrary
 
 Search = Callable[[str], Sequence[Chunk | Clip]]
 
@@ -21,6 +22,7 @@ class Found(Protocol):
     def chunk(self) -> Chunk: ...
 
 
+@runtime_checkable
 class Searchable(Protocol):
     """A library: the chunks nearest to a query, the nearest first."""
 
@@ -62,17 +64,15 @@ class Retrieval:
     @contextmanager
     def opened(self) -> Iterator[Search]:
         """The search of one reply: a collection stays at the version it has now until the reply is over."""
-        snapshot = getattr(self.library, "snapshot", None)
-        if snapshot is None:
+        if isinstance(self.library, DynamicLibrary):
+            with self.library.snapshot() as version:
+                yield self._search_of(version)
+        else:
             yield self._search_of(self.library)
-            return
-        with snapshot() as version:
-            yield self._search_of(version)
 
-    def _search_of(self, library: Any) -> Search:
-        if not hasattr(library, "search"):
-            search: Search = library
-            return search
+    def _search_of(self, library: Searchable | Search) -> Search:
+        if not isinstance(library, Searchable):
+            return library
         return lambda query: [hit.chunk for hit in library.search(query, self.count)] if query else []
 
 
@@ -90,20 +90,29 @@ class RequestReader:
     def __init__(self, retrieval: Retrieval, tokenizer: Any, question: str) -> None:
         self.retrieval, self.tokenizer, self.question = retrieval, tokenizer, question
         self._tokens: list[int] = []
-        self._said = ""
+        # What was said before the last request, and since.
+        self._before = self._since = ""
+        # Tokens up to `_settled` have given their text; those from `_context` on are read again, for spaces.
+        self._context = self._settled = 0
 
     def push(self, token: int) -> str | None:
         """Take a token; the query if it completes a request."""
         self._tokens.append(token)
-        text = self.tokenizer.decode(self._tokens, skip_special_tokens=False)
-        before, found, _ = text.partition(self.retrieval.end)
+        known = self.tokenizer.decode(self._tokens[self._context : self._settled], skip_special_tokens=False)
+        fresh = self.tokenizer.decode(self._tokens[self._context :], skip_special_tokens=False)[len(known) :]
+        if fresh.endswith("\ufffd"):
+            return None
+        if fresh:
+            self._context, self._settled = self._settled, len(self._tokens)
+        self._since += fresh
+        request, found, rest = self._since.partition(self.retrieval.end)
         if not found:
             return None
-        self._tokens.clear()
-        said, self._said = self._said + before, self._said + before + found
+        before = self._before
+        self._before, self._since = before + request + found, rest
         if self.retrieval.start is None:
-            return f"{self.question} {said}".strip()
-        _, begun, query = before.rpartition(self.retrieval.start)
+            return f"{self.question} {before + request}".strip()
+        _, begun, query = request.rpartition(self.retrieval.start)
         return query.strip() if begun else None
 
 

@@ -41,5 +41,5 @@ def view_of(given: StoreLike | None, salt: bytes) -> View:
 
 def shelf_of(store: Store) -> Shelf:
     """Where the libraries on a store are kept: one shelf for all engines on it, in its folder if it has one."""
-    disk = store.disk
-    return store.companion("libraries", lambda: Shelf(None if disk is None else disk.path / "libraries"))
+    folder = None if store.disk is None else store.disk.path / "libraries"
+    return store.companion("libraries", lambda: Shelf(folder, clock=store.clock, source_bytes=store.library_bytes))

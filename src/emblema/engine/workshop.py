@@ -153,11 +153,23 @@ class Workshop:
             for salt in self.view.lookup_salts
         )
 
+    def _fits(self, chunk: Chunk) -> bool:
+        encoded, tokens = chunk.encoded, chunk.tokens
+        return (
+            encoded.embeds.shape == (tokens, self.adapter.hidden_size)
+            and encoded.positions.shape == (self.adapter.axes, tokens)
+            and len(chunk.rows) == len(self.adapter.layouts)
+            and chunk.model == self.adapter.fingerprint
+        )
+
     def _made(self, draft: Draft, terms: Terms | None) -> Chunk:
         for name in draft.ids:
             found = self.view.find(name)
-            if found is not None:
+            if found is not None and self._fits(found):
                 return found
+            if found is not None:
+                # Well kept, and not what this model makes: whoever wrote the folder put it there.
+                self.view.delete(name)
         encoded = draft.encode()
         length, context = max(encoded.tokens, encoded.span), self.adapter.context_length
         if length > context:

@@ -85,7 +85,8 @@ class ArrivingRows(Sequence[LayerRows]):
                     raise self._error
                 left = None if self._deadline is None else self._deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    self._error = LoadError(self.chunk, f"layer {layer} was not here after {self._seconds:g} s")
+                    reason = f"layer {layer} was not here after {self._seconds:g} s"
+                    self._error = LoadError(self.chunk, reason, late=True)
                     self._changed.notify_all()
                     raise self._error
                 self._changed.wait(left)

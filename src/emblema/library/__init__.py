@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from emblema.library.attention import AttentionEmbedder, Space, choose_space
     from emblema.library.dynamic import DynamicLibrary, Snapshot
     from emblema.library.embedder import Embedder, MeanEmbedder
-    from emblema.library.entry import Entry, Hit, Item
+    from emblema.library.entry import Hit, LibraryItem, Listing
     from emblema.library.maker import ChunkView, Maker
     from emblema.library.shelf import Shelf, ShelfStatistics
     from emblema.library.static import StaticLibrary
@@ -17,9 +17,9 @@ __all__ = [
     "ChunkView",
     "DynamicLibrary",
     "Embedder",
-    "Entry",
     "Hit",
-    "Item",
+    "LibraryItem",
+    "Listing",
     "Maker",
     "MeanEmbedder",
     "Shelf",
@@ -34,7 +34,7 @@ _MODULES = {
     "attention": ("AttentionEmbedder", "Space", "choose_space"),
     "dynamic": ("DynamicLibrary", "Snapshot"),
     "embedder": ("Embedder", "MeanEmbedder"),
-    "entry": ("Entry", "Hit", "Item"),
+    "entry": ("Hit", "LibraryItem", "Listing"),
     "maker": ("ChunkView", "Maker"),
     "shelf": ("Shelf", "ShelfStatistics"),
     "static": ("StaticLibrary",),

@@ -1,18 +1,16 @@
 """The libraries' catalogue: names, versions and who still reads them, in one sqlite file or in memory."""
 
-import contextlib
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from emblema.errors import StoreError
-from emblema.library.entry import Entry
+from emblema.library.database import DatabaseFile
+from emblema.library.entry import Listing
 from emblema.library.process import is_running, this_process
-from emblema.library.sqlite import connect, set_aside
 
 # A row is there for versions since <= version < until; a NULL until is open. A version lost to damage is told by rows.
 _TABLES = """
@@ -28,6 +26,8 @@ CREATE INDEX IF NOT EXISTS parts_item ON parts (item);
 CREATE TABLE IF NOT EXISTS versions (scope TEXT, library TEXT, version INTEGER, PRIMARY KEY (scope, library));
 CREATE TABLE IF NOT EXISTS holds (scope TEXT, library TEXT, version INTEGER, process TEXT, holder TEXT,
     PRIMARY KEY (scope, library, version, process, holder));
+CREATE TABLE IF NOT EXISTS doomed (scope TEXT NOT NULL, part TEXT NOT NULL, kind TEXT NOT NULL, library TEXT NOT NULL,
+    name TEXT NOT NULL, PRIMARY KEY (scope, part)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS settings (scope TEXT, name TEXT, body TEXT, PRIMARY KEY (scope, name));
 DELETE FROM versions WHERE typeof(version) != 'integer' OR version NOT BETWEEN 0 AND 1000000000000;
 INSERT INTO versions SELECT scope, library, max(max(since, coalesce(until, 0))) FROM items
@@ -48,76 +48,50 @@ class Catalogue:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._damaged_files = 0
         self._damaged_rows: set[tuple[object, ...]] = set()
-        self._lock = threading.RLock()
-        self._connection = self._open()
+        self._file = DatabaseFile(path, "the libraries' catalogue", _TABLES, self._take_over)
 
     @property
     def damaged(self) -> int:
         """Files set aside and rows left out."""
-        return self._damaged_files + len(self._damaged_rows)
+        return self._file.damaged + len(self._damaged_rows)
 
-    def _open(self) -> sqlite3.Connection:
-        if self.path is None:
-            return connect(":memory:", _TABLES)
-        try:
-            return connect(self.path, _TABLES)
-        except (OSError, sqlite3.OperationalError) as error:
-            raise StoreError(f"the libraries' catalogue {self.path} cannot be opened: {error}") from error
-        except sqlite3.DatabaseError:
-            old = set_aside(self.path)
-            self._damaged_files += 1
-            fresh = connect(self.path, _TABLES)
-            for scope, library, name, since, until, expires, body, digest in old:
-                entry = self._read(body, digest, scope, library, name, since, until, expires)
-                if entry is not None:
-                    _insert(fresh, scope, library, entry, since, until)
-                    version = max(since, until or 0)
-                    fresh.execute(
-                        "INSERT INTO versions VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET version = max(version, ?)",
-                        (scope, library, version, version),
-                    )
-            return fresh
+    def _take_over(self, fresh: sqlite3.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Put what is whole of a damaged file's item rows into a new one."""
+        for scope, library, name, since, until, expires, body, digest in rows:
+            entry = self._read(body, digest, scope, library, name, since, until, expires)
+            if entry is None:
+                continue
+            try:
+                _insert(fresh, scope, library, entry, since, until)
+            except sqlite3.IntegrityError:
+                # A page of the damaged file was read twice.
+                self._damaged_rows.add((scope, library, name, since, until, expires, "again"))
+                continue
+            version = max(since, until or 0)
+            fresh.execute(
+                "INSERT INTO versions VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET version = max(version, ?)",
+                (scope, library, version, version),
+            )
 
-    def _read(self, body: str, digest: str, *fields: object) -> Entry | None:
+    def _read(self, body: str, digest: str, *fields: object) -> Listing | None:
         """The entry of a row; None, counted, where the row is not as it was written."""
         try:
             if digest == _digest(*fields, body):
-                return Entry.read(body)
+                return Listing.read(body)
         except ValueError:
             pass
-        with self._lock:
-            self._damaged_rows.add(fields)
+        self._damaged_rows.add(fields)
         return None
-
-    @contextmanager
-    def _rows(self, write: bool = False, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-                self._connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException as error:
-                with contextlib.suppress(sqlite3.Error):
-                    self._connection.rollback()
-                if not isinstance(error, sqlite3.Error):
-                    raise
-                damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-                if damaged and not isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
-                    self._connection.close()
-                    self._connection = self._open()
-                raise StoreError(f"the libraries' catalogue {self.path or 'in memory'} fails: {error}") from error
 
     def version(self, scope: str, library: str) -> int:
         """The library's version, 0 before anything was put into it."""
-        with self._rows() as rows:
+        with self._file.transaction() as rows:
             return _version(rows, scope, library)
 
-    def entries(self, scope: str, library: str, version: int | None = None) -> dict[str, Entry]:
+    def entries(self, scope: str, library: str, version: int | None = None) -> dict[str, Listing]:
         """The library's entries by name, as of a version (None: now), in the order they came in."""
-        with self._rows() as rows:
+        with self._file.transaction() as rows:
             at = _version(rows, scope, library) if version is None else version
             found = rows.execute(
                 "SELECT name, since, until, expires, body, digest FROM items "
@@ -130,9 +104,9 @@ class Catalogue:
         }
         return {name: entry for name, entry in read.items() if entry is not None}
 
-    def entry(self, scope: str, library: str, name: str) -> Entry | None:
+    def entry(self, scope: str, library: str, name: str) -> Listing | None:
         """The library's entry of a name, now."""
-        with self._rows() as rows:
+        with self._file.transaction() as rows:
             found = rows.execute(
                 "SELECT since, until, expires, body, digest FROM items "
                 "WHERE scope = ? AND library = ? AND name = ? AND until IS NULL",
@@ -144,7 +118,7 @@ class Catalogue:
         return self._read(body, digest, scope, library, name, since, until, expires)
 
     def change(
-        self, scope: str, library: str, put: Mapping[str, Entry], remove: Iterable[str] = (), fresh: bool = False
+        self, scope: str, library: str, put: Mapping[str, Listing], remove: Iterable[str] = (), fresh: bool = False
     ) -> int:
         """Put and remove entries as the library's next version, all at once; the new version.
 
@@ -157,7 +131,7 @@ class Catalogue:
         Raises:
             StoreError: a name is there already, under `fresh`; nothing was changed.
         """
-        with self._rows(write=True) as rows:
+        with self._file.transaction(write=True) as rows:
             version = _version(rows, scope, library) + 1
             for name in (*put, *remove):
                 old = rows.execute(
@@ -179,7 +153,7 @@ class Catalogue:
 
     def expired(self, scope: str, library: str, now: float) -> list[str]:
         """Names of the entries whose time is over."""
-        with self._rows() as rows:
+        with self._file.transaction() as rows:
             found = rows.execute(
                 "SELECT name FROM items WHERE scope = ? AND library = ? AND until IS NULL AND expires <= ?",
                 (scope, library, now),
@@ -191,7 +165,7 @@ class Catalogue:
 
         Not synced to disk: a hold does not outlive its process.
         """
-        with self._rows(write=True, durable=False) as rows:
+        with self._file.transaction(write=True, durable=False) as rows:
             version = _version(rows, scope, library)
             row = (scope, library, version, this_process(), holder)
             rows.execute("INSERT OR IGNORE INTO holds VALUES (?, ?, ?, ?, ?)", row)
@@ -199,67 +173,94 @@ class Catalogue:
 
     def release(self, scope: str, library: str, version: int, holder: str) -> None:
         """End what `hold` began."""
-        with self._rows(write=True, durable=False) as rows:
+        with self._file.transaction(write=True, durable=False) as rows:
             rows.execute(
                 "DELETE FROM holds WHERE scope = ? AND library = ? AND version = ? AND process = ? AND holder = ?",
                 (scope, library, version, this_process(), holder),
             )
 
     def collect(self, scope: str, library: str) -> tuple[list[str], list[str]]:
-        """Forget entries that no version in use holds; the chunks and the sources that nothing names any more.
+        """Forget entries that no version in use holds; the chunks and the sources that are to be deleted now.
 
-        Holds of processes that have ended do not count.
+        They are what nothing names any more: by this call, or by an earlier one whose deletion was not `freed`. Holds
+        of processes that have ended do not count.
         """
         where = "WHERE scope = ? AND library = ?"
-        with self._rows() as rows:
+        with self._file.transaction() as rows:
             ended = rows.execute(f"SELECT 1 FROM items {where} AND until IS NOT NULL LIMIT 1", (scope, library))
             if ended.fetchone() is None:
-                return [], []
-        with self._rows(write=True) as rows:
+                return _doomed(rows, scope)
+        with self._file.transaction(write=True) as rows:
             held = rows.execute(f"SELECT DISTINCT process FROM holds {where}", (scope, library)).fetchall()
             for (process,) in held:
                 if not is_running(process):
                     rows.execute(f"DELETE FROM holds {where} AND process = ?", (scope, library, process))
             (oldest,) = rows.execute(f"SELECT min(version) FROM holds {where}", (scope, library)).fetchone()
-            oldest = _version(rows, scope, library) if oldest is None else oldest
-            gone = rows.execute(f"SELECT number FROM items {where} AND until <= ?", (scope, library, oldest)).fetchall()
-            free: set[tuple[str, str]] = set()
-            for (number,) in gone:
-                free.update(rows.execute("SELECT kind, part FROM parts WHERE item = ?", (number,)))
+            with self._lock:
+                here = [version for its, version, _ in self._unwritten_holds if its == (scope, library)]
+            oldest = min([_version(rows, scope, library), *here, *([] if oldest is None else [oldest])])
+            query = f"SELECT number, name FROM items {where} AND until <= ?"
+            for number, name in rows.execute(query, (scope, library, oldest)).fetchall():
+                rows.execute(
+                    "INSERT OR REPLACE INTO doomed SELECT scope, part, kind, ?, ? FROM parts WHERE item = ?",
+                    (library, name, number),
+                )
                 rows.execute("DELETE FROM parts WHERE item = ?", (number,))
                 rows.execute("DELETE FROM items WHERE number = ?", (number,))
-            named = "SELECT 1 FROM parts WHERE scope = ? AND part = ?"
-            unnamed = [one for one in sorted(free) if rows.execute(named, (scope, one[1])).fetchone() is None]
-            chunks = [part for kind, part in unnamed if kind == "chunk"]
-            return chunks, [part for kind, part in unnamed if kind == "source"]
+            rows.execute(
+                "DELETE FROM doomed WHERE scope = ?1 AND part IN (SELECT part FROM parts WHERE scope = ?1)", (scope,)
+            )
+            return _doomed(rows, scope)
+
+    def freed(self, scope: str, parts: Iterable[str]) -> None:
+        """Chunks and sources that `collect` gave are deleted, everywhere."""
+        gone = [(scope, part) for part in parts]
+        if gone:
+            with self._file.transaction(write=True) as rows:
+                rows.executemany("DELETE FROM doomed WHERE scope = ? AND part = ?", gone)
+
+    def lingers(self, scope: str, library: str, name: str) -> bool:
+        """Whether something of an entry that was taken out has still to be deleted."""
+        query = "SELECT 1 FROM doomed WHERE scope = ? AND library = ? AND name = ?"
+        with self._file.transaction() as rows:
+            return rows.execute(query, (scope, library, name)).fetchone() is not None
+
+    def only_in(self, scope: str, library: str, name: str) -> tuple[list[str], list[str]]:
+        """The chunks and the sources that an entry names and no other."""
+        query = (
+            "SELECT kind, part FROM parts JOIN items ON number = item AND items.scope = ?1 AND library = ?2 "
+            "AND name = ?3 AND until IS NULL WHERE NOT EXISTS "
+            "(SELECT 1 FROM parts others WHERE others.scope = ?1 AND others.part = parts.part AND item != number)"
+        )
+        with self._file.transaction() as rows:
+            return _by_kind(rows.execute(query, (scope, library, name)))
 
     def named(self, scope: str, chunks: Iterable[str]) -> set[str]:
         """Those of some chunks that an entry of the scope names."""
         one = "SELECT 1 FROM parts WHERE scope = ? AND part = ?"
-        with self._rows() as rows:
+        with self._file.transaction() as rows:
             return {chunk for chunk in chunks if rows.execute(one, (scope, chunk)).fetchone() is not None}
 
     def sources(self, scope: str) -> dict[str, int]:
         """Digests of the sources that a scope's entries name, with their bytes."""
-        with self._rows() as rows:
+        with self._file.transaction() as rows:
             found = rows.execute("SELECT DISTINCT part, bytes FROM parts WHERE scope = ? AND kind = 'source'", (scope,))
             return {str(digest): int(size) for digest, size in found}
 
     def setting(self, scope: str, name: str) -> str | None:
         """A text kept under a name."""
-        with self._rows() as rows:
+        with self._file.transaction() as rows:
             found = rows.execute("SELECT body FROM settings WHERE scope = ? AND name = ?", (scope, name)).fetchone()
             return None if found is None else str(found[0])
 
     def set(self, scope: str, name: str, body: str) -> None:
         """Keep a text under a name."""
-        with self._rows(write=True) as rows:
+        with self._file.transaction(write=True) as rows:
             rows.execute("INSERT OR REPLACE INTO settings VALUES (?, ?, ?)", (scope, name, body))
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            self._connection.close()
+        self._file.close()
 
 
 def _version(rows: sqlite3.Connection, scope: str, library: str) -> int:
@@ -267,7 +268,17 @@ def _version(rows: sqlite3.Connection, scope: str, library: str) -> int:
     return 0 if found is None else int(found[0])
 
 
-def _insert(rows: sqlite3.Connection, scope: str, library: str, entry: Entry, since: int, until: int | None) -> None:
+def _doomed(rows: sqlite3.Connection, scope: str) -> tuple[list[str], list[str]]:
+    return _by_kind(rows.execute("SELECT kind, part FROM doomed WHERE scope = ?", (scope,)))
+
+
+def _by_kind(found: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Chunks, and sources."""
+    parts = list(found)
+    return [part for kind, part in parts if kind == "chunk"], [part for kind, part in parts if kind == "source"]
+
+
+def _insert(rows: sqlite3.Connection, scope: str, library: str, entry: Listing, since: int, until: int | None) -> None:
     body = entry.json()
     digest = _digest(scope, library, entry.name, since, until, entry.expires, body)
     cursor = rows.execute(
@@ -278,6 +289,7 @@ def _insert(rows: sqlite3.Connection, scope: str, library: str, entry: Entry, si
     if entry.source is not None and entry.source.digest:
         parts.append((scope, entry.source.digest, cursor.lastrowid, "source", entry.source.bytes))
     rows.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?, ?)", parts)
+    rows.executemany("DELETE FROM doomed WHERE scope = ? AND part = ?", [part[:2] for part in parts])
 
 
 def _digest(*fields: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from emblema.errors import StoreError
 from emblema.library.embedder import Embedder
-from emblema.library.entry import Entry, Hit, Item, Piece, checked_name
+from emblema.library.entry import ChunkOrClip, Hit, LibraryItem, Listing, checked_name
 from emblema.library.library import Library, chunk_ids
 from emblema.library.maker import Maker
 from emblema.library.shelf import Held, Shelf
@@ -23,7 +23,7 @@ class Snapshot:
         entries: by name.
     """
 
-    def __init__(self, library: Library, held: Held, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, library: Library, held: Held, entries: Mapping[str, Listing]) -> None:
         self.version = held.version
         self.entries = MappingProxyType(dict(entries))
         self._library, self._held = library, held
@@ -33,7 +33,7 @@ class Snapshot:
     def closed(self) -> bool:
         return not self._dropped.alive
 
-    def __getitem__(self, name: str) -> Piece:
+    def __getitem__(self, name: str) -> ChunkOrClip:
         """An item as a part of a prompt.
 
         Raises:
@@ -97,9 +97,9 @@ class DynamicLibrary:
         self.key = f"collection {name}"
         self._library = Library(shelf, maker, self.key, SHARED, embedder)
         self._shelf, self._maker = shelf, maker
-        self._read: tuple[str, int, Mapping[str, Entry]] | None = None
+        self._read: tuple[str, int, Mapping[str, Listing]] | None = None
         if self.writable:
-            shelf.register(self._library.scope, self)
+            shelf.register(self._library.scope, self.key, self.collect)
 
     @property
     def writable(self) -> bool:
@@ -120,7 +120,7 @@ class DynamicLibrary:
             self._read = (scope, version, self._shelf.catalogue.entries(scope, self.key, version))
         return Snapshot(self._library, Held(scope, self.key, version, holder), self._read[2])
 
-    def __getitem__(self, name: str) -> Piece:
+    def __getitem__(self, name: str) -> ChunkOrClip:
         """An item of the present version; StoreError where there is none of this name."""
         with self.snapshot() as now:
             return now[name]
@@ -148,7 +148,7 @@ class DynamicLibrary:
 
     def put(self, name: str, source: Any = None, **options: Any) -> int:
         """Put one item in, in place of one with the same name; the new version. Errors as `update`."""
-        return self.update({name: Item(source, options)})
+        return self.update({name: LibraryItem(source, options)})
 
     def remove(self, name: str) -> int:
         """Take one item out; the new version.
@@ -167,7 +167,7 @@ class DynamicLibrary:
         """Put items in and take others out, all in one new version, or none of it.
 
         Args:
-            items: sources, or `Item`s of a source and its options, by name.
+            items: sources, or `LibraryItem`s of a source and its options, by name.
             remove: names to take out.
 
         Returns:
@@ -186,8 +186,11 @@ class DynamicLibrary:
         missing = next((name for name in gone if name not in now), None)
         if missing is not None:
             raise StoreError(f"there is no item {str(missing)[:60]!r} in collection {self.name!r}")
-        wanted = {checked_name(name): item if isinstance(item, Item) else Item(item) for name, item in items.items()}
-        made: dict[str, Piece] = {}
+        wanted = {
+            checked_name(name): item if isinstance(item, LibraryItem) else LibraryItem(item)
+            for name, item in items.items()
+        }
+        made: dict[str, ChunkOrClip] = {}
         try:
             for name, item in wanted.items():
                 made[name] = self._maker.add(item.source, **item.options)
@@ -218,11 +221,11 @@ class DynamicLibrary:
         self._check_writable()
         return self._library.collect()
 
-    def _entry(self, scope: str, name: str, item: Item, piece: Piece, held: dict[str, int]) -> Entry:
+    def _entry(self, scope: str, name: str, item: LibraryItem, piece: ChunkOrClip, held: dict[str, int]) -> Listing:
         note = self._shelf.sources.keep(scope, item.source, item.options, held)
         if note is not None and note.digest:
             held[note.digest] = note.bytes
-        return Entry.of(name, piece, self._shelf.now(), None, note)
+        return Listing.of(name, piece, self._shelf.now(), None, note)
 
     def _check_writable(self) -> None:
         if not self.writable:

@@ -8,7 +8,7 @@ from typing import Any
 from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk, Clip
 
-Piece = Chunk | Clip
+ChunkOrClip = Chunk | Clip
 NAME_LENGTH = 200
 
 
@@ -30,7 +30,7 @@ class SourceNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Listing:
     """An item of a library.
 
     Attributes:
@@ -58,20 +58,25 @@ class Entry:
 
     @classmethod
     def of(
-        cls, name: str, piece: Piece, created: float, expires: float | None = None, source: SourceNote | None = None
-    ) -> "Entry":
-        """The entry of a piece."""
+        cls,
+        name: str,
+        piece: ChunkOrClip,
+        created: float,
+        expires: float | None = None,
+        source: SourceNote | None = None,
+    ) -> "Listing":
+        """The listing of a piece."""
         chunks = tuple(chunk.id for chunk in chunks_of(piece))
         clip = not isinstance(piece, Chunk)
         return cls(name, piece.id, piece.kind, chunks, clip, piece.tokens, piece.bytes, created, expires, source)
 
     def json(self) -> str:
-        """The entry as text."""
+        """The listing as text."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def read(cls, text: str) -> "Entry":
-        """The entry of a text that `json` wrote.
+    def read(cls, text: str) -> "Listing":
+        """The listing of a text that `json` wrote.
 
         Raises:
             ValueError: it is another text.
@@ -82,11 +87,11 @@ class Entry:
             fields["chunks"] = tuple(fields["chunks"])
             return cls(**fields, source=None if source is None else SourceNote(**source))
         except (TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError(f"no entry: {error}") from error
+            raise ValueError(f"no listing: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LibraryItem:
     """A source with the options that it is added with."""
 
     source: Any
@@ -123,6 +128,6 @@ def checked_name(name: object) -> str:
     return name
 
 
-def chunks_of(piece: Piece) -> tuple[Chunk, ...]:
+def chunks_of(piece: ChunkOrClip) -> tuple[Chunk, ...]:
     """The chunks of a piece, in order."""
     return piece.chunks if isinstance(piece, Clip) else (piece,)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from emblema.errors import StoreError
 from emblema.kv.chunk import Clip
 from emblema.library.embedder import Embedder
-from emblema.library.entry import Entry, Hit, Piece, chunks_of
+from emblema.library.entry import ChunkOrClip, Hit, Listing, chunks_of
 from emblema.library.maker import Maker
 from emblema.library.retriever import Retriever
 from emblema.library.shelf import Shelf
@@ -39,7 +39,7 @@ class Library:
         """Digest of the owner and the model as it is now."""
         return self.maker.scope(self.owner)
 
-    def piece(self, entry: Entry) -> Piece:
+    def piece(self, entry: Listing) -> ChunkOrClip:
         """The chunk or clip of an entry; made again from its media where the store has lost it.
 
         Raises:
@@ -52,7 +52,7 @@ class Library:
             return Clip(entry.id, "video" if entry.kind == "video" else "document", tuple(chunks))
         return chunks[0]
 
-    def find(self, query: str, count: int, entries: Mapping[str, Entry]) -> list[Hit]:
+    def find(self, query: str, count: int, entries: Mapping[str, Listing]) -> list[Hit]:
         """The chunks of some entries that are nearest to a query, the nearest first.
 
         Raises:
@@ -86,7 +86,7 @@ class Library:
             if chunk not in named:
                 self.maker.view.unpin(chunk)
 
-    def _made_again(self, entry: Entry) -> Piece:
+    def _made_again(self, entry: Listing) -> ChunkOrClip:
         if entry.source is None:
             raise StoreError(f"the chunks of {entry.name!r} are lost, and its media were not kept: add it again")
         scope = self.scope
@@ -97,12 +97,12 @@ class Library:
         piece = self.maker.add(source, **entry.source.options)
         self.shelf.count_remade()
         if piece.id != entry.id and self.writable:
-            renewed = Entry.of(entry.name, piece, entry.created, entry.expires, entry.source)
+            renewed = Listing.of(entry.name, piece, entry.created, entry.expires, entry.source)
             self.shelf.catalogue.change(scope, self.key, {entry.name: renewed})
             self.collect()
         return piece
 
 
-def chunk_ids(pieces: Iterable[Piece]) -> list[str]:
+def chunk_ids(pieces: Iterable[ChunkOrClip]) -> list[str]:
     """Ids of all chunks of some pieces, each once."""
     return list(dict.fromkeys(chunk.id for piece in pieces for chunk in chunks_of(piece)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from emblema.kv.chunk import Chunk
-from emblema.library.entry import Piece
+from emblema.library.entry import ChunkOrClip
 from emblema.models.adapter import Adapter
 from emblema.store.identity import owner_id
 
@@ -39,7 +39,7 @@ class Maker:
 
     view: ChunkView
     adapter: Adapter
-    add: Callable[..., Piece]
+    add: Callable[..., ChunkOrClip]
     read: Callable[[str], Sequence[int]]
 
     def scope(self, owner: str | None = None) -> str:

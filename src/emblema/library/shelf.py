@@ -7,16 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
-from weakref import WeakValueDictionary
+from typing import Self
+from weakref import WeakMethod
 
 from emblema.errors import StoreError
 from emblema.library.catalogue import Catalogue
 from emblema.library.indexes import Indexes
 from emblema.library.sources import Sources
-
-if TYPE_CHECKING:
-    from emblema.library.dynamic import DynamicLibrary
 
 SOURCE_BYTES = 2**30
 
@@ -75,8 +72,8 @@ class Shelf:
         self._latest = 0.0
         self._lock = threading.Lock()
         self._remade = self._unread = 0
-        # Libraries that may delete chunks, by scope and library: what a snapshot frees goes through them.
-        self._writers: WeakValueDictionary[tuple[str, str], DynamicLibrary] = WeakValueDictionary()
+        # `collect` of libraries that may delete chunks, by scope and library: what a snapshot frees goes through them.
+        self._collectors: dict[tuple[str, str], WeakMethod[Callable[[], int]]] = {}
         # Versions of snapshots that were dropped without `close`; a finaliser may not wait for locks.
         self.dropped: deque[Held] = deque()
 
@@ -100,16 +97,17 @@ class Shelf:
         with self._lock:
             self._unread += 1
 
-    def register(self, scope: str, library: "DynamicLibrary") -> None:
-        """A library that may delete chunks."""
-        self._writers[scope, library.key] = library
+    def register(self, scope: str, library: str, collect: Callable[[], int]) -> None:
+        """A library that may delete chunks: its method that frees what no version needs; not kept alive by this."""
+        self._collectors[scope, library] = WeakMethod(collect)
 
     def release(self, held: Held) -> None:
         """End a snapshot's hold; chunks that nothing needs any more are freed if the administrator is here."""
         self.catalogue.release(held.scope, held.library, held.version, held.holder)
-        writer = self._writers.get((held.scope, held.library))
-        if writer is not None:
-            writer.collect()
+        found = self._collectors.get((held.scope, held.library))
+        collect = None if found is None else found()
+        if collect is not None:
+            collect()
 
     def release_dropped(self) -> None:
         """End the holds of snapshots that were dropped without `close`."""

@@ -4,8 +4,6 @@ import io
 import json
 import logging
 import os
-import re
-import tempfile
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,6 +16,8 @@ from PIL import Image
 from emblema.errors import StoreError
 from emblema.library.entry import SourceNote
 from emblema.media.source import is_address
+from emblema.store.record import is_id
+from emblema.store.whole import write_whole
 
 _LOG = logging.getLogger(__name__)
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
@@ -126,30 +126,11 @@ class Sources:
         path = self._path(scope, digest)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(path, data)
+            write_whole(path, [data])
         except OSError as error:
             raise StoreError(f"a source could not be kept in {path.parent}: {error.strerror or error}") from error
 
     def _path(self, scope: str, digest: str) -> Path:
-        if self.folder is None or not re.fullmatch("[0-9a-f]{64}", digest):
+        if self.folder is None or not is_id(digest):
             raise StoreError(f"{digest[:12]!r} is no digest of a kept source")
         return self.folder / scope / digest
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, and still after a power cut."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".temporary")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

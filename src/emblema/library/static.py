@@ -6,7 +6,7 @@ from typing import Any
 
 from emblema.errors import StoreError
 from emblema.library.embedder import Embedder
-from emblema.library.entry import Entry, Hit, Piece, checked_name
+from emblema.library.entry import ChunkOrClip, Hit, Listing, checked_name
 from emblema.library.library import Library, chunk_ids
 from emblema.library.maker import Maker
 from emblema.library.shelf import Shelf
@@ -28,7 +28,7 @@ class StaticLibrary:
         self._shelf, self._maker = shelf, maker
         shelf.sources.sweep(self._library.scope, shelf.catalogue.sources(self._library.scope))
 
-    def add(self, source: Any = None, name: str | None = None, seconds: float | None = None, **options: Any) -> Entry:
+    def add(self, source: Any = None, name: str | None = None, seconds: float | None = None, **options: Any) -> Listing:
         """Add a file: encode and prefill it, and keep it under a name.
 
         Args:
@@ -58,18 +58,18 @@ class StaticLibrary:
         name, fresh = (f"file-{piece.id[:12]}", False) if name is None else (name, True)
         note = self._shelf.sources.keep(scope, source, options, self._shelf.catalogue.sources(scope))
         now = self._shelf.now()
-        entry = Entry.of(name, piece, now, None if seconds is None else now + seconds, note)
+        entry = Listing.of(name, piece, now, None if seconds is None else now + seconds, note)
         self._shelf.catalogue.change(scope, _KEY, {name: entry}, fresh=fresh)
         self._library.collect()
         self._library.retriever.prepare(scope, chunk_ids([piece]))
         return entry
 
-    def list(self) -> tuple[Entry, ...]:
+    def list(self) -> tuple[Listing, ...]:
         """Every file, in the order they were added."""
         self._expire()
         return tuple(self._shelf.catalogue.entries(self._library.scope, _KEY).values())
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> Listing:
         """What is kept of a file.
 
         Raises:
@@ -83,7 +83,7 @@ class StaticLibrary:
             raise StoreError(f"there is no file {str(name)[:60]!r}: it was never added, was deleted, or has expired")
         return found
 
-    def get(self, name: str) -> Piece:
+    def get(self, name: str) -> ChunkOrClip:
         """A file as a part of a prompt; made again where the store has lost it.
 
         Raises:
@@ -91,7 +91,7 @@ class StaticLibrary:
         """
         return self._library.piece(self.entry(name))
 
-    def __getitem__(self, name: str) -> Piece:
+    def __getitem__(self, name: str) -> ChunkOrClip:
         return self.get(name)
 
     def __contains__(self, name: object) -> bool:

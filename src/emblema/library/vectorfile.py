@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from emblema.errors import StoreError
 from emblema.library.embedder import Vectors
-from emblema.library.sources import write_whole
+from emblema.store.whole import write_whole
 
 FILE_BYTES = 4 * 2**30
 """Larger files are not read."""
@@ -37,7 +37,7 @@ def write_vectors(path: Path, about: str, vectors: Mapping[str, Vectors]) -> Non
     }
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, safetensors.numpy.save(arrays))
+        write_whole(path, [safetensors.numpy.save(arrays)])
     except OSError as error:
         raise StoreError(f"vectors could not be written to {path}: {error.strerror or error}") from error
 

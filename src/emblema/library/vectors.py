@@ -45,7 +45,7 @@ class VectorIndex:
             return len(self._vectors)
 
     @property
-    def width(self) -> int | None:
+    def _width(self) -> int | None:
         """Numbers in a vector; None while there is none."""
         with self._lock:
             return next((int(vectors.shape[1]) for vectors in self._vectors.values()), None)
@@ -64,8 +64,8 @@ class VectorIndex:
         vectors = checked(vectors, "a chunk")
         with self._lock:
             self.remove([chunk])
-            if self.width not in (None, vectors.shape[1]):
-                raise StoreError(f"vectors are {vectors.shape[1]} wide; the index holds vectors of {self.width}")
+            if self._width not in (None, vectors.shape[1]):
+                raise StoreError(f"vectors are {vectors.shape[1]} wide; the index holds vectors of {self._width}")
             self._vectors[chunk] = vectors
             self._numbers[chunk], self._names[self._next] = self._next, chunk
             self._count += len(vectors)
@@ -103,8 +103,8 @@ class VectorIndex:
             known = [chunk for chunk in dict.fromkeys(among) if chunk in self._vectors]
             if not known:
                 return []
-            if query.shape[1] != self.width:
-                raise StoreError(f"the query's vectors are {query.shape[1]} wide; the index holds {self.width}")
+            if query.shape[1] != self._width:
+                raise StoreError(f"the query's vectors are {query.shape[1]} wide; the index holds {self._width}")
             candidates = self._candidates(query, count, known)
             stacked = numpy.concatenate([self._vectors[chunk] for chunk in candidates])
             starts = numpy.cumsum([0, *(len(self._vectors[chunk]) for chunk in candidates[:-1])])

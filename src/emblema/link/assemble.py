@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from emblema.errors import PlanError
+from emblema.errors import LoadError, PlanError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
@@ -184,7 +184,7 @@ def _relocated(
     pieces = []
     for part in placed.ranges:
         origin = _origin(part)
-        rows = resources.chunk_rows(chunks[origin.chunk])[layer]
+        rows = _fitting(resources, chunks[origin.chunk], layout, layer)
         pieces.append(rows.slice(origin.offset, origin.offset + part.rows).to(device))
     keys = torch.cat([piece.keys for piece in pieces], dim=1)
     values = torch.cat([piece.values for piece in pieces], dim=1)
@@ -195,6 +195,16 @@ def _relocated(
     if band.slot == "keys":
         return LayerRows(rotate(keys, band, turn), values)
     return LayerRows(keys, rotate(values, band, turn))
+
+
+def _fitting(resources: Resources, chunk: Chunk, layout: LayerLayout, layer: int) -> LayerRows:
+    """A chunk's rows of a layer; LoadError where they are not what this model writes for so many tokens."""
+    held = resources.chunk_rows(chunk)
+    rows = held[layer] if layer < len(held) else None
+    shapes = [(heads, chunk.tokens, width) for heads, width in (layout.keys, layout.values)]
+    if rows is None or [tuple(rows.keys.shape), tuple(rows.values.shape)] != shapes:
+        raise LoadError(chunk.id, f"its rows of layer {layer} have other shapes than the model's")
+    return rows
 
 
 def _patched(

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from emblema.store.handles import StoredRows
     from emblema.store.identity import SHARED_SALT, chunk_id, owner_digest, patch_id
     from emblema.store.keys import PatchKey
     from emblema.store.leases import Lease
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from emblema.store.record import SHARED, Terms
     from emblema.store.statistics import StoreStatistics
     from emblema.store.store import Store
-    from emblema.store.view import StoredRows, View
+    from emblema.store.view import View
 
 __all__ = [
     "SHARED",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "handles": ("StoredRows",),
     "identity": ("SHARED_SALT", "chunk_id", "owner_digest", "patch_id"),
     "keys": ("PatchKey",),
     "leases": ("Lease",),
@@ -48,7 +50,7 @@ _MODULES = {
     "record": ("SHARED", "Terms"),
     "statistics": ("StoreStatistics",),
     "store": ("Store",),
-    "view": ("StoredRows", "View"),
+    "view": ("View",),
 }
 
 

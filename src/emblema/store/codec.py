@@ -1,12 +1,12 @@
 """Chunks and patches as records and back; the names and the order of their tensors are in `docs/store-format.md`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
@@ -17,7 +17,6 @@ from emblema.store.tensors import DTYPES, FLOATS, NAMES, checked, dtype_name, ma
 
 SLOTS = ("keys", "values")
 ENCODED = ("token_ids", "positions", "visual", "groups", "embeds")
-RESERVED = frozenset({"media", "tokens", "span", "compression", "deepstack", "layers"})
 
 
 def chunk_record(
@@ -26,7 +25,6 @@ def chunk_record(
     *,
     compression: Compression = "none",
     created: float,
-    meta: Mapping[str, Any] | None = None,
 ) -> Record:
     """A chunk, whose rows are all here, as a record; tensors on the CPU are not copied.
 
@@ -35,15 +33,11 @@ def chunk_record(
         owner: digest of the tenant, or `shared`.
         compression: of the rows; what the decoder was fed is kept as it is.
         created: Unix time in seconds.
-        meta: further JSON values for the header's `meta`, beside the codec's own.
 
     Raises:
-        StoreError: `meta` uses a name of the codec's own, the compression is unknown, or a dtype has no place.
+        StoreError: the compression is unknown, or a dtype has no place.
     """
     compression = check_compression(compression)
-    further = dict(meta or {})
-    if taken := RESERVED & further.keys():
-        raise StoreError(f"meta may not hold {', '.join(sorted(taken))}: the format uses the name itself")
     encoded = chunk.encoded
     visual = encoded.visual.nonzero()[:, 0]
     fed = (encoded.token_ids, encoded.positions, visual, encoded.groups, encoded.embeds)
@@ -59,7 +53,7 @@ def chunk_record(
             tensors[f"layers.{index}.{slot}"] = stored
             shapes[slot] = [rows.shape[0], rows.shape[2], dtype_name(rows)]
         layers.append(shapes)
-    own = {
+    meta = {
         "media": chunk.kind,
         "tokens": encoded.tokens,
         "span": encoded.span,
@@ -67,7 +61,7 @@ def chunk_record(
         "deepstack": len(encoded.deepstack),
         "layers": layers,
     }
-    return make_record(chunk.id, "chunk", owner, chunk.model, (), created, own | further, tensors)
+    return make_record(chunk.id, "chunk", owner, chunk.model, (), created, meta, tensors)
 
 
 def chunk_kind(header: RecordHeader) -> ChunkKind:
@@ -77,15 +71,6 @@ def chunk_kind(header: RecordHeader) -> ChunkKind:
         LoadError: the record is no chunk.
     """
     return checked(header, _kind)
-
-
-def tokens(header: RecordHeader) -> int:
-    """Tokens of a chunk.
-
-    Raises:
-        LoadError: the record is no chunk.
-    """
-    return checked(header, lambda header: natural(header.meta["tokens"]))
 
 
 def layer_bytes(header: RecordHeader) -> tuple[int, ...]:
@@ -103,11 +88,6 @@ def layer_bytes(header: RecordHeader) -> tuple[int, ...]:
         )
 
     return checked(header, sizes)
-
-
-def encoded_bytes(header: RecordHeader) -> int:
-    """Bytes of what the decoder was fed for a chunk, as `Encoded.bytes` counts them."""
-    return sum(size for name, size in header.sizes.items() if name == "embeds" or name.startswith("deepstack."))
 
 
 def read_encoded(reader: RecordReader) -> Encoded:
@@ -129,10 +109,15 @@ def read_layer(reader: RecordReader, layer: int) -> LayerRows:
     def rows(header: RecordHeader) -> LayerRows:
         layers = _layers(header)
         require(0 <= layer < len(layers), f"it has no layer {layer}")
-        count = natural(header.meta["tokens"])
-        return LayerRows(*(_rows(reader, layer, slot, count, *_slot(layers[layer], slot)) for slot in SLOTS))
+        return _layer(reader, layer, layers[layer])
 
     return checked(reader.header, rows)
+
+
+def read_layers(reader: RecordReader) -> Iterator[LayerRows]:
+    """All layers' rows of a chunk, the first first, each read when it is asked for; as `read_layer`."""
+    for index, layer in enumerate(checked(reader.header, _layers)):
+        yield checked(reader.header, partial(_in_order, reader, index, layer))
 
 
 def patch_record(key: PatchKey, id: str, patch: Patch, owner: str, *, created: float) -> Record:
@@ -183,6 +168,15 @@ def _encoded(reader: RecordReader, header: RecordHeader) -> Encoded:
         for layer in range(natural(header.meta["deepstack"]))
     )
     return Encoded(token_ids, embeds, positions, span, visual, deepstack, groups)
+
+
+def _in_order(reader: RecordReader, index: int, layer: Any, header: RecordHeader) -> LayerRows:
+    return _layer(reader, index, layer)
+
+
+def _layer(reader: RecordReader, index: int, layer: Any) -> LayerRows:
+    count = natural(reader.header.meta["tokens"])
+    return LayerRows(*(_rows(reader, index, slot, count, *_slot(layer, slot)) for slot in SLOTS))
 
 
 def _rows(

@@ -1,7 +1,5 @@
 """Pieces out of a store and into another, as the files that they are: `docs/store-format.md`."""
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +8,7 @@ from emblema.store import format
 from emblema.store.disk import DiskTier
 from emblema.store.disk.entry import entry_of, without_terms
 from emblema.store.record import Record, RecordHeader, Terms
+from emblema.store.whole import write_whole
 
 SUFFIX = ".safetensors"
 
@@ -33,16 +32,7 @@ def export_piece(tier: DiskTier, id: str, folder: Path) -> Path:
     path = folder / f"{id}{SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                format.write(record, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, format.buffers(record))
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}; give another folder") from error
     return path

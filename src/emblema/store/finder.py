@@ -1,13 +1,15 @@
 """Chunks brought from the slower tiers into the table, their encoding first."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk
 from emblema.store import codec
+from emblema.store.disk.entry import terms_of
 from emblema.store.handles import moved
 from emblema.store.pieces import Piece
-from emblema.store.record import SHARED
+from emblema.store.record import SHARED, RecordHeader
 from emblema.store.slower import DISK
 
 if TYPE_CHECKING:
@@ -29,23 +31,28 @@ class Finder:
                 if header.kind != "chunk":
                     return None
                 kind, sizes, encoded = codec.chunk_kind(header), codec.layer_bytes(header), codec.read_encoded(reader)
-            except (StoreError, OSError) as error:
+                piece = self.found(label, header)
+            except (StoreError, OSError, ValueError) as error:
                 keeper.slower.distrust(label, id, header.owner, error)
                 continue
             finally:
                 reader.close()
             whole = Chunk(id, kind, header.model, moved(encoded, keeper.device), ())
             chunk = keeper.handle(whole, header.owner, sizes)
-            return self.admit(self.found(label, id, header.owner, header.created, chunk=chunk))
+            return self.admit(replace(piece, chunk=chunk))
         return None
 
-    def found(self, label: str, id: str, owner: str, created: float, chunk: Chunk | None = None) -> Piece:
-        """A piece as a slower tier has it."""
+    def found(self, label: str, header: RecordHeader) -> Piece:
+        """A piece as a slower tier has it, its contents still to come.
+
+        Raises:
+            ValueError: the terms in its header are malformed.
+        """
         keeper = self._keeper
-        entry = keeper.slower.entry(id, owner) if label == DISK else None
-        terms = keeper.terms if entry is None else entry.terms
-        began, now = keeper.clock.steady(created), keeper.clock.now()
-        return Piece(owner, id, terms, created, began, now, chunk=chunk, saved={label})
+        entry = keeper.slower.entry(header.id, header.owner) if label == DISK else None
+        terms = terms_of(header, keeper.terms) if entry is None else entry.terms
+        began, now = keeper.clock.steady(header.created), keeper.clock.now()
+        return Piece(header.owner, header.id, terms, header.created, began, now, saved={label})
 
     def admit(self, piece: Piece) -> Piece | None:
         """List a piece that a slower tier had; None where it was deleted meanwhile or its time has come."""

@@ -1,5 +1,6 @@
 """The file of a stored piece: safetensors with a checksum on all that it says, see `docs/store-format.md`."""
 
+import errno
 import os
 import stat
 import threading
@@ -15,15 +16,31 @@ import numpy
 from xxhash import xxh3_128
 
 from emblema.errors import LoadError, StoreError
-from emblema.store.header import ALIGNMENT, FORMAT_VERSION, ITEM_BYTES, Entry, build, parse, read_length
+from emblema.store.header import ALIGNMENT, FORMAT_VERSION, ITEM_BYTES, TensorPlace, build, parse, read_length
 from emblema.store.record import Array, Record
 
-__all__ = ["FORMAT_VERSION", "Reader", "buffers", "open_bytes", "open_file", "open_source", "size", "verify", "write"]
+__all__ = [
+    "FORMAT_VERSION",
+    "Reader",
+    "buffers",
+    "is_passing",
+    "open_bytes",
+    "open_file",
+    "open_source",
+    "size",
+    "verify",
+    "write",
+]
 
 BLOCK = 2**20
 """Bytes that are read and then hashed while they are in the processor's cache."""
 SLAB = 2**24
 """Bytes of the largest allocation that tensors share."""
+
+_PASSING = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EINTR, errno.EAGAIN, errno.ESTALE,
+     errno.ENOENT, errno.ETIMEDOUT, errno.ENODEV}
+)  # fmt: skip
 
 Fill = Callable[[int, memoryview], None]
 """Fills a buffer with a file's bytes from an offset on; ValueError or OSError where there are not as many."""
@@ -116,6 +133,14 @@ def verify(reader: "Reader") -> None:
         reader.read(name)
 
 
+def is_passing(error: BaseException) -> bool:
+    """Whether a file could not be read for a reason that lies outside it and may pass, so that it is left in place."""
+    cause = error.__cause__
+    if isinstance(cause, MemoryError):
+        return True
+    return isinstance(cause, OSError) and cause.errno in _PASSING
+
+
 class Reader:
     """An open file, made by `open_file`, `open_bytes` or `open_source`; any number of threads may read from it."""
 
@@ -127,7 +152,7 @@ class Reader:
         head = bytearray(length)
         fill(8, memoryview(head))
         self._start = 8 + length
-        self.header, self._entries = parse(head, bytes - self._start)
+        self.header, self._places = parse(head, bytes - self._start)
         if id is not None and self.header.id != id:
             raise ValueError(f"the file holds {self.header.id[:12]}")
         self._piece = self.header.id
@@ -145,18 +170,18 @@ class Reader:
             LoadError: there is none of this name, it is cut short, or its checksum differs.
         """
         with _load_errors(self._piece):
-            entry = self._entries.get(name)
-            if entry is None:
+            place = self._places.get(name)
+            if place is None:
                 raise ValueError(f"the file has no tensor {name!r}")
             buffer = self._buffer(name)
             digest = xxh3_128()
             for start in range(0, buffer.nbytes, BLOCK):
                 block = buffer[start : start + BLOCK]
-                self._fill(self._start + entry.start + start, block)
+                self._fill(self._start + place.start + start, block)
                 digest.update(block)
-            if digest.hexdigest() != entry.checksum:
+            if digest.hexdigest() != place.checksum:
                 raise ValueError(f"the checksum of {name} differs")
-            return Array(entry.dtype, entry.shape, buffer)
+            return Array(place.dtype, place.shape, buffer)
 
     def _buffer(self, name: str) -> memoryview:
         """A fresh buffer for a tensor, cut from its group's slab: page faults on small ones cost more than reading."""
@@ -226,12 +251,12 @@ def _views(record: Record) -> dict[str, memoryview]:
 
 def _head(record: Record, views: Mapping[str, memoryview], checksum: Callable[[memoryview], str]) -> bytes:
     start = 0
-    entries: dict[str, Entry] = {}
+    places: dict[str, TensorPlace] = {}
     for name, view in views.items():
         array = record.arrays[name]
-        entries[name] = Entry(array.dtype, tuple(array.shape), checksum(view), start, start + view.nbytes)
+        places[name] = TensorPlace(array.dtype, tuple(array.shape), checksum(view), start, start + view.nbytes)
         start += view.nbytes
     try:
-        return build(record.header, entries)
+        return build(record.header, places)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise StoreError(f"{str(record.header.id)[:12]} cannot be stored: {error}") from error

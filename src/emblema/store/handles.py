@@ -30,6 +30,10 @@ class StoredRows(Sequence[LayerRows]):
     def bytes(self) -> int:
         return sum(self.sizes)
 
+    def are_read_by(self, read: Callable[[str, str], KVRows]) -> bool:
+        """Whether it is this store that has the rows."""
+        return self._read == read
+
     def __len__(self) -> int:
         return len(self.sizes)
 

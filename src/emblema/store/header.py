@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from xxhash import xxh3_128
 
-from emblema.store.record import SHARED, RecordHeader, RecordKind
+from emblema.store.record import SHARED, RecordHeader, RecordKind, is_id
 
 FORMAT_VERSION = 1
 MAX_HEADER = 2**20
@@ -25,14 +25,13 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "BOOL": 1}
 )
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _FIELDS = {"version", "id", "kind", "owner", "model", "chunks", "created", "meta", "tensors"}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorPlace:
     """A tensor of a file: dtype, shape, checksum (32 hexadecimal digits); its place in bytes from the first tensor."""
 
     dtype: str
@@ -42,7 +41,7 @@ class Entry:
     stop: int
 
 
-Parsed = tuple[RecordHeader, Mapping[str, Entry]]
+Parsed = tuple[RecordHeader, Mapping[str, TensorPlace]]
 
 
 def read_length(prefix: bytes | bytearray, file_bytes: int) -> int:
@@ -78,16 +77,16 @@ def parse(head: bytes | bytearray, data_bytes: int) -> Parsed:
     version = fields.get("version") if isinstance(fields, dict) else None
     if type(version) is not int or version not in VERSIONS:
         raise ValueError(f"its format version is {str(version)[:20]}, this program reads {[*VERSIONS]}")
-    header, entries = VERSIONS[version](fields)
+    header, places = VERSIONS[version](fields)
     # As text, since in Python true equals 1 and 1.0.
-    if _dumps(outer, sort_keys=True) != _dumps(_places(entries), sort_keys=True):
+    if _dumps(outer, sort_keys=True) != _dumps(_safetensors(places), sort_keys=True):
         raise ValueError("its tensors do not lie as its header says")
     if data_bytes != header.bytes:
         raise ValueError(f"its tensors have {data_bytes} bytes in place of {header.bytes}")
-    return header, entries
+    return header, places
 
 
-def build(header: RecordHeader, entries: Mapping[str, Entry]) -> bytes:
+def build(header: RecordHeader, places: Mapping[str, TensorPlace]) -> bytes:
     """The file's bytes before the first tensor: 8 of length and the header, padded to a multiple of `ALIGNMENT`.
 
     Raises:
@@ -102,38 +101,38 @@ def build(header: RecordHeader, entries: Mapping[str, Entry]) -> bytes:
         "chunks": list(header.chunks),
         "created": header.created,
         "meta": dict(header.meta),
-        "tensors": [[name, entry.dtype, list(entry.shape), entry.checksum] for name, entry in entries.items()],
+        "tensors": [[name, place.dtype, list(place.shape), place.checksum] for name, place in places.items()],
     }
     inner = _dumps(fields)
     metadata = {"emblema": inner, "xxh3_128": xxh3_128(inner.encode()).hexdigest()}
-    text = _dumps({"__metadata__": metadata, **_places(entries)}).encode()
+    text = _dumps({"__metadata__": metadata, **_safetensors(places)}).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     if len(text) > MAX_HEADER:
         raise ValueError(f"its header of {len(text)} bytes is beyond the limit of {MAX_HEADER}")
-    parse(text, sum(entry.stop - entry.start for entry in entries.values()))
+    parse(text, sum(place.stop - place.start for place in places.values()))
     return len(text).to_bytes(8, "little") + text
 
 
 def _version_1(fields: dict[str, Any]) -> Parsed:
     _require(set(fields) == _FIELDS, "fields")
-    _require(_is_digest(fields["id"]), "id")
+    _require(is_id(fields["id"]), "id")
     _require(fields["kind"] in ("chunk", "patch"), "kind")
-    _require(fields["owner"] == SHARED or _is_digest(fields["owner"]), "owner")
+    _require(fields["owner"] == SHARED or is_id(fields["owner"]), "owner")
     _require(isinstance(fields["model"], str) and 0 < len(fields["model"]) <= 256, "model")
     chunks = fields["chunks"]
-    _require(isinstance(chunks, list) and all(map(_is_digest, chunks)), "chunks")
+    _require(isinstance(chunks, list) and all(map(is_id, chunks)), "chunks")
     _require(bool(chunks) == (fields["kind"] == "patch"), "chunks")
     _require(type(fields["created"]) in (int, float) and math.isfinite(fields["created"]), "created")
     _require(isinstance(fields["meta"], dict), "meta")
     # Neither NaN nor a lone surrogate could be written again.
     _dumps(fields["meta"]).encode()
     _require(isinstance(fields["tensors"], list), "tensors")
-    entries: dict[str, Entry] = {}
+    places: dict[str, TensorPlace] = {}
     start = 0
     for item in fields["tensors"]:
-        name, entry = _entry(item, start)
-        _require(name not in entries, f"tensors: {name} twice")
-        entries[name], start = entry, entry.stop
+        name, place = _tensor_place(item, start)
+        _require(name not in places, f"tensors: {name} twice")
+        places[name], start = place, place.stop
     header = RecordHeader(
         id=fields["id"],
         kind=cast(RecordKind, fields["kind"]),
@@ -142,16 +141,16 @@ def _version_1(fields: dict[str, Any]) -> Parsed:
         chunks=tuple(chunks),
         created=float(fields["created"]),
         meta=fields["meta"],
-        sizes={name: entry.stop - entry.start for name, entry in entries.items()},
+        sizes={name: place.stop - place.start for name, place in places.items()},
     )
-    return header, entries
+    return header, places
 
 
 VERSIONS: Mapping[int, Callable[[dict[str, Any]], Parsed]] = MappingProxyType({1: _version_1})
 """Per version that is read, how its description becomes a header and the places of the tensors."""
 
 
-def _entry(item: object, start: int) -> tuple[str, Entry]:
+def _tensor_place(item: object, start: int) -> tuple[str, TensorPlace]:
     _require(isinstance(item, list) and len(item) == 4, "tensors")
     name, dtype, shape, checksum = cast(list[Any], item)
     _require(isinstance(name, str) and _NAME.fullmatch(name) is not None, "tensors: a name")
@@ -161,19 +160,15 @@ def _entry(item: object, start: int) -> tuple[str, Entry]:
     # An empty axis counts as one: no axis may be beyond what an index can address.
     _require(ITEM_BYTES[dtype] * math.prod(length or 1 for length in shape) <= MAX_TENSOR, f"tensors: {name} too large")
     _require(isinstance(checksum, str) and _CHECKSUM.fullmatch(checksum) is not None, f"tensors: {name}'s checksum")
-    return name, Entry(dtype, tuple(shape), checksum, start, start + ITEM_BYTES[dtype] * math.prod(shape))
+    return name, TensorPlace(dtype, tuple(shape), checksum, start, start + ITEM_BYTES[dtype] * math.prod(shape))
 
 
-def _places(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
+def _safetensors(places: Mapping[str, TensorPlace]) -> dict[str, dict[str, Any]]:
     """What safetensors itself keeps of each tensor."""
     return {
-        name: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.start, entry.stop]}
-        for name, entry in entries.items()
+        name: {"dtype": place.dtype, "shape": list(place.shape), "data_offsets": [place.start, place.stop]}
+        for name, place in places.items()
     }
-
-
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def _require(holds: bool, what: str) -> None:

@@ -5,8 +5,10 @@ reading or writing: callers take what they need, let go, do it, take the lock ag
 Inside it only locks that never wait for it are taken: those of ArrivingRows and of the counters.
 """
 
+import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -18,15 +20,16 @@ from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.kv.arriving import ArrivingRows
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
+from emblema.store.clock import SteadyClock
 from emblema.store.compression import Compression
 from emblema.store.counts import Counts
-from emblema.store.disk.clock import SteadyClock
 from emblema.store.finder import Finder
 from emblema.store.handles import StoredRows, handle_of
 from emblema.store.loader import Loader
 from emblema.store.patches import Patches
-from emblema.store.pieces import Memory, MemoryTier, Name, Piece
-from emblema.store.record import SHARED, Terms
+from emblema.store.pieces import Memory, MemoryTier, Piece
+from emblema.store.pins import check_pins
+from emblema.store.record import SHARED, Name, Terms
 from emblema.store.saver import Saver
 from emblema.store.slower import DISK, SlowerTiers
 from emblema.store.traffic import Traffic
@@ -52,6 +55,7 @@ class Keeper:
         quota_of: bytes that an owner may hold in memory, and again on disk.
         clock: Unix time in seconds.
         device: where loaded rows are wanted.
+        ended: told the owner and id of what has expired; must not call the store.
     """
 
     def __init__(
@@ -67,10 +71,12 @@ class Keeper:
         quota_of: Callable[[str], int | None],
         clock: Callable[[], float],
         device: torch.device,
+        ended: Callable[[str, str], object],
     ) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.memory = Memory(budgets)
         self.slower, self.counts, self.write, self.compression = slower, counts, write, compression
+        self.ended = ended
         self.terms, self.deadline, self.quota_of, self.clock, self.device = (
             terms,
             deadline,
@@ -90,8 +96,10 @@ class Keeper:
         self.deleting: dict[Name, int] = {}
         # Handles given out and still in use: they say whose a lost chunk was.
         self.handles: WeakValueDictionary[Name, StoredRows] = WeakValueDictionary()
-        # Pieces that had to go from memory before any slower tier took them, since the last flush.
-        self.losses = 0
+        # Pieces of each owner that had to go from memory before any slower tier took them, since its last flush.
+        self.losses: Counter[str] = Counter()
+        self.closed = False
+        self.process = os.getpid()
         self._used: set[str] = set()
         self._expired = time.monotonic()
 
@@ -110,8 +118,13 @@ class Keeper:
         return None
 
     def find(self, owners: Owners, id: str) -> Piece | None:
-        """The piece, in memory or brought there from a slower tier without its rows; counted as a use."""
+        """The piece, in memory or brought there from a slower tier without its rows; counted as a use.
+
+        Raises:
+            StoreError: the store is closed.
+        """
         with self.changed:
+            self.check_open()
             piece = self.lookup(owners, id)
             if piece is not None:
                 self.use(piece)
@@ -153,7 +166,13 @@ class Keeper:
             return [id for id in stored if id not in known and (owner, id) not in self.memory.tombstones] + here
 
     def set_pin(self, owner: str, id: str, pinned: bool) -> bool:
-        """Pin or unpin an owner's piece wherever it is; whether it is anywhere."""
+        """Pin or unpin an owner's piece wherever it is; whether it is anywhere.
+
+        Raises:
+            CapacityError: the owner's pinned pieces would exceed its quota, or memory that nothing stands behind.
+        """
+        if pinned:
+            check_pins(self, owner, id)
         with self.changed:
             piece = self.lookup((owner,), id)
             if piece is not None:
@@ -162,6 +181,8 @@ class Keeper:
         stored = bool(self.open_to((owner,), id)) and self.slower.entry(id, owner) is not None
         if stored:
             self.slower.set_pin(id, pinned)
+        elif piece is not None:
+            self._still_saved(piece)
         return stored or piece is not None
 
     def open_to(self, owners: Owners, id: str) -> list[str]:
@@ -194,8 +215,11 @@ class Keeper:
         rows = tuple(chunk.rows)
         sizes = [layer.bytes for layer in rows]
         self.check_size(owner, sum(sizes) + chunk.encoded.bytes)
+        if terms is not None and terms.pinned:
+            check_pins(self, owner, chunk.id, sum(sizes) + chunk.encoded.bytes)
         handle = self.handle(chunk, owner, sizes)
         with self.changed:
+            self.check_open()
             piece = self.lookup((owner,), chunk.id)
             fresh = piece is None or (piece.sizes != tuple(sizes) and not piece.loading)
             if piece is not None and fresh:
@@ -212,17 +236,34 @@ class Keeper:
             if fresh and self.write == "through":
                 self.traffic.save(piece)
             self.traffic.make_room(piece)
-            return piece
+        self._still_saved(piece)
+        return piece
+
+    def _still_saved(self, piece: Piece) -> None:
+        """Save again what the disk evicted, or another process deleted, since it was written."""
+        if DISK in piece.saved and self.slower.entry(piece.id, piece.owner) is None:
+            with self.changed:
+                piece.saved.discard(DISK)
+                if piece.listed:
+                    self.traffic.save(piece)
 
     def _put_again(self, owner: str, chunk: Chunk, terms: Terms | None) -> Piece:
         piece = self.find((owner,), chunk.id)
+        if piece is None and isinstance(chunk.rows, StoredRows) and chunk.rows.are_read_by(self.rows):
+            raise StoreError(f"Chunk {chunk.id[:12]} was deleted or lost, and its rows with it: add its media again.")
         if piece is None:
-            # Another store's chunk: its rows are read from there. One that was lost here raises.
             return self.put(owner, replace(chunk, rows=tuple(chunk.rows)), terms)
         if terms is not None:
             with self.changed:
                 self.memory.change_terms(piece, terms)
         return piece
+
+    def check_open(self) -> None:
+        """Raises StoreError where the store is closed, or was opened before this process was forked."""
+        if self.process != os.getpid():
+            raise StoreError("the store was opened before a fork: open it again in this process")
+        if self.closed:
+            raise StoreError("the store is closed: open it again, on the same folder to find what it kept")
 
     def check_size(self, owner: str, size: int) -> None:
         budget, quota = self.memory.budgets["device"], self.quota_of(owner)
@@ -247,21 +288,24 @@ class Keeper:
             doomed = [piece for piece in self.memory.patches_of(id) if owner in (piece.owner, SHARED)]
             doomed += [] if own is None else [own]
             for piece in doomed:
-                self.traffic.remove(piece, "deleted")
-            self.memory.bury((owner, id), "deleted")
+                self.traffic.remove(piece, gone=True)
+            self.memory.tombstones.add((owner, id))
             names = {(owner, id), *(piece.name for piece in doomed)}
             if not self.slower:
                 return bool(doomed)
             for name in names:
                 self.deleting[name] = self.deleting.get(name, 0) + 1
             self.changed.wait_for(lambda: all(saver.writing not in names for saver in self.savers.values()))
+        found = True
         try:
             # Patches first, so that no crash leaves one without its chunk.
-            return self.slower.delete_all([*(piece.name for piece in doomed if piece is not own), (owner, id)]) or bool(
-                doomed
-            )
+            stored = self.slower.delete_all([*(piece.name for piece in doomed if piece is not own), (owner, id)])
+            found = stored or bool(doomed)
+            return found
         finally:
             with self.changed:
+                if not found and (owner, id) not in self.handles:
+                    self.memory.tombstones.discard((owner, id))
                 for name in names:
                     self.deleting[name] -= 1
                     if not self.deleting[name]:
@@ -281,8 +325,8 @@ class Keeper:
                 raise LoadError(id, "it was deleted, has expired or was evicted")
             return self.traffic.activate(piece)
 
-    def flush(self) -> None:
-        """Return once everything put so far is durable.
+    def flush(self, owner: str | None = None) -> None:
+        """Return once everything that an owner (None: anybody) put so far is durable.
 
         Raises:
             StoreError: a piece could not be written to any tier.
@@ -290,13 +334,14 @@ class Keeper:
         if not self.savers:
             return
         with self.changed:
-            for piece in self.memory:
+            own = [piece for piece in self.memory if owner in (None, piece.owner)]
+            for piece in own:
                 if not piece.saved:
                     self.traffic.save(piece)
-            waited = [piece for piece in self.memory if piece.pending]
-            self.changed.wait_for(lambda: not any(piece.pending for piece in waited))
-            failed = sum(bool(piece.failed) and not piece.saved for piece in self.memory) + self.losses
-            self.losses = 0
+            self.changed.wait_for(lambda: not any(piece.pending for piece in own))
+            lost = self.losses.total() if owner is None else self.losses[owner]
+            failed = lost + sum(bool(piece.failed) and not piece.saved for piece in own if piece.listed)
+            self.losses = Counter() if owner is None else self.losses - Counter({owner: lost})
         self.tell_uses()
         if failed:
             raise StoreError(
@@ -318,6 +363,12 @@ class Keeper:
             self._expired = time.monotonic()
             self.expire()
 
+    def in_use(self) -> frozenset[str]:
+        """Ids that the disk must not evict now. The disk asks with its own lock held: the store's is never held when
+        the disk is called."""
+        with self.changed:
+            return frozenset(piece.id for piece in self.memory if piece.leases or piece.loading)
+
     def expire(self) -> int:
         """Delete what has had its time, in memory and on disk; how many pieces went from memory."""
         with self.changed:
@@ -329,6 +380,8 @@ class Keeper:
 
     def close(self) -> None:
         """End the threads and the tiers; what was not flushed is written first."""
+        with self.changed:
+            self.closed = True
         for saver in self.savers.values():
             saver.close()
         self.loader.close()

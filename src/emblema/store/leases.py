@@ -12,7 +12,6 @@ from emblema.kv.layout import KVRows
 from emblema.store.handles import StoredRows
 from emblema.store.keeper import Keeper, Owners
 from emblema.store.pieces import Piece
-from emblema.store.record import SHARED
 
 
 class Lease:
@@ -38,7 +37,7 @@ class Lease:
         """Ids whose rows no tier has, or that are not this tenant's."""
         return tuple(self._missing)
 
-    def fill(self, chunk: Chunk) -> None:
+    def fill(self, chunk: Chunk, rows: KVRows | None = None) -> None:
         """Take rows that were made again for a missing id, and hold them too.
 
         They are stored where the chunk was lost or evicted; not where it was deleted or has expired, and not where it
@@ -54,20 +53,23 @@ class Lease:
             raise CapacityError(
                 f"A prompt's {len(self._pieces) + 1} chunks need {needed} bytes; the store's budget is {budget}."
             )
+        rows = tuple(chunk.rows if rows is None else rows)
         with keeper.changed:
-            names = [(one, chunk.id) for one in self._owners]
-            handles = [name for name in names if name in keeper.handles]
-            stays_out = any(name in keeper.memory.tombstones for name in names) or (
-                handles == [(SHARED, chunk.id)] != [names[0]]
-            )
+            gone = any((one, chunk.id) in keeper.memory.tombstones for one in self._owners)
+            if isinstance(chunk.rows, StoredRows):
+                foreign = chunk.rows.owner != owner
+            else:
+                handles = [(one, chunk.id) for one in self._owners if (one, chunk.id) in keeper.handles]
+                foreign = bool(handles) and (owner, chunk.id) not in handles
+        stays_out = gone or foreign
         if stays_out:
-            sizes = [layer.bytes for layer in chunk.rows]
+            sizes = [layer.bytes for layer in rows]
             held = replace(chunk, rows=StoredRows(owner, chunk.id, sizes, keeper.rows))
-            piece = keeper.piece(owner, chunk.id, keeper.terms, chunk=held, rows=tuple(chunk.rows))
+            piece = keeper.piece(owner, chunk.id, keeper.terms, chunk=held, rows=rows)
         else:
-            piece = keeper.put(owner, chunk, None)
+            piece = keeper.put(owner, replace(chunk, rows=rows), None)
         with keeper.changed:
-            self._hold(chunk.id, piece, tuple(chunk.rows))
+            self._hold(chunk.id, piece, rows)
             if chunk.id in self._missing:
                 self._missing.remove(chunk.id)
             keeper.traffic.make_room(piece)
@@ -83,10 +85,15 @@ class Lease:
             raise error
         keeper = self._keeper
         with keeper.changed:
+            kept = set() if error.late else set(piece.saved)
+            piece.saved -= kept
             keeper.traffic.remove(piece)
             del self._pieces[error.piece], self._rows[error.piece]
             self._missing.append(error.piece)
             self._release([piece])
+        for label in kept:
+            # It verified, and whoever computes with it found that it is not what it says.
+            keeper.slower.distrust(label, piece.id, piece.owner, error)
 
     def _hold(self, id: str, piece: Piece, rows: KVRows) -> None:
         if id in self._pieces:

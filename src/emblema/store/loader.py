@@ -6,11 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from emblema.errors import EmblemaError, LoadError
+from emblema.errors import EmblemaError, LoadError, StoreError
 from emblema.kv.arriving import ArrivingRows
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.store import codec
@@ -33,20 +33,29 @@ class Workers:
     def __init__(self, name: str, count: int) -> None:
         self._name, self._count = name, count
         self._lock = threading.Lock()
+        self._closed = False
         self._threads: list[threading.Thread] = []
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     def submit(self, call: Callable[[], None]) -> None:
+        """Have a call made.
+
+        Raises:
+            StoreError: the workers are closed.
+        """
         with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed: open it again, on the same folder to find what it kept")
             if not self._threads:
                 names = [f"emblema-{self._name}-{index}" for index in range(self._count)]
                 self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
                 for thread in self._threads:
                     thread.start()
-        self._queue.put(call)
+            self._queue.put(call)
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             for _ in self._threads:
                 self._queue.put(None)
 
@@ -64,11 +73,21 @@ class Loader:
 
     def __init__(self, keeper: "Keeper") -> None:
         self._keeper = keeper
+        # A call that missed its deadline and has not ended.
+        self._hanging: Future[Any] | None = None
         self._finders = Workers("finder", THREADS)
         self._bringers = Workers("loader", THREADS)
 
     def ask(self, what: str, owner: str, call: Callable[[], T]) -> T | None:
-        """The outcome of a call on another thread, waited for until the deadline; None where it comes too late."""
+        """The outcome of a call on another thread, waited for until the deadline; None where it comes too late.
+
+        While an earlier call that came too late still hangs, no other is made: one deadline is waited, not many.
+        """
+        if self._hanging is not None:
+            if not self._hanging.done():
+                self._keeper.counts.add(owner, "late_loads")
+                return None
+            self._hanging = None
         future: Future[T] = Future()
 
         def answer() -> None:
@@ -81,6 +100,7 @@ class Loader:
         try:
             return future.result(self._keeper.deadline)
         except LateError:
+            self._hanging = future
             self._keeper.counts.add(owner, "late_loads")
             log.warning("%s was not found within %g s: it is computed", what[:12], self._keeper.deadline)
             return None
@@ -144,10 +164,10 @@ class Loader:
     def _read(self, reader: RecordReader, piece: Piece, rows: ArrivingRows) -> None:
         if codec.layer_bytes(reader.header) != piece.sizes:
             raise LoadError(reader.header.id, "its layers have other sizes than before")
-        for index in range(len(rows)):
+        for index, layer in enumerate(codec.read_layers(reader)):
             if rows.failed is not None:
                 return
-            rows.arrive(index, codec.read_layer(reader, index).to(self._keeper.device))
+            rows.arrive(index, layer.to(self._keeper.device))
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,12 +49,12 @@ class Patches:
                 found, patch = codec.read_patch(reader)
                 if found != key:
                     raise StoreError(f"{id[:12]} holds another patch than its name says")
-            except (StoreError, OSError) as error:
+                piece = keeper.finder.found(label, header)
+            except (StoreError, OSError, ValueError) as error:
                 keeper.slower.distrust(label, id, owner, error)
                 continue
             finally:
                 reader.close()
-            piece = keeper.finder.found(label, id, owner, header.created)
             piece.key, piece.patch = key, _moved(patch, keeper.device)
             piece = keeper.finder.admit(piece) or piece
             return piece if piece.listed else None

@@ -17,16 +17,11 @@ from emblema.kv.layout import KVRows
 from emblema.kv.patch import Patch
 from emblema.store.handles import StoredRows
 from emblema.store.keys import PatchKey
-from emblema.store.record import Terms
-
-Name = tuple[str, str]
-"""Owner and id: two owners' pieces never meet, even under one id."""
+from emblema.store.record import Name, Terms
+from emblema.store.tombstones import Tombstones
 
 MemoryTier = Literal["device", "host"]
 TIERS: tuple[MemoryTier, MemoryTier] = ("device", "host")
-
-TOMBSTONES = 2**16
-"""Deletions remembered, so that what was under way by then cannot bring them back."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +111,7 @@ class Memory:
         # Bytes that leases hold, in all and of each owner.
         self.leased = 0
         self.leased_of: Counter[str] = Counter()
-        self.tombstones: OrderedDict[Name, str] = OrderedDict()
+        self.tombstones = Tombstones()
         self._pieces: dict[Name, Piece] = {}
         # Least recently used first, for each priority.
         self._order: dict[MemoryTier, dict[int, OrderedDict[Name, Piece]]] = {tier: {} for tier in TIERS}
@@ -140,13 +135,13 @@ class Memory:
         piece.listed = True
         self._pieces[piece.name] = piece
         self._line(piece)[piece.name] = piece
-        self.tombstones.pop(piece.name, None)
+        self.tombstones.discard(piece.name)
         for chunk in () if piece.key is None else piece.key.chunks:
             self._patches_of.setdefault(chunk, set()).add(piece.name)
         self.settle(piece)
 
-    def remove(self, piece: Piece, reason: Literal["", "deleted", "expired"] = "") -> None:
-        """Unlist a piece; what a lease or a load still holds stays counted until that ends."""
+    def remove(self, piece: Piece, gone: bool = False) -> None:
+        """Unlist a piece, deleted or expired if it is `gone`; what a lease or a load holds stays counted until then."""
         if not piece.listed:
             return
         piece.listed = False
@@ -157,16 +152,9 @@ class Memory:
             self._patches_of[chunk].discard(piece.name)
             if not self._patches_of[chunk]:
                 del self._patches_of[chunk]
-        if reason:
-            self.bury(piece.name, reason)
+        if gone:
+            self.tombstones.add(piece.name)
         self.settle(piece)
-
-    def bury(self, name: Name, reason: str) -> None:
-        """Remember that something was deleted or expired."""
-        self.tombstones[name] = reason
-        self.tombstones.move_to_end(name)
-        if len(self.tombstones) > TOMBSTONES:
-            self.tombstones.popitem(last=False)
 
     def touch(self, piece: Piece, now: float) -> None:
         piece.accessed = now
@@ -213,6 +201,11 @@ class Memory:
     def charges(self, owner: str | None) -> dict[MemoryTier, int]:
         """Bytes in each tier, of one owner or of all."""
         return {tier: self.bytes[tier] if owner is None else self._owned_in[owner, tier] for tier in TIERS}
+
+    @property
+    def busy(self) -> int:
+        """Bytes of device memory that cannot be given up now: leased, or on their way there."""
+        return self.leased + sum(piece.whole for piece in self._pieces.values() if piece.loading and not piece.leases)
 
     def excess(self, tier: MemoryTier) -> int:
         budget = self.budgets[tier]

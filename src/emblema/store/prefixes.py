@@ -1,7 +1,8 @@
 """Exact prefixes: the KV tables of the last prompts, found again by what stands in them, row for row."""
 
 import threading
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -9,6 +10,7 @@ from blake3 import blake3
 from emblema.errors import StoreError
 from emblema.kv.layout import KVRows, kv_bytes
 from emblema.store.identity import canonical
+from emblema.store.record import SHARED
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,14 @@ class PrefixStore:
     Args:
         capacity_bytes: budget for the rows of all entries.
         entries: how many prompts are kept at most.
+        grown: called behind every `put`.
     """
 
-    def __init__(self, capacity_bytes: int | None = None, entries: int = 16) -> None:
+    def __init__(
+        self, capacity_bytes: int | None = None, entries: int = 16, grown: Callable[[], None] | None = None
+    ) -> None:
         self.capacity_bytes = capacity_bytes
+        self._grown = grown
         self.entries = entries
         self._lock = threading.Lock()
         # Least recently used first.
@@ -113,6 +119,8 @@ class PrefixStore:
             self._kept.append(entry)
             while len(self._kept) > self.entries or self._over_budget():
                 self._kept.pop(0)
+        if self._grown is not None:
+            self._grown()
         return True
 
     def longest(self, segments: Iterable[Segment], most: int | None = None) -> PrefixMatch | None:
@@ -152,6 +160,50 @@ class PrefixStore:
 
     def _over_budget(self) -> bool:
         return self.capacity_bytes is not None and sum(entry.bytes for entry in self._kept) > self.capacity_bytes
+
+
+class Prefixes:
+    """The prefix stores of all tenants and models, within one budget: those used longest ago are emptied first.
+
+    Args:
+        capacity_bytes: budget for the rows of all.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        # By tenant and by digest of model and dtype; the least recently used first.
+        self._stores: OrderedDict[tuple[str, str], PrefixStore] = OrderedDict()
+
+    def of(self, tenant: str, owner: str) -> PrefixStore:
+        """A tenant's prefixes of one model and dtype."""
+        with self._lock:
+            found = self._stores.get((tenant, owner))
+            if found is None:
+                found = self._stores[tenant, owner] = PrefixStore(self.capacity_bytes, grown=self._bound)
+            self._stores.move_to_end((tenant, owner))
+            return found
+
+    def bytes(self, tenant: str | None = None) -> int:
+        """Bytes of one tenant's prefixes, or of all."""
+        with self._lock:
+            return sum(store.bytes for (own, _), store in self._stores.items() if tenant in (None, own))
+
+    def forget(self, tenant: str, chunk: str) -> bool:
+        """Drop the prefixes that hold a chunk: the tenant's; everybody's where the chunk was shared; if any did."""
+        with self._lock:
+            known = [store for (own, _), store in self._stores.items() if tenant in (SHARED, own)]
+        return any([store.forget(chunk) > 0 for store in known])
+
+    def _bound(self) -> None:
+        """Empty what was used longest ago until the budget holds; the last used stays, it has a bound of its own."""
+        with self._lock:
+            total = sum(store.bytes for store in self._stores.values())
+            for name in list(self._stores)[:-1]:
+                if total <= self.capacity_bytes:
+                    return
+                total -= self._stores[name].bytes
+                self._stores.pop(name).clear()
 
 
 def join(segments: Iterable[Segment]) -> tuple[Segment, ...]:

@@ -1,10 +1,20 @@
 """A stored piece as plain bytes: what goes into a file or over a wire. Nothing here needs torch."""
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from emblema.errors import StoreError
+
 RecordKind = Literal["chunk", "patch"]
+
+Name = tuple[str, str]
+"""Owner and id: two owners' pieces never meet, even under one id."""
+
+LARGEST_PRIORITY = 2**31
+_ID = re.compile(r"[0-9a-f]{64}")
 
 SHARED = "shared"
 """The owner of what every tenant may read and the administrator writes."""
@@ -78,6 +88,33 @@ class Terms:
     pinned: bool = False
     seconds: float | None = None
     idle_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises StoreError where a term is out of range."""
+        if type(self.priority) is not int or abs(self.priority) >= LARGEST_PRIORITY:
+            raise StoreError(f"priority {self.priority!r} is out of range: give a whole number below 2**31")
+        if type(self.pinned) is not bool:
+            raise StoreError(f"pinned is {self.pinned!r}: give True or False")
+        for name, seconds in (("seconds", self.seconds), ("idle_seconds", self.idle_seconds)):
+            known = type(seconds) in (int, float) and math.isfinite(seconds) and seconds >= 0  # type: ignore[arg-type, operator]
+            if seconds is not None and not known:
+                raise StoreError(f"{name}={seconds!r} is out of range: give seconds, 0 or more, or None")
+
+
+def is_id(value: object) -> bool:
+    """Whether a value is 64 lower-case hexadecimal digits, as ids and the digests of owners are."""
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def check_id(id: str) -> str:
+    """The id itself.
+
+    Raises:
+        StoreError: it is not 64 lower-case hexadecimal digits, so it may not become a file's name or a key.
+    """
+    if not is_id(id):
+        raise StoreError(f"{str(id)[:80]!r} is no id: give 64 lower-case hexadecimal digits")
+    return id
 
 
 class RecordReader(Protocol):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.store import codec
-from emblema.store.pieces import Name, Piece
-from emblema.store.record import Record, Terms
+from emblema.store.pieces import Piece
+from emblema.store.record import Name, Record, Terms
 from emblema.store.slower import DISK
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class Saver:
                     with keeper.changed:
                         self.writing = None
                         job.piece.pending.discard(self.label)
+                        job.piece.failed.add(self.label)
                         keeper.changed.notify_all()
             if self.label == DISK:
                 keeper.upkeep()

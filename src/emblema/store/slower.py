@@ -1,15 +1,16 @@
 """The tiers that outlast the process, disk first, then remote: asked in that order, trusted in nothing."""
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from emblema.errors import EmblemaError, LoadError, StoreError
 from emblema.store.counts import Counts
-from emblema.store.disk.scan import is_passing
-from emblema.store.record import Record, RecordReader, RecordTier, RemoteTier, Terms
+from emblema.store.disk.entry import with_terms
+from emblema.store.format import is_passing
+from emblema.store.record import Record, RecordReader, RecordTier, RemoteTier, Terms, is_id
 
 if TYPE_CHECKING:
     from emblema.store.disk import DiskTier, Entry
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DISK, REMOTE = "disk", "remote"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class SlowerTiers:
@@ -51,7 +51,7 @@ class SlowerTiers:
                     yield label, reader
 
     def _open(self, label: str, tier: RecordTier, id: str, owner: str) -> RecordReader | None:
-        if not _is_id(id):
+        if not is_id(id):
             return None
         try:
             reader = tier.open(id, owner)
@@ -68,7 +68,7 @@ class SlowerTiers:
 
     def entry(self, id: str, owner: str) -> "Entry | None":
         """What the disk's index says of an owner's piece; files are not touched."""
-        if self.disk is None or not _is_id(id):
+        if self.disk is None or not is_id(id):
             return None
         try:
             entry = self.disk.entry(id)
@@ -102,7 +102,9 @@ class SlowerTiers:
             self.complain(label, "quarantine", failure, owner)
 
     def write(self, label: str, record: Record, terms: Terms) -> None:
-        """Keep a record in one tier; as RecordTier.write."""
+        """Keep a record in one tier; as RecordTier.write. A remote one carries its terms to whoever reads it."""
+        if label == REMOTE:
+            record = replace(record, header=with_terms(record.header, terms, None, record.header.created))
         self.tiers[label].write(record, terms)
         self.content(label, "write")
 
@@ -112,7 +114,7 @@ class SlowerTiers:
         Raises:
             StoreError: a tier could not be reached, so that the piece may still be there.
         """
-        if not _is_id(id):
+        if not is_id(id):
             return False
         found, failures = False, []
         for label, tier in self.tiers.items():
@@ -193,7 +195,3 @@ class SlowerTiers:
     def close(self) -> None:
         for tier in self.tiers.values():
             tier.close()
-
-
-def _is_id(id: object) -> bool:
-    return isinstance(id, str) and _DIGEST.fullmatch(id) is not None

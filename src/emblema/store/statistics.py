@@ -24,6 +24,7 @@ class StoreStatistics:
         bytes: of memory, rows under way included: `device_bytes` and `host_bytes`.
         leased_bytes: of these, what running requests hold.
         unsaved_bytes: of these, what is still to be written to a slower tier.
+        prefix_bytes: of exact prefixes of earlier prompts, beside `bytes`.
         disk_bytes: of the files on disk.
     """
 
@@ -49,6 +50,7 @@ class StoreStatistics:
     host_bytes: int = 0
     leased_bytes: int = 0
     unsaved_bytes: int = 0
+    prefix_bytes: int = 0
     disk_bytes: int = 0
 
 

@@ -4,7 +4,7 @@ Methods that the loader's and savers' threads call take the store's lock; all ot
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,12 +30,12 @@ class Traffic:
     def __init__(self, keeper: "Keeper") -> None:
         self._keeper = keeper
 
-    def remove(self, piece: Piece, reason: Literal["", "deleted", "expired"] = "") -> None:
-        """Unlist a piece; under the lock. Rows that nobody holds are let go at once."""
+    def remove(self, piece: Piece, gone: bool = False) -> None:
+        """Unlist a piece, deleted or expired if `gone`; under the lock. Rows that nobody holds are let go at once."""
         keeper = self._keeper
         if piece.listed and piece.loading and isinstance(piece.rows, ArrivingRows) and piece.rows.failed is not None:
             keeper.counts.add(piece.owner, "late_loads")
-        keeper.memory.remove(piece, reason)
+        keeper.memory.remove(piece, gone)
         if piece.leases == 0 and not piece.loading:
             piece.rows = None
         keeper.changed.notify_all()
@@ -75,7 +75,7 @@ class Traffic:
             if memory.excess("device") <= most:
                 return
             if piece.pending and not (piece is spare or piece.leases or piece.loading or piece.name in writing):
-                keeper.losses += 1
+                keeper.losses[piece.owner] += 1
                 keeper.counts.add(piece.owner, "save_failures")
                 keeper.counts.add(piece.owner, "evictions")
                 self.remove(piece)
@@ -86,9 +86,10 @@ class Traffic:
         patches = [] if piece.chunk is None else keeper.memory.patches_of(piece.id)
         for patch in patches:
             if piece.owner in (patch.owner, SHARED):
-                self.remove(patch, "expired")
+                self.remove(patch, gone=True)
         keeper.counts.add(piece.owner, "expired")
-        self.remove(piece, "expired")
+        self.remove(piece, gone=True)
+        keeper.ended(piece.owner, piece.id)
 
     def _let_go(self, piece: Piece) -> None:
         keeper = self._keeper
@@ -98,7 +99,7 @@ class Traffic:
             piece.leaving = True
             return
         if keeper.savers and not piece.saved:
-            keeper.losses += 1
+            keeper.losses[piece.owner] += 1
         keeper.counts.add(piece.owner, "evictions")
         self.remove(piece)
 

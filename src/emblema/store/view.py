@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
-from emblema.store.handles import StoredRows
 from emblema.store.identity import SHARED_SALT, owner_digest
 from emblema.store.keys import PatchKey
 from emblema.store.leases import Lease
@@ -17,8 +16,6 @@ from emblema.store.statistics import StoreStatistics
 
 if TYPE_CHECKING:
     from emblema.store.store import Store
-
-__all__ = ["Door", "Lease", "StoredRows", "View"]
 
 
 class Door:
@@ -164,22 +161,26 @@ class Door:
             lease.end()
 
     def prefetch(self, ids: Iterable[str]) -> None:
-        """Have chunks' rows come to device memory in the background, as a lease will want them soon."""
+        """Have chunks' rows come to device memory in the background, as far as they fit, for a lease to come."""
+        memory = self._keeper.memory
         for id in ids:
             piece = self._keeper.find(self._owners, id)
-            if piece is not None and piece.chunk is not None:
-                with self._keeper.changed:
-                    current = self._keeper.traffic.relist(piece)
-                    if current is not None:
-                        self._keeper.traffic.activate(current)
+            if piece is None or piece.chunk is None:
+                continue
+            with self._keeper.changed:
+                current = self._keeper.traffic.relist(piece)
+                budget = memory.budgets["device"]
+                if current is None or (budget is not None and memory.busy + current.whole > budget):
+                    continue
+                self._keeper.traffic.activate(current)
 
     def flush(self) -> None:
-        """Return once everything put so far is durable.
+        """Return once everything this tenant put so far is durable.
 
         Raises:
             StoreError: a piece is in memory only, as no slower tier took it.
         """
-        self._keeper.flush()
+        self._keeper.flush(self.owner)
 
 
 class View(Door):

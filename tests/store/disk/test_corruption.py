@@ -18,6 +18,9 @@ from tests.store.disk.damage import CONTENTS, KINDS
 from tests.store.disk.records import ALICE, BOB, check, id_of, piece_files, piece_path, record, temporary_files
 
 CAPACITY = 10**9
+TARGETS = (
+    "chunk", "patch", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "FORMAT", "lock", "pinned", "stray",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,7 @@ def template() -> Iterator[Template]:
 def _cases(count: int, seed: int) -> Iterator[tuple[str, str, bool, random.Random]]:
     chance = random.Random(seed)
     for _ in range(count):
-        kind = chance.choice(
-            ["chunk", "patch", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "FORMAT", "stray"]
-        )
+        kind = chance.choice(TARGETS)
         # A process whose mapped log index is cut dies by a signal, in every program that uses sqlite.
         live = chance.random() < 0.4 and kind not in ("index.sqlite-shm", "FORMAT")
         yield kind, chance.choice([*CONTENTS] * 3 + [*KINDS]), live, random.Random(chance.randrange(2**63))
@@ -67,7 +68,7 @@ def test_no_wrong_record_is_ever_served(template: Template, part: int) -> None:
     seed = int(os.environ.get("EMBLEMA_SEED") or random.SystemRandom().randrange(2**32))
     print(f"seed {seed}")
     outcomes: Counter[str] = Counter()
-    for number, (kind, damage, live, chance) in enumerate(_cases([60, 940][part], seed)):
+    for number, (kind, damage, live, chance) in enumerate(_cases([60, 1000][part], seed)):
         where = f"seed {seed}, case {number}: {damage} {kind}{' while open' if live else ''}"
         folder = template.folder.with_name(f"case {part} {number}")
         shutil.copytree(template.folder, folder, copy_function=shutil.copy2)
@@ -162,6 +163,9 @@ def _harm(folder: Path, template: Template, kind: str, damage: str, chance: rand
     if kind == "stray":
         _stray(folder, chance)
         return
+    if kind == "pinned":
+        _harm_pins(folder / kind, damage, chance)
+        return
     if kind in ("chunk", "patch"):
         ids = [id for id, each in template.records.items() if each.header.kind == kind]
         path = piece_path(folder, chance.choice(ids))
@@ -177,6 +181,17 @@ def _harm(folder: Path, template: Template, kind: str, damage: str, chance: rand
         path = folder / kind
     if path.exists():
         {**CONTENTS, **KINDS}[damage](path, chance)
+
+
+def _harm_pins(pinned: Path, damage: str, chance: random.Random) -> None:
+    """One pin, or the folder of all of them."""
+    path = chance.choice([pinned, *sorted(pinned.iterdir())])
+    if path != pinned:
+        {**CONTENTS, **KINDS}[damage](path, chance)
+        return
+    shutil.rmtree(pinned)
+    pinned.write_bytes(chance.randbytes(chance.randint(1, 5000)))
+    KINDS.get(damage, CONTENTS["flip"])(pinned, chance)
 
 
 def _stray(folder: Path, chance: random.Random) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -252,6 +253,37 @@ def test_a_folder_that_is_a_file_or_holds_one_in_place_of_its_own(tmp_path: Path
         with pytest.raises(StoreError, match="pieces is not a folder"):
             DiskTier(folder)
     assert list((tmp_path / "away").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["other", "link", "pipe"])
+@pytest.mark.parametrize("name", ["pinned", "temporary", "quarantine", "lock"])
+def test_what_can_be_done_without_is_made_again(tmp_path: Path, name: str, kind: str) -> None:
+    folder, away = tmp_path / "store", tmp_path / "away"
+    tier = DiskTier(folder, 10**9)
+    tier.write(record("kept"), Terms(pinned=True))
+    tier.close()
+    away.mkdir()
+    (away / "mine").touch()
+    path = folder / name
+    if name == "lock":
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+    match kind:
+        case "other":
+            path.mkdir() if name == "lock" else path.touch()
+        case "link":
+            path.symlink_to(away)
+        case "pipe":
+            os.mkfifo(path)
+    tier = DiskTier(folder, 10**9)
+    assert any(note.startswith(name) for note in tier.report.notes)
+    _intact(tier, folder, ["kept"])
+    tier.write(record("more"), Terms(pinned=True))
+    pinned = {entry.id for entry in tier.entries() if entry.terms.pinned}
+    assert pinned == {id_of("more"), *([id_of("kept")] if name != "pinned" else [])}
+    tier.close()
+    assert [path.name for path in away.iterdir()] == ["mine"]
 
 
 def test_links_are_not_followed_and_foreign_files_are_left_alone(tmp_path: Path) -> None:

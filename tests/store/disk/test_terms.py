@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emblema.store.clock import SteadyClock
 from emblema.store.disk import DiskTier
-from emblema.store.disk.clock import SteadyClock
 from emblema.store.disk.index import remove_index
 from emblema.store.record import Terms
 from tests.store.disk.records import ALICE, MEBIBYTE, Clock, id_of, put, record, there

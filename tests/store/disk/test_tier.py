@@ -1,7 +1,6 @@
 """What is kept, what goes first, whose it is, and what outlasts the index."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,7 +81,7 @@ def test_an_owner_has_only_its_own(tier: DiskTier) -> None:
     with pytest.raises(StoreError, match="another owner"):
         tier.write(record("a", owner=BOB), Terms())
     assert there(tier) == {"a", "b", "shared"}
-    assert tier.chunks_owned(BOB) == [id_of("b")]
+    assert [entry.id for entry in tier.entries(BOB, "chunk")] == [id_of("b")]
     assert [entry.id for entry in tier.entries(SHARED)] == [id_of("shared")]
     assert tier.count(ALICE) == tier.count(ALICE, "chunk") == 1 and tier.count() == 3
     assert tier.bytes_of(ALICE) + tier.bytes_of(BOB) + tier.bytes_of(SHARED) == tier.bytes
@@ -286,9 +285,9 @@ def test_bad_arguments_are_refused(tier: DiskTier, tmp_path: Path) -> None:
         for call in calls:
             with pytest.raises(StoreError):
                 call(id)
-    for terms in (Terms(priority=2**40), Terms(seconds=-1.0), Terms(idle_seconds=float("nan")), Terms(seconds=1e999)):
+    for terms in ({"priority": 2**40}, {"seconds": -1.0}, {"idle_seconds": float("nan")}, {"seconds": 1e999}):
         with pytest.raises(StoreError):
-            put(tier, "a", terms)
+            put(tier, "a", Terms(**terms))
     assert there(tier) == set()
     tier.close()
     tier.close()
@@ -311,6 +310,14 @@ def test_the_default_budget_counts_what_is_there(tmp_path: Path, monkeypatch: py
     assert DiskTier(tmp_path).capacity_bytes == 64 * 2**30
 
 
+def test_a_piece_lies_where_the_tier_says(tier: DiskTier) -> None:
+    put(tier, "a")
+    assert tier.piece_path(id_of("a")).stat().st_size == tier.bytes
+    assert not tier.piece_path(id_of("b")).exists()
+    with pytest.raises(StoreError):
+        tier.piece_path("../a")
+
+
 def test_reading_does_not_wait_for_a_write_under_way(tier: DiskTier) -> None:
     put(tier, "a")
     with tier.attachment.change():
@@ -318,7 +325,6 @@ def test_reading_does_not_wait_for_a_write_under_way(tier: DiskTier) -> None:
 
         found: list[object] = []
         thread = threading.Thread(target=lambda: found.append(check(tier.open(id_of("a"), ALICE), id_of("a"))))
-        started = time.monotonic()
         thread.start()
         thread.join(10)
-        assert found == [0] and time.monotonic() - started < 5
+        assert found == [0]

@@ -92,7 +92,6 @@ class FaultyProxy:
         trickle: seconds between the single bytes of an answer.
         swap: what to put in place of what in requests, of equal length.
         flip_at: which byte of a connection's answers to change.
-        connections: how many were made.
     """
 
     def __init__(self, port: int) -> None:
@@ -101,7 +100,8 @@ class FaultyProxy:
         self.port = int(self._listener.getsockname()[1])
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self.connections = 0
+        self._seen: list[object] = []
+        self._marks = 0
         self.heal()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -121,6 +121,15 @@ class FaultyProxy:
                     end.shutdown(socket.SHUT_RDWR)
             self._open.clear()
 
+    def connections(self) -> int:
+        """How many were made, every one that was begun before this call included."""
+        # They are taken in their order: once a last one of our own is seen, so are all before it.
+        with socket.create_connection(("127.0.0.1", self.port)) as mark:
+            self._marks += 1
+            while mark.getsockname() not in self._seen:
+                time.sleep(0.001)
+        return len(self._seen) - self._marks
+
     def close(self) -> None:
         self._listener.close()
         self.cut()
@@ -128,10 +137,10 @@ class FaultyProxy:
     def _accept(self) -> None:
         while True:
             try:
-                client, _ = self._listener.accept()
+                client, address = self._listener.accept()
             except OSError:
                 return
-            self.connections += 1
+            self._seen.append(address)
             if self.refuse:
                 client.close()
                 continue

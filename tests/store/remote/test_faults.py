@@ -69,6 +69,9 @@ def test_an_outage_is_short_counted_and_passes(
     behind: Tier, proxy: FaultyProxy, piece: Record, fault: Callable[[FaultyProxy], None]
 ) -> None:
     assert same(behind.open(piece.header.id, ALICE), piece)
+    # It opens and stays so until it is told otherwise, however slow this machine is.
+    breaker = behind._caller.breaker
+    breaker.rest_seconds = 3600
     fault(proxy)
     began = time.monotonic()
     while behind.statistics.breaker == "closed":
@@ -78,15 +81,16 @@ def test_an_outage_is_short_counted_and_passes(
     assert behind.statistics.failures >= 1
     assert behind.statistics.opened == 1
 
-    connections = proxy.connections
-    assert seconds(lambda: behind.open(piece.header.id, ALICE)) < 0.1
+    # Nobody waits for a server that is not asked.
+    connections = proxy.connections()
+    assert behind.open(piece.header.id, ALICE) is None
     assert behind.open(piece.header.id, ALICE) is None
     assert behind.statistics.skipped == 2
-    assert proxy.connections == connections
+    assert proxy.connections() == connections
 
     proxy.heal()
     proxy.cut()
-    time.sleep(QUICK.rest_seconds)
+    breaker.rest_seconds = 0
     assert same(behind.open(piece.header.id, ALICE), piece)
     assert behind.statistics.breaker == "closed"
     assert behind.statistics.damaged == 0

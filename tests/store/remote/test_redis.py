@@ -17,7 +17,7 @@ import emblema
 from emblema.errors import LoadError, StoreError
 from emblema.store.record import Terms
 from emblema.store.remote import RedisTier
-from emblema.store.remote.connection import scrubbed
+from emblema.store.remote.connection import scrub_address
 from tests.store.remote.conftest import QUICK, make_redis
 from tests.store.remote.records import ALICE, digest, record, same
 from tests.store.remote.servers import RedisServer, absent
@@ -280,7 +280,7 @@ def test_passwords_are_never_shown(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 def test_secrets_are_taken_out_of_what_a_library_says() -> None:
     url = "redis://user:p%40ss@host:1/0?ssl_password=inner"
-    said = scrubbed("no way for user:p%40ss, p@ss, p%40ss, ssl_password=inner at host", url)
+    said = scrub_address("no way for user:p%40ss, p@ss, p%40ss, ssl_password=inner at host", url)
     assert said == "no way for ***, ***, ***, *** at host"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from emblema.errors import StoreError
-from emblema.store.disk.clock import SteadyClock
+from emblema.store.clock import SteadyClock
 from emblema.store.disk.folder import PIECES, Folder
 from emblema.store.disk.index import Index, is_plain, remove_index
 from emblema.store.disk.reports import ScanReport
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 
-class UnansweredError(StoreError):
+class FolderAwayError(StoreError):
     """The folder or its index cannot be reached now: it vanished, or another process keeps it locked."""
 
 
@@ -63,7 +63,7 @@ class Attachment:
         """Ask the index, which is made again first if it turns out damaged.
 
         Raises:
-            UnansweredError: the folder vanished, or the index cannot be read.
+            FolderAwayError: the folder vanished, or the index cannot be read.
         """
         for last in (False, True):
             index = self._current()
@@ -112,7 +112,7 @@ class Attachment:
                 failed = error
         if failed is not None:
             self._mend(index, failed, last=False)
-            raise UnansweredError(f"{self._path}: its index was not to be changed: {failed}") from failed
+            raise FolderAwayError(f"{self._path}: its index was not to be changed: {failed}") from failed
 
     @contextmanager
     def _locked(self) -> Iterator[Index]:
@@ -128,12 +128,12 @@ class Attachment:
                         yield index
                         return
             except TimeoutError as error:
-                raise UnansweredError(str(error)) from error
+                raise FolderAwayError(str(error)) from error
 
-    def scan(self) -> ScanReport:
-        """Compare the index with all files now."""
+    def scan(self, progress: Callable[[int, int], None] | None = None) -> ScanReport:
+        """Compare the index with all files now; `progress` as for `reconcile`."""
         with self.change() as index:
-            return self._reconcile(index)
+            return self._reconcile(index, progress)
 
     def checkpoint(self) -> None:
         """Bring the index's log into its file."""
@@ -151,20 +151,20 @@ class Attachment:
     def _current(self) -> Index:
         index = self._index
         if self._closed:
-            raise UnansweredError(f"{self._path}: the store is closed")
+            raise FolderAwayError(f"{self._path}: the store is closed")
         if index.path is None:
             return index
         inode = _inode(index.path)
         if inode == index.inode:
             return index
         if inode is None and not (self.folder.path / PIECES).is_dir():
-            raise UnansweredError(f"{self._path} has vanished: bring it back, or open the store anew")
+            raise FolderAwayError(f"{self._path} has vanished: bring it back, or open the store anew")
         return self._attach_again(index)
 
     def _mend(self, index: Index, error: sqlite3.Error, last: bool) -> None:
-        """After an error of the index: make it again if it is damaged. Raises UnansweredError where that is no help."""
+        """After an error of the index: make it again if it is damaged. Raises FolderAwayError where that is no help."""
         if last or not is_damage(error) or index.path is None:
-            raise UnansweredError(f"{self._path}: its index does not answer: {error}") from error
+            raise FolderAwayError(f"{self._path}: its index does not answer: {error}") from error
         _LOG.warning("%s: the index is damaged (%s) and is made again from the files", self._path, error)
         self._attach_again(index, damaged=True)
 
@@ -223,8 +223,8 @@ class Attachment:
         folder.unfinished = False
         return index, report
 
-    def _reconcile(self, index: Index) -> ScanReport:
-        return reconcile(self.folder, index, self._clock, self._quarantine_bytes)
+    def _reconcile(self, index: Index, progress: Callable[[int, int], None] | None = None) -> ScanReport:
+        return reconcile(self.folder, index, self._clock, self._quarantine_bytes, progress)
 
 
 def _inode(path: Path | None) -> int | None:

@@ -1,19 +1,15 @@
 """What the disk tier knows of a piece without opening it, and how its terms stand in the piece's file."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from emblema.errors import StoreError
-from emblema.store.record import SHARED, RecordHeader, RecordKind, Terms
+from emblema.store.record import SHARED, RecordHeader, RecordKind, Terms, check_id
 
 TERMS = "terms"
 """The key of a header's meta under which the tier keeps a piece's terms, so that they outlast the index."""
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_LARGEST_PRIORITY = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +49,6 @@ class Entry:
         )
 
 
-def check_id(id: str) -> str:
-    """The id itself.
-
-    Raises:
-        StoreError: it is not 64 lower-case hexadecimal digits, so it may not become a file's name.
-    """
-    if not isinstance(id, str) or _DIGEST.fullmatch(id) is None:
-        raise StoreError(f"{str(id)[:80]!r} is no id: give 64 lower-case hexadecimal digits")
-    return id
-
-
 def check_header(header: RecordHeader) -> None:
     """Raises StoreError where a header's id, owner or chunks could not be kept."""
     check_id(header.id)
@@ -71,15 +56,6 @@ def check_header(header: RecordHeader) -> None:
         check_id(header.owner)
     for chunk in header.chunks:
         check_id(chunk)
-
-
-def check_terms(terms: Terms) -> None:
-    """Raises StoreError where terms are out of range."""
-    if type(terms.priority) is not int or abs(terms.priority) >= _LARGEST_PRIORITY:
-        raise StoreError(f"priority {terms.priority!r} is out of range: give a whole number below 2**31")
-    for name, seconds in (("seconds", terms.seconds), ("idle_seconds", terms.idle_seconds)):
-        if seconds is not None and not (_is_number(seconds) and seconds >= 0):
-            raise StoreError(f"{name}={seconds!r} is out of range: give seconds, 0 or more, or None")
 
 
 def with_terms(header: RecordHeader, terms: Terms, expires: float | None, now: float) -> RecordHeader:
@@ -106,11 +82,7 @@ def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool)
         ValueError: the terms in it are malformed.
     """
     kept = _terms_of(header)
-    terms = Terms(kept.get("priority", 0), pinned, kept.get("seconds"), kept.get("idle_seconds"))
-    try:
-        check_terms(terms)
-    except StoreError as error:
-        raise ValueError(str(error)) from error
+    terms = replace(terms_of(header, Terms()), pinned=pinned)
     return Entry(
         header.id,
         header.owner,
@@ -123,6 +95,21 @@ def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool)
         header.chunks,
         kept.get("expires"),
     )
+
+
+def terms_of(header: RecordHeader, usual: Terms) -> Terms:
+    """The terms that a record was written with, or the usual ones where it does not say.
+
+    Raises:
+        ValueError: they are malformed.
+    """
+    kept = _terms_of(header)
+    if not kept:
+        return usual
+    try:
+        return Terms(kept.get("priority", 0), False, kept.get("seconds"), kept.get("idle_seconds"))
+    except StoreError as error:
+        raise ValueError(str(error)) from error
 
 
 def _terms_of(header: RecordHeader) -> Mapping[str, Any]:

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from emblema.errors import StoreError
-from emblema.store.disk.entry import check_id
-
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -44,18 +41,9 @@ def files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
     """The names in a folder with their status; none where there is no folder."""
     try:
         entries = os.scandir(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     with entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 yield entry.name, entry.stat(follow_symlinks=False)
-
-
-def is_id(name: str) -> bool:
-    """Whether a file's name may be a piece's id."""
-    try:
-        check_id(name)
-    except StoreError:
-        return False
-    return True

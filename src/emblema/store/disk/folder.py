@@ -12,12 +12,10 @@
 Every name is resolved within its own folder and no link is followed.
 """
 
-import fcntl
 import os
 import re
 import secrets
 import stat
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,9 +23,10 @@ from pathlib import Path
 from xxhash import xxh3_64
 
 from emblema.errors import StoreError
-from emblema.store.disk.entry import check_id
-from emblema.store.disk.files import clear, files, is_id, open_folder, sync
+from emblema.store.disk.files import clear, files, open_folder, sync
 from emblema.store.disk.temporary import Temporary
+from emblema.store.locks import flocked
+from emblema.store.record import check_id, is_id
 
 VERSION = 1
 SUFFIX = ".safetensors"
@@ -38,8 +37,6 @@ _FOLDERS = (PIECES, PINNED, TEMPORARY, QUARANTINE)
 KNOWN = frozenset({FORMAT, LOCK, INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal", LIBRARIES, *_FOLDERS})
 
 _FORMAT_LINE = re.compile(rb"emblema store, format (\d{1,9}), checksum ([0-9a-f]{16})\n")
-_WAIT = 60.0
-"""Seconds to wait for another process's change."""
 
 
 class Folder:
@@ -67,7 +64,7 @@ class Folder:
 
     def _prepare(self) -> None:
         try:
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._lock = self._open_lock()
             with self.locked():
                 for name in _FOLDERS:
                     self._make(self.path / name)
@@ -82,11 +79,25 @@ class Folder:
             self.notes.append(self.read_only)
             self._check_format()
 
+    def _open_lock(self) -> int:
+        path = self.path / LOCK
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            # Nobody can have locked it.
+            clear(path)
+            self.notes.append(f"{LOCK} was no file and was made again")
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
     def _make(self, path: Path) -> None:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        if not stat.S_ISDIR(path.lstat().st_mode):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            return
+        if path.name == PIECES:
             raise FileExistsError(17, "not a folder", str(path))
+        # What the others hold can be done without.
+        clear(path)
+        path.mkdir(mode=0o700)
+        self.notes.append(f"{path.name} was no folder and was made again")
 
     def _check_format(self) -> None:
         path = self.path / FORMAT
@@ -139,19 +150,8 @@ class Folder:
         """
         if self._lock is None:
             raise StoreError(self.read_only or f"{self.path}: the store is closed")
-        deadline = time.monotonic() + _WAIT
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process has kept {self.path / LOCK} for {_WAIT:.0f} s") from None
-                time.sleep(0.001)
-        try:
+        with flocked(self._lock, self.path / LOCK):
             yield
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     @property
     def unfinished(self) -> bool:
@@ -241,8 +241,9 @@ class Folder:
 
     def _pinned(self) -> list[str]:
         try:
-            return sorted(os.listdir(self.path / PINNED))
-        except FileNotFoundError:
+            with open_folder(self.path / PINNED) as folder:
+                return sorted(os.listdir(folder))
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def under_way(self) -> int:

@@ -17,14 +17,13 @@ from emblema.store.disk.schema import (
     DamagedIndexError,
     Row,
     checksum,
-    entry_of,
+    entry_of_row,
     owner_bytes,
     row_of,
 )
 
 _PAGE = 512
-_CHUNKS = 12
-_INSERT = f"INSERT INTO pieces ({COLUMNS}) VALUES ({', '.join('?' * 15)})"
+_INSERT = f"INSERT INTO pieces ({COLUMNS}) VALUES ({', '.join('?' for _ in Row._fields)})"
 _CACHE = 64 * 2**20
 """Bytes of pages that a connection keeps at most: the upper levels of a million entries' trees."""
 _WAIT = 60.0
@@ -109,7 +108,7 @@ class Index:
     def get(self, id: str) -> Entry | None:
         with self._view() as connection:
             row = connection.execute(f"SELECT {COLUMNS} FROM pieces WHERE id = ?", (bytes.fromhex(id),)).fetchone()
-        return None if row is None else entry_of(row)
+        return None if row is None else entry_of_row(Row._make(row))
 
     def page(self, after: str, owner: str | None = None, kind: str | None = None) -> list[Entry]:
         """The next entries by id, those after an id ("" for the first); none at the end."""
@@ -117,7 +116,7 @@ class Index:
         query = f"SELECT {COLUMNS} FROM pieces WHERE id > ?{where} ORDER BY id LIMIT {_PAGE}"
         with self._view() as connection:
             rows = connection.execute(query, (bytes.fromhex(after), *given)).fetchall()
-        return [entry_of(row) for row in rows]
+        return [entry_of_row(Row._make(row)) for row in rows]
 
     def totals(self, owner: str | None = None, kind: str | None = None) -> tuple[int, int]:
         """How many pieces there are, and their bytes."""
@@ -130,7 +129,7 @@ class Index:
     def patches_of(self, chunk: str) -> list[str]:
         with self._view() as connection:
             rows = connection.execute("SELECT patch FROM parts WHERE chunk = ?", (bytes.fromhex(chunk),)).fetchall()
-        return [row[0].hex() for row in rows]
+        return [patch.hex() for (patch,) in rows]
 
     # Changing; within a transaction
 
@@ -155,17 +154,15 @@ class Index:
         self.put_row(row_of(entry, inode))
 
     def put_row(self, row: Row) -> None:
-        self.remove_row(row[0])
+        self.remove_row(row.id)
         self._writer.execute(_INSERT, row)
-        chunks = row[_CHUNKS]
-        parts = [(chunks[start : start + 32], row[0]) for start in range(0, len(chunks), 32)]
-        self._writer.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", parts)
+        self._writer.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", row.parts())
 
     def get_row(self, id: str) -> Row | None:
         """The row of an id as this transaction has it, unchecked."""
         query = f"SELECT {COLUMNS} FROM pieces WHERE id = ?"
-        row: Row | None = self._writer.execute(query, (bytes.fromhex(id),)).fetchone()
-        return row
+        row = self._writer.execute(query, (bytes.fromhex(id),)).fetchone()
+        return None if row is None else Row._make(row)
 
     def remove(self, id: str) -> None:
         self.remove_row(bytes.fromhex(id))
@@ -187,18 +184,18 @@ class Index:
         query = f"SELECT id, bytes FROM pieces WHERE pinned = 0{where} ORDER BY priority, accessed"
         cursor = self._writer.execute(query, given)
         while rows := cursor.fetchmany(_PAGE):
-            yield from ((row[0].hex(), row[1]) for row in rows)
+            yield from ((id.hex(), size) for id, size in rows)
 
     def ended(self, now: float) -> list[str]:
         """Ids of what has expired."""
         query = "SELECT id FROM pieces WHERE ends <= ? AND (expires IS NOT NULL OR idle IS NOT NULL)"
-        return [row[0].hex() for row in self._writer.execute(query, (now,))]
+        return [id.hex() for (id,) in self._writer.execute(query, (now,))]
 
     def shard(self, number: int) -> list[Row]:
         """The rows of ids that start with this byte, unchecked."""
         query = f"SELECT {COLUMNS} FROM pieces WHERE id >= ?" + (" AND id < ?" if number < 255 else "")
         bounds = [bytes([number])] + ([bytes([number + 1])] if number < 255 else [])
-        return self._writer.execute(query, bounds).fetchall()
+        return [Row._make(row) for row in self._writer.execute(query, bounds)]
 
     def remove_row(self, id: bytes) -> None:
         """Remove a row whose contents are not to be trusted, its id included."""
@@ -221,9 +218,12 @@ class Index:
     def latest(self) -> float:
         """The latest steady time that any process wrote."""
         row = self._writer.execute("SELECT seconds, checksum FROM moments WHERE name = 'latest'").fetchone()
-        if row is not None and row[1] != checksum(row[0]):
+        if row is None:
+            return 0.0
+        seconds, written = row
+        if written != checksum(seconds):
             raise DamagedIndexError("the latest moment's checksum differs")
-        return 0.0 if row is None else float(row[0])
+        return float(seconds)
 
     def set_latest(self, moment: float) -> None:
         self._writer.execute("INSERT OR REPLACE INTO moments VALUES ('latest', ?, ?)", (moment, checksum(moment)))

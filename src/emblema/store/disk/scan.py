@@ -1,28 +1,23 @@
 """Making the index agree with the files, which are the truth."""
 
-import errno
 import os
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from emblema.errors import LoadError, StoreError
-from emblema.store.disk.clock import SteadyClock
-from emblema.store.disk.entry import check_id, entry_of, written_at
+from emblema.errors import LoadError
+from emblema.store.clock import SteadyClock
+from emblema.store.disk.entry import entry_of, written_at
 from emblema.store.disk.folder import PIECES, SUFFIX, Folder
 from emblema.store.disk.index import Index
 from emblema.store.disk.reports import ScanReport
-from emblema.store.disk.schema import Row, is_whole, row_of, same_inode
-from emblema.store.format import open_file
+from emblema.store.disk.schema import Row, row_of
+from emblema.store.format import is_passing, open_file
+from emblema.store.record import is_id
 
-_ACCESSED = 6
 _TICK = 1e-6
-_PASSING = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EINTR, errno.EAGAIN, errno.ESTALE,
-     errno.ENOENT, errno.ETIMEDOUT, errno.ENODEV}
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -34,11 +29,18 @@ class _Found:
     parts: set[tuple[bytes, bytes]] = field(default_factory=set)
 
 
-def reconcile(folder: Folder, index: Index, clock: SteadyClock, quarantine_bytes: int) -> ScanReport:
+def reconcile(
+    folder: Folder,
+    index: Index,
+    clock: SteadyClock,
+    quarantine_bytes: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> ScanReport:
     """Compare every file with its row and mend the index, within a transaction of it.
 
     A row holds as long as it is whole and its file has the length and the inode that it was written with; otherwise
-    the file's header is read again. Files that are damaged go to quarantine, foreign ones are left alone.
+    the file's header is read again. Files that are damaged go to quarantine, foreign ones are left alone. `progress` is
+    called with how many of how many folders are done.
     """
     started = time.perf_counter()
     found = _Found(skipped=list(folder.foreign()))
@@ -47,12 +49,14 @@ def reconcile(folder: Folder, index: Index, clock: SteadyClock, quarantine_bytes
     pins = folder.pins()
     shards = dict(_shards(folder, found))
     for number in range(256):
-        rows = {row[0]: row for row in index.shard(number)}
+        rows = {row.id: row for row in index.shard(number)}
         if number in shards:
             _shard(folder, index, clock, quarantine_bytes, shards[number], rows, pins, found)
-        for id in rows:
-            index.remove_row(id)
+        for key in rows:
+            index.remove_row(key)
         found.lost += len(rows)
+        if progress is not None:
+            progress(number + 1, 256)
     index.set_totals(found.totals)
     if set(index.parts()) != found.parts:
         index.set_parts(found.parts)
@@ -95,11 +99,9 @@ def _shard(
             id = file.name.removesuffix(SUFFIX)
             try:
                 status = file.stat(follow_symlinks=False)
-                if check_id(id)[:2] != shard or id == file.name:
-                    raise StoreError("not a piece's name")
             except FileNotFoundError:
                 continue
-            except StoreError:
+            if not is_id(id) or id[:2] != shard or id == file.name:
                 found.skipped.append((path, "not a piece's name"))
                 continue
             if not stat.S_ISREG(status.st_mode):
@@ -119,16 +121,15 @@ def _shard(
                     continue
                 index.put_row(row)
                 found.added += 1
-            elif abs(row[_ACCESSED] - accessed) > _TICK:
+            elif abs(row.accessed - accessed) > _TICK:
                 index.set_row_accessed(key, accessed)
-            pieces, bytes_ = found.totals[row[1], row[2]]
-            found.totals[row[1], row[2]] = pieces + 1, bytes_ + status.st_size
-            chunks = row[12]
-            found.parts.update((chunks[start : start + 32], key) for start in range(0, len(chunks), 32))
+            pieces, bytes_ = found.totals[row.owner, row.kind]
+            found.totals[row.owner, row.kind] = pieces + 1, bytes_ + status.st_size
+            found.parts.update(row.parts())
 
 
 def _agrees(row: Row, status: os.stat_result, pinned: bool) -> bool:
-    return is_whole(row) and row[4] == status.st_size and same_inode(row, status.st_ino) and row[8] == pinned
+    return row.is_whole() and row.bytes == status.st_size and row.is_of(status.st_ino) and row.pinned == pinned
 
 
 def _read(folder: Folder, clock: SteadyClock, id: str, status: os.stat_result, pinned: bool) -> Row:
@@ -140,11 +141,3 @@ def _read(folder: Folder, clock: SteadyClock, id: str, status: os.stat_result, p
     clock.reach(written_at(header) or 0.0)
     accessed = min(status.st_mtime_ns / 1e9, clock.now())
     return row_of(entry_of(header, bytes=status.st_size, accessed=accessed, pinned=pinned), status.st_ino)
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether a file could not be read for a reason that lies outside it and may pass, so that it is left in place."""
-    cause = error.__cause__
-    if isinstance(cause, MemoryError):
-        return True
-    return isinstance(cause, OSError) and cause.errno in _PASSING

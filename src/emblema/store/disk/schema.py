@@ -2,12 +2,12 @@
 
 import sqlite3
 import struct
-from typing import Any
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from emblema.store.disk.entry import Entry
-from emblema.store.record import SHARED, Terms
+from emblema.store.record import SHARED, RecordKind, Terms
 
 VERSION = 1
 APPLICATION = 0x656D626C
@@ -40,14 +40,48 @@ CREATE TRIGGER pieces_removed AFTER DELETE ON pieces BEGIN
 END;
 """
 
-COLUMNS = (
-    "id, owner, kind, model, bytes, created, accessed, priority, pinned, seconds, idle, expires, chunks, "
-    "inode, checksum"
-)
-_ACCESSED = 6
 _LARGEST_INODE = 2**63 - 1
+_Blob = bytes
 
-Row = tuple[Any, ...]
+
+class Row(NamedTuple):
+    """A row of `pieces`, as sqlite keeps it; one that was read is only to be trusted where it is whole."""
+
+    id: _Blob
+    owner: _Blob
+    kind: RecordKind
+    model: str
+    bytes: int
+    created: float
+    accessed: float
+    priority: int
+    pinned: int
+    seconds: float | None
+    idle: float | None
+    expires: float | None
+    chunks: _Blob
+    inode: int
+    checksum: _Blob = b""
+
+    def parts(self) -> list[tuple[_Blob, _Blob]]:
+        """The rows of `parts`: each chunk that a patch was made from, with the patch."""
+        return [(self.chunks[start : start + 32], self.id) for start in range(0, len(self.chunks), 32)]
+
+    def is_whole(self) -> bool:
+        """Whether it is as it was written."""
+        return self.checksum == self.summed()
+
+    def summed(self) -> _Blob:
+        """The checksum, of everything but when it was accessed, which changes with every use and stands in the file."""
+        return checksum((self[:_ACCESSED], self[_ACCESSED + 1 : -1]))
+
+    def is_of(self, inode: int) -> bool:
+        """Whether it was written for the file of this inode."""
+        return self.inode == inode & _LARGEST_INODE
+
+
+COLUMNS = ", ".join(Row._fields)
+_ACCESSED = Row._fields.index("accessed")
 
 
 class DamagedIndexError(sqlite3.DatabaseError):
@@ -61,7 +95,7 @@ def owner_bytes(owner: str) -> bytes:
 def row_of(entry: Entry, inode: int) -> Row:
     """An entry as a row, its checksum last: sqlite keeps none of its own."""
     terms = entry.terms
-    row = (
+    row = Row(
         bytes.fromhex(entry.id),
         owner_bytes(entry.owner),
         entry.kind,
@@ -77,41 +111,34 @@ def row_of(entry: Entry, inode: int) -> Row:
         b"".join(map(bytes.fromhex, entry.chunks)),
         inode & _LARGEST_INODE,
     )
-    return (*row, _checksum(row))
+    return row._replace(checksum=row.summed())
 
 
-def entry_of(row: Row) -> Entry:
+def entry_of_row(row: Row) -> Entry:
     """The entry of a row.
 
     Raises:
         DamagedIndexError: its checksum differs.
     """
-    if not is_whole(row):
+    if not row.is_whole():
         raise DamagedIndexError("a row's checksum differs")
-    id, owner, kind, model, size, created, accessed, priority, pinned, seconds, idle, expires, chunks = row[:13]
-    owner_text = SHARED if len(owner) != 32 else owner.hex()
-    terms = Terms(priority, bool(pinned), seconds, idle)
-    parts = tuple(chunks[start : start + 32].hex() for start in range(0, len(chunks), 32)) if chunks else ()
-    return Entry(id.hex(), owner_text, kind, model, size, created, accessed, terms, parts, expires)
-
-
-def is_whole(row: Row) -> bool:
-    """Whether a row is as it was written."""
-    return bool(row[-1] == _checksum(row[:-1]))
-
-
-def same_inode(row: Row, inode: int) -> bool:
-    return bool(row[-2] == inode & _LARGEST_INODE)
+    return Entry(
+        id=row.id.hex(),
+        owner=SHARED if len(row.owner) != 32 else row.owner.hex(),
+        kind=row.kind,
+        model=row.model,
+        bytes=row.bytes,
+        created=row.created,
+        accessed=row.accessed,
+        terms=Terms(row.priority, bool(row.pinned), row.seconds, row.idle),
+        chunks=tuple(chunk.hex() for chunk, _ in row.parts()),
+        expires=row.expires,
+    )
 
 
 def checksum(value: object) -> bytes:
     """Of numbers, texts, bytes and tuples of them."""
     return struct.pack("<Q", xxh3_64_intdigest(repr(value).encode()))
-
-
-def _checksum(row: Row) -> bytes:
-    """Of everything but when it was accessed, which changes with every use and stands in the file too."""
-    return checksum((row[:_ACCESSED], row[_ACCESSED + 1 :]))
 
 
 def is_damage(error: sqlite3.Error) -> bool:

@@ -7,12 +7,12 @@ from functools import partial
 from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import room
-from emblema.store.disk.attachment import UnansweredError
-from emblema.store.disk.entry import Entry, check_header, check_id, check_terms, entry_of, with_terms
+from emblema.store.disk.attachment import FolderAwayError
+from emblema.store.disk.entry import Entry, check_header, entry_of, with_terms
 from emblema.store.disk.reader import DiskReader
 from emblema.store.disk.temporary import Temporary
 from emblema.store.disk.upkeep import Upkeep
-from emblema.store.record import SHARED, Record, RecordReader, Terms
+from emblema.store.record import SHARED, Record, RecordReader, Terms, check_id
 
 
 class DiskTier(Upkeep):
@@ -41,7 +41,7 @@ class DiskTier(Upkeep):
         check_id(id)
         try:
             found = self._find(id)
-        except UnansweredError as error:
+        except FolderAwayError as error:
             self._count("failed_reads")
             raise LoadError(id, str(error)) from error
         if found is None or found.owner != owner:
@@ -80,7 +80,6 @@ class DiskTier(Upkeep):
             StoreError: it could not be written; nothing of it is left.
         """
         check_header(record.header)
-        check_terms(terms)
         try:
             self._retried(lambda: self._write(record, terms))
         except CapacityError:
@@ -142,7 +141,8 @@ class DiskTier(Upkeep):
         return temporary
 
     def _check_owner(self, found: Entry | None, owner: str) -> None:
-        if found is not None and found.owner != owner:
+        # The shared library's ids are known to all: nobody keeps them from it.
+        if found is not None and found.owner != owner and owner != SHARED:
             raise StoreError(f"{found.id[:12]} belongs to another owner: delete it there first")
 
     def delete(self, id: str, owner: str) -> bool:

@@ -8,16 +8,16 @@ from dataclasses import replace
 from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import room
-from emblema.store.disk.catalogue import Catalogue
-from emblema.store.disk.entry import check_id
 from emblema.store.disk.index import Index
+from emblema.store.disk.lookup import Lookup
 from emblema.store.disk.reports import CollectReport, VerifyReport
-from emblema.store.disk.scan import is_passing
+from emblema.store.format import is_passing
+from emblema.store.record import check_id
 
 _LOG = logging.getLogger(__name__)
 
 
-class Upkeep(Catalogue):
+class Upkeep(Lookup):
     """Pins, eviction, expiry, quarantine and checks of a disk tier. See `DiskTier`."""
 
     def set_pin(self, id: str, pinned: bool) -> bool:
@@ -33,7 +33,7 @@ class Upkeep(Catalogue):
                 return False
             self.attachment.folder.unfinished = True
             self.attachment.folder.pin(id, pinned)
-            index.put(replace(found, terms=replace(found.terms, pinned=pinned)), row[-2])
+            index.put(replace(found, terms=replace(found.terms, pinned=pinned)), row.inode)
         return True
 
     def evict(self, owner: str, bytes: int) -> int:
@@ -138,8 +138,11 @@ class Upkeep(Catalogue):
                 progress(read, total)
         return VerifyReport(checked, tuple(damaged), passed, scan)
 
-    def gc(self) -> CollectReport:
+    def gc(self, progress: Callable[[int, int], None] | None = None) -> CollectReport:
         """Delete what has expired, what dead writers left and what is in quarantine, and make the index agree.
+
+        Args:
+            progress: called with how many of how many folders have been compared with the index.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -150,7 +153,7 @@ class Upkeep(Catalogue):
         freed = before - self.bytes
         with attachment.change():
             quarantined, bytes = attachment.folder.shrink_quarantine(0)
-        scan = attachment.scan()
+        scan = attachment.scan(progress)
         attachment.checkpoint()
         return CollectReport(expired, quarantined, freed + bytes, scan)
 

@@ -2,7 +2,17 @@
 
 from emblema.store.remote.breaker import Breaker, BreakerState
 from emblema.store.remote.calls import CallPolicy, OutageError, RemoteStatistics
+from emblema.store.remote.options import RemoteOptions
 from emblema.store.remote.redis import RedisTier
 from emblema.store.remote.s3 import S3Tier
 
-__all__ = ["Breaker", "BreakerState", "CallPolicy", "OutageError", "RedisTier", "RemoteStatistics", "S3Tier"]
+__all__ = [
+    "Breaker",
+    "BreakerState",
+    "CallPolicy",
+    "OutageError",
+    "RedisTier",
+    "RemoteOptions",
+    "RemoteStatistics",
+    "S3Tier",
+]

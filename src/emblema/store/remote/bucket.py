@@ -44,11 +44,11 @@ def open_bucket(url: str, options: Mapping[str, str], policy: CallPolicy, second
             retry_config={"max_retries": 0},
         )
     except (BaseError, ValueError, TypeError) as error:
-        reason = scrubbed(str(error).partition("\n\n")[0], options)
+        reason = scrub_options(str(error).partition("\n\n")[0], options)
     raise StoreError(f"The S3 tier cannot use {url} with the options {sorted(options)}: {reason}")
 
 
-def scrubbed(text: str, options: Mapping[str, str]) -> str:
+def scrub_options(text: str, options: Mapping[str, str]) -> str:
     """A message without the secrets that the options hold."""
     secrets = [value for name, value in options.items() if _SECRET.search(name) and value]
     secrets.append(urlsplit(options.get("endpoint", "")).netloc.rpartition("@")[0])

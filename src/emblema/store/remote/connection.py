@@ -100,7 +100,7 @@ def open_client(url: str, policy: CallPolicy) -> tuple[Any, str]:
         ) from None
 
 
-def scrubbed(text: str, url: str) -> str:
+def scrub_address(text: str, url: str) -> str:
     parts = urlsplit(url)
     for secret in filter(None, (parts.netloc.rpartition("@")[0], parts.password, parts.query)):
         for form in (secret, unquote(secret)):

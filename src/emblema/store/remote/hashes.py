@@ -13,8 +13,8 @@ from emblema.store.format import buffers, size
 from emblema.store.record import SHARED, Record, Terms
 from emblema.store.remote.calls import Caller
 from emblema.store.remote.head import Head
-from emblema.store.remote.keys import Keys
-from emblema.store.remote.parts import Lasting, Piece, split
+from emblema.store.remote.options import RemoteOptions
+from emblema.store.remote.parts import Buffer, Lasting, split
 
 Result = TypeVar("Result")
 UNFINISHED_SECONDS = 600
@@ -24,46 +24,34 @@ UNFINISHED_SECONDS = 600
 class HashWriter:
     """The writing half of a RedisTier, whose arguments these are."""
 
-    def __init__(
-        self,
-        client: Any,
-        caller: Caller,
-        keys: Keys,
-        part_bytes: int,
-        group: int,
-        largest: int,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, client: Any, caller: Caller, options: RemoteOptions) -> None:
         self._client = client
         self._caller = caller
-        self._keys = keys
-        self._part_bytes = part_bytes
-        self._group = group
-        self._largest = largest
-        self._clock = clock
+        self._options = options
+        self._keys = options.keys
 
     def write(self, record: Record, terms: Terms) -> None:
         """As RedisTier.write."""
         header, length = record.header, size(record)
-        if length > self._largest:
+        if length > self._options.largest_bytes:
             raise CapacityError(
-                f"{header.id[:12]} has {length} bytes, the Redis tier takes at most {self._largest}: "
+                f"{header.id[:12]} has {length} bytes, the Redis tier takes at most {self._options.largest_bytes}: "
                 "raise largest_bytes, or store smaller pieces."
             )
         lasting = self._caller.store(header.id, lambda: self._within(record, Lasting.of(header.created, terms)))
-        head = Head(header.id, header.owner, length, self._part_bytes, header.chunks, lasting)
+        head = Head(header.id, header.owner, length, self._options.part_bytes, header.chunks, lasting)
         if not self._caller.store(header.id, lambda: unraced(lambda: self._renew(head))):
-            self._send(head, split(buffers(record), self._part_bytes))
+            self._send(head, split(buffers(record), self._options.part_bytes))
             self._caller.count("bytes_written", length)
         self._caller.count("writes")
 
-    def _send(self, head: Head, parts: Iterator[Piece]) -> None:
+    def _send(self, head: Head, parts: Iterator[Buffer]) -> None:
         """Write a record under another key, a group of parts at a time, then put it in its place."""
         generation = secrets.token_hex(16)
         unfinished = f"{self._keys.record(head.owner, head.id)}/new/{generation}"
         kept, number = False, 0
         try:
-            while group := list(islice(parts, self._group)):
+            while group := list(islice(parts, self._options.group)):
                 self._caller.store(head.id, partial(self._send_group, unfinished, number, group))
                 number += len(group)
             kept = self._caller.store(head.id, lambda: unraced(lambda: self._commit(head, unfinished, generation)))
@@ -75,7 +63,7 @@ class HashWriter:
                 with suppress(*self._caller.failures):
                     self._caller.call(lambda: self._client.unlink(unfinished))
 
-    def _send_group(self, unfinished: str, start: int, parts: Sequence[Piece]) -> None:
+    def _send_group(self, unfinished: str, start: int, parts: Sequence[Buffer]) -> None:
         # One transaction, so that no part is ever there without an end to its time.
         pipeline = self._client.pipeline(transaction=True)
         for index, part in enumerate(parts):
@@ -92,7 +80,7 @@ class HashWriter:
         for chunk in header.chunks:
             pipeline.pttl(self._keys.record(header.owner, chunk))
             pipeline.pttl(self._keys.record(SHARED, chunk))
-        ends = [self._clock() + left / 1000 for left in pipeline.execute() if left >= 0]
+        ends = [self._options.clock() + left / 1000 for left in pipeline.execute() if left >= 0]
         ends += [] if lasting.expires is None else [lasting.expires]
         return Lasting(min(ends, default=None), lasting.idle)
 
@@ -115,10 +103,10 @@ class HashWriter:
         key = self._keys.record(head.owner, head.id)
         text, held = pipeline.hget(key, "head"), pipeline.hlen(key)
         try:
-            present = Head.parse(head.id, head.owner, text or b"", self._largest)
+            present = Head.parse(head.id, head.owner, text or b"", self._options.largest_bytes)
         except LoadError:
             return None
-        whole = held == present.parts + 2 and not present.lasting.expired(self._clock())
+        whole = held == present.parts + 2 and not present.lasting.expired(self._options.clock())
         return present if whole else None
 
     def _commit(self, head: Head, unfinished: str, generation: str) -> bool:
@@ -144,7 +132,7 @@ class HashWriter:
         return True
 
     def _expire(self, pipeline: Any, key: str, lasting: Lasting) -> None:
-        until = lasting.until(self._clock())
+        until = lasting.until(self._options.clock())
         if until is None:
             pipeline.persist(key)
         else:

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 
 from emblema.errors import LoadError, StoreError
+from emblema.store.record import is_id
 from emblema.store.remote.parts import Lasting, check_part_bytes
 
 
@@ -73,6 +74,6 @@ def chunks_of(text: bytes | None) -> list[str]:
     """What a record that is about to go was made from; where that cannot be read, a note of it stays behind."""
     try:
         chunks = json.loads(text or b"{}").get("chunks", [])
-        return [chunk for chunk in chunks if isinstance(chunk, str) and len(chunk) == 64]
+        return [chunk for chunk in chunks if is_id(chunk)]
     except (ValueError, AttributeError, TypeError, RecursionError):
         return []

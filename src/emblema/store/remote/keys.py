@@ -4,9 +4,8 @@ import re
 from dataclasses import dataclass
 
 from emblema.errors import StoreError
-from emblema.store.record import SHARED
+from emblema.store.record import SHARED, check_id, is_id
 
-_ID = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,128}(/[A-Za-z0-9_.-]{1,128}){0,8}")
 LAYOUT = "1"
 
@@ -35,9 +34,8 @@ class Keys:
         Raises:
             StoreError: the owner or the id is not one.
         """
-        if not _ID.fullmatch(id):
-            raise StoreError(f"{id[:80]!r} is not an id: an id is 64 lower-case hexadecimal digits.")
-        if owner != SHARED and not _ID.fullmatch(owner):
+        check_id(id)
+        if owner != SHARED and not is_id(owner):
             raise StoreError(f"{owner[:80]!r} is not an owner: give 64 lower-case hexadecimal digits, or 'shared'.")
         return f"{self.prefix}/{LAYOUT}/{owner}/{id}"
 

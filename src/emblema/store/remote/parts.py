@@ -9,10 +9,10 @@ from emblema.store.record import Terms
 
 FAR = 2.0**37
 """Unix time after which no calendar reaches."""
-Piece = bytes | memoryview
+Buffer = bytes | memoryview
 
 
-def split(buffers: Iterable[Piece], part_bytes: int) -> Iterator[Piece]:
+def split(buffers: Iterable[Buffer], part_bytes: int) -> Iterator[Buffer]:
     """The same bytes in parts of `part_bytes`, the last one shorter; nothing is copied but what spans two buffers."""
     held: list[memoryview] = []
     room = part_bytes
@@ -29,7 +29,7 @@ def split(buffers: Iterable[Piece], part_bytes: int) -> Iterator[Piece]:
         yield _joined(held)
 
 
-def _joined(pieces: Sequence[memoryview]) -> Piece:
+def _joined(pieces: Sequence[memoryview]) -> Buffer:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
@@ -53,8 +53,8 @@ class PartedSource:
         id: str,
         bytes: int,
         part_bytes: int,
-        fetch: Callable[[int, int], Sequence[Piece]],
-        first: Piece | None = None,
+        fetch: Callable[[int, int], Sequence[Buffer]],
+        first: Buffer | None = None,
         group: int = 4,
     ) -> None:
         self.id = id
@@ -103,7 +103,7 @@ class PartedSource:
             self._keep(number + index, piece)
         return self._held[number]
 
-    def _keep(self, number: int, piece: Piece) -> None:
+    def _keep(self, number: int, piece: Buffer) -> None:
         view = memoryview(piece).cast("B")
         expected = min(self.part_bytes, self.bytes - number * self.part_bytes)
         if len(view) != expected:

@@ -1,26 +1,20 @@
 """Chunks and patches in Redis or Valkey: one hash for each, its value in parts."""
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Unpack
 
 from emblema.errors import LoadError, StoreError
 from emblema.store.format import Reader, open_source
 from emblema.store.record import SHARED, Record, Terms
-from emblema.store.remote.calls import (
-    Caller,
-    CallPolicy,
-    RemoteStatistics,
-    RestingError,
-    is_damaged,
-)
-from emblema.store.remote.connection import open_client, scrubbed
+from emblema.store.remote.calls import Caller, RemoteStatistics, RestingError, is_damaged
+from emblema.store.remote.connection import open_client, scrub_address
 from emblema.store.remote.hashes import HashWriter, unraced
 from emblema.store.remote.head import Head, chunks_of
-from emblema.store.remote.keys import Keys
-from emblema.store.remote.parts import Lasting, PartedSource, Piece, check_part_bytes
+from emblema.store.remote.options import RemoteKeywords, RemoteOptions
+from emblema.store.remote.parts import Buffer, Lasting, PartedSource
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +29,7 @@ class RedisTier:
     Args:
         url: `redis://`, `rediss://` or `unix://`, as the redis library takes them; a password in it is never shown.
         prefix: of every key.
-        part_bytes: of one part.
-        group: how many parts are read or written at a time.
-        largest_bytes: of a record.
-        policy: time-outs, retries and breaker.
-        clock: Unix time in seconds.
+        keywords: `part_bytes`, `group`, `largest_bytes`, `policy`, `clock` as in RemoteOptions.
 
     Raises:
         StoreError: the redis library is not installed, or the address is not one. No server is asked yet.
@@ -47,36 +37,23 @@ class RedisTier:
 
     name = "redis"
 
-    def __init__(
-        self,
-        url: str,
-        prefix: str = "emblema",
-        *,
-        part_bytes: int = 4 * 2**20,
-        group: int = 4,
-        largest_bytes: int = 4 * 2**30,
-        policy: CallPolicy | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, url: str, prefix: str = "emblema", **keywords: Unpack[RemoteKeywords]) -> None:
         try:
             import redis
         except ImportError:
             raise StoreError("The Redis tier needs the redis library: pip install emblema[redis]") from None
-        self.part_bytes = check_part_bytes(part_bytes)
-        self.largest_bytes = largest_bytes
-        self._group = group
-        self._clock = clock
-        self._keys = Keys(prefix)
-        policy = policy or CallPolicy()
-        self._client, self._address = open_client(url, policy)
+        options = RemoteOptions(prefix, **keywords)
+        self._options = options
+        self._keys = options.keys
+        self._client, self._address = open_client(url, options.policy)
         self._caller = Caller(
             self._address,
-            policy,
+            options.policy,
             (redis.RedisError, OSError),
             lambda error: not isinstance(error, redis.ResponseError | redis.AuthenticationError),
-            lambda text: scrubbed(text, url),
+            lambda text: scrub_address(text, url),
         )
-        self._writer = HashWriter(self._client, self._caller, self._keys, part_bytes, group, largest_bytes, clock)
+        self._writer = HashWriter(self._client, self._caller, options)
 
     def __repr__(self) -> str:
         return f"RedisTier({self._address!r}, prefix={self._keys.prefix!r})"
@@ -147,18 +124,18 @@ class RedisTier:
         if text is None or generation is None or first is None:
             raise LoadError(id, "a part of it is gone from the server")
         self._caller.count("bytes_read", len(first))
-        head = Head.parse(id, owner, text, self.largest_bytes)
-        if head.lasting.expired(self._clock()):
+        head = Head.parse(id, owner, text, self._options.largest_bytes)
+        if head.lasting.expired(self._options.clock()):
             return None
         fetch = partial(self._fetch, head, generation)
-        source = PartedSource(id, head.length, head.part_bytes, fetch, first, self._group)
+        source = PartedSource(id, head.length, head.part_bytes, fetch, first, self._options.group)
         reader = open_source(source.read_into, head.length, id, source.close)
         if reader.header.owner != owner:
             raise LoadError(id, "the server gave another owner's record")
         self._touch(key, head.lasting)
         return reader
 
-    def _fetch(self, head: Head, generation: bytes, start: int, count: int) -> Sequence[Piece]:
+    def _fetch(self, head: Head, generation: bytes, start: int, count: int) -> Sequence[Buffer]:
         names = ["generation", *map(str, range(start, start + count))]
         key = self._keys.record(head.owner, head.id)
         try:
@@ -172,7 +149,7 @@ class RedisTier:
 
     def _touch(self, key: str, lasting: Lasting) -> None:
         """Begin an idle time anew. Where the server does not answer, that is counted and the record expires earlier."""
-        until = lasting.until(self._clock())
+        until = lasting.until(self._options.clock())
         if lasting.idle is not None and until is not None:
             with suppress(*self._caller.failures):
                 self._caller.call(lambda: self._client.pexpireat(key, int(until * 1000)))

@@ -1,26 +1,18 @@
 """Chunks and patches in a bucket of S3 or what speaks like it: one object for each, made once."""
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.store.format import Reader, buffers, open_source, size
 from emblema.store.record import SHARED, Record, Terms
-from emblema.store.remote.bucket import is_empty, is_outage, lasting_attributes, lasting_of, open_bucket, scrubbed
-from emblema.store.remote.calls import (
-    Caller,
-    CallPolicy,
-    OutageError,
-    RemoteStatistics,
-    RestingError,
-    is_damaged,
-)
-from emblema.store.remote.keys import Keys
-from emblema.store.remote.parts import Lasting, PartedSource, Piece, check_part_bytes
+from emblema.store.remote.bucket import is_empty, is_outage, lasting_attributes, lasting_of, open_bucket, scrub_options
+from emblema.store.remote.calls import Caller, OutageError, RemoteStatistics, RestingError, is_damaged
+from emblema.store.remote.options import RemoteKeywords, RemoteOptions
+from emblema.store.remote.parts import Buffer, Lasting, PartedSource
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +30,7 @@ class S3Tier:
         prefix: of every key.
         options: as obstore names them: `endpoint`, `region`, `access_key_id`, `secret_access_key` …; what is not given
             is taken from the usual AWS variables of the environment.
-        part_bytes: read at first, before it is known what will be read.
-        group: how many times as much is read at a time after that.
-        largest_bytes: of a record; S3 takes no more than 5 GB at once.
-        policy: time-outs, retries and breaker.
-        clock: Unix time in seconds.
+        keywords: `part_bytes`, `group`, `largest_bytes`, `policy`, `clock` as in RemoteOptions.
 
     Raises:
         StoreError: obstore is not installed, or the address or an option is not one. No server is asked yet.
@@ -56,29 +44,22 @@ class S3Tier:
         prefix: str = "emblema",
         *,
         options: Mapping[str, str] | None = None,
-        part_bytes: int = 4 * 2**20,
-        group: int = 4,
-        largest_bytes: int = 4 * 2**30,
-        policy: CallPolicy | None = None,
-        clock: Callable[[], float] = time.time,
+        **keywords: Unpack[RemoteKeywords],
     ) -> None:
         try:
             import obstore
         except ImportError:
             raise StoreError("The S3 tier needs the obstore library: pip install emblema[s3]") from None
-        self.part_bytes = check_part_bytes(part_bytes)
-        self.largest_bytes = largest_bytes
-        self._group = group
-        self._clock = clock
-        self._keys = Keys(prefix)
-        policy = policy or CallPolicy()
-        options = dict(options or {})
+        self._options = RemoteOptions(prefix, **keywords)
+        self._keys = self._options.keys
+        policy = self._options.policy
+        named = dict(options or {})
         self._obstore: Any = obstore
-        self._bucket = open_bucket(url, options, policy, policy.reply_seconds)
-        self._uploads = open_bucket(url, options, policy, policy.upload_seconds)
+        self._bucket = open_bucket(url, named, policy, policy.reply_seconds)
+        self._uploads = open_bucket(url, named, policy, policy.upload_seconds)
         self._address = url
         self._caller = Caller(
-            url, policy, (obstore.exceptions.BaseError, OSError), is_outage, lambda text: scrubbed(text, options)
+            url, policy, (obstore.exceptions.BaseError, OSError), is_outage, lambda text: scrub_options(text, named)
         )
 
     def __repr__(self) -> str:
@@ -109,9 +90,9 @@ class S3Tier:
         header = record.header
         key = self._keys.record(header.owner, header.id)
         length = size(record)
-        if length > self.largest_bytes:
+        if length > self._options.largest_bytes:
             raise CapacityError(
-                f"{header.id[:12]} has {length} bytes, the S3 tier takes at most {self.largest_bytes}: "
+                f"{header.id[:12]} has {length} bytes, the S3 tier takes at most {self._options.largest_bytes}: "
                 "raise largest_bytes, or store smaller pieces."
             )
         lasting = self._caller.store(header.id, lambda: self._within(record, Lasting.of(header.created, terms)))
@@ -159,7 +140,7 @@ class S3Tier:
     def _find(self, id: str, owner: str) -> Reader | None:
         key = self._keys.record(owner, id)
         try:
-            found, first = self._caller.call(lambda: self._get(key, 0, self.part_bytes))
+            found, first = self._caller.call(lambda: self._get(key, 0, self._options.part_bytes))
             made = found.meta["last_modified"].timestamp()
             if self._caller.call(lambda: self._expired(id, owner, found.attributes, made)):
                 return None
@@ -173,18 +154,20 @@ class S3Tier:
             raise self._caller.outage(id, error) from None
         self._caller.count("bytes_read", len(first))
         length = found.meta["size"]
-        if length > self.largest_bytes:
-            raise LoadError(id, f"its object has {length} bytes, more than the {self.largest_bytes} that are read")
+        if length > self._options.largest_bytes:
+            raise LoadError(
+                id, f"its object has {length} bytes, more than the {self._options.largest_bytes} that are read"
+            )
         fetch = partial(self._fetch, id, key, length, found.meta["e_tag"])
-        source = PartedSource(id, length, self.part_bytes, fetch, first, self._group)
+        source = PartedSource(id, length, self._options.part_bytes, fetch, first, self._options.group)
         reader = open_source(source.read_into, length, id, source.close)
         if reader.header.owner != owner:
             raise LoadError(id, "the server gave another owner's record")
         return reader
 
-    def _fetch(self, id: str, key: str, length: int, tag: str | None, number: int, count: int) -> Sequence[Piece]:
-        start = number * self.part_bytes
-        stop = min(start + count * self.part_bytes, length)
+    def _fetch(self, id: str, key: str, length: int, tag: str | None, number: int, count: int) -> Sequence[Buffer]:
+        start = number * self._options.part_bytes
+        stop = min(start + count * self._options.part_bytes, length)
         try:
             found = self._caller.call(lambda: self._get(key, start, stop, tag))[1]
         except (FileNotFoundError, self._obstore.exceptions.PreconditionError):
@@ -192,7 +175,7 @@ class S3Tier:
         except self._caller.failures as error:
             raise self._caller.outage(id, error) from None
         self._caller.count("bytes_read", len(found))
-        return [found[at : at + self.part_bytes] for at in range(0, stop - start, self.part_bytes)]
+        return [found[at : at + self._options.part_bytes] for at in range(0, stop - start, self._options.part_bytes)]
 
     def _get(self, key: str, start: int, stop: int, tag: str | None = None) -> tuple[Any, memoryview]:
         options = {"range": (start, stop), **({"if_match": tag} if tag else {})}
@@ -201,7 +184,7 @@ class S3Tier:
 
     def _expired(self, id: str, owner: str, attributes: Mapping[str, str], made: float) -> bool:
         """Whether a record's time is up, in which case it goes; otherwise an idle time begins anew."""
-        lasting, now, used = lasting_of(attributes), self._clock(), f"{self._keys.record(owner, id)}/used"
+        lasting, now, used = lasting_of(attributes), self._options.clock(), f"{self._keys.record(owner, id)}/used"
         last = made
         if lasting.idle is not None:
             with suppress(FileNotFoundError):
@@ -222,11 +205,11 @@ class S3Tier:
                 with suppress(FileNotFoundError):
                     key = self._keys.record(owner, chunk)
                     found = self._obstore.get(self._bucket, key, options={"head": True})
-                    end = lasting_of(found.attributes).until(self._clock())
+                    end = lasting_of(found.attributes).until(self._options.clock())
                     ends += [] if end is None else [end]
         return Lasting(min(ends, default=None), lasting.idle)
 
-    def _create(self, key: str, pieces: Sequence[Piece], lasting: Lasting) -> bool:
+    def _create(self, key: str, pieces: Sequence[Buffer], lasting: Lasting) -> bool:
         """Whether it was made now; False where it is there already, as it is when an answer was lost."""
         try:
             self._obstore.put(self._uploads, key, pieces, attributes=lasting_attributes(lasting), mode="create")

@@ -1,4 +1,4 @@
-"""Time for the disk tier: Unix time that never goes back."""
+"""Unix time that never goes back."""
 
 import threading
 from collections.abc import Callable

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from emblema.errors import StoreError
+from emblema.store.clock import SteadyClock
 from emblema.store.disk import room
-from emblema.store.disk.attachment import Attachment, UnansweredError
-from emblema.store.disk.clock import SteadyClock
-from emblema.store.disk.entry import Entry, check_id
+from emblema.store.disk.attachment import Attachment, FolderAwayError
+from emblema.store.disk.entry import Entry
 from emblema.store.disk.index import Index
 from emblema.store.disk.reports import DiskStatistics, ScanReport
-from emblema.store.record import RecordKind
+from emblema.store.record import RecordKind, check_id
 
 _LOG = logging.getLogger(__name__)
 _LARGEST_DEFAULT = 64 * 2**30
@@ -29,7 +29,7 @@ _TOUCH_SECONDS = 2.0
 _Answer = TypeVar("_Answer")
 
 
-class Catalogue:
+class Lookup:
     """The entries of a disk tier. See `DiskTier`."""
 
     def __init__(
@@ -68,17 +68,29 @@ class Catalogue:
     def name(self) -> str:
         return "disk"
 
+    def use(self, in_use: Callable[[], Collection[str]]) -> None:
+        """Ask this from now on which ids may not be evicted; it must not call the tier."""
+        self._in_use = in_use
+
     @property
     def path(self) -> Path:
         """The folder, absolute."""
         return self.attachment.folder.path
+
+    def piece_path(self, id: str) -> Path:
+        """The file of a piece, whether it is there or not.
+
+        Raises:
+            StoreError: the id is none.
+        """
+        return self.attachment.folder.piece(id)
 
     def entry(self, id: str) -> Entry | None:
         """What is known of a piece that is here and has not expired; None too while the folder does not answer."""
         check_id(id)
         try:
             return self._find(id)
-        except UnansweredError:
+        except FolderAwayError:
             self._count("failed_reads")
             return None
 
@@ -111,10 +123,6 @@ class Catalogue:
             yield from (entry for entry in page if entry.ends > now and entry.id not in self._distrusted)
             last = page[-1].id
 
-    def chunks_owned(self, owner: str) -> list[str]:
-        """Ids of an owner's chunks."""
-        return [entry.id for entry in self.entries(owner, "chunk")]
-
     def patches_of(self, chunk: str) -> list[str]:
         """Ids of the patches made from a chunk, whether it is here or not."""
         check_id(chunk)
@@ -137,7 +145,7 @@ class Catalogue:
     def statistics(self) -> DiskStatistics:
         try:
             pieces, held = self.attachment.read(lambda index: index.totals())
-        except UnansweredError:
+        except FolderAwayError:
             pieces = held = 0
         with self._lock:
             counts = dict(self._counts)
@@ -183,7 +191,7 @@ class Catalogue:
         rebuilt = self.attachment.rebuilt
         try:
             return change()
-        except UnansweredError:
+        except FolderAwayError:
             if self.attachment.rebuilt == rebuilt:
                 raise
             return change()
