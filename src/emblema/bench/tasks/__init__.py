@@ -1,6 +1,12 @@
-"""Generated tasks: legends, maps and clips whose questions have answers that can be worked out."""
+"""Generated tasks: legends, maps and clips whose questions have answers that can be worked out.
+
+Episodes (`generate`) are what the bundled models are trained on and held to; items (`task_of(name).items(seed, count)`)
+are what every task and every data set is turned into. The tasks by name are `registry.TASKS`.
+"""
 
 from emblema.bench.tasks.generate import TASKS, Plan, generate, make_episode
+from emblema.bench.tasks.items import Item, ItemQuestion, Media
+from emblema.bench.tasks.registry import Task, task_of
 from emblema.bench.tasks.world import Clip, Episode, Legend, Map, Question
 from emblema.bench.tasks.write import write_clip, write_episodes, write_page
 
@@ -8,12 +14,17 @@ __all__ = [
     "TASKS",
     "Clip",
     "Episode",
+    "Item",
+    "ItemQuestion",
     "Legend",
     "Map",
+    "Media",
     "Plan",
     "Question",
+    "Task",
     "generate",
     "make_episode",
+    "task_of",
     "write_clip",
     "write_episodes",
     "write_page",
