@@ -106,6 +106,115 @@ def store(
     screen.print(f"seed: {result.seed}")
 
 
+def fidelity(
+    model: Annotated[str, typer.Option(help="Bundled names, folders or Hugging Face ids, with commas.")] = "reference",
+    tasks: Annotated[
+        str, typer.Option(help="Names with commas; trained: all that bundled models know; form:path: a data set.")
+    ] = "trained",
+    strategies: Annotated[
+        str, typer.Option(help="Names with commas, or groups: headline, every, matched, ranks, tokens, limits.")
+    ] = "headline",
+    setting: Annotated[str, typer.Option(help="visible, slid or both.")] = "both",
+    items: Annotated[int, typer.Option(help="How many items of each task; an item has several questions.")] = 100,
+    seed: Seed = 0,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Where figures go; fidelity.json in the report's folder if left out.")
+    ] = None,
+    report: Annotated[Path, typer.Option(help="Folder for the report and its plots.")] = Path("fidelity"),
+    style: Annotated[
+        str, typer.Option(help="words: bare questions; letters: options and a letter asked for.")
+    ] = "words",
+    answer_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The longest answer; as long as the right one if left out.")
+    ] = None,
+    judge: Annotated[str | None, typer.Option(help="An OpenAI-compatible address that scores dialogues.")] = None,
+    device: Device = None,
+    plain: Plain = False,
+) -> None:
+    """Measure how far strategies are from re-prefill, on the same items; a killed run goes on where it was."""
+    from emblema.bench.fidelity.command import run, source_of, wanted_of
+    from emblema.cli.screen import console, load_engine
+
+    screen = console(plain)
+    wanted = wanted_of(strategies.split(","), setting, items, seed, style, answer_tokens, judge)
+    place = report / "fidelity.json" if json_path is None else json_path
+    models = [name.strip() for name in model.split(",") if name.strip()]
+    run(
+        models,
+        tasks.split(","),
+        wanted,
+        lambda name: load_engine(source_of(name), device, screen),
+        place,
+        report,
+        screen,
+    )
+    screen.print(f"report: {report / 'report.md'}   figures: {place}", soft_wrap=True)
+
+
+@app.command()
+def results(
+    figures: Annotated[Path, typer.Option(help="Folder of the JSON files that `bench fidelity` wrote.")] = Path(
+        "docs/results"
+    ),
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/results.md"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing: hold the page to the files, and these to a small sample.")
+    ] = False,
+    items: Annotated[int, typer.Option(min=1, help="Items of each task in the sample.")] = 4,
+    plain: Plain = False,
+) -> None:
+    """Write the page of results from committed figures, or check that it still holds."""
+    from emblema.bench.fidelity.command import source_of
+    from emblema.bench.fidelity.holds import check_page, sample
+    from emblema.bench.fidelity.results import write_page
+    from emblema.cli.screen import console, load_engine
+
+    screen = console(plain)
+    if not check:
+        screen.print(f"results: {write_page(figures, out)}", soft_wrap=True)
+        return
+    check_page(figures, out)
+    for line in sample(figures, items, lambda name: load_engine(source_of(name), None, screen), screen):
+        screen.print(line, soft_wrap=True)
+
+
+@app.command()
+def deficit(
+    model: Annotated[str, typer.Option(help="Bundled names, folders or Hugging Face ids, with commas.")] = "reference",
+    items: Annotated[int, typer.Option(help="How many fresh items; half of them teach, half are held out.")] = 40,
+    seed: Seed = 0,
+    task: Annotated[str, typer.Option(help="A task whose items hold a chunk behind another one.")] = "maps",
+    carried: Annotated[str, typer.Option(help="The task whose directions are carried to it.")] = "clip",
+    json: Annotated[Path | None, typer.Option(help="File for every figure as JSON.", show_default=False)] = None,
+    report: Annotated[Path, typer.Option(help="Folder for the Markdown report and the plots.")] = Path("deficit"),
+    device: Device = None,
+    plain: Plain = False,
+) -> None:
+    """Take apart what blind reuse loses: the deficit's size, rank, depth, tokens and heads, with plots."""
+    from emblema.bench.deficit.places import models_of, names_of, report_places
+    from emblema.cli.screen import console, load_engine
+
+    folder, figures = report_places(report, json)
+    screen = console(plain)
+    from emblema.bench.deficit.measure import measure, measure_untrained
+    from emblema.bench.deficit.report import data, write
+    from emblema.bench.deficit.result import Wanted
+    from emblema.bench.fidelity.command import source_of
+    from emblema.bench.figures import write_figures
+
+    wanted = Wanted(task, carried, seed, items)
+    models = models_of(model)
+    results = []
+    for name, label in zip(models, names_of(models), strict=True):
+        engine = load_engine(source_of(name), device, screen)
+        results.append(measure(engine, label, wanted, screen=screen))
+        if len(results) == 1:
+            untrained = measure_untrained(engine, label, wanted, screen=screen)
+    results.append(untrained)
+    listing = write_figures(data(results), figures)
+    screen.print(f"report: {write(results, folder)}   figures: {listing}", soft_wrap=True)
+
+
 def _known(task: str) -> None:
     from emblema.bench.tasks import TASKS
 
