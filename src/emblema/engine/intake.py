@@ -175,7 +175,8 @@ class MediaEngine:
         The model, and a store that was handed in, stay the caller's.
         """
         self.forget_prompts()
-        if self._own is not None:
+        # A store in memory alone has nothing to write and nothing to end.
+        if self._own is not None and self._own.disk is not None:
             self._own.close()
 
     def __enter__(self) -> Self:

@@ -1,15 +1,17 @@
 """Pieces out of a store and into another, as the files that they are: `docs/store-format.md`."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import DiskTier
-from emblema.store.disk.entry import entry_of, without_terms
+from emblema.store.disk.entry import Entry, entry_of, without_terms
 from emblema.store.record import Record, RecordHeader, Terms
 from emblema.store.whole import write_whole
 
+_LOG = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 
 
@@ -38,10 +40,18 @@ def export_piece(tier: DiskTier, id: str, folder: Path) -> Path:
     return path
 
 
-def import_piece(tier: DiskTier, path: Path) -> RecordHeader:
-    """Take one file into the store, every tensor verified; a piece that is here already is written again.
+def import_piece(tier: DiskTier, path: Path, replace: bool = False) -> tuple[RecordHeader, bool]:
+    """Take one file into the store, every tensor verified; a piece that is here already and verifies stays.
 
-    The pieces stay their owner's: ids and owners are digests that only the same salt makes again.
+    The pieces stay their owner's: ids and owners are digests that only the same salt makes again. A pin stays too.
+
+    Args:
+        tier: of the store.
+        path: of the file.
+        replace: write a piece that is here again, as the file has it.
+
+    Returns:
+        The file's header, and whether it was taken.
 
     Raises:
         LoadError: the file is damaged, or no piece.
@@ -50,12 +60,34 @@ def import_piece(tier: DiskTier, path: Path) -> RecordHeader:
     with format.open_file(path) as reader:
         arrays = {name: reader.read(name) for name in reader.header.sizes}
         header = reader.header
+    here = tier.entry(header.id)
+    if here is not None and here.owner != header.owner:
+        raise StoreError(f"{path}: {header.id[:12]} belongs to another owner here, whose piece stays")
     try:
-        terms: Terms = entry_of(header, bytes=0, accessed=header.created, pinned=False).terms
+        pinned = here is not None and here.terms.pinned
+        terms: Terms = entry_of(header, bytes=0, accessed=header.created, pinned=pinned).terms
     except ValueError as error:
         raise LoadError(header.id, str(error)) from error
+    if here is not None and not replace and _verifies(tier, here):
+        return header, False
     tier.write(Record(without_terms(header), arrays), terms)
-    return header
+    return header, True
+
+
+def _verifies(tier: DiskTier, entry: Entry) -> bool:
+    try:
+        reader = tier.open(entry.id, entry.owner)
+        if reader is None:
+            return False
+        try:
+            for name in reader.header.sizes:
+                reader.read(name)
+        finally:
+            reader.close()
+    except LoadError as error:
+        _LOG.warning("%s is taken from the file instead", error)
+        return False
+    return True
 
 
 def piece_files(source: Path) -> Iterator[Path]:

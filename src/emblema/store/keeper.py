@@ -20,6 +20,7 @@ from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.kv.arriving import ArrivingRows
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
+from emblema.store.certainty import delete, flush
 from emblema.store.clock import SteadyClock
 from emblema.store.compression import Compression
 from emblema.store.counts import Counts
@@ -29,7 +30,7 @@ from emblema.store.loader import Loader
 from emblema.store.patches import Patches
 from emblema.store.pieces import Memory, MemoryTier, Piece
 from emblema.store.pins import check_pins
-from emblema.store.record import SHARED, Name, Terms
+from emblema.store.record import Name, Terms
 from emblema.store.saver import Saver
 from emblema.store.slower import DISK, SlowerTiers
 from emblema.store.traffic import Traffic
@@ -273,44 +274,8 @@ class Keeper:
             raise CapacityError(f"One piece's rows need {size} bytes; its owner's quota is {quota}.")
 
     def delete(self, owner: str, id: str) -> bool:
-        """Delete a piece and every patch made from it, everywhere; whether anything was there.
-
-        A save of any of them that is under way is waited for, and what it wrote is deleted with the rest. Nothing
-        happens to what is the shared library's and not the owner's.
-
-        Raises:
-            StoreError: a tier could not be reached; the piece is out of use here all the same.
-        """
-        if owner != SHARED and not self.knows(owner, id) and self.knows(SHARED, id):
-            return False
-        with self.changed:
-            own = self.memory.get((owner, id))
-            doomed = [piece for piece in self.memory.patches_of(id) if owner in (piece.owner, SHARED)]
-            doomed += [] if own is None else [own]
-            for piece in doomed:
-                self.traffic.remove(piece, gone=True)
-            self.memory.tombstones.add((owner, id))
-            names = {(owner, id), *(piece.name for piece in doomed)}
-            if not self.slower:
-                return bool(doomed)
-            for name in names:
-                self.deleting[name] = self.deleting.get(name, 0) + 1
-            self.changed.wait_for(lambda: all(saver.writing not in names for saver in self.savers.values()))
-        found = True
-        try:
-            # Patches first, so that no crash leaves one without its chunk.
-            stored = self.slower.delete_all([*(piece.name for piece in doomed if piece is not own), (owner, id)])
-            found = stored or bool(doomed)
-            return found
-        finally:
-            with self.changed:
-                if not found and (owner, id) not in self.handles:
-                    self.memory.tombstones.discard((owner, id))
-                for name in names:
-                    self.deleting[name] -= 1
-                    if not self.deleting[name]:
-                        del self.deleting[name]
-                self.changed.notify_all()
+        """Delete a piece everywhere; see `certainty.delete`."""
+        return delete(self, owner, id)
 
     def rows(self, owner: str, id: str) -> KVRows:
         """A chunk's rows, here or under way.
@@ -326,28 +291,8 @@ class Keeper:
             return self.traffic.activate(piece)
 
     def flush(self, owner: str | None = None) -> None:
-        """Return once everything that an owner (None: anybody) put so far is durable.
-
-        Raises:
-            StoreError: a piece could not be written to any tier.
-        """
-        if not self.savers:
-            return
-        with self.changed:
-            own = [piece for piece in self.memory if owner in (None, piece.owner)]
-            for piece in own:
-                if not piece.saved:
-                    self.traffic.save(piece)
-            self.changed.wait_for(lambda: not any(piece.pending for piece in own))
-            lost = self.losses.total() if owner is None else self.losses[owner]
-            failed = lost + sum(bool(piece.failed) and not piece.saved for piece in own if piece.listed)
-            self.losses = Counter() if owner is None else self.losses - Counter({owner: lost})
-        self.tell_uses()
-        if failed:
-            raise StoreError(
-                f"{failed} pieces are on no slower tier, as none took them: the log says why. Make room or mend the "
-                "folder, and flush again; what had to leave memory meanwhile is lost."
-            )
+        """Make durable what an owner put; see `certainty.flush`."""
+        flush(self, owner)
 
     def tell_uses(self) -> None:
         """Tell the disk which of its files were used."""

@@ -97,6 +97,22 @@ class Attachment:
                     self._depth -= 1
 
     @contextmanager
+    def files_alone(self) -> Iterator[Folder]:
+        """Change files where the index cannot be changed, as on a full disk: it is compared with them before the next
+        change, and when the folder is opened.
+
+        Raises:
+            TimeoutError: another process keeps the folder locked.
+        """
+        with self._lock, self.folder.locked():
+            try:
+                self.folder.unfinished = True
+            except OSError as error:
+                # Then a piece that is listed and gone is found out when it is read.
+                _LOG.warning("%s: %s", self._path, error)
+            yield self.folder
+
+    @contextmanager
     def _transaction(self) -> Iterator[Index]:
         failed: sqlite3.Error | None = None
         with self._locked() as index:

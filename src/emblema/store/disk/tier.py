@@ -1,5 +1,6 @@
 """The disk tier: pieces that outlast the process, within a budget of bytes."""
 
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -9,10 +10,13 @@ from emblema.store import format
 from emblema.store.disk import room
 from emblema.store.disk.attachment import FolderAwayError
 from emblema.store.disk.entry import Entry, check_header, entry_of, with_terms
+from emblema.store.disk.index import Index
 from emblema.store.disk.reader import DiskReader
 from emblema.store.disk.temporary import Temporary
 from emblema.store.disk.upkeep import Upkeep
 from emblema.store.record import SHARED, Record, RecordReader, Terms, check_id
+
+_LOG = logging.getLogger(__name__)
 
 
 class DiskTier(Upkeep):
@@ -153,7 +157,10 @@ class DiskTier(Upkeep):
         """
         check_id(id)
         try:
-            removed = self._retried(lambda: self._delete(id, owner))
+            try:
+                removed = self._retried(lambda: self._delete(id, owner))
+            except FolderAwayError as error:
+                removed = self._delete_files(id, owner, error)
         except OSError as error:
             raise StoreError(f"{id[:12]} could not be deleted from disk: {error}") from error
         self._count("deleted", removed)
@@ -161,16 +168,30 @@ class DiskTier(Upkeep):
 
     def _delete(self, id: str, owner: str) -> int:
         with self.attachment.change() as index:
-            found = index.get(id)
-            if found is not None and found.owner != owner:
-                return 0
-            patches = index.patches_of(id)
-            if found is None and owner != SHARED:
-                # The chunk is not here, so it does not say whose it is: only the tenant's own patches go.
-                patches = [patch for patch in patches if (p := index.get(patch)) is not None and p.owner == owner]
-            return self._remove(index, [*patches, *([id] if found is not None else [])])
+            return self._remove(index, _going(id, owner, index))
+
+    def _delete_files(self, id: str, owner: str, error: FolderAwayError) -> int:
+        """Delete where the index cannot be changed: what counts is that the files are gone."""
+        going = self.attachment.read(partial(_going, id, owner))
+        with self.attachment.files_alone() as folder:
+            folder.remove(going)
+            self._distrusted.update(going)
+        _LOG.warning("%s: %d files were deleted; the index follows later: %s", self.path, len(going), error)
+        return len(going)
 
     def close(self) -> None:
         """Record the last uses and let go of the folder; may be called more than once."""
         self._flush_now(always=True)
         self.attachment.close()
+
+
+def _going(id: str, owner: str, index: Index) -> list[str]:
+    """What goes when an id is deleted: its patches first."""
+    found = index.get(id)
+    if found is not None and found.owner != owner:
+        return []
+    patches = index.patches_of(id)
+    if found is None and owner != SHARED:
+        # The chunk is not here, so it does not say whose it is: only the tenant's own patches go.
+        patches = [patch for patch in patches if (p := index.get(patch)) is not None and p.owner == owner]
+    return [*patches, *([id] if found is not None else [])]
