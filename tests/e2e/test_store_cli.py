@@ -63,7 +63,7 @@ def test_what_is_exported_is_imported_elsewhere_and_used(filled: Path, tmp_path:
     with Engine.load("reference", store=other) as engine:
         assert engine.store.ids() == []
     taken = emblema("store", "import", "--store", str(other), str(out))
-    assert taken.returncode == 0 and "6 pieces taken, 0 refused" in taken.stdout
+    assert taken.returncode == 0 and "6 pieces taken, 0 kept, 0 refused" in taken.stdout
     with Engine.load("reference", store=filled) as first, Engine.load("reference", store=other) as second:
         found = [second.add(Image.new("RGB", (128, 128), colour)) for colour in ("red", "green", "blue")]
         assert second.store.statistics.hits == 3, "nothing is encoded again"
@@ -85,7 +85,7 @@ def test_a_damaged_file_is_told_and_not_taken(filled: Path, tmp_path: Path) -> N
     with Engine.load("reference", store=other):
         pass
     taken = emblema("store", "import", "--store", str(other), str(out))
-    assert taken.returncode == 1 and "5 pieces taken, 1 refused" in taken.stdout and victim.name in taken.stderr
+    assert taken.returncode == 1 and "5 pieces taken, 0 kept, 1 refused" in taken.stdout and victim.name in taken.stderr
     kept = next(iter(other.rglob("*.safetensors")))
     data = bytearray(kept.read_bytes())
     data[len(data) // 2] ^= 1
@@ -107,6 +107,10 @@ def test_pins_and_deletion(filled: Path, tmp_path: Path) -> None:
     emblema("store", "import", "--store", str(other), str(out))
     chunk = str(listed(other, "--kind", "chunk")[0]["id"])
     assert emblema("store", "pin", chunk[:16], "--store", str(other)).returncode == 0
+    assert [one["id"] for one in listed(other) if one["terms"]["pinned"]] == [chunk]  # type: ignore[index]
+    file = str(out / f"{chunk}.safetensors")
+    assert told("import", "--store", str(other), file)["kept"] == [chunk], "what is here and whole stays"
+    assert told("import", "--store", str(other), "--replace", file)["taken"] == [chunk]
     assert [one["id"] for one in listed(other) if one["terms"]["pinned"]] == [chunk]  # type: ignore[index]
     assert emblema("store", "unpin", chunk, "--store", str(other)).returncode == 0
     assert not any(one["terms"]["pinned"] for one in listed(other))  # type: ignore[index]
@@ -135,7 +139,11 @@ def test_what_was_done_is_told_as_json(filled: Path, tmp_path: Path) -> None:
     came = told("import", "--store", str(other), str(out), code=1)
     assert set(came["taken"]) == ids - {min(ids)} and list(came["refused"]) == [str(damaged)]
     damaged.write_bytes(whole)
-    assert told("import", "--store", str(other), str(damaged)) == {"taken": [min(ids)], "refused": {}}
+    assert told("import", "--store", str(other), str(damaged)) == {
+        "taken": [min(ids)],
+        "kept": [],
+        "refused": {},
+    }
     chunk = str(listed(other, "--kind", "chunk")[0]["id"])
     assert told("pin", "--store", str(other), chunk[:16]) == [chunk]
     assert told("unpin", "--store", str(other), chunk) == [chunk]

@@ -151,26 +151,34 @@ def export_(
 def import_(
     store: Folder,
     source: Annotated[Path, typer.Argument(help="A file, or a folder that `export` wrote.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Write pieces that are here again, as the files have them.")
+    ] = False,
     as_json: Json = False,
     plain: Plain = False,
 ) -> None:
-    """Take files into the store, each verified; leaves with 1 where one was refused."""
+    """Take files into the store, each verified; leaves with 1 where one was refused.
+
+    A piece that is here already and verifies stays as it is. One of another owner is never replaced.
+    """
     from emblema.store.exchange import import_piece, piece_files
 
     files = list(piece_files(source))
     taken: list[str] = []
+    kept: list[str] = []
     refused: dict[str, str] = {}
     with open_store(store) as tier, bar(plain or as_json, "importing", len(files)) as step:
         for index, path in enumerate(files):
             try:
-                taken.append(import_piece(tier, path).id)
+                header, came = import_piece(tier, path, replace)
+                (taken if came else kept).append(header.id)
             except EmblemaError as error:
                 refused[str(path)] = str(error)
             step(index + 1)
     if as_json:
-        show_json({"taken": taken, "refused": refused})
+        show_json({"taken": taken, "kept": kept, "refused": refused})
     else:
-        typer.echo(f"{len(taken)} pieces taken, {len(refused)} refused")
+        typer.echo(f"{len(taken)} pieces taken, {len(kept)} kept, {len(refused)} refused")
         for name, reason in refused.items():
             typer.echo(f"{name}: {reason}", err=True)
     if refused:

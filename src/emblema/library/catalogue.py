@@ -1,39 +1,19 @@
 """The libraries' catalogue: names, versions and who still reads them, in one sqlite file or in memory."""
 
+import logging
 import sqlite3
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from emblema.errors import StoreError
 from emblema.library.database import DatabaseFile
 from emblema.library.entry import Listing
 from emblema.library.process import is_running, this_process
+from emblema.library.tables import TABLES, by_kind, doomed, insert_entry, row_digest, version_of
 
-# A row is there for versions since <= version < until; a NULL until is open. A version lost to damage is told by rows.
-_TABLES = """
-CREATE TABLE IF NOT EXISTS items (
-    number INTEGER PRIMARY KEY, scope TEXT NOT NULL, library TEXT NOT NULL, name TEXT NOT NULL,
-    since INTEGER NOT NULL, until INTEGER, expires REAL, body TEXT NOT NULL, digest TEXT NOT NULL);
-CREATE UNIQUE INDEX IF NOT EXISTS items_open ON items (scope, library, name) WHERE until IS NULL;
-CREATE INDEX IF NOT EXISTS items_ended ON items (scope, library, until) WHERE until IS NOT NULL;
-CREATE INDEX IF NOT EXISTS items_expire ON items (expires) WHERE expires IS NOT NULL;
-CREATE TABLE IF NOT EXISTS parts (scope TEXT NOT NULL, part TEXT NOT NULL, item INTEGER NOT NULL,
-    kind TEXT NOT NULL, bytes INTEGER NOT NULL, PRIMARY KEY (scope, part, item)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS parts_item ON parts (item);
-CREATE TABLE IF NOT EXISTS versions (scope TEXT, library TEXT, version INTEGER, PRIMARY KEY (scope, library));
-CREATE TABLE IF NOT EXISTS holds (scope TEXT, library TEXT, version INTEGER, process TEXT, holder TEXT,
-    PRIMARY KEY (scope, library, version, process, holder));
-CREATE TABLE IF NOT EXISTS doomed (scope TEXT NOT NULL, part TEXT NOT NULL, kind TEXT NOT NULL, library TEXT NOT NULL,
-    name TEXT NOT NULL, PRIMARY KEY (scope, part)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS settings (scope TEXT, name TEXT, body TEXT, PRIMARY KEY (scope, name));
-DELETE FROM versions WHERE typeof(version) != 'integer' OR version NOT BETWEEN 0 AND 1000000000000;
-INSERT INTO versions SELECT scope, library, max(max(since, coalesce(until, 0))) FROM items
-    WHERE max(since, coalesce(until, 0)) BETWEEN 0 AND 1000000000000 GROUP BY scope, library
-    ON CONFLICT DO UPDATE SET version = excluded.version WHERE excluded.version > version;
-"""
+_LOG = logging.getLogger(__name__)
 
 
 class Catalogue:
@@ -49,12 +29,26 @@ class Catalogue:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._damaged_rows: set[tuple[object, ...]] = set()
-        self._file = DatabaseFile(path, "the libraries' catalogue", _TABLES, self._take_over)
+        self._lock = threading.Lock()
+        # Scope, library, version and holder of holds that could not be written.
+        self._unwritten_holds: set[tuple[str, str, int, str]] = set()
+        # Scope, library and name of entries that were deleted with their media while no row could be written.
+        self._unwritten_ends: set[tuple[str, str, str]] = set()
+        self._file = DatabaseFile(path, "the libraries' catalogue", TABLES, self._take_over)
 
     @property
     def damaged(self) -> int:
         """Files set aside and rows left out."""
         return self._file.damaged + len(self._damaged_rows)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it can only be read, as its folder cannot be written."""
+        return self._file.read_only is not None
+
+    def check_writable(self) -> None:
+        """Raises StoreError where it can only be read."""
+        self._file.check_writable()
 
     def _take_over(self, fresh: sqlite3.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
         """Put what is whole of a damaged file's item rows into a new one."""
@@ -63,7 +57,7 @@ class Catalogue:
             if entry is None:
                 continue
             try:
-                _insert(fresh, scope, library, entry, since, until)
+                insert_entry(fresh, scope, library, entry, since, until)
             except sqlite3.IntegrityError:
                 # A page of the damaged file was read twice.
                 self._damaged_rows.add((scope, library, name, since, until, expires, "again"))
@@ -77,7 +71,7 @@ class Catalogue:
     def _read(self, body: str, digest: str, *fields: object) -> Listing | None:
         """The entry of a row; None, counted, where the row is not as it was written."""
         try:
-            if digest == _digest(*fields, body):
+            if digest == row_digest(*fields, body):
                 return Listing.read(body)
         except ValueError:
             pass
@@ -87,12 +81,12 @@ class Catalogue:
     def version(self, scope: str, library: str) -> int:
         """The library's version, 0 before anything was put into it."""
         with self._file.transaction() as rows:
-            return _version(rows, scope, library)
+            return version_of(rows, scope, library)
 
     def entries(self, scope: str, library: str, version: int | None = None) -> dict[str, Listing]:
         """The library's entries by name, as of a version (None: now), in the order they came in."""
         with self._file.transaction() as rows:
-            at = _version(rows, scope, library) if version is None else version
+            at = version_of(rows, scope, library) if version is None else version
             found = rows.execute(
                 "SELECT name, since, until, expires, body, digest FROM items "
                 "WHERE scope = ? AND library = ? AND since <= ? AND (until IS NULL OR until > ?) ORDER BY number",
@@ -102,7 +96,8 @@ class Catalogue:
             name: self._read(body, digest, scope, library, name, since, until, expires)
             for name, since, until, expires, body, digest in found
         }
-        return {name: entry for name, entry in read.items() if entry is not None}
+        hidden = self._ended(scope, library) if version is None else set()
+        return {name: entry for name, entry in read.items() if entry is not None and name not in hidden}
 
     def entry(self, scope: str, library: str, name: str) -> Listing | None:
         """The library's entry of a name, now."""
@@ -112,7 +107,7 @@ class Catalogue:
                 "WHERE scope = ? AND library = ? AND name = ? AND until IS NULL",
                 (scope, library, name),
             ).fetchone()
-        if found is None:
+        if found is None or name in self._ended(scope, library):
             return None
         since, until, expires, body, digest = found
         return self._read(body, digest, scope, library, name, since, until, expires)
@@ -131,9 +126,10 @@ class Catalogue:
         Raises:
             StoreError: a name is there already, under `fresh`; nothing was changed.
         """
+        late = self._ended(scope, library)
         with self._file.transaction(write=True) as rows:
-            version = _version(rows, scope, library) + 1
-            for name in (*put, *remove):
+            version = version_of(rows, scope, library) + 1
+            for name in dict.fromkeys((*put, *remove, *late)):
                 old = rows.execute(
                     "SELECT number, since, expires, body FROM items "
                     "WHERE scope = ? AND library = ? AND name = ? AND until IS NULL",
@@ -141,15 +137,29 @@ class Catalogue:
                 ).fetchone()
                 if old is None:
                     continue
-                if fresh and name in put:
+                if fresh and name in put and name not in late:
                     raise StoreError(f"{name!r} is in the library already: delete it first, or choose another name")
                 number, since, expires, body = old
-                digest = _digest(scope, library, name, since, version, expires, body)
+                digest = row_digest(scope, library, name, since, version, expires, body)
                 rows.execute("UPDATE items SET until = ?, digest = ? WHERE number = ?", (version, digest, number))
             for entry in put.values():
-                _insert(rows, scope, library, entry, version, None)
+                insert_entry(rows, scope, library, entry, version, None)
             rows.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", (scope, library, version))
-            return version
+        with self._lock:
+            self._unwritten_ends -= {(scope, library, name) for name in late}
+        return version
+
+    def end_later(self, scope: str, library: str, names: Iterable[str]) -> None:
+        """Entries whose media were deleted while no row could be written: out of sight, and out with the next change.
+
+        A process that ends before leaves their names behind, with nothing to them.
+        """
+        with self._lock:
+            self._unwritten_ends |= {(scope, library, name) for name in names}
+
+    def _ended(self, scope: str, library: str) -> set[str]:
+        with self._lock:
+            return {name for its, key, name in self._unwritten_ends if (its, key) == (scope, library)}
 
     def expired(self, scope: str, library: str, now: float) -> list[str]:
         """Names of the entries whose time is over."""
@@ -163,20 +173,34 @@ class Catalogue:
     def hold(self, scope: str, library: str, holder: str) -> int:
         """Keep the library's present version from being collected, for this process's `holder`; the version.
 
-        Not synced to disk: a hold does not outlive its process.
+        Not synced to disk: a hold does not outlive its process. Where it cannot be written, as on a full disk or in a
+        read-only folder, it counts in this process alone.
         """
-        with self._file.transaction(write=True, durable=False) as rows:
-            version = _version(rows, scope, library)
-            row = (scope, library, version, this_process(), holder)
-            rows.execute("INSERT OR IGNORE INTO holds VALUES (?, ?, ?, ?, ?)", row)
-            return version
+        process = this_process()
+        try:
+            with self._file.transaction(write=True, durable=False) as rows:
+                version = version_of(rows, scope, library)
+                row = (scope, library, version, process, holder)
+                rows.execute("INSERT OR IGNORE INTO holds VALUES (?, ?, ?, ?, ?)", row)
+                return version
+        except StoreError as error:
+            _LOG.debug("a hold stays in memory: %s", error)
+        with self._lock:
+            version = self.version(scope, library)
+            self._unwritten_holds.add((scope, library, version, holder))
+        return version
 
     def release(self, scope: str, library: str, version: int, holder: str) -> None:
         """End what `hold` began."""
+        hold = (scope, library, version, holder)
+        with self._lock:
+            if hold in self._unwritten_holds:
+                self._unwritten_holds.remove(hold)
+                return
         with self._file.transaction(write=True, durable=False) as rows:
             rows.execute(
-                "DELETE FROM holds WHERE scope = ? AND library = ? AND version = ? AND process = ? AND holder = ?",
-                (scope, library, version, this_process(), holder),
+                "DELETE FROM holds WHERE scope = ? AND library = ? AND version = ? AND holder = ? AND process = ?",
+                (*hold, this_process()),
             )
 
     def collect(self, scope: str, library: str) -> tuple[list[str], list[str]]:
@@ -189,16 +213,15 @@ class Catalogue:
         with self._file.transaction() as rows:
             ended = rows.execute(f"SELECT 1 FROM items {where} AND until IS NOT NULL LIMIT 1", (scope, library))
             if ended.fetchone() is None:
-                return _doomed(rows, scope)
+                return doomed(rows, scope)
         with self._file.transaction(write=True) as rows:
             held = rows.execute(f"SELECT DISTINCT process FROM holds {where}", (scope, library)).fetchall()
             for (process,) in held:
                 if not is_running(process):
                     rows.execute(f"DELETE FROM holds {where} AND process = ?", (scope, library, process))
             (oldest,) = rows.execute(f"SELECT min(version) FROM holds {where}", (scope, library)).fetchone()
-            with self._lock:
-                here = [version for its, version, _ in self._unwritten_holds if its == (scope, library)]
-            oldest = min([_version(rows, scope, library), *here, *([] if oldest is None else [oldest])])
+            here = [held[2] for held in tuple(self._unwritten_holds) if held[:2] == (scope, library)]
+            oldest = min([version_of(rows, scope, library), *here, *([] if oldest is None else [oldest])])
             query = f"SELECT number, name FROM items {where} AND until <= ?"
             for number, name in rows.execute(query, (scope, library, oldest)).fetchall():
                 rows.execute(
@@ -208,9 +231,11 @@ class Catalogue:
                 rows.execute("DELETE FROM parts WHERE item = ?", (number,))
                 rows.execute("DELETE FROM items WHERE number = ?", (number,))
             rows.execute(
-                "DELETE FROM doomed WHERE scope = ?1 AND part IN (SELECT part FROM parts WHERE scope = ?1)", (scope,)
+                "DELETE FROM doomed WHERE scope = ? AND EXISTS "
+                "(SELECT 1 FROM parts WHERE parts.scope = doomed.scope AND parts.part = doomed.part)",
+                (scope,),
             )
-            return _doomed(rows, scope)
+            return doomed(rows, scope)
 
     def freed(self, scope: str, parts: Iterable[str]) -> None:
         """Chunks and sources that `collect` gave are deleted, everywhere."""
@@ -221,7 +246,10 @@ class Catalogue:
 
     def lingers(self, scope: str, library: str, name: str) -> bool:
         """Whether something of an entry that was taken out has still to be deleted."""
-        query = "SELECT 1 FROM doomed WHERE scope = ? AND library = ? AND name = ?"
+        query = (
+            "SELECT 1 FROM doomed WHERE scope = ?1 AND library = ?2 AND name = ?3 UNION ALL "
+            "SELECT 1 FROM items WHERE scope = ?1 AND library = ?2 AND name = ?3 AND until IS NOT NULL"
+        )
         with self._file.transaction() as rows:
             return rows.execute(query, (scope, library, name)).fetchone() is not None
 
@@ -233,7 +261,7 @@ class Catalogue:
             "(SELECT 1 FROM parts others WHERE others.scope = ?1 AND others.part = parts.part AND item != number)"
         )
         with self._file.transaction() as rows:
-            return _by_kind(rows.execute(query, (scope, library, name)))
+            return by_kind(rows.execute(query, (scope, library, name)))
 
     def named(self, scope: str, chunks: Iterable[str]) -> set[str]:
         """Those of some chunks that an entry of the scope names."""
@@ -260,38 +288,9 @@ class Catalogue:
 
     def close(self) -> None:
         """Close the file."""
+        for scope, library in {ended[:2] for ended in tuple(self._unwritten_ends)}:
+            try:
+                self.change(scope, library, {})
+            except StoreError as error:
+                _LOG.warning("names of deleted entries are left behind: %s", error)
         self._file.close()
-
-
-def _version(rows: sqlite3.Connection, scope: str, library: str) -> int:
-    found = rows.execute("SELECT version FROM versions WHERE scope = ? AND library = ?", (scope, library)).fetchone()
-    return 0 if found is None else int(found[0])
-
-
-def _doomed(rows: sqlite3.Connection, scope: str) -> tuple[list[str], list[str]]:
-    return _by_kind(rows.execute("SELECT kind, part FROM doomed WHERE scope = ?", (scope,)))
-
-
-def _by_kind(found: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Chunks, and sources."""
-    parts = list(found)
-    return [part for kind, part in parts if kind == "chunk"], [part for kind, part in parts if kind == "source"]
-
-
-def _insert(rows: sqlite3.Connection, scope: str, library: str, entry: Listing, since: int, until: int | None) -> None:
-    body = entry.json()
-    digest = _digest(scope, library, entry.name, since, until, entry.expires, body)
-    cursor = rows.execute(
-        "INSERT INTO items (scope, library, name, since, until, expires, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (scope, library, entry.name, since, until, entry.expires, body, digest),
-    )
-    parts = [(scope, chunk, cursor.lastrowid, "chunk", 0) for chunk in dict.fromkeys(entry.chunks)]
-    if entry.source is not None and entry.source.digest:
-        parts.append((scope, entry.source.digest, cursor.lastrowid, "source", entry.source.bytes))
-    rows.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?, ?)", parts)
-    rows.executemany("DELETE FROM doomed WHERE scope = ? AND part = ?", [part[:2] for part in parts])
-
-
-def _digest(*fields: object) -> str:
-    """A checksum of a row; what differs in any field or type differs here."""
-    return xxhash.xxh3_128_hexdigest(repr(fields).encode("utf-8", "surrogatepass"))

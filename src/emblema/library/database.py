@@ -1,6 +1,7 @@
 """A sqlite file that threads and processes share, and that is made again where it is damaged."""
 
 import contextlib
+import errno
 import logging
 import os
 import sqlite3
@@ -15,6 +16,7 @@ from emblema.store.disk.schema import is_damage
 from emblema.store.locks import flocked
 
 _LOG = logging.getLogger(__name__)
+_MALFORMED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TakeOver = Callable[[sqlite3.Connection, list[tuple[Any, ...]]], None]
 
 
@@ -31,12 +33,16 @@ class DatabaseFile:
         take_over: given a new file and the item rows of the damaged one.
 
     Raises:
-        StoreError: the file cannot be opened.
+        StoreError: the file cannot be opened. One in a folder that cannot be written is opened to be read.
+
+    Attributes:
+        read_only: why nothing can be written; None where it can.
     """
 
     def __init__(self, path: Path | None, name: str, tables: str, take_over: TakeOver) -> None:
         self.path = path
         self.damaged = 0
+        self.read_only: str | None = None
         self._name = f"{name} {path or 'in memory'}"
         self._tables, self._take_over = tables, take_over
         self._lock = threading.RLock()
@@ -55,6 +61,8 @@ class DatabaseFile:
         with self._lock:
             if self._closed:
                 raise StoreError(f"{self._name} is closed")
+            if write:
+                self.check_writable()
             try:
                 with self._current() as connection:
                     try:
@@ -68,8 +76,13 @@ class DatabaseFile:
                         raise
             except (TimeoutError, sqlite3.Error) as error:
                 if isinstance(error, sqlite3.Error) and is_damage(error):
-                    self._open_again()
+                    self._open_again(malformed=_primary(error) in _MALFORMED)
                 raise StoreError(f"{self._name} fails: {error}") from error
+
+    def check_writable(self) -> None:
+        """Raises StoreError where the file can only be read."""
+        if self.read_only is not None:
+            raise StoreError(f"{self._name} can only be read, its folder cannot be written: {self.read_only}")
 
     def close(self) -> None:
         """Close the file; may be called more than once."""
@@ -96,18 +109,22 @@ class DatabaseFile:
         except FileNotFoundError:
             return True
 
-    def _open_again(self) -> None:
+    def _open_again(self, malformed: bool = False) -> None:
         # Where opening fails, the next transaction tries again.
+        bad = self._inode if malformed else 0
         self._inode = 0
         self._connection.close()
-        self._connection = self._open()
+        self._connection = self._open(bad)
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, bad: int = 0) -> sqlite3.Connection:
+        """Open the file; `bad` is the inode of one that turned out damaged after the check at opening passed it."""
         if self.path is None:
             return _connect(":memory:", self._tables)
         try:
             with self._guarded(shared=False):
                 try:
+                    if bad and self.path.stat().st_ino == bad:
+                        raise sqlite3.DatabaseError("a page is damaged")
                     connection = _connect(self.path, self._tables)
                 except sqlite3.Error as error:
                     if not is_damage(error):
@@ -121,11 +138,30 @@ class DatabaseFile:
                 self._inode = self.path.stat().st_ino
                 return connection
         except (OSError, sqlite3.Error) as error:
+            if _is_read_only(error, self.path.parent) and self.path.is_file() and not self.path.is_symlink():
+                return self._open_to_read(self.path, error)
             raise StoreError(f"{self._name} cannot be opened: {error}") from error
+
+    def _open_to_read(self, path: Path, reason: Exception) -> sqlite3.Connection:
+        """Open a file in a folder that cannot be written: nobody changes it, so no lock is needed."""
+        # Without a log, sqlite would look for one and could not make it.
+        unlogged = "" if path.with_name(path.name + "-wal").exists() else "&immutable=1"
+        address = f"{path.absolute().as_uri()}?mode=ro{unlogged}"
+        try:
+            connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+            connection.text_factory = _text
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("SELECT 1 FROM items LIMIT 1").fetchone()
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._name} cannot be opened, in a folder that cannot be written: {error}") from error
+        self.read_only = str(reason)
+        self._inode = path.stat().st_ino
+        _LOG.warning("%s is only read: %s", self._name, reason)
+        return connection
 
     @contextmanager
     def _guarded(self, shared: bool) -> Iterator[None]:
-        if self.path is None:
+        if self.path is None or self.read_only is not None:
             yield
             return
         path = self.path.with_name(f"{self.path.name}.lock")
@@ -133,6 +169,20 @@ class DatabaseFile:
             self._guard = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with flocked(self._guard, path, shared=shared):
             yield
+
+
+def _primary(error: sqlite3.Error) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _is_read_only(error: Exception, folder: Path) -> bool:
+    """Whether an error says that nothing can be written here, whatever is there."""
+    if isinstance(error, sqlite3.Error):
+        # Where it cannot make its log, sqlite only says that it cannot open it.
+        unlogged = _primary(error) == sqlite3.SQLITE_CANTOPEN and not os.access(folder, os.W_OK)
+        return unlogged or _primary(error) == sqlite3.SQLITE_READONLY
+    return isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def _connect(path: Path | str, tables: str) -> sqlite3.Connection:

@@ -100,6 +100,7 @@ class DynamicLibrary:
         self._read: tuple[str, int, Mapping[str, Listing]] | None = None
         if self.writable:
             shelf.register(self._library.scope, self.key, self.collect)
+            self._library.try_collect()
 
     @property
     def writable(self) -> bool:
@@ -178,6 +179,7 @@ class DynamicLibrary:
             EmblemaError: an item cannot be made. The collection is as it was before.
         """
         self._check_writable()
+        self._shelf.catalogue.check_writable()
         self._shelf.release_dropped()
         scope = self._library.scope
         now = self._shelf.catalogue.entries(scope, self.key)
@@ -209,14 +211,14 @@ class DynamicLibrary:
             named = self._shelf.catalogue.sources(scope)
             self._shelf.sources.forget(scope, [digest for digest in held if digest not in named])
             raise
-        self.collect()
+        self._library.try_collect()
         return version
 
     def collect(self) -> int:
         """Free what no version in use needs any more; how many chunks. Done after every change and snapshot.
 
         Raises:
-            StoreError: this is a reader's door.
+            StoreError: this is a reader's door, or the catalogue does not answer.
         """
         self._check_writable()
         return self._library.collect()

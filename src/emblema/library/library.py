@@ -68,15 +68,54 @@ class Library:
         return hits
 
     def collect(self) -> int:
-        """Free chunks and media that no entry of any version in use names; how many chunks."""
+        """Free chunks and media that no entry of any version in use names; how many chunks.
+
+        What cannot be deleted now is logged, and tried again at every call.
+
+        Raises:
+            StoreError: the catalogue does not answer.
+        """
         scope = self.scope
         chunks, sources = self.shelf.catalogue.collect(scope, self.key)
+        freed = self._erase(scope, chunks, sources)
+        if freed:
+            self.shelf.catalogue.freed(scope, freed)
+        return len(set(freed) & set(chunks))
+
+    def try_collect(self) -> None:
+        """`collect`, where whoever calls asked for something else: an error is counted and logged."""
+        if self.shelf.catalogue.read_only:
+            return
+        try:
+            self.collect()
+        except StoreError as error:
+            self.shelf.count_uncollected(error)
+
+    def erase(self, name: str) -> bool:
+        """Delete the chunks and media that an entry names and no other, before the entry goes; whether all went."""
+        scope = self.scope
+        chunks, sources = self.shelf.catalogue.only_in(scope, self.key, name)
+        return len(self._erase(scope, chunks, sources)) == len(chunks) + len(sources)
+
+    def _erase(self, scope: str, chunks: Iterable[str], sources: Iterable[str]) -> list[str]:
+        """Delete everywhere, each by itself; what went."""
+        freed = []
         for chunk in chunks:
-            self.maker.view.unpin(chunk)
-            self.maker.view.delete(chunk)
-        self.shelf.sources.forget(scope, sources)
-        self.shelf.indexes.forget(scope, chunks)
-        return len(chunks)
+            try:
+                self.maker.view.delete(chunk)
+                self.shelf.indexes.forget(scope, [chunk])
+            except (StoreError, OSError) as error:
+                self.shelf.count_uncollected(error)
+            else:
+                freed.append(chunk)
+        for source in sources:
+            try:
+                self.shelf.sources.forget(scope, [source])
+            except (StoreError, OSError) as error:
+                self.shelf.count_uncollected(error)
+            else:
+                freed.append(source)
+        return freed
 
     def unpin_unnamed(self, chunks: Iterable[str]) -> None:
         """Take the pins off chunks that no entry names."""

@@ -105,5 +105,8 @@ class Retriever:
             return Space(0, 0)
         self._tried = (len(chunks), space)
         if len(readable) >= SETTLED_CHUNKS:
-            self.shelf.catalogue.set(scope, SPACE, f"{space.layer}.{space.head}")
+            try:
+                self.shelf.catalogue.set(scope, SPACE, f"{space.layer}.{space.head}")
+            except StoreError as error:
+                _LOG.warning("the attention space is chosen again next time: %s", error)
         return space

@@ -1,5 +1,6 @@
 """Where libraries are kept: one catalogue, the media and the vectors, of all tenants of a store."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -15,17 +16,19 @@ from emblema.library.catalogue import Catalogue
 from emblema.library.indexes import Indexes
 from emblema.library.sources import Sources
 
+_LOG = logging.getLogger(__name__)
 SOURCE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class ShelfStatistics:
-    """Counters since the shelf was made: items made again from their media, and what was found damaged."""
+    """Counters since the shelf was made: items made again, what was found damaged, and deletions to be tried again."""
 
     remade: int
     damaged_rows: int
     damaged_indexes: int
     unread_chunks: int
+    uncollected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Shelf:
         self._clock = clock
         self._latest = 0.0
         self._lock = threading.Lock()
-        self._remade = self._unread = 0
+        self._remade = self._unread = self._uncollected = 0
         # `collect` of libraries that may delete chunks, by scope and library: what a snapshot frees goes through them.
         self._collectors: dict[tuple[str, str], WeakMethod[Callable[[], int]]] = {}
         # Versions of snapshots that were dropped without `close`; a finaliser may not wait for locks.
@@ -79,7 +82,8 @@ class Shelf:
 
     @property
     def statistics(self) -> ShelfStatistics:
-        return ShelfStatistics(self._remade, self.catalogue.damaged, self.indexes.damaged, self._unread)
+        damaged = self.catalogue.damaged, self.indexes.damaged
+        return ShelfStatistics(self._remade, *damaged, self._unread, self._uncollected)
 
     def now(self) -> float:
         """The clock, which does not run back while the shelf is open: what has expired stays so."""
@@ -97,21 +101,38 @@ class Shelf:
         with self._lock:
             self._unread += 1
 
+    def count_uncollected(self, error: Exception) -> None:
+        """What nothing needs any more could not be let go of now; it is tried again later."""
+        with self._lock:
+            self._uncollected += 1
+        _LOG.warning("not deleted yet, and tried again later: %s", error)
+
     def register(self, scope: str, library: str, collect: Callable[[], int]) -> None:
         """A library that may delete chunks: its method that frees what no version needs; not kept alive by this."""
         self._collectors[scope, library] = WeakMethod(collect)
 
     def release(self, held: Held) -> None:
-        """End a snapshot's hold; chunks that nothing needs any more are freed if the administrator is here."""
-        self.catalogue.release(held.scope, held.library, held.version, held.holder)
+        """End a snapshot's hold; chunks that nothing needs any more are freed if the administrator is here.
+
+        An error is not the reader's: it is counted and logged, and the same is tried again with the next snapshot.
+        """
+        try:
+            self.catalogue.release(held.scope, held.library, held.version, held.holder)
+        except StoreError as error:
+            self.count_uncollected(error)
+            self.dropped.append(held)
+            return
         found = self._collectors.get((held.scope, held.library))
         collect = None if found is None else found()
-        if collect is not None:
-            collect()
+        if collect is not None and not self.catalogue.read_only:
+            try:
+                collect()
+            except StoreError as error:
+                self.count_uncollected(error)
 
     def release_dropped(self) -> None:
         """End the holds of snapshots that were dropped without `close`."""
-        while self.dropped:
+        for _ in range(len(self.dropped)):
             try:
                 held = self.dropped.popleft()
             except IndexError:

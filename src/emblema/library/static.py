@@ -1,7 +1,7 @@
 """A user's uploads: added once under a name, set into any prompt, gone when they are deleted or their time is over."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from emblema.errors import StoreError
@@ -26,7 +26,11 @@ class StaticLibrary:
     def __init__(self, shelf: Shelf, maker: Maker, embedder: Embedder | None = None) -> None:
         self._library = Library(shelf, maker, _KEY, embedder=embedder)
         self._shelf, self._maker = shelf, maker
-        shelf.sources.sweep(self._library.scope, shelf.catalogue.sources(self._library.scope))
+        try:
+            shelf.sources.sweep(self._library.scope, shelf.catalogue.sources(self._library.scope))
+        except OSError as error:
+            shelf.count_uncollected(error)
+        self._library.try_collect()
 
     def add(self, source: Any = None, name: str | None = None, seconds: float | None = None, **options: Any) -> Listing:
         """Add a file: encode and prefill it, and keep it under a name.
@@ -50,6 +54,7 @@ class StaticLibrary:
             and seconds > 0
         ):
             raise StoreError(f"{seconds!r} seconds is no time to keep a file: give a positive number, or None")
+        self._shelf.catalogue.check_writable()
         self._expire()
         scope = self._library.scope
         if name is not None and self._shelf.catalogue.entry(scope, _KEY, name) is not None:
@@ -60,14 +65,15 @@ class StaticLibrary:
         now = self._shelf.now()
         entry = Listing.of(name, piece, now, None if seconds is None else now + seconds, note)
         self._shelf.catalogue.change(scope, _KEY, {name: entry}, fresh=fresh)
-        self._library.collect()
+        self._library.try_collect()
         self._library.retriever.prepare(scope, chunk_ids([piece]))
         return entry
 
     def list(self) -> tuple[Listing, ...]:
         """Every file, in the order they were added."""
         self._expire()
-        return tuple(self._shelf.catalogue.entries(self._library.scope, _KEY).values())
+        entries = self._shelf.catalogue.entries(self._library.scope, _KEY).values()
+        return tuple(entry for entry in entries if not self._is_over(entry))
 
     def entry(self, name: str) -> Listing:
         """What is kept of a file.
@@ -75,10 +81,7 @@ class StaticLibrary:
         Raises:
             StoreError: there is none of this name, or its time is over.
         """
-        self._expire()
-        found = None
-        if isinstance(name, str):
-            found = self._shelf.catalogue.entry(self._library.scope, _KEY, name)
+        found = self._found(name)
         if found is None:
             raise StoreError(f"there is no file {str(name)[:60]!r}: it was never added, was deleted, or has expired")
         return found
@@ -95,8 +98,7 @@ class StaticLibrary:
         return self.get(name)
 
     def __contains__(self, name: object) -> bool:
-        self._expire()
-        return isinstance(name, str) and self._shelf.catalogue.entry(self._library.scope, _KEY, name) is not None
+        return self._found(name) is not None
 
     def __len__(self) -> int:
         return len(self.list())
@@ -108,11 +110,20 @@ class StaticLibrary:
         """Delete a file, with its chunks and their patches where no other file has them.
 
         Raises:
-            StoreError: there is none of this name.
+            StoreError: there is none of this name, or not all of it could be deleted. It is not found any more then,
+                and what is left goes later: now, where this is called again.
         """
-        self.entry(name)
-        self._shelf.catalogue.change(self._library.scope, _KEY, {}, [name])
-        self._library.collect()
+        scope = self._library.scope
+        if isinstance(name, str) and name not in self and self._shelf.catalogue.lingers(scope, _KEY, name):
+            self._library.collect()
+        else:
+            self.entry(name)
+            self._remove([name])
+        if self._shelf.catalogue.lingers(scope, _KEY, name):
+            raise StoreError(
+                f"not all of {name!r} could be deleted yet, the log says why: it is tried again with the next change "
+                "and when the library is opened, and now if you delete it again"
+            )
 
     def search(self, query: str, count: int = 3) -> "tuple[Hit, ...]":
         """The chunks of all files that are nearest to a query, the nearest first. Runs the model.
@@ -122,9 +133,35 @@ class StaticLibrary:
         """
         return tuple(self._library.find(query, count, {entry.name: entry for entry in self.list()}))
 
+    def _found(self, name: object) -> Listing | None:
+        self._expire()
+        found = self._shelf.catalogue.entry(self._library.scope, _KEY, name) if isinstance(name, str) else None
+        return None if found is None or self._is_over(found) else found
+
+    def _remove(self, names: Sequence[str]) -> None:
+        catalogue, scope = self._shelf.catalogue, self._library.scope
+        try:
+            catalogue.change(scope, _KEY, {}, names)
+        except StoreError as error:
+            # On a full disk what the files took is what the catalogue needs.
+            if catalogue.read_only or not all([self._library.erase(name) for name in names]):
+                raise
+            try:
+                catalogue.change(scope, _KEY, {}, names)
+            except StoreError:
+                self._shelf.count_uncollected(error)
+                catalogue.end_later(scope, _KEY, names)
+                return
+        self._library.collect()
+
     def _expire(self) -> None:
-        scope = self._library.scope
-        over = self._shelf.catalogue.expired(scope, _KEY, self._shelf.now())
-        if over:
-            self._shelf.catalogue.change(scope, _KEY, {}, over)
-            self._library.collect()
+        over = self._shelf.catalogue.expired(self._library.scope, _KEY, self._shelf.now())
+        if over and not self._shelf.catalogue.read_only:
+            try:
+                self._remove(over)
+            except StoreError as error:
+                # Whatever they are asked for, they are not given.
+                self._shelf.count_uncollected(error)
+
+    def _is_over(self, entry: Listing) -> bool:
+        return entry.expires is not None and entry.expires <= self._shelf.now()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,31 @@ def test_a_disk_that_is_full_to_the_last_block_when_the_store_opens(mount: Mount
     tier = DiskTier(disk / "store", 10**9)
     tier.write(record("more", 5000), Terms())
     _intact(tier, disk / "store", ["kept", "more"])
+    tier.close()
+
+
+def test_a_disk_that_is_full_keeps_nothing_from_being_deleted(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, 10**9)
+    tier.write(record("chunk"), Terms())
+    tier.write(record("patch", chunks=[id_of("chunk")]), Terms(pinned=True))
+    tier.write(record("other"), Terms())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file can grow beyond its first KiB: the index's log takes nothing.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        assert tier.delete(id_of("chunk"), ALICE) and not tier.delete(id_of("none"), ALICE)
+        assert tier.entry(id_of("chunk")) is None and tier.entry(id_of("patch")) is None
+        assert tier.open(id_of("chunk"), ALICE) is None and piece_files(tmp_path).keys() == {id_of("other")}
+        assert not any((tmp_path / "pinned").iterdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    # Another process finds the index behind its files, and puts it right with its first change.
+    other = DiskTier(tmp_path, 10**9)
+    _intact(other, tmp_path, ["other"])
+    other.close()
+    tier.write(record("chunk", version=1), Terms())
+    check(tier.open(id_of("chunk"), ALICE), id_of("chunk"), 1)
+    assert {entry.id for entry in tier.entries()} == {id_of("chunk"), id_of("other")}
     tier.close()
 
 
