@@ -2,8 +2,8 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
-# One process and one thread suit few cores: more of either only cost start-up and waiting on two cores.
-WORKERS ?= 0
+# One thread a process: more of them only wait for each other.
+WORKERS ?= 2
 THREADS ?= 1
 
 VENV := .venv

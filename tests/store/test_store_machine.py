@@ -44,6 +44,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.used: dict[Piece_, float] = {}
         self.durable: set[Piece_] = set()
         self.dead: set[Piece_] = set()
+        # Deleted when no tier had them any more.
+        self.unsure: set[Piece_] = set()
         self.patches: dict[tuple[str, PatchKey], Patch] = {}
         self.leases: list[tuple[ExitStack, Lease, dict[str, int]]] = []
 
@@ -106,6 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
         piece = tenant, self.number(tenant, number)
         known = piece in self.alive
         self.dead.discard(piece)
+        self.unsure.discard(piece)
         terms = None if known else Terms(pinned=pinned and self.folder_wanted, seconds=seconds, idle_seconds=idle)
         before = self.view(tenant).find(name(piece[1]))
         tokens = tokens if before is None else before.tokens
@@ -141,7 +144,13 @@ class StoreMachine(RuleBasedStateMachine):
         piece = tenant, self.number(tenant, number)
         deleted = self.view(tenant).delete(name(piece[1]))
         assert deleted or piece not in self.durable
+        known, dead = piece in self.alive, piece in self.dead
         self.gone(piece)
+        if not (deleted or dead):
+            # Nothing was there: only a handle that is still held keeps it from being stored again.
+            self.dead.discard(piece)
+            if known:
+                self.unsure.add(piece)
 
     @rule(tenant=tenants, owner=tenants, chunk=numbers, before=st.lists(numbers, max_size=2), rank=st.integers(1, 3))
     def put_patch(self, tenant: str, owner: str, chunk: int, before: list[int], rank: int) -> None:
@@ -195,7 +204,7 @@ class StoreMachine(RuleBasedStateMachine):
                 except LoadError as error:
                     assert piece not in self.durable
                     lease.drop(error)
-            if id in lease.missing and fill and piece[0] == tenant:
+            if id in lease.missing and fill and piece[0] == tenant and piece not in self.unsure:
                 dead = piece in self.dead
                 lease.fill(numbered(piece[1]))
                 rows[id] = piece[1]
@@ -248,6 +257,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.start()
         # Nothing remembers the dead from here on; what is made again is kept again.
         self.dead.clear()
+        self.unsure.clear()
 
     def pieces(self) -> list[Piece]:
         held = [piece for _, lease, _ in self.leases for piece in lease._pieces.values()]

@@ -27,9 +27,11 @@ def delete(keeper: "Keeper", owner: str, id: str) -> bool:
         doomed += [] if own is None else [own]
         for piece in doomed:
             keeper.traffic.remove(piece, gone=True)
+        known = (owner, id) in keeper.memory.tombstones
         keeper.memory.tombstones.add((owner, id))
         names = {(owner, id), *(piece.name for piece in doomed)}
         if not keeper.slower:
+            _forget_inventions(keeper, owner, id, bool(doomed) or known)
             return bool(doomed)
         for name in names:
             keeper.deleting[name] = keeper.deleting.get(name, 0) + 1
@@ -42,13 +44,18 @@ def delete(keeper: "Keeper", owner: str, id: str) -> bool:
         return found
     finally:
         with keeper.changed:
-            if not found and (owner, id) not in keeper.handles:
-                keeper.memory.tombstones.discard((owner, id))
+            _forget_inventions(keeper, owner, id, found or known)
             for name in names:
                 keeper.deleting[name] -= 1
                 if not keeper.deleting[name]:
                     del keeper.deleting[name]
             keeper.changed.notify_all()
+
+
+def _forget_inventions(keeper: "Keeper", owner: str, id: str, was: bool) -> None:
+    """What never was needs no tombstone, so that nobody fills the list with inventions; under the lock."""
+    if not was and (owner, id) not in keeper.handles:
+        keeper.memory.tombstones.discard((owner, id))
 
 
 def flush(keeper: "Keeper", owner: str | None = None) -> None:
