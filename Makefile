@@ -57,9 +57,11 @@ test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
 
-reference: $(VENV)/installed-dev  ## Train a model like the bundled one in its place: 80 minutes on two cores, resumes
-	$(BIN)/python -m reference.train --resume
-	$(BIN)/python -m reference.card
+MODEL ?= reference
+TEACHER = $(if $(filter-out reference,$(MODEL)),--teacher src/emblema/assets/reference)
+reference: $(VENV)/installed-dev  ## Train a bundled model anew in its place (MODEL=reference-mla): up to 80 minutes, resumes
+	$(BIN)/python -m reference.train --model $(MODEL) $(TEACHER) --resume
+	$(BIN)/python -m reference.card --model $(MODEL)
 
 lint: $(VENV)/installed-dev  ## Check style with ruff
 	$(BIN)/ruff check .
