@@ -16,6 +16,7 @@ from reference.words import VOCABULARY
 LIMITS = (("colour", 3), ("land", 4), ("legend", 1), ("count", 2), ("which", 1))
 LATER_LIMITS = (("colour", 2), ("land", 3), ("legend", 1), ("count", 3), ("which", 3))
 PRACTICE_LIMITS = (("colour", 1), ("land", 1), ("legend", 1), ("count", 3), ("which", 6))
+PRACTICE = 0.68
 STAGES = (
     ((3,), 0.0),
     ((3, 4, 5), 0.0),
@@ -44,13 +45,13 @@ class Batch:
     views: list[np.ndarray]
 
 
-def plan_for(random: np.random.Generator, stage: int) -> Plan:
+def plan_for(random: np.random.Generator, stage: int, practice: float = PRACTICE) -> Plan:
     """A random plan of a stage: cells along a side, pages in order, icons, colours.
 
-    From stage 3 on, most batches practise count and which on one map, often a small one; in many episodes legends at
-    the end change what colours mean, so that a land must be read from the map itself.
+    From stage 3 on, the share `practice` practises count and which on one map, often a small one; in many episodes
+    legends at the end change what colours mean, so that a land must be read from the map itself.
     """
-    if stage >= 3 and random.random() < 0.68:
+    if stage >= 3 and random.random() < practice:
         side, legends = int(random.choice((3, 4, 5, 8), p=(0.4, 0.25, 0.15, 0.2))), int(random.integers(1, 3))
         icons = int(random.integers(2, {3: 5, 4: 7, 5: 10, 8: 11}[side]))
         colours, changed = int(random.integers(2, 5 if side == 3 else 9)), int(random.random() < 0.5)
@@ -174,9 +175,11 @@ def inverse(random: np.random.Generator, episode: Episode) -> Episode:
     return replace(episode, questions=(*episode.questions, *(more[index] for index in chosen)))
 
 
-def make_batch(random: np.random.Generator, stage: int, tokens: int, variants: int, frame: Frame) -> Batch:
+def make_batch(
+    random: np.random.Generator, stage: int, tokens: int, variants: int, frame: Frame, practice: float = PRACTICE
+) -> Batch:
     """A batch of one plan's shape, of about `tokens` rows."""
-    plan = plan_for(random, stage)
+    plan = plan_for(random, stage, practice)
     setting = setting_for(random, stage, variants, frame)
     if plan.limits == PRACTICE_LIMITS and random.random() < 0.5:
         setting = replace(setting, slid=1.0, hidden=True)

@@ -23,7 +23,7 @@ from transformers import AutoModelForImageTextToText
 
 from emblema.bench.tasks.tiles import COLOUR_COUNT, ICON_NAMES, TILE_COUNT
 from emblema.bench.tasks.world import KINDS, LANDS
-from reference.batches import STAGES, Batch, make_batch
+from reference.batches import PRACTICE, STAGES, Batch, make_batch
 from reference.families import RECIPES, Recipe
 from reference.families.base import WIDTH
 from reference.folder import write_folder
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--tower", type=int, default=1500, help="steps of fitting the tower to the teacher's")
     parser.add_argument("--alone", type=int, default=200, help="steps in which each layer learns by itself")
     parser.add_argument("--guidance", type=float, default=1.0, help="weight of the teacher at first")
+    parser.add_argument("--practice", type=float, default=PRACTICE, help="share of batches on one map, for aggregates")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="the bundled model's folder if left out")
@@ -189,7 +190,7 @@ def train(options: argparse.Namespace) -> None:
         progress = max(state.step / options.steps, state.seconds / 60 / options.minutes)
         for group in run.optimiser.param_groups:
             group["lr"] = rate(progress, state.step, options.rate)
-        batch = make_batch(random, state.stage, options.tokens, 2, recipe.frame)
+        batch = make_batch(random, state.stage, options.tokens, 2, recipe.frame, options.practice)
         tiles = run.pool[random.choice(len(run.pool), 2, replace=False)]
         alone = teacher is not None and state.step < options.alone
         weight = options.guidance * max(0.0, 1 - progress / GUIDED) if teacher is not None else 0.0
