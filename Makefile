@@ -65,9 +65,11 @@ wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside t
 crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look at the store: report in docs/results
 	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json docs/results/crash.json
 
-reference: $(VENV)/installed-dev  ## Train a model like the bundled one in its place: 80 minutes on two cores, resumes
-	$(BIN)/python -m reference.train --resume
-	$(BIN)/python -m reference.card
+MODEL ?= reference
+TEACHER = $(if $(filter-out reference,$(MODEL)),--teacher src/emblema/assets/reference)
+reference: $(VENV)/installed-dev  ## Train a bundled model anew in its place (MODEL=reference-mha): up to 80 minutes, resumes
+	$(BIN)/python -m reference.train --model $(MODEL) $(TEACHER) --resume
+	$(BIN)/python -m reference.card --model $(MODEL)
 
 lint: $(VENV)/installed-dev  ## Check style with ruff
 	$(BIN)/ruff check .

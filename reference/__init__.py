@@ -1,10 +1,13 @@
-"""How the bundled reference model is trained: a small Qwen2.5-VL that reads legends and maps.
+"""How the bundled models are trained: small models of four families that read legends and maps.
 
-- `python -m reference.train` trains from nothing into src/emblema/assets/reference (an hour or more on two CPU cores;
-it shows how far it is). `--resume` goes on from the last checkpoint in build/reference, `--minutes` ends after so
-long. - `python -m reference.measure` asks fresh questions of the trained folder, `python -m reference.card` writes
-the model card with the measured figures, `python -m reference.demo_media` draws the demo's pictures and clip again.
+- `python -m reference.train` trains `reference` from nothing into src/emblema/assets/reference (an hour or more on two
+CPU cores; it shows how far it is). `python -m reference.train --model reference-mla --teacher
+src/emblema/assets/reference` trains another family from it, in half the time or less. `--resume` goes on from the last
+checkpoint in build/NAME, `--minutes` ends after so long. - `python -m reference.measure` asks fresh questions of a
+trained folder, `python -m reference.card` writes its card with the measured figures, `python -m reference.demo_media`
+draws the demo's pictures and clip again.
 
-words: the vocabulary. model: configuration, tokenizer, processor files. layout: an episode as decoder rows. batches:
-the curriculum, masks and corrupted pictures. forward: the forward pass. The world itself is emblema.bench.tasks.
+words: the vocabulary. families: one recipe a family of models. folder: tokenizer, processor files, weights. layout: an
+episode as decoder rows. batches: the curriculum and masks. pictures: tiles, corrupted. forward: the forward pass.
+teach: what another family takes over from `reference`. The world itself is emblema.bench.tasks.
 """

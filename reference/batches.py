@@ -1,23 +1,22 @@
-"""Batches: plans by stage of the curriculum, episodes laid out and padded, masks, and corrupted tiles."""
+"""Batches: plans by stage of the curriculum, episodes laid out and padded, masks."""
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from PIL import Image, ImageFilter
 
 from emblema.bench.tasks import Plan, make_episode
-from emblema.bench.tasks.tiles import CELL, ICON_NAMES, TILE_COUNT, bank
+from emblema.bench.tasks.tiles import ICON_NAMES, TILE_COUNT
 from emblema.bench.tasks.world import COLOUR_NAMES, NUMBERS, Episode, Map, Question
-from reference.layout import Rows, Setting, build
-from reference.model import PROCESSOR
+from reference.layout import NOWHERE, Frame, Rows, Setting, build
+from reference.words import VOCABULARY
 
 LIMITS = (("colour", 3), ("land", 4), ("legend", 1), ("count", 2), ("which", 1))
 LATER_LIMITS = (("colour", 2), ("land", 3), ("legend", 1), ("count", 3), ("which", 3))
 PRACTICE_LIMITS = (("colour", 1), ("land", 1), ("legend", 1), ("count", 3), ("which", 6))
+PRACTICE = 0.68
 STAGES = (
     ((3,), 0.0),
     ((3, 4, 5), 0.0),
@@ -30,22 +29,29 @@ STAGES = (
 
 @dataclass
 class Batch:
-    """Tensors of a batch of B episodes padded to L rows; answers and visual targets are flat over the batch."""
+    """Tensors of a batch of B episodes padded to L rows; answers and visual targets are flat over the batch.
+
+    taught: the teacher's table, NOWHERE where it has no such row and where rows are padding. views: cells of the
+    pictures that are shown whole too, in the order of their rows.
+    """
 
     table: torch.Tensor
+    taught: torch.Tensor
     positions: torch.Tensor
+    line: torch.Tensor
     mask: torch.Tensor
     answers: torch.Tensor
     visual: torch.Tensor
+    views: list[np.ndarray]
 
 
-def plan_for(random: np.random.Generator, stage: int) -> Plan:
+def plan_for(random: np.random.Generator, stage: int, practice: float = PRACTICE) -> Plan:
     """A random plan of a stage: cells along a side, pages in order, icons, colours.
 
-    From stage 3 on, most batches practise count and which on one map, often a small one; in many episodes legends at
-    the end change what colours mean, so that a land must be read from the map itself.
+    From stage 3 on, the share `practice` practises count and which on one map, often a small one; in many episodes
+    legends at the end change what colours mean, so that a land must be read from the map itself.
     """
-    if stage >= 3 and random.random() < 0.68:
+    if stage >= 3 and random.random() < practice:
         side, legends = int(random.choice((3, 4, 5, 8), p=(0.4, 0.25, 0.15, 0.2))), int(random.integers(1, 3))
         icons = int(random.integers(2, {3: 5, 4: 7, 5: 10, 8: 11}[side]))
         colours, changed = int(random.integers(2, 5 if side == 3 else 9)), int(random.random() < 0.5)
@@ -78,16 +84,17 @@ def plan_for(random: np.random.Generator, stage: int) -> Plan:
     return Plan(order, side, icons, colours, limits, open_maps=0.08 if stage >= 4 else 0.0, changed=changed)
 
 
-def setting_for(random: np.random.Generator, stage: int, variants: int) -> Setting:
+def setting_for(random: np.random.Generator, stage: int, variants: int, frame: Frame) -> Setting:
     """A random way to show an episode; early stages stay plain."""
     mode = random.random()
-    setting = Setting(slid=0.6, variants=variants)
+    setting = Setting(slid=0.6, variants=variants, frame=frame)
     if stage >= 1:
         slid, hidden = (0.0, False) if mode < 0.3 else (1.0, True) if mode < 0.8 else (0.5, True)
         setting = replace(setting, slid=slid, hidden=hidden, opening=8, alone=0.2, system=0.3, offset=64)
     if stage >= 3:
         short = random.random() < 0.5
         setting = replace(setting, opening=4 if short else 40, between=0.15, offset=0 if short else 4096, turns=0.1)
+        setting = replace(setting, clips=0.1 if frame.copies > 1 or frame.stamps else 0.0)
     return setting
 
 
@@ -112,7 +119,7 @@ def untie(episode: Episode, rows: Rows) -> None:
     rows.answers = kept
 
 
-def collate(rows: list[Rows]) -> Batch:
+def collate(rows: list[Rows], variants: int = 1) -> Batch:
     """Pad to the longest and make the mask [B, 1, L, L], True where row i may see row j."""
     count, length = len(rows), max(len(each.table) for each in rows)
 
@@ -122,6 +129,10 @@ def collate(rows: list[Rows]) -> Batch:
             padded[index, : len(each.table)] = getattr(each, name)
         return torch.from_numpy(padded)
 
+    first, done = len(VOCABULARY) + TILE_COUNT * variants, 0
+    for each in rows:
+        each.table = [index + done if index > first else index for index in each.table]
+        done += len(each.views)
     positions = np.zeros((3, count, length), dtype=np.int64)
     for index, each in enumerate(rows):
         positions[:, index, : len(each.table)] = np.asarray(each.positions).T
@@ -137,7 +148,14 @@ def collate(rows: list[Rows]) -> Batch:
     answers = [(i * length + row, *rest) for i, each in enumerate(rows) for row, *rest in each.answers]
     visual = [(i * length + row, *rest) for i, each in enumerate(rows) for row, *rest in each.visual]
     return Batch(
-        column("table", 0), torch.from_numpy(positions), mask[:, None], torch.tensor(answers), torch.tensor(visual)
+        column("table", 0),
+        column("taught", NOWHERE),
+        torch.from_numpy(positions),
+        column("line", 0),
+        mask[:, None],
+        torch.tensor(answers),
+        torch.tensor(visual),
+        [view for each in rows for view in each.views],
     )
 
 
@@ -157,10 +175,12 @@ def inverse(random: np.random.Generator, episode: Episode) -> Episode:
     return replace(episode, questions=(*episode.questions, *(more[index] for index in chosen)))
 
 
-def make_batch(random: np.random.Generator, stage: int, tokens: int, variants: int) -> Batch:
+def make_batch(
+    random: np.random.Generator, stage: int, tokens: int, variants: int, frame: Frame, practice: float = PRACTICE
+) -> Batch:
     """A batch of one plan's shape, of about `tokens` rows."""
-    plan = plan_for(random, stage)
-    setting = setting_for(random, stage, variants)
+    plan = plan_for(random, stage, practice)
+    setting = setting_for(random, stage, variants, frame)
     if plan.limits == PRACTICE_LIMITS and random.random() < 0.5:
         setting = replace(setting, slid=1.0, hidden=True)
     length = len(plan.order) * (plan.side**2 + 2) + 130
@@ -172,45 +192,4 @@ def make_batch(random: np.random.Generator, stage: int, tokens: int, variants: i
         laid = build(random, episode, setting)
         untie(episode, laid)
         rows.append(laid)
-    return collate(rows)
-
-
-def normalise(tiles: np.ndarray) -> np.ndarray:
-    """[n, 2, 28, 28, 3] uint8 frame pairs -> [n, 4, 1176] patches as the stock image processor lays them out."""
-    scaled = (tiles.astype(np.float32) / 255 - np.float32(PROCESSOR["image_mean"])) / np.float32(PROCESSOR["image_std"])
-    cut = scaled.reshape(-1, 2, 2, 14, 2, 14, 3).transpose(0, 2, 4, 6, 1, 3, 5)
-    return np.ascontiguousarray(cut).reshape(len(tiles), 4, 1176)
-
-
-def corrupt(random: np.random.Generator, kind: str) -> np.ndarray:
-    """[TILE_COUNT, 28, 28, 3] uint8: every tile once, cut from a mosaic that went through noise, blur or a codec."""
-    columns = 24
-    order = random.permutation(TILE_COUNT)
-    filled = np.concatenate([order, random.integers(TILE_COUNT, size=-TILE_COUNT % columns)])
-    grid = bank()[filled].reshape(-1, columns, CELL, CELL, 3).transpose(0, 2, 1, 3, 4)
-    pixels = grid.reshape(grid.shape[0] * CELL, columns * CELL, 3).astype(np.float32)
-    if kind != "clean":
-        pixels = pixels * random.uniform(0.93, 1.07, 3) + random.uniform(-8, 8, 3)
-        pixels += random.normal(0, random.uniform(0, 8), pixels.shape)
-    picture = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
-    if kind == "blur":
-        picture = picture.filter(ImageFilter.GaussianBlur(float(random.uniform(0.3, 0.9))))
-    if kind == "jpeg":
-        stream = io.BytesIO()
-        picture.save(stream, "JPEG", quality=int(random.integers(35, 95)))
-        picture = Image.open(stream).convert("RGB")
-    pixels = np.asarray(picture).reshape(-1, CELL, columns, CELL, 3).transpose(0, 2, 1, 3, 4).reshape(-1, CELL, CELL, 3)
-    restored = np.empty_like(pixels[:TILE_COUNT])
-    restored[order] = pixels[:TILE_COUNT]
-    return restored
-
-
-def tile_pool(random: np.random.Generator, size: int) -> torch.Tensor:
-    """[size, TILE_COUNT, 4, 1176] patches of every tile: first clean, then corrupted; some pairs of frames differ."""
-    pool = []
-    for index in range(size):
-        kind = ("clean", "noise", "jpeg", "blur")[index % 4] if index else "clean"
-        first = corrupt(random, kind)
-        second = corrupt(random, kind) if index % 8 == 7 else first
-        pool.append(normalise(np.stack([first, second], axis=1)))
-    return torch.from_numpy(np.stack(pool))
+    return collate(rows, variants)

@@ -2,43 +2,78 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
 from torch import nn
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
 from reference.batches import Batch
 
+if TYPE_CHECKING:
+    from reference.families.base import Recipe
 
-def cell_features(visual: nn.Module, patches: torch.Tensor) -> torch.Tensor:
-    """[n, 4, 1176] patches of n cells -> [n, hidden] features, what the stock tower gives for each cell of a picture.
 
-    The tower's windows are one cell large, so a token's features depend on its own cell alone.
+Given = tuple[list[torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class Output:
+    """What a forward pass gives.
+
+    hidden: [B, L, width] before the first layer, after each layer, and after the last norm. words: the word table.
+    cells: [n, width] features of the cells, first what is embedded, then what is added after each early layer.
     """
-    cells = patches.shape[0]
-    state = visual.patch_embed(patches.reshape(cells * 4, -1)).view(cells, 4, -1)
-    place = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]], device=patches.device)
-    cosine, sine = visual.rotary_pos_emb(state, place)
-    for block in visual.blocks:
-        attention = block.attn
-        query, key, value = attention.qkv(block.norm1(state)).view(cells, 4, 3, attention.num_heads, -1).unbind(2)
-        query, key = apply_rotary_pos_emb_vision(query, key, cosine, sine)
-        mixed = nn.functional.scaled_dot_product_attention(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=attention.scaling
-        )
-        state = state + attention.proj(mixed.transpose(1, 2).reshape(cells, 4, -1))
-        state = state + block.mlp(block.norm2(state))
-    return visual.merger(state.reshape(cells * 4, -1))
+
+    hidden: list[torch.Tensor]
+    words: torch.Tensor
+    cells: list[torch.Tensor]
+
+    @property
+    def last(self) -> torch.Tensor:
+        """[B * L, width] decoder output."""
+        return self.hidden[-1].reshape(-1, self.hidden[-1].shape[-1])
 
 
-def decode(model: nn.Module, patches: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Decoder output [B * L, width] of a batch, the word table [vocabulary, width], and the features of the cells."""
-    language = model.model.language_model
-    cells = cell_features(model.model.visual, patches.reshape(-1, 4, patches.shape[-1]))
-    table = torch.cat([language.embed_tokens.weight, cells])
-    hidden = language(
-        inputs_embeds=nn.functional.embedding(batch.table, table),
-        position_ids=batch.positions,
-        attention_mask=batch.mask,
-        use_cache=False,
-    ).last_hidden_state
-    return hidden.reshape(-1, hidden.shape[-1]), language.embed_tokens.weight, cells
+def run_layers(
+    decoder: nn.Module,
+    embeds: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    added: list[torch.Tensor],
+    given: Given | None = None,
+) -> list[torch.Tensor]:
+    """The decoder's layers in turn, as its own forward runs them.
+
+    added: [B, L, width] added after each of the first layers (deepstack). given: the input of every layer but the
+    first, and the rows [B, L] where it stands in place of the output of the one before: so each learns by itself.
+    """
+    turns = decoder.rotary_emb(embeds, positions)
+    hidden, state = [embeds], embeds
+    for number, layer in enumerate(decoder.layers):
+        if given is not None and number:
+            state = torch.where(given[1][:, :, None], given[0][number], state.detach())
+        state = layer(state, attention_mask=mask, position_embeddings=turns, position_ids=None)
+        state = state[0] if isinstance(state, tuple) else state
+        state = state + added[number] if number < len(added) else state
+        hidden.append(state)
+    return [*hidden, decoder.norm(state)]
+
+
+def decode(recipe: Recipe, model: nn.Module, tiles: np.ndarray, batch: Batch, given: Given | None = None) -> Output:
+    """The forward pass of a batch. tiles: [variants, TILE_COUNT, 2, 28, 28, 3] uint8."""
+    decoder = model.model.language_model
+    flat = tiles.reshape(-1, *tiles.shape[2:])
+    cells = recipe.cells(model, recipe.inputs(flat))
+    words = decoder.embed_tokens.weight
+    table = torch.cat([words, cells[0], *recipe.extra(model, flat, batch.views)])
+    embeds = nn.functional.embedding(batch.table, table)
+    added = []
+    for features in cells[1:]:
+        rest = features.new_zeros(1, features.shape[1])
+        chosen = (batch.table - len(words) + 1).clamp(0, len(features))
+        chosen = torch.where(batch.table < len(words) + len(features), chosen, 0)
+        added.append(nn.functional.embedding(chosen, torch.cat([rest, features])))
+    positions = batch.positions if recipe.axes == 3 else batch.line
+    return Output(run_layers(decoder, embeds, positions, batch.mask, added, given), words, cells)

@@ -17,11 +17,12 @@ from transformers import AutoModelForImageTextToText
 
 from emblema.bench.tasks import TASKS, generate
 from emblema.bench.tasks.world import KINDS
-from reference.batches import collate, tile_pool
+from reference.batches import collate
+from reference.families import RECIPES, Recipe
 from reference.forward import decode
 from reference.layout import Setting, build
+from reference.pictures import tile_pool
 
-FOLDER = Path(__file__).parents[1] / "src/emblema/assets/reference"
 SETTINGS = {
     "visible": Setting(slid=0.0),
     "slid": Setting(slid=1.0, hidden=True),
@@ -33,24 +34,32 @@ Counts = dict[str, dict[str, list[list[int]]]]
 
 @torch.no_grad()
 def measure(
-    model: nn.Module, patches: torch.Tensor, task: str, seed: int, items: int, opening: int = 10, group: int = 8
+    recipe: Recipe,
+    model: nn.Module,
+    tiles: np.ndarray,
+    task: str,
+    seed: int,
+    items: int,
+    opening: int = 10,
+    group: int = 8,
 ) -> Counts:
     """setting -> kind -> [right, asked] of each of `items` fresh episodes of a task.
 
-    patches: [TILE_COUNT, 4, 1176] of every tile; opening: most random words before the pages; group: episodes a batch.
+    tiles: [1, TILE_COUNT, 2, 28, 28, 3], every tile; opening: most random words before the pages; group: episodes a
+    batch.
     """
     table: Counts = {}
     episodes = list(generate(task, seed, items))
     for name, setting in SETTINGS.items():
         table[name] = {kind: [] for kind in KINDS}
-        shown = replace(setting, opening=opening)
+        shown = replace(setting, opening=opening, frame=recipe.frame)
         for first in range(0, items, group):
             random = np.random.default_rng([seed, first])
             chosen = episodes[first : first + group]
             batch = collate([build(random, episode, shown) for episode in chosen])
-            hidden, words, _ = decode(model, patches, batch)
+            output = decode(recipe, model, tiles, batch)
             row, target, kind, _ = batch.answers.unbind(1)
-            right = (hidden[row] @ words.T).argmax(-1) == target
+            right = (output.last[row] @ output.words.T).argmax(-1) == target
             owner = row // batch.table.shape[1]
             for number, kind_name in enumerate(KINDS):
                 for index in range(len(chosen)):
@@ -101,15 +110,17 @@ def summary(table: Counts) -> dict[str, dict[str, dict[str, float]]]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--model", choices=list(RECIPES), default="reference")
+    parser.add_argument("--folder", type=Path, help="where its weights lie; the bundled ones if left out")
     parser.add_argument("--task", choices=list(TASKS), default="maps")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--items", type=int, default=500)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
-    model = AutoModelForImageTextToText.from_pretrained(options.folder, dtype=torch.float32)
-    patches = tile_pool(np.random.default_rng(0), 1)[0]
-    figures = summary(measure(model, patches, options.task, options.seed, options.items))
+    recipe = RECIPES[options.model]
+    model = AutoModelForImageTextToText.from_pretrained(options.folder or recipe.folder, dtype=torch.float32)
+    tiles = tile_pool(np.random.default_rng(0), 1)
+    figures = summary(measure(recipe, model, tiles, options.task, options.seed, options.items))
     for name, kinds in figures.items():
         print(name)
         for kind, held in kinds.items():

@@ -1,8 +1,10 @@
-"""Train the bundled reference model from nothing: `python -m reference.train`, an hour or more on two CPU cores.
+"""Train a bundled model: `python -m reference.train --model reference`, an hour or more on CPU cores.
 
-Checkpoints go to --work every two minutes; --resume goes on from the last one. The finished folder goes to --out. The
-curriculum starts at pictures of 3 x 3 cells and moves on when the questions are answered, up to 8 x 8 cells and prompts
-of 25 pages.
+`reference` is trained from nothing: the curriculum starts at pictures of 3 x 3 cells and moves on when the questions
+are answered, up to 8 x 8 cells and prompts of 25 pages. The others start from it (--teacher) at the last stage: what
+fits is copied, the vision tower is fitted to the teacher's, then every layer by itself to the teacher's states
+(--alone steps), then the whole to states, answers and questions, less and less to the teacher. Checkpoints go to
+--work every two minutes; --resume goes on from the last one. The finished folder goes to --out.
 """
 
 from __future__ import annotations
@@ -17,16 +19,22 @@ import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
+from transformers import AutoModelForImageTextToText
 
 from emblema.bench.tasks.tiles import COLOUR_COUNT, ICON_NAMES, TILE_COUNT
 from emblema.bench.tasks.world import KINDS, LANDS
-from reference.batches import STAGES, Batch, make_batch, tile_pool
-from reference.forward import decode
+from reference.batches import PRACTICE, STAGES, Batch, make_batch
+from reference.families import RECIPES, Recipe
+from reference.families.base import WIDTH
+from reference.folder import write_folder
+from reference.forward import Output, decode
 from reference.measure import describe, measure
-from reference.model import new_model, write_folder
+from reference.pictures import tile_pool
+from reference.teach import fit_tower, guided, start
 from reference.words import INDEX
 
-OUT = Path(__file__).parents[1] / "src/emblema/assets/reference"
+GUIDED = 0.9
+"""Share of the run in which the teacher is heard, less and less."""
 GLYPH_COUNT = len(ICON_NAMES) + len(LANDS) + 2
 LAND_IDS = [INDEX[name] for name in LANDS]
 
@@ -54,6 +62,29 @@ class State:
     entered: int = 0
 
 
+@dataclass
+class Run:
+    """What training changes, and the tiles that it sees."""
+
+    recipe: Recipe
+    model: nn.Module
+    heads: nn.ModuleList
+    parameters: list[nn.Parameter]
+    optimiser: torch.optim.Optimizer
+    pool: np.ndarray
+    state: State
+
+    @staticmethod
+    def new(options: argparse.Namespace) -> Run:
+        """A fresh run."""
+        recipe = RECIPES[options.model]
+        model, heads = recipe.new_model(), nn.ModuleList([Heads(WIDTH), Heads(WIDTH)])
+        parameters = [each for each in (*model.parameters(), *heads.parameters()) if each.requires_grad]
+        optimiser = torch.optim.AdamW(parameters, lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01)
+        pool = tile_pool(np.random.default_rng(options.seed), 32)
+        return Run(recipe, model, heads, parameters, optimiser, pool, State())
+
+
 def cell_labels(cells: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Glyph and colour labels of every tile, as the layout numbers them, repeated to the number of cells."""
     tile = torch.arange(TILE_COUNT)
@@ -64,11 +95,9 @@ def cell_labels(cells: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return glyph.repeat(times), colour.repeat(times)
 
 
-def losses(
-    model: nn.Module, heads: nn.ModuleList, patches: torch.Tensor, batch: Batch
-) -> tuple[torch.Tensor, torch.Tensor]:
+def losses(output: Output, heads: nn.ModuleList, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The training loss, and for every answer (kind, slid, right)."""
-    hidden, words, cells = decode(model, patches, batch)
+    hidden, words, cells = output.last, output.words, sum(output.cells)
     entropy = nn.functional.cross_entropy
     row, target, kind, slid = batch.answers.unbind(1)
     logits = hidden[row] @ words.T
@@ -100,19 +129,47 @@ def moves_on(state: State, right: dict[str, float], progress: float) -> bool:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=list(RECIPES), default="reference")
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="stop after so long; the learning rate falls in time"
     )
     parser.add_argument("--tokens", type=int, default=6000, help="rows of a batch")
     parser.add_argument("--rate", type=float, default=1.2e-3)
+    parser.add_argument("--teacher", type=Path, help="folder of a trained `reference` to start from")
+    parser.add_argument("--tower", type=int, default=1500, help="steps of fitting the tower to the teacher's")
+    parser.add_argument("--alone", type=int, default=200, help="steps in which each layer learns by itself")
+    parser.add_argument("--guidance", type=float, default=1.0, help="weight of the teacher at first")
+    parser.add_argument("--practice", type=float, default=PRACTICE, help="share of batches on one map, for aggregates")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--work", type=Path, default=Path("build/reference"))
+    parser.add_argument("--out", type=Path, help="the bundled model's folder if left out")
+    parser.add_argument("--work", type=Path, help="build/NAME if left out")
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
+    options.out = options.out or RECIPES[options.model].folder
+    options.work = options.work or Path("build") / options.model
     train(options)
+
+
+def prepare(options: argparse.Namespace, run: Run, saved: Path) -> nn.Module | None:
+    """Bring the run to where it stopped, or to where the teacher brings it; returns the teacher."""
+    teacher = None
+    if options.teacher:
+        teacher = AutoModelForImageTextToText.from_pretrained(options.teacher, dtype=torch.float32)
+    if options.resume and saved.exists():
+        held = torch.load(saved, weights_only=True)
+        run.model.load_state_dict(held["model"])
+        run.heads.load_state_dict(held["heads"])
+        run.optimiser.load_state_dict(held["optimiser"])
+        run.state = State(**held["state"])
+    elif teacher is not None:
+        start(run.recipe, run.model, teacher, run.pool)
+        left = fit_tower(run.recipe, run.model, teacher, run.pool, options.tower)
+        tqdm.write(f"tower: {left:.4f} of the teacher's features are left unexplained")
+        run.state.stage = len(STAGES) - 1
+        save(options, saved, run)
+    return teacher
 
 
 def train(options: argparse.Namespace) -> None:
@@ -121,31 +178,34 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     options.work.mkdir(parents=True, exist_ok=True)
     saved = options.work / "checkpoint.pt"
-    model, heads, state = new_model(), nn.ModuleList([Heads(192), Heads(192)]), State()
-    parameters = [*model.parameters(), *heads.parameters()]
-    optimiser = torch.optim.AdamW(parameters, lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01)
-    if options.resume and saved.exists():
-        held = torch.load(saved, weights_only=True)
-        model.load_state_dict(held["model"])
-        heads.load_state_dict(held["heads"])
-        optimiser.load_state_dict(held["optimiser"])
-        state = State(**held["state"])
+    run = Run.new(options)
+    teacher = prepare(options, run, saved)
+    recipe, model, state = run.recipe, run.model, run.state
     random = np.random.default_rng([options.seed, state.step])
-    pool = tile_pool(random, 32)
-    right = dict.fromkeys(KINDS, 0.0)
+    right, apart = dict.fromkeys(KINDS, 0.0), 1.0
     bar = tqdm(total=options.steps, initial=state.step, desc="training", unit="step", mininterval=5)
     begun, earlier, written = time.monotonic(), state.seconds, time.monotonic()
     progress = 0.0
     while progress < 1:
         progress = max(state.step / options.steps, state.seconds / 60 / options.minutes)
-        for group in optimiser.param_groups:
+        for group in run.optimiser.param_groups:
             group["lr"] = rate(progress, state.step, options.rate)
-        batch = make_batch(random, state.stage, options.tokens, 2)
-        total, outcome = losses(model, heads, pool[random.choice(len(pool), 2, replace=False)], batch)
-        optimiser.zero_grad(set_to_none=True)
+        batch = make_batch(random, state.stage, options.tokens, 2, recipe.frame, options.practice)
+        tiles = run.pool[random.choice(len(run.pool), 2, replace=False)]
+        alone = teacher is not None and state.step < options.alone
+        weight = options.guidance * max(0.0, 1 - progress / GUIDED) if teacher is not None else 0.0
+        if teacher is not None and weight > 0:
+            output, lesson = guided(recipe, model, teacher, tiles, batch, alone)
+            apart += 0.05 * (float(lesson) - apart)
+        else:
+            output, lesson = decode(recipe, model, tiles, batch), torch.zeros(())
+        total, outcome = losses(output, run.heads, batch)
+        total = 10 * lesson + 0.1 * total if alone else 3 * weight * lesson + total
+        run.optimiser.zero_grad(set_to_none=True)
         total.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
+        nn.utils.clip_grad_norm_(run.parameters, 1.0)
+        run.optimiser.step()
+        recipe.after_step(model)
         state.step += 1
         state.seconds = earlier + time.monotonic() - begun
         for number, kind in enumerate(KINDS):
@@ -153,42 +213,33 @@ def train(options: argparse.Namespace) -> None:
             if len(chosen):
                 right[kind] += 0.05 * (float(chosen.float().mean()) - right[kind])
         bar.update()
-        bar.set_postfix(
-            stage=state.stage, loss=f"{float(total):.2f}", **{kind: f"{part:.2f}" for kind, part in right.items()}
-        )
+        shown = {kind: f"{part:.2f}" for kind, part in right.items()}
+        bar.set_postfix(stage=state.stage, loss=f"{float(total):.2f}", apart=f"{apart:.3f}", **shown)
         if moves_on(state, right, progress):
             tqdm.write(f"step {state.step}: stage {state.stage} done after {state.seconds / 60:.1f} min")
             state.stage, state.entered = state.stage + 1, state.step
         if state.step % 200 == 0:
-            tqdm.write(
-                f"step {state.step}, {state.seconds / 60:.1f} min: {describe(measure(model, pool[0], 'maps', 99, 16))}"
-            )
+            found = describe(measure(recipe, model, run.pool[:1], "maps", 99, 16))
+            tqdm.write(f"step {state.step}, {state.seconds / 60:.1f} min: {found}")
         if time.monotonic() - written > 120:
-            save(options, saved, model, heads, optimiser, state)
+            save(options, saved, run)
             written = time.monotonic()
-    save(options, saved, model, heads, optimiser, state)
-    write_folder(model, options.out)
-    tqdm.write(describe(measure(model, pool[0], "maps", 7, 50)))
+    save(options, saved, run)
+    write_folder(recipe, model, options.out)
+    tqdm.write(describe(measure(recipe, model, run.pool[:1], "maps", 7, 50)))
 
 
-def save(
-    options: argparse.Namespace,
-    path: Path,
-    model: nn.Module,
-    heads: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    state: State,
-) -> None:
+def save(options: argparse.Namespace, path: Path, run: Run) -> None:
     """Write a checkpoint that --resume reads, and the model as a folder beside it."""
     held = {
-        "model": model.state_dict(),
-        "heads": heads.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "state": vars(state),
+        "model": run.model.state_dict(),
+        "heads": run.heads.state_dict(),
+        "optimiser": run.optimiser.state_dict(),
+        "state": vars(run.state),
     }
     torch.save(held, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
-    write_folder(model, options.work / "early")
+    write_folder(run.recipe, run.model, options.work / "early")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Load a model and its processor from a hub name, a folder, or the bundled reference model."""
+"""Load a model and its processor from a hub name, a folder, or a bundled model."""
 
 import json
 import logging
@@ -13,7 +13,8 @@ import torch
 
 from emblema.errors import ModelError
 
-REFERENCE = "reference"
+BUNDLED = ("reference", "reference-deepstack", "reference-mha", "reference-mla")
+"""The bundled models, one a kind of KV: M-RoPE, deepstack and shared heads, one key a head on a line, latents."""
 _log = logging.getLogger(__name__)
 
 
@@ -27,9 +28,9 @@ class Bundle:
     chat_template: str | None = None
 
 
-def reference_folder() -> Path:
-    """Where the bundled model lies."""
-    return Path(str(files("emblema"))) / "assets" / "reference"
+def bundled_folder(name: str) -> Path:
+    """Where a bundled model lies."""
+    return Path(str(files("emblema"))) / "assets" / name
 
 
 def load_model(
@@ -38,7 +39,7 @@ def load_model(
     """A model in eval mode, and its processor (or a Bundle of the processor's parts).
 
     Args:
-        name: `reference`, a folder, or a Hugging Face id.
+        name: one of `BUNDLED`, a folder, or a Hugging Face id.
         device: where to put it; the CPU by default.
         dtype: dtype of the weights; the checkpoint's own by default. Rotary tables stay float32 either way.
 
@@ -47,7 +48,7 @@ def load_model(
     """
     from transformers import AutoConfig
 
-    source = str(reference_folder() if str(name) == REFERENCE else name)
+    source = str(bundled_folder(str(name)) if str(name) in BUNDLED else name)
     place = None if device is None else _usable(device)
     try:
         config = AutoConfig.from_pretrained(source)
@@ -68,8 +69,8 @@ def load_model(
         ) from error
     except Exception as error:  # A damaged checkpoint fails in whatever part of transformers meets the damage first.
         raise ModelError(
-            f"Could not load the model {str(name)!r}: {_first_line(error)} Give 'reference', the folder of a whole "
-            "checkpoint, or a Hugging Face id."
+            f"Could not load the model {str(name)!r}: {_first_line(error)} Give a bundled model "
+            f"({', '.join(BUNDLED)}), the folder of a whole checkpoint, or a Hugging Face id."
         ) from error
     return model, load_processor(source)
 
