@@ -1,4 +1,4 @@
-"""The bundled models' bars: the machinery on a few episodes, the bars themselves on five hundred."""
+"""The bundled model's bars: the machinery on a few episodes, the bars themselves on five hundred."""
 
 import json
 import os
@@ -13,18 +13,15 @@ from emblema.bench.bars_report import bars_of, report, results_table, show
 from emblema.bench.figures import plain, write_figures
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
-from emblema.models.load import BUNDLED
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
-OTHERS = [name for name in BUNDLED if name != MODEL] if MODEL in BUNDLED else []
-MODELS = [MODEL, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 STRATEGIES = ("full", "blind", "patch-25%")
 EPISODES = 500
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def engine(request: pytest.FixtureRequest) -> Engine:
-    return Engine.load(request.param)
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.load(MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +90,8 @@ def test_the_result_is_shown_and_written(few: BarsResult, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_bundled_models_clear_their_bars(engine: Engine) -> None:
-    """The bars of every bundled model, on 500 fresh episodes of any seed and 2,000 multi-hop questions or more."""
+def test_the_bundled_model_clears_its_bars(engine: Engine) -> None:
+    """The bars of the bundled model, on 500 fresh episodes of any seed and 2,000 multi-hop questions or more."""
     seed = secrets.randbelow(2**31)
     found = measure(engine, "maps", seed, EPISODES, strategies=STRATEGIES)
     with open(os.devnull, "w") as nowhere:

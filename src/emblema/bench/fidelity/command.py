@@ -19,7 +19,7 @@ from emblema.bench.tasks.judge import Judge
 from emblema.bench.tasks.prompting import SETTINGS
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
-from emblema.models.load import reference_folder
+from emblema.models.load import bundled_folder
 
 
 def wanted_of(
@@ -50,7 +50,7 @@ def wanted_of(
 
 def source_of(name: str) -> str:
     """What a model is loaded from: the folder of one that is bundled, else the name as it is."""
-    bundled = reference_folder().parent / name
+    bundled = bundled_folder(name)
     return str(bundled) if Path(name).name == name and (bundled / "config.json").is_file() else name
 
 

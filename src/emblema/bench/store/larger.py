@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from emblema.models.load import load_processor, reference_folder
+from emblema.models.load import bundled_folder, load_processor
 
 LAYERS, HEADS, HIDDEN, INTERMEDIATE = 14, 12, 768, 2304
 
@@ -15,7 +15,7 @@ def larger_model(seed: int) -> tuple[Any, Any]:
     """A model of the bundled model's family with a hundred million parameters, and the bundled model's processor."""
     from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 
-    config = AutoConfig.from_pretrained(str(reference_folder()))
+    config = AutoConfig.from_pretrained(str(bundled_folder("reference")))
     text, vision = config.text_config, config.vision_config
     text.num_hidden_layers, text.hidden_size, text.intermediate_size = LAYERS, HIDDEN, INTERMEDIATE
     text.num_attention_heads = text.num_key_value_heads = HEADS
@@ -26,7 +26,7 @@ def larger_model(seed: int) -> tuple[Any, Any]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen2_5_VLForConditionalGeneration(config)
-    return model.eval(), load_processor(str(reference_folder()))
+    return model.eval(), load_processor(str(bundled_folder("reference")))
 
 
 def random_picture(side: int, random: np.random.Generator) -> Image.Image:
