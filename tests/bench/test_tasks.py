@@ -137,10 +137,11 @@ def check_clip(path: Path, clip: Clip) -> None:
 def test_tiles_are_what_the_stock_processor_sees() -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    from reference import batches
+    from reference.families.qwen2_5_vl import qwen_patches
+    from reference.pictures import tile_pool
 
     processor = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2)
-    patches = batches.tile_pool(np.random.default_rng(0), 1)[0]
+    patches = qwen_patches(tile_pool(np.random.default_rng(0), 1)[0])
     for _, scene in next(generate("maps", 1, 1)).scenes():
         seen = processor(images=[scene.image()], return_tensors="pt")
         assert seen["image_grid_thw"].tolist() == [[1, 16, 16]]
@@ -150,9 +151,10 @@ def test_tiles_are_what_the_stock_processor_sees() -> None:
 
 
 def test_training_words_are_what_the_tokenizer_sees() -> None:
-    from reference import layout, model
+    from reference import folder, layout
+    from reference.families import RECIPES
 
-    tokenizer = model.tokenizer()
+    tokenizer = folder.tokenizer(RECIPES["reference"])
     for question in next(generate("maps", 1, 1)).questions:
         text = f"<|im_start|>user\n{question.text}<|im_end|>\n<|im_start|>assistant\n{question.answer}<|im_end|>"
         assert tokenizer(text).input_ids == layout.words(text.lower())

@@ -236,9 +236,10 @@ def test_items_are_well_formed(name: str) -> None:
 
 
 def test_the_bundled_tokenizer_knows_every_word() -> None:
-    from reference import model
+    from reference.families import RECIPES
+    from reference.folder import tokenizer as bundled
 
-    tokenizer = model.tokenizer()
+    tokenizer = bundled(RECIPES["reference"])
     for name in NAMES:
         if name == "audio-two-clip":
             continue
