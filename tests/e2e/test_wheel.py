@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from emblema.models.load import BUNDLED
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 WEIGHTS_LIMIT = 10 * 2**20
+"""Bytes of each bundled model."""
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +73,8 @@ def test_the_wheel_holds_what_it_should(installed: Installed) -> None:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
     assert "emblema/py.typed" in sizes
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in sizes)
-    weights = sum(size for name, size in sizes.items() if name.endswith(".safetensors"))
-    assert 0 < weights <= WEIGHTS_LIMIT
+    weights = [size for name, size in sizes.items() if name.endswith(".safetensors")]
+    assert len(weights) == len(BUNDLED) and all(0 < size <= WEIGHTS_LIMIT for size in weights)
     tops = {name.split("/")[0] for name in sizes}
     assert tops == {"emblema", next(name for name in tops if name.endswith(".dist-info"))}
     assert not [name for name in sizes if "__pycache__" in name]
