@@ -18,6 +18,7 @@ from emblema.link.strategies.base import computed
 from emblema.link.strategies.chosen import Chosen
 from emblema.models.adapter import Adapter
 from emblema.models.attending import attention_noted
+from emblema.models.table import KVTable
 
 
 def deficit_oracle(adapter: Adapter, prompt: Prompt, percent: float) -> Chosen:
@@ -28,16 +29,8 @@ def deficit_oracle(adapter: Adapter, prompt: Prompt, percent: float) -> Chosen:
     Raises:
         StrategyError: the share is out of range.
     """
-    budget = _budget(prompt, percent)
-    table = conditioned_table(Executor(adapter), prompt)
-    scores = torch.zeros(prompt.tokens)
-    layers = range(len(adapter.layouts))
-    for segment, chunk in prompt.chunk_segments:
-        for rows in deficits_of(adapter, table, prompt, segment, (chunk, chunk.rows), layers):
-            if rows is not None:
-                size = rows.keys.square().sum(dim=(0, 2)) + rows.values.square().sum(dim=(0, 2))
-                scores[segment.start : segment.stop] += size.cpu()
-    return Chosen(f"oracle-deficit-{percent:g}", _top(scores, prompt, budget))
+    executor = Executor(adapter)
+    return choice("deficit", percent, deficit_scores(executor, prompt, conditioned_table(executor, prompt)), prompt)
 
 
 def query_oracle(adapter: Adapter, prompt: Prompt, percent: float) -> Chosen:
@@ -50,32 +43,48 @@ def query_oracle(adapter: Adapter, prompt: Prompt, percent: float) -> Chosen:
         StrategyError: the share is out of range.
         ModelError: the model's attention does not go through transformers' interface.
     """
-    budget = _budget(prompt, percent)
-    start = prompt.segments[-1].start
+    executor, start = Executor(adapter), prompt.segments[-1].start
+    if start == 0:
+        return choice("query", percent, torch.zeros(prompt.tokens), prompt)
+    table = conditioned_table(executor, prompt.until(start))
+    return choice("query", percent, query_scores(executor, prompt, table), prompt)
+
+
+def deficit_scores(executor: Executor, prompt: Prompt, table: KVTable) -> Tensor:
+    """[rows] squared norm of each chunk row's position-free deficit, over layers; `table` is the conditioned one."""
+    adapter = executor.adapter
     scores = torch.zeros(prompt.tokens)
-    if start > 0:
-        executor, layers = Executor(adapter), len(adapter.layouts)
-        table = conditioned_table(executor, prompt.until(start))
-        plan = LinkPlan("oracle", prompt.tokens, layers, tuple(computed(prompt, layers, 0, prompt.tokens)))
-        with attention_noted(adapter) as noted:
-            executor.run(plan.behind(start), prompt, Resources({}, {}), table=table, settled=start)
-        scores[table.rows[: table.length].cpu()] = noted.mass().cpu()
-    return Chosen(f"oracle-query-{percent:g}", _top(scores, prompt, budget))
+    layers = range(len(adapter.layouts))
+    for segment, chunk in prompt.chunk_segments:
+        for rows in deficits_of(adapter, table, prompt, segment, (chunk, chunk.rows), layers):
+            if rows is not None:
+                size = rows.keys.square().sum(dim=(0, 2)) + rows.values.square().sum(dim=(0, 2))
+                scores[segment.start : segment.stop] += size.cpu()
+    return scores
 
 
-def _candidates(prompt: Prompt) -> Tensor:
-    kept = [segment.rows for segment, _ in prompt.chunk_segments if segment.start > 0]
-    return torch.tensor(
-        [row for rows in kept if rows not in prompt.slid_rows for row in range(*rows)], dtype=torch.int64
-    )
+def query_scores(executor: Executor, prompt: Prompt, table: KVTable) -> Tensor:
+    """[rows] attention that the prompt's last part pays each row; `table` holds what stands before it, and is kept."""
+    start, layers, front = prompt.segments[-1].start, len(executor.adapter.layouts), table.length
+    scores = torch.zeros(prompt.tokens)
+    plan = LinkPlan("oracle", prompt.tokens, layers, tuple(computed(prompt, layers, 0, prompt.tokens)))
+    with attention_noted(executor.adapter) as noted:
+        executor.run(plan.behind(start), prompt, Resources({}, {}), table=table, settled=start)
+    scores[table.rows[: table.length].cpu()] = noted.mass().cpu()
+    table.truncate(front)
+    return scores
 
 
-def _budget(prompt: Prompt, percent: float) -> int:
+def choice(kind: str, percent: float, scores: Tensor, prompt: Prompt) -> Chosen:
+    """The strategy that computes the `percent` of visible chunk rows with the highest scores; rounded up.
+
+    Raises:
+        StrategyError: the share is out of range.
+    """
     if not 0 < percent <= 100:
         raise StrategyError(f"an oracle's share is {percent:g}: it must be above 0 and at most 100 percent")
-    return ceil(len(_candidates(prompt)) * percent / 100)
-
-
-def _top(scores: Tensor, prompt: Prompt, budget: int) -> frozenset[int]:
-    candidates = _candidates(prompt)
-    return frozenset(candidates[scores[candidates].topk(budget).indices].tolist())
+    spans = [segment.rows for segment, _ in prompt.chunk_segments if segment.start > 0]
+    rows = [row for span in spans if span not in prompt.slid_rows for row in range(*span)]
+    candidates = torch.tensor(rows, dtype=torch.int64)
+    best = scores[candidates].topk(ceil(len(rows) * percent / 100)).indices
+    return Chosen(f"oracle-{kind}-{percent:.12g}", frozenset(candidates[best].tolist()))

@@ -9,12 +9,13 @@ from torch import Tensor
 from emblema.bench.fidelity.arms import Arm, AtShare
 from emblema.bench.fidelity.budgets import Budget
 from emblema.bench.fidelity.endings import endings, plain_ending, same_front
-from emblema.bench.fidelity.oracles import Oracle, deficit_scores, front_table, query_scores
+from emblema.bench.fidelity.oracles import Oracle, front_table
 from emblema.errors import StrategyError
 from emblema.kv.patch import Patch
 from emblema.link.executor import Executor, Linked
 from emblema.link.findings import Findings
 from emblema.link.forming import form_missing
+from emblema.link.oracle import deficit_scores, query_scores
 from emblema.link.plan import LinkPlan, Source
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Strategy
