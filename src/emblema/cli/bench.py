@@ -106,6 +106,7 @@ def store(
     screen.print(f"seed: {result.seed}")
 
 
+@app.command()
 def fidelity(
     model: Annotated[str, typer.Option(help="Bundled names, folders or Hugging Face ids, with commas.")] = "reference",
     tasks: Annotated[

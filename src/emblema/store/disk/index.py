@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from emblema.store.disk.entry import Entry
 from emblema.store.disk.files import clear
@@ -20,6 +21,7 @@ from emblema.store.disk.schema import (
     entry_of_row,
     owner_bytes,
     row_of,
+    summed,
 )
 
 _PAGE = 512
@@ -28,6 +30,16 @@ _CACHE = 64 * 2**20
 """Bytes of pages that a connection keeps at most: the upper levels of a million entries' trees."""
 _WAIT = 60.0
 """Seconds to wait for another process's change."""
+
+
+class _Connection(sqlite3.Connection):
+    """One whose errors are sqlite's own also where a damaged schema's names are no text."""
+
+    def execute(self, *statement: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*statement)
+        except UnicodeDecodeError as error:
+            raise DamagedIndexError(f"its schema is no text: {error}") from error
 
 
 class Index:
@@ -58,7 +70,10 @@ class Index:
 
     def _connect(self) -> sqlite3.Connection:
         name = ":memory:" if self.path is None else f"{self.path.as_uri()}?mode=rwc"
-        connection = sqlite3.connect(name, timeout=_WAIT, isolation_level=None, check_same_thread=False, uri=True)
+        connection = sqlite3.connect(
+            name, timeout=_WAIT, isolation_level=None, check_same_thread=False, factory=_Connection, uri=True
+        )
+        connection.create_function("summed", 4, summed, deterministic=True)
         connection.execute(f"PRAGMA cache_size = -{_CACHE // 1024}")
         return connection
 
@@ -121,9 +136,12 @@ class Index:
     def totals(self, owner: str | None = None, kind: str | None = None) -> tuple[int, int]:
         """How many pieces there are, and their bytes."""
         where, given = _where(owner, kind)
-        query = f"SELECT coalesce(sum(pieces), 0), coalesce(sum(bytes), 0) FROM totals WHERE 1{where}"
+        whole = "coalesce(min(checksum IS summed(owner, kind, pieces, bytes)), 1)"
+        query = f"SELECT coalesce(sum(pieces), 0), coalesce(sum(bytes), 0), {whole} FROM totals WHERE 1{where}"
         with self._view() as connection:
-            pieces, bytes = connection.execute(query, given).fetchone()
+            pieces, bytes, right = connection.execute(query, given).fetchone()
+        if not right:
+            raise DamagedIndexError("the checksum of a total differs")
         return pieces, bytes
 
     def patches_of(self, chunk: str) -> list[str]:
@@ -204,8 +222,8 @@ class Index:
     def set_totals(self, totals: Mapping[tuple[bytes, str], tuple[int, int]]) -> None:
         """What a scan counted, by owner and kind."""
         self._writer.execute("DELETE FROM totals")
-        rows = [(*key, *counts) for key, counts in totals.items()]
-        self._writer.executemany("INSERT INTO totals VALUES (?, ?, ?, ?)", rows)
+        rows = [(*key, *counts, summed(*key, *counts)) for key, counts in totals.items()]
+        self._writer.executemany("INSERT INTO totals VALUES (?, ?, ?, ?, ?)", rows)
 
     def parts(self) -> Iterator[tuple[bytes, bytes]]:
         """Every chunk of every patch."""

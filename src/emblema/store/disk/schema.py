@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 from emblema.store.disk.entry import Entry
 from emblema.store.record import SHARED, RecordKind, Terms
 
-VERSION = 1
+VERSION = 2
 APPLICATION = 0x656D626C
 """The marks of a file that holds these tables."""
 
@@ -27,15 +27,19 @@ CREATE INDEX pieces_ending ON pieces (ends) WHERE expires IS NOT NULL OR idle IS
 CREATE TABLE parts (chunk BLOB, patch BLOB, PRIMARY KEY (chunk, patch)) WITHOUT ROWID;
 CREATE INDEX parts_patch ON parts (patch);
 CREATE TABLE totals (
-    owner BLOB, kind TEXT, pieces INTEGER NOT NULL, bytes INTEGER NOT NULL, PRIMARY KEY (owner, kind)
+    owner BLOB, kind TEXT, pieces INTEGER NOT NULL, bytes INTEGER NOT NULL, checksum BLOB NOT NULL,
+    PRIMARY KEY (owner, kind)
 ) WITHOUT ROWID;
 CREATE TABLE moments (name TEXT PRIMARY KEY, seconds REAL NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID;
 CREATE TRIGGER pieces_added AFTER INSERT ON pieces BEGIN
-    INSERT INTO totals VALUES (NEW.owner, NEW.kind, 1, NEW.bytes)
-    ON CONFLICT DO UPDATE SET pieces = pieces + 1, bytes = bytes + NEW.bytes;
+    INSERT INTO totals VALUES (NEW.owner, NEW.kind, 1, NEW.bytes, summed(NEW.owner, NEW.kind, 1, NEW.bytes))
+    ON CONFLICT DO UPDATE SET pieces = pieces + 1, bytes = bytes + NEW.bytes,
+        checksum = summed(owner, kind, pieces + 1, bytes + NEW.bytes);
 END;
 CREATE TRIGGER pieces_removed AFTER DELETE ON pieces BEGIN
-    UPDATE totals SET pieces = pieces - 1, bytes = bytes - OLD.bytes WHERE owner = OLD.owner AND kind = OLD.kind;
+    UPDATE totals SET pieces = pieces - 1, bytes = bytes - OLD.bytes,
+        checksum = summed(owner, kind, pieces - 1, bytes - OLD.bytes)
+    WHERE owner = OLD.owner AND kind = OLD.kind;
     DELETE FROM parts WHERE patch = OLD.id;
 END;
 """
@@ -139,6 +143,11 @@ def entry_of_row(row: Row) -> Entry:
 def checksum(value: object) -> bytes:
     """Of numbers, texts, bytes and tuples of them."""
     return struct.pack("<Q", xxh3_64_intdigest(repr(value).encode()))
+
+
+def summed(*values: object) -> bytes:
+    """The checksum of several values: what the tables' triggers call `summed`."""
+    return checksum(values)
 
 
 def is_damage(error: sqlite3.Error) -> bool:
