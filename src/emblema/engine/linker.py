@@ -12,7 +12,7 @@ from emblema.link.executor import Executor, Linked
 from emblema.link.findings import Findings
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
-from emblema.link.prompt import Prompt, TextPart
+from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.registry import parse
@@ -76,13 +76,17 @@ class Linker:
         chosen = parse(strategy)
         # Read once a link: it walks over all weights to see whether they are still the same.
         model = self.adapter.fingerprint
-        chunks = {chunk.id: chunk for _, chunk in prompt.chunk_segments}
-        strange = next((chunk for chunk in chunks.values() if chunk.model != model), None)
+        strange = next((chunk for _, chunk in prompt.chunk_segments if chunk.model != model), None)
         if strange is not None:
             raise PromptError(
                 f"chunk {strange.id[:12]} was made by another model, or before the weights changed: add its media here"
             )
         recaptured = 0
+        # Rows that a window wrote are its own; those that are to be computed are nowhere yet.
+        parts = (segment.part for segment in prompt.segments)
+        chunks = {
+            part.chunk.id: part.chunk for part in parts if isinstance(part, ChunkPart) and part.state == "canonical"
+        }
         with self.view.lease(chunks) as lease:
             while True:
                 recaptured += self._recapture(chunks, lease)
@@ -142,7 +146,8 @@ class Linker:
         return Outcome(plan, linked, forming, 0, fallback or plan.remark)
 
     def _all_held(self, prompt: Prompt) -> bool:
-        return all(chunk.id in self.view for _, chunk in prompt.chunk_segments)
+        parts = (segment.part for segment in prompt.segments)
+        return all(part.name in self.view for part in parts if isinstance(part, ChunkPart) and part.name)
 
     def _form(self, plan: LinkPlan, prompt: Prompt, findings: Findings) -> int:
         def keep(key: PatchKey, patch: Patch) -> None:
@@ -175,11 +180,15 @@ def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> tuple[PrefixMa
 def segments_of(prompt: Prompt) -> list[Segment]:
     """A prompt as the prefix store compares it."""
     return [
-        TextSegment(segment.part.token_ids)
-        if isinstance(segment.part, TextPart)
-        else ChunkSegment(segment.part.chunk.id, segment.part.tokens, segment.part.slid)
+        TextSegment(_text(segment.part))
+        if isinstance(segment.part, TextPart) or not segment.part.name
+        else ChunkSegment(segment.part.name, segment.part.tokens, segment.part.slid)
         for segment in prompt.segments
     ]
+
+
+def _text(part: Part) -> tuple[int, ...]:
+    return part.token_ids if isinstance(part, TextPart) else tuple(part.chunk.encoded.token_ids.tolist())
 
 
 def _copied(linked: Linked, rows: int) -> KVRows:

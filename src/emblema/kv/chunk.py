@@ -73,6 +73,7 @@ class Chunk:
         model: fingerprint of the model that made it.
         encoded: what the decoder was fed; its positions are the canonical ones.
         rows: per layer, the canonical rows; of a chunk that a store keeps, read from there when they are used.
+        base: the position that its rows were first written from; 0 for canonical ones.
     """
 
     id: str
@@ -80,6 +81,7 @@ class Chunk:
     model: str
     encoded: Encoded
     rows: KVRows
+    base: int = 0
 
     @property
     def tokens(self) -> int:

@@ -168,7 +168,8 @@ def _canonical(part: RowRange, chunks: Mapping[str, Chunk]) -> Tensor:
     origin = _origin(part)
     if origin.offset < 0 or origin.offset + part.rows > chunks[origin.chunk].tokens:
         raise PlanError(f"rows {part.start} to {part.stop} are taken from beyond the end of chunk {origin.chunk[:12]}")
-    return chunks[origin.chunk].encoded.positions[:, origin.offset : origin.offset + part.rows]
+    chunk = chunks[origin.chunk]
+    return chunk.encoded.positions[:, origin.offset : origin.offset + part.rows] + chunk.base
 
 
 def _origin(part: RowRange) -> ChunkOrigin:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,16 +23,34 @@ class TextPart:
         return len(self.token_ids)
 
 
+State = Literal["canonical", "settled", "fresh"]
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkPart:
-    """A chunk set into the prompt. A slid one has conditioned the chunks after it and is absent for every text row."""
+    """A chunk set into the prompt.
+
+    Attributes:
+        chunk: the chunk.
+        slid: it has conditioned the chunks after it and is absent for every text row.
+        state: `canonical` rows are taken as a strategy says; `settled` ones were written in a window, hold what they
+            absorbed there and are taken as they are; `fresh` ones are nowhere yet and are computed in their place.
+        source: id of the chunk that settled rows stand for, as an antecedent; "" for text; the chunk's own by default.
+    """
 
     chunk: Chunk
     slid: bool = False
+    state: State = "canonical"
+    source: str | None = None
 
     @property
     def tokens(self) -> int:
         return self.chunk.tokens
+
+    @property
+    def name(self) -> str:
+        """What the part is called as an antecedent; empty for text."""
+        return self.chunk.id if self.source is None else self.source
 
 
 Part = TextPart | ChunkPart
@@ -145,7 +164,8 @@ class Prompt:
 
     def antecedents(self, segment: Segment) -> tuple[str, ...]:
         """Ids of the chunks that stand before a segment, in order, slid ones included."""
-        return tuple(chunk.id for other, chunk in self.chunk_segments if other.start < segment.start)
+        before = (one.part for one in self.segments if one.start < segment.start)
+        return tuple(part.name for part in before if isinstance(part, ChunkPart) and part.name)
 
     def until(self, row: int) -> "Prompt":
         """The prompt's segments that end at or before a row."""

@@ -120,7 +120,9 @@ def lay_out(
             ranges += computed(prompt, layers, *segment.rows)
         elif part.slid and not in_context:
             ranges.append(RowRange(segment.start, segment.stop, Source.ABSENT, (0, layers)))
-        elif segment.start == 0:
+        elif part.state == "fresh":
+            ranges += computed(prompt, layers, *segment.rows)
+        elif segment.start == 0 or part.state == "settled":
             ranges += taken(segment, part.chunk, layers)
         else:
             ranges += chunk_ranges(segment, part.chunk)
