@@ -11,6 +11,7 @@ from emblema.bench.fidelity.command import run, wanted_of
 from emblema.bench.fidelity.holds import check_page, departures, sample
 from emblema.bench.fidelity.results import page, write_page
 from emblema.bench.fidelity.stated import STATEMENTS
+from emblema.bench.fidelity.verdicts import Bar, bars_table, rivals_table, verdict
 from emblema.bench.tasks.registry import TASKS
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
@@ -67,6 +68,32 @@ def test_a_small_sample_holds_and_changed_figures_do_not(folder: Path, engine: E
     (tmp_path / "fidelity-one.json").write_text(json.dumps(changed))
     with pytest.raises(EmblemaError, match="patch-25%: eta is .* committed 0.200"):
         list(sample(tmp_path, 3, lambda name: engine, QUIET))
+
+
+def pooled(strategy: str, **held: Any) -> dict[str, Any]:
+    return {"model": "one", "setting": "slid", "task": "pooled", "strategy": strategy, "n": 500, **held}
+
+
+def test_a_bar_is_met_only_by_a_whole_interval_and_enough_flips() -> None:
+    eta, flips = Bar("patch-25%", "eta", 0.95), Bar("patch-25%", "flip_recovery", 0.95)
+    row = pooled("patch-25%", eta=0.96, flip_recovery=1.0, flips=99, intervals={"eta": [0.94, 0.97]})
+    assert (verdict(row, eta), verdict(row, flips)) == ("met in the mean", "too few flips")
+    row |= {"flips": 100, "intervals": {"eta": [0.951, 0.97], "flip_recovery": [0.9, 1.0]}}
+    assert (verdict(row, eta), verdict(row, flips)) == ("met", "met in the mean")
+    assert verdict(row | {"eta": 0.94}, Bar("patch-25%", "eta", 0.96)) == "missed"
+    assert "| met |" in bars_table([row]) and bars_table([row | {"task": "maps"}]) == ""
+
+
+def test_the_nearest_rival_is_named_with_and_without_an_oracle() -> None:
+    def rival(name: str, ahead: float) -> dict[str, Any]:
+        interval = {"eta_below_patch": [ahead - 0.1, ahead + 0.1]}
+        return pooled(name, eta=0.9 - ahead, eta_below_patch=ahead, intervals=interval)
+
+    rows = [pooled("patch@6%", eta=0.9), rival("mpic@6%", 0.5), rival("epic@6%", 0.3), rival("oracle-query@6%", -0.2)]
+    lines = rivals_table(rows).splitlines()[2:]
+    assert ["epic@6%" in lines[0], "the patch closes more" in lines[0]] == [True, True]
+    assert ["oracle-query@6%" in lines[1], "it closes more" in lines[1]] == [True, True]
+    assert len(lines) == 2
 
 
 def figures(value: float, half: float, items: int) -> dict[str, Any]:

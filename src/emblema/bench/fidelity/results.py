@@ -10,6 +10,7 @@ from emblema.bench.fidelity.report import READING, written
 from emblema.bench.fidelity.stated import STATEMENTS, Cell, Statement
 from emblema.bench.fidelity.summary import POOLED
 from emblema.bench.fidelity.tables import flips, known, main_table, matched_table, number, ranged, table
+from emblema.bench.fidelity.verdicts import bars_table, rivals_table
 from emblema.bench.tasks.registry import TASKS
 
 Row = Mapping[str, Any]
@@ -34,6 +35,7 @@ def page(folder: Path) -> str:
         table(
             ("file", "models", "tasks", "items a task", "seed", "settings", "made with"), [_run(*one) for one in found]
         ),
+        *_bars(rows),
         "## Every method",
     ]
     for model, setting, task in dict.fromkeys((row["model"], row["setting"], row["task"]) for row in rows):
@@ -58,6 +60,18 @@ def write_page(folder: Path, out: Path) -> Path:
     written(out.parent, "--out")
     out.write_text(text, encoding="utf-8")
     return out
+
+
+def _bars(rows: Sequence[Row]) -> list[str]:
+    bars, rivals = bars_table(rows), rivals_table(rows)
+    return [
+        *(["## Against the bars", "All trained tasks pooled. *met*: with the whole interval.", bars] if bars else []),
+        *(
+            ["At equal bytes, the best method that recomputes tokens, without and with an oracle:", rivals]
+            if rivals
+            else []
+        ),
+    ]
 
 
 def _of(rows: Sequence[Row], model: str, setting: str, task: str) -> list[Row]:
