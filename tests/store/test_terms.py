@@ -1,0 +1,98 @@
+"""How long pieces stay, and what may not be evicted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emblema.errors import StoreError
+from emblema.store import Store, Terms
+from tests.store.pieces import name, numbered
+from tests.store.stores import ONE, opened
+from tests.store.tiers import Clock
+
+
+def test_terms_by_age_and_by_use(tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(tmp_path, clock=clock) as store:
+        view = store.view()
+        view.put(numbered(1), Terms(seconds=100))
+        view.put(numbered(2), Terms(idle_seconds=100))
+        view.put(numbered(3))
+        view.flush()
+        clock.now += 60
+        assert all(view.find(name(number)) is not None for number in (1, 2, 3))
+        clock.now += 60
+        assert view.find(name(1)) is None and name(1) not in view
+        assert view.find(name(2)) is not None
+        clock.now -= 10_000
+        assert view.find(name(1)) is None, "a clock that jumps back brings nothing back"
+        assert view.find(name(2)) is not None, "and ends nothing"
+        clock.now += 101
+        assert store.expire() == 1 and store.statistics.expired == 2
+        assert store.disk is not None
+        assert view.ids() == [name(3)] and store.disk.count() == 1
+        with view.lease([name(1), name(3)]) as lease:
+            assert lease.missing == (name(1),)
+            lease.fill(numbered(1))
+        assert name(1) not in view, "expired: used, not kept"
+
+
+def test_terms_outlast_a_restart(tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(tmp_path, clock=clock) as store:
+        store.view().put(numbered(1), Terms(seconds=50))
+        store.view().put(numbered(2), Terms(seconds=500))
+    clock.now += 60
+    with opened(tmp_path, clock=clock) as store:
+        view = store.view()
+        assert view.ids() == [name(2)] and view.find(name(1)) is None
+        assert view.find(name(2)) is not None
+        clock.now += 450
+        assert view.find(name(2)) is None
+        view.put(numbered(2), Terms(seconds=500))
+        view.flush()
+        clock.now += 100
+        assert view.find(name(2)) is not None
+    with opened(tmp_path, clock=clock) as store:
+        assert store.view().ids() == [name(2)], "the file is that of the second time"
+
+
+def test_pins_and_priorities() -> None:
+    with Store(device_bytes=3 * ONE) as store:
+        view = store.view()
+        view.put(numbered(1), Terms(pinned=True))
+        view.put(numbered(2), Terms(priority=1))
+        for number in range(3, 8):
+            view.put(numbered(number))
+        assert sorted(view.ids()) == [name(1), name(2), name(7)]
+        assert view.unpin(name(1)) and view.pin(name(7)) and not view.pin(name(9))
+        view.put(numbered(8))
+        view.put(numbered(9))
+        assert sorted(view.ids()) == [name(2), name(7), name(9)]
+        assert view.delete(name(7))
+
+
+def test_a_pin_is_kept_on_disk(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        view = store.view()
+        view.put(numbered(1))
+        view.pin(name(1))
+        view.flush()
+    with opened(tmp_path) as store:
+        assert store.disk is not None
+        entry = store.disk.entry(name(1))
+        assert entry is not None and entry.terms.pinned
+        assert store.view().unpin(name(1))
+        entry = store.disk.entry(name(1))
+        assert entry is not None and not entry.terms.pinned
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{"seconds": -1}, {"seconds": "7"}, {"idle_seconds": float("nan")}, {"priority": 2**31}, {"priority": 0.5},
+     {"pinned": "yes"}],
+)  # fmt: skip
+def test_terms_that_cannot_be(terms: dict[str, Any]) -> None:
+    with pytest.raises(StoreError):
+        Terms(**terms)
