@@ -91,8 +91,8 @@ def test_the_nearest_rival_is_named_with_and_without_an_oracle() -> None:
 
     rows = [pooled("patch@6%", eta=0.9), rival("mpic@6%", 0.5), rival("epic@6%", 0.3), rival("oracle-query@6%", -0.2)]
     lines = rivals_table(rows).splitlines()[2:]
-    assert ["epic@6%" in lines[0], "the patch closes more" in lines[0]] == [True, True]
-    assert ["oracle-query@6%" in lines[1], "it closes more" in lines[1]] == [True, True]
+    assert ["epic@6%" in lines[0], "0.300 [0.200, 0.400] |" in lines[0]] == [True, True]
+    assert ["oracle-query@6%" in lines[1], "-0.200 [-0.300, -0.100] behind" in lines[1]] == [True, True]
     assert len(lines) == 2
 
 

@@ -13,7 +13,7 @@ from emblema.bench.metrics import Interval, bootstrap, bootstrap_eta, bootstrap_
 
 POOLED = "pooled"
 """Stands in a row's task for all tasks of a run together."""
-PATCH = "patch"
+PATCH, DEEP = "patch", "patch-deep"
 
 Numbers = NDArray[np.float64]
 
@@ -85,13 +85,17 @@ def _rows(model: str, task: str, setting: str, strategies: Mapping[str, Mapping[
             "strategy": name,
             "n": len(own.right),
             "items": len(shared),
-            **_figures(every[FULL], every[BLIND], own, _patch_for(name, every)),
+            **_figures(
+                every[FULL], every[BLIND], own, _at_its_share(name, PATCH, every), _at_its_share(name, DEEP, every)
+            ),
         }
         for name, own in every.items()
     ]
 
 
-def _figures(full: Answers, blind: Answers, own: Answers, patch: Answers | None) -> dict[str, Any]:
+def _figures(
+    full: Answers, blind: Answers, own: Answers, patch: Answers | None, deep: Answers | None
+) -> dict[str, Any]:
     episodes = own.episodes
     flipped = ~full.same(blind)
     restored = flipped & full.same(own)
@@ -106,8 +110,10 @@ def _figures(full: Answers, blind: Answers, own: Answers, patch: Answers | None)
         "agreement": bootstrap(full.same(own).astype(np.float64), episodes),
         "accuracy_lost": bootstrap(full.right - own.right, episodes),
     }
-    if patch is not None:
-        found["eta_below_patch"] = bootstrap_ratio(own.divergences - patch.divergences, blind.divergences, episodes)
+    for against, other in (("patch", patch), ("deep", deep)):
+        if other is not None:
+            lost = own.divergences - other.divergences
+            found[f"eta_below_{against}"] = bootstrap_ratio(lost, blind.divergences, episodes)
     if len(own.judged) == len(own.right):
         found["judged"] = bootstrap(own.judged, episodes)
     return {
@@ -128,7 +134,7 @@ def _share(values: Numbers, chosen: NDArray[np.bool_], episodes: NDArray[np.str_
     return bootstrap_ratio(values * chosen, chosen.astype(np.float64), episodes)
 
 
-def _patch_for(name: str, every: Mapping[str, Answers]) -> Answers | None:
-    """The patch at the same share of bytes, for a method at a share."""
+def _at_its_share(name: str, method: str, every: Mapping[str, Answers]) -> Answers | None:
+    """A method at the same share of bytes, for one at a share."""
     _, at, share = name.partition("@")
-    return every.get(f"{PATCH}@{share}") if at else None
+    return every.get(f"{method}@{share}") if at else None

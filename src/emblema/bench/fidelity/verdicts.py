@@ -78,12 +78,21 @@ def rivals_table(rows: Sequence[Row]) -> str:
                 found = [row for row in rivals if row["strategy"].startswith("oracle") == oracle]
                 if found:
                     best = min(found, key=lambda row: row["eta_below_patch"])
-                    low, high = best["intervals"]["eta_below_patch"]
-                    says = "the patch closes more" if low > 0 else "it closes more" if high < 0 else "no difference"
-                    lines.append((model, setting, f"{share} %", f"`{best['strategy']}`", number(patch["eta"]),
-                                  number(best["eta"]), ranged(best, "eta_below_patch"), says))  # fmt: skip
-    head = ("model", "setting", "bytes", "best method on tokens", "eta of the patch", "its eta", "difference", "")
+                    deep = own.get(f"patch-deep@{share}%", {})
+                    lines.append((model, setting, f"{share} %", f"`{best['strategy']}`", number(best["eta"]),
+                                  number(patch["eta"]), _says(best, "eta_below_patch"), number(deep.get("eta")),
+                                  _says(best, "eta_below_deep")))  # fmt: skip
+    head = ("model", "setting", "bytes", "best method on tokens", "its eta", "the patch", "the patch's lead",
+            "deep half only", "its lead")  # fmt: skip
     return table(head, lines) if lines else ""
+
+
+def _says(row: Row, figure: str) -> str:
+    """A lead with its interval; one that may be none, or is the other's, in words."""
+    if not known(row.get(figure)):
+        return "–"
+    low, high = row["intervals"][figure]
+    return ranged(row, figure) + ("" if low > 0 else " behind" if high < 0 else " no difference")
 
 
 def _groups(rows: Sequence[Row]) -> list[tuple[str, str]]:
