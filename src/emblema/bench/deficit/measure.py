@@ -29,6 +29,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
+from emblema.link.policy import Policy
 
 TAUGHT = 16
 """Items of the teaching half that are kept in memory, at most."""
@@ -68,7 +69,7 @@ def measure_untrained(engine: Engine, name: str, wanted: Wanted, *, screen: Cons
     before = engine.adapter.model
     torch.manual_seed(0)
     model = type(before)(before.config).eval().to(device=engine.adapter.device, dtype=engine.adapter.dtype)
-    other = Engine(model, engine.template.preparer.processor)
+    other = Engine(model, engine.template.preparer.processor, policy=Policy.quiet())
     result = measure(other, f"{name}-untrained", wanted, screen=screen, brief=True)
     result.binds = False
     return result

@@ -203,12 +203,13 @@ def behind(
 
 
 def read_rows(adapter: Adapter, table: KVTable, prompt: Prompt, segment: Segment) -> tuple[LayerRows, ...]:
-    """A segment's rows of a table that holds the whole prompt, position-free, float32."""
+    """A segment's rows of a table that holds the whole prompt, position-free, float32; copies, the table may go on."""
     book = PhaseBook(adapter.tables, prompt.positions[:, segment.start : segment.stop].to(adapter.device))
-    return tuple(
+    rows = (
         unplace(table.read(layer, segment.start, segment.stop), layout, book)
         for layer, layout in enumerate(adapter.layouts)
     )
+    return tuple(LayerRows(one.keys.clone(), one.values.clone()) for one in rows)
 
 
 def alone(adapter: Adapter, chunk: Chunk) -> tuple[LayerRows, ...]:
