@@ -68,6 +68,21 @@ def test_deletion_wins_over_a_load_and_a_look_up_under_way(disk: FaultyDisk) -> 
         assert disk.count() == 1
 
 
+def test_a_deletion_is_known_for_as_long_as_anybody_holds_the_chunk() -> None:
+    store = Store(device_bytes=ONE)
+    view = store.view()
+    first = view.put(numbered(1))
+    second = view.get(name(1))
+    view.put(numbered(2))
+    assert view.find(name(1)) is None, "evicted, with no slower tier"
+    del first
+    view.delete(name(1))
+    with view.lease([name(1)]) as lease:
+        assert lease.missing == (name(1),)
+        lease.fill(second, numbered(1).rows)
+    assert view.find(name(1)) is None, "a second handle does not bring it back"
+
+
 def test_patches_go_with_any_of_their_chunks_in_every_tier_and_across_restarts(tmp_path: Path) -> None:
     remote = RecordingTier()
     keys = [PatchKey("m", name(2), (name(1),)), PatchKey("m", name(3), (name(2),)), PatchKey("m", name(3), ())]

@@ -192,10 +192,13 @@ class Keeper:
             return [owner for owner in owners if (owner, id) not in self.memory.tombstones]
 
     def handle(self, chunk: Chunk, owner: str, sizes: Sequence[int]) -> Chunk:
-        """What is given out for a chunk."""
+        """What is given out for a chunk: one object for all who have it, known of for as long as anybody does."""
         made = handle_of(owner, chunk.id, chunk.kind, chunk.model, chunk.encoded, sizes, self.rows)
         with self.changed:
-            if isinstance(made.rows, StoredRows) and (owner, chunk.id) not in self.handles:
+            known = self.handles.get((owner, chunk.id))
+            if known is not None:
+                return replace(made, rows=known)
+            if isinstance(made.rows, StoredRows):
                 self.handles[owner, chunk.id] = made.rows
         return made
 
