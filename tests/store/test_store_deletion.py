@@ -71,10 +71,8 @@ def test_deletion_wins_over_a_load_and_a_look_up_under_way(disk: FaultyDisk) -> 
 def test_a_deletion_is_known_for_as_long_as_anybody_holds_the_chunk() -> None:
     store = Store(device_bytes=ONE)
     view = store.view()
-    first = view.put(numbered(1))
-    second = view.get(name(1))
-    view.put(numbered(2))
-    assert view.find(name(1)) is None, "evicted, with no slower tier"
+    sizes = [layer.bytes for layer in numbered(1).rows]
+    first, second = (store.keeper.handle(numbered(1), view.owner, sizes) for _ in range(2))
     del first
     view.delete(name(1))
     with view.lease([name(1)]) as lease:
