@@ -12,7 +12,7 @@ OLD := .venv-519
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test test-slow test-519 wheel-test crash-test reference lint format types imports check clean
+.PHONY: help setup servers demo test test-slow test-519 wheel-test crash-test results-check reference lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside t
 
 crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look at the store: report in docs/results
 	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json docs/results/crash.json
+
+results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small fresh sample
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/emblema bench results --check --items 2 --plain
 
 MODEL ?= reference
 TEACHER = $(if $(filter-out reference,$(MODEL)),--teacher src/emblema/assets/reference)

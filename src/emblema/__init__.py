@@ -8,11 +8,14 @@ if TYPE_CHECKING:
     from emblema.engine.engine import Engine
     from emblema.engine.retrieval import Retrieval
     from emblema.errors import EmblemaError
+    from emblema.link.policy import Policy
     from emblema.link.strategies.registry import strategies
     from emblema.media.limits import MediaLimits
     from emblema.store.memory import MemoryStore
     from emblema.store.record import Terms
     from emblema.store.store import Store
+    from emblema.window.budget import WindowBudget
+    from emblema.window.window import Window
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,9 +24,12 @@ __all__ = [
     "Engine",
     "MediaLimits",
     "MemoryStore",
+    "Policy",
     "Retrieval",
     "Store",
     "Terms",
+    "Window",
+    "WindowBudget",
     "slid",
     "strategies",
 ]
@@ -34,9 +40,12 @@ _HOMES = {
     "Engine": "emblema.engine.engine",
     "MediaLimits": "emblema.media.limits",
     "MemoryStore": "emblema.store.memory",
+    "Policy": "emblema.link.policy",
     "Retrieval": "emblema.engine.retrieval",
     "Store": "emblema.store.store",
     "Terms": "emblema.store.record",
+    "Window": "emblema.window.window",
+    "WindowBudget": "emblema.window.budget",
     "slid": "emblema.engine.conversation",
     "strategies": "emblema.link.strategies.registry",
 }

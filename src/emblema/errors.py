@@ -21,6 +21,10 @@ class PromptError(EmblemaError):
     """A prompt is empty, malformed, or longer than the model's context."""
 
 
+class WindowError(EmblemaError):
+    """A window cannot do what was asked: a part is unknown or gone for good, an order is none, the window is closed."""
+
+
 class StrategyError(EmblemaError):
     """A strategy's name is unknown or its knob is out of range."""
 

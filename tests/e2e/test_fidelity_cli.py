@@ -12,7 +12,8 @@ from tests.e2e.test_cli import emblema, refused
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the figures of a small run."""
     place = tmp_path_factory.mktemp("figures")
-    what = ("--model", "reference-mla", "--tasks", "two-page,album", "--strategies", "patch-25%,mpic-8,patch@6%,mpic@6%")
+    named = "patch-25%,mpic-8,patch@6%,mpic@6%"
+    what = ("--model", "reference-mla", "--tasks", "two-page,album", "--strategies", named)
     how = ("--setting", "both", "--items", "2", "--seed", "3", "--plain")
     where = ("--json", str(place / "fidelity-small.json"), "--report", str(place / "report"))
     done = emblema("bench", "fidelity", *what, *how, *where, timeout=300)

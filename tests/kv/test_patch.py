@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.kv.patch import deficit, factor, form_patch, rank_for_share
+from emblema.kv.patch import compose, deficit, factor, form_patch, rank_for_share, remaining
 
 seeds = st.integers(0, 2**31)
 
@@ -94,3 +94,42 @@ def test_the_rank_of_a_share_is_the_largest_that_fits(tokens: int, share: float)
 
     assert weight(rank) <= share * chunk
     assert rank == min(tokens, 128) or weight(rank + 1) > share * chunk
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 6))
+def test_patches_are_composed_and_cut_to_a_rank(seed: int, first: int, second: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def deficits() -> list[LayerRows | None]:
+        return [LayerRows(*(torch.randn(2, 9, 4, generator=generator) for _ in range(2))) for _ in range(2)]
+
+    old, new = deficits(), deficits()
+    stored = form_patch(old, first, torch.float32)
+    update = form_patch(remaining(new, stored), second, torch.float32)
+    whole = compose(stored, update)
+    assert whole.rank == first + second
+    for rows, one, two, both in zip(new, stored.layers, update.layers, whole.layers, strict=True):
+        assert rows is not None and one is not None and two is not None and both is not None
+        for slot in ("keys", "values"):
+            parts = [getattr(layer, slot).dense(2) for layer in (one, two, both)]
+            assert torch.allclose(parts[0] + parts[1], parts[2], atol=1e-5)
+            # The update never makes it worse: it is the best of its rank for what the stored patch leaves.
+            target = getattr(rows, slot)
+            assert (target - parts[2]).norm() <= (target - parts[0]).norm() + 1e-4
+    exact = compose(stored, form_patch(remaining(new, stored), 9, torch.float32), 8)
+    best = form_patch(new, 8, torch.float32)
+    assert exact.rank == 8
+    for layer, other in zip(exact.layers, best.layers, strict=True):
+        assert layer is not None and other is not None
+        # 8 is the full rank of a slot of 8 numbers a row.
+        assert torch.allclose(layer.keys.dense(2), other.keys.dense(2), atol=1e-4)
+
+
+def test_a_layer_that_one_patch_lacks_is_the_others() -> None:
+    rows = LayerRows(torch.ones(1, 3, 2), torch.ones(1, 3, 2))
+    left, right = form_patch([rows, None], 1, torch.float32), form_patch([None, None], 1, torch.float32)
+    both = compose(left, right, 1)
+    assert both.layers[0] is left.layers[0] and both.layers[1] is None
+    assert remaining([rows, rows], left)[1] is rows and remaining([None, rows], left)[0] is None
+    cut = remaining([rows, rows], left)[0]
+    assert cut is not None and float(cut.keys.abs().max()) < 1e-6

@@ -19,6 +19,7 @@ from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
 from emblema.engine.replies import Reply
 from emblema.kv.chunk import Chunk, Clip
+from emblema.link.policy import Policy
 from emblema.link.trace import Usage
 from emblema.models.load import load_model
 
@@ -51,7 +52,7 @@ def run_demo(
     media = demo_media() if media is None else media
     with steps(console, "loading the model", 1) as advance:
         loaded, processor = load_model(model, device=device)
-        lanes = {strategy: Engine(loaded, processor) for strategy in STRATEGIES}
+        lanes = {strategy: Engine(loaded, processor, policy=Policy.quiet()) for strategy in STRATEGIES}
         advance()
     first = lanes[STRATEGIES[0]]
     added, adding_seconds = add_media(console, first, media)

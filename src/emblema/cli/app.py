@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli import ask, bench, check, demo, listing, store
+from emblema.cli import ask, bench, check, demo, listing, policy, store
 
 app = typer.Typer(
     name="emblema",
@@ -19,6 +19,7 @@ app.command()(ask.ask)
 app.command()(check.check)
 app.command()(listing.models)
 app.command()(listing.strategies)
+app.command()(policy.policy)
 app.add_typer(bench.app, name="bench")
 app.add_typer(store.app, name="store")
 

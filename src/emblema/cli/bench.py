@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from emblema.cli import bench_window
 from emblema.cli.options import Device, Model, Out, Plain, Seed
 from emblema.errors import EmblemaError
 
 app = typer.Typer(help="Fresh episodes, and how well strategies answer them.", no_args_is_help=True)
+app.command()(bench_window.window)
 
 
 @app.command()
@@ -55,7 +57,7 @@ def reference(
     from emblema.bench.tasks.world import KINDS as EVERY
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
-    engine = load_engine(model, device, screen)
+    engine = load_engine(model, device, screen, measured=True)
     result = measure(engine, task, chosen, count, kinds=EVERY if every_kind else KINDS, screen=screen)
     show(screen, result)
     listing = write_figures(report(result), folder / f"reference-{task}-{chosen}.json")
@@ -144,7 +146,7 @@ def fidelity(
         models,
         tasks.split(","),
         wanted,
-        lambda name: load_engine(source_of(name), device, screen),
+        lambda name: load_engine(source_of(name), device, screen, measured=True),
         place,
         report,
         screen,
@@ -175,7 +177,7 @@ def results(
         screen.print(f"results: {write_page(figures, out)}", soft_wrap=True)
         return
     check_page(figures, out)
-    for line in sample(figures, items, lambda name: load_engine(source_of(name), None, screen), screen):
+    for line in sample(figures, items, lambda name: load_engine(source_of(name), None, screen, measured=True), screen):
         screen.print(line, soft_wrap=True)
 
 
@@ -207,7 +209,7 @@ def deficit(
     models = models_of(model)
     results = []
     for name, label in zip(models, names_of(models), strict=True):
-        engine = load_engine(source_of(name), device, screen)
+        engine = load_engine(source_of(name), device, screen, measured=True)
         results.append(measure(engine, label, wanted, screen=screen))
         if len(results) == 1:
             untrained = measure_untrained(engine, label, wanted, screen=screen)

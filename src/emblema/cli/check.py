@@ -42,7 +42,7 @@ def check(
         pictures = [str(media.folder / name) for name in names]
         questions = questions or [one.text for one in media.about(names)]
     opened = [load_image(picture) for picture in pictures]
-    engine = load_engine(model, device, screen)
+    engine = load_engine(model, device, screen, measured=True)
     screen.print(selfcheck_table(model, engine))
     with waiting(screen, "reading the pictures"):
         added = [engine.add(picture, kind="image") for picture in opened]

@@ -35,13 +35,19 @@ def quiet() -> None:
     logging.disable_progress_bar()
 
 
-def load_engine(model: str, device: str | None, screen: "Console", store: Path | None = None) -> "Engine":
-    """An engine, on a folder of stored pieces if one is given, with a word on the screen while it loads."""
+def load_engine(
+    model: str, device: str | None, screen: "Console", store: Path | None = None, *, measured: bool = False
+) -> "Engine":
+    """An engine, on a folder of stored pieces if one is given, with a word on the screen while it loads.
+
+    One that is measured does nothing behind its answers.
+    """
     with waiting(screen, f"loading {model}"):
         from emblema.engine.engine import Engine
+        from emblema.link.policy import Policy
 
         quiet()
-        return Engine.load(model, device=device, store=store)
+        return Engine.load(model, device=device, store=store, policy=Policy.quiet() if measured else None)
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """The engine for asyncio: the same methods, awaited; one thread of its own does the model's work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +17,12 @@ from emblema.engine.replies import Piece, Prefill, Reply
 from emblema.engine.retrieval import Retrieval
 from emblema.errors import EmblemaError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
+from emblema.link.policy import Policy
+from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy
 from emblema.store.view import View
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -32,6 +38,9 @@ class AsyncEngine:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emblema")
         self._closing = self._closed = False
         self._waiting: set[asyncio.Future[Any]] = set()
+        # Calls and replies under way; at none the engine may do what waits for such a moment.
+        self._busy = 0
+        engine._served = True
 
     @classmethod
     async def load(cls, name: str | Path = "reference", **options: Any) -> Self:
@@ -93,15 +102,18 @@ class AsyncEngine:
         template: bool = True,
         stop: str | Sequence[str] | None = None,
         retrieval: Retrieval | None = None,
+        policy: Policy | None = None,
         **knobs: Any,
     ) -> AsyncIterator[Piece]:
         self._refuse_if_closing()
         sampling = Sampling.of(stop=stop, **knobs)
-        pieces = await self._run(
-            lambda: self.engine.steps(parts, strategy, sampling, template=template, retrieval=retrieval)
-        )
-        while (piece := await self._run(partial(next, pieces, None))) is not None:
-            yield piece
+        chosen = bounded(strategy, policy)
+        with self._counted():
+            pieces = await self._run(
+                lambda: self.engine.steps(parts, chosen, sampling, template=template, retrieval=retrieval)
+            )
+            while (piece := await self._run(partial(next, pieces, None))) is not None:
+                yield piece
 
     async def close(self) -> None:
         """Take no more requests, finish the replies under way, then close the engine; a second call does nothing.
@@ -114,6 +126,7 @@ class AsyncEngine:
         if self._waiting:
             await asyncio.wait(self._waiting)
         await self._run(self.engine.close)
+        self.engine._served = False
         self._closed = True
         self._thread.shutdown()
 
@@ -132,4 +145,22 @@ class AsyncEngine:
     async def _run(self, work: Callable[[], T]) -> T:
         if self._closed:
             raise EmblemaError("the engine is closed: make another one")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        with self._counted():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            if self._busy == 0 and not self._closing and self.engine.policy.waiting:
+                self._thread.submit(self._rest)
+
+    def _rest(self) -> None:
+        """On the model's thread, when nobody waited as it was queued."""
+        try:
+            self.engine.idle()
+        except Exception:
+            log.exception("what is done between requests failed")

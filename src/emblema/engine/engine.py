@@ -13,10 +13,16 @@ from emblema.engine.replies import Piece, Prefill, Reply, TextStream, last_of, s
 from emblema.engine.replying import Replying
 from emblema.engine.retrieval import RequestReader, Retrieval, question_of
 from emblema.engine.template import ChatTemplate
+from emblema.engine.windows import EngineHost
 from emblema.errors import PromptError
+from emblema.link.policy import Policy
 from emblema.link.prompt import Prompt
+from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import Usage
+from emblema.window.budget import WindowBudget
+from emblema.window.graph import Cascade, unseen
+from emblema.window.window import Window
 
 DECODE_RESERVE = 256
 """Rows that a table keeps room for before it has to grow."""
@@ -33,6 +39,7 @@ class Engine(MediaEngine):
             default.
         limits: bounds on media from outside.
         salt: the tenant's secret; ids made under different salts never meet. A view has its own.
+        policy: bounds for `auto`, and for what it does behind the answers.
 
     Raises:
         UnsupportedModelError: a layer of the model cannot be relocated; the message names it.
@@ -44,7 +51,9 @@ class Engine(MediaEngine):
         Raises:
             PromptError: the prompt is empty or longer than the model's context.
         """
-        prompt = Prompt.of(self._reader.parts(parts, template), self.adapter.axes)
+        return self._fitting(Prompt.of(self._reader.parts(parts, template), self.adapter.axes))
+
+    def _fitting(self, prompt: Prompt) -> Prompt:
         longest = max(prompt.tokens, prompt.next_position)
         if longest > self.adapter.context_length:
             raise PromptError(
@@ -53,7 +62,13 @@ class Engine(MediaEngine):
         return prompt
 
     def prefill(
-        self, parts: PromptLike, strategy: str | Strategy = "auto", *, template: bool = True, reserve: int = 0
+        self,
+        parts: PromptLike,
+        strategy: str | Strategy = "auto",
+        *,
+        template: bool = True,
+        reserve: int = 0,
+        policy: Policy | None = None,
     ) -> Prefill:
         """Link a prompt: every row computed or taken as the strategy says.
 
@@ -62,6 +77,7 @@ class Engine(MediaEngine):
             strategy: a strategy's name, such as `full` or `patch-25%`; see `emblema.strategies()`.
             template: wrap parts by the model's chat template.
             reserve: rows to keep room for after the prompt.
+            policy: bounds for `auto`; the engine's by default.
 
         Raises:
             PromptError, StrategyError: the prompt or the strategy's name is not right, or a chunk is another model's.
@@ -71,7 +87,9 @@ class Engine(MediaEngine):
             raise PromptError(
                 f"reserve is {reserve}: it must lie between 0 and the context of {self.adapter.context_length}"
             )
-        return self._prefill(self.prompt(parts, template=template), strategy, reserve, began)
+        prefill = self._prefill(self.prompt(parts, template=template), bounded(strategy, policy), reserve, began)
+        self._rest()
+        return prefill
 
     def _prefill(self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float) -> Prefill:
         outcome = self._linker.link(prompt, strategy, reserve)
@@ -94,6 +112,7 @@ class Engine(MediaEngine):
         stream: Literal[False] = ...,
         template: bool = ...,
         retrieval: Retrieval | None = ...,
+        policy: Policy | None = ...,
         **sampling: Unpack[SamplingKnobs],
     ) -> Reply: ...
 
@@ -106,6 +125,7 @@ class Engine(MediaEngine):
         stream: Literal[True],
         template: bool = ...,
         retrieval: Retrieval | None = ...,
+        policy: Policy | None = ...,
         **sampling: Unpack[SamplingKnobs],
     ) -> Iterator[Piece]: ...
 
@@ -117,6 +137,7 @@ class Engine(MediaEngine):
         stream: bool = False,
         template: bool = True,
         retrieval: Retrieval | None = None,
+        policy: Policy | None = None,
         **sampling: Unpack[SamplingKnobs],
     ) -> Reply | Iterator[Piece]:
         """Answer a prompt: prefill, then decode greedily or by sampling.
@@ -128,6 +149,7 @@ class Engine(MediaEngine):
             template: wrap parts by the model's chat template.
             retrieval: answers requests that the model writes on the way: what is found is linked at the current
                 position by the same strategy, and decoding goes on.
+            policy: bounds for `auto`; the engine's by default.
             sampling: `max_new_tokens` (128), `temperature` (0: greedy), `top_p`, `stop`, `seed`; see `Sampling`.
 
         Returns:
@@ -136,7 +158,8 @@ class Engine(MediaEngine):
         Raises:
             PromptError, StrategyError: the prompt, a sampling knob or the strategy's name is not right.
         """
-        steps = self.steps(parts, strategy, Sampling.of(**sampling), template=template, retrieval=retrieval)
+        chosen = bounded(strategy, policy)
+        steps = self.steps(parts, chosen, Sampling.of(**sampling), template=template, retrieval=retrieval)
         pieces = (piece for piece in steps if piece or piece.reply is not None)
         return pieces if stream else last_of(pieces)
 
@@ -153,11 +176,7 @@ class Engine(MediaEngine):
         began = time.perf_counter()
         sampling = Sampling() if sampling is None else sampling
         prompt = self.prompt(parts, template=template)
-        room = self.adapter.context_length - max(prompt.tokens, prompt.next_position)
-        if sampling.max_new_tokens > room:
-            raise PromptError(
-                f"max_new_tokens is {sampling.max_new_tokens}, but the model's context has room for {room}"
-            )
+        self._refuse_without_room(prompt, sampling.max_new_tokens)
         prefill = self._prefill(prompt, strategy, min(sampling.max_new_tokens, DECODE_RESERVE), began)
         ends = self.end_tokens
         replying = self._replying(parts, prefill, strategy, Sampler(sampling), retrieval)
@@ -165,7 +184,16 @@ class Engine(MediaEngine):
         first = next(tokens)
         replying.usage = replace(replying.usage, ttft_seconds=time.perf_counter() - began)
         stream = TextStream(self.tokenizer, sampling.stop)
-        return stream_reply(chain([first], tokens), stream, replying, ends)
+        return self._then_rest(stream_reply(chain([first], tokens), stream, replying, ends))
+
+    def _then_rest(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        yield from pieces
+        self._rest()
+
+    def _refuse_without_room(self, prompt: Prompt, most: int) -> None:
+        room = self.adapter.context_length - max(prompt.tokens, prompt.next_position)
+        if most > room:
+            raise PromptError(f"max_new_tokens is {most}, but the model's context has room for {room}")
 
     def _replying(
         self,
@@ -181,6 +209,28 @@ class Engine(MediaEngine):
         reader = RequestReader(retrieval, self.tokenizer, question_of(parts))
         around = self._reader.written(retrieval.before), self._reader.written(retrieval.after)
         return Replying(*fixed, retrieval, reader, around)
+
+    def window(
+        self,
+        *,
+        budget: WindowBudget | None = None,
+        system: str | None = None,
+        template: bool = True,
+        cascade: Cascade = unseen,
+    ) -> Window[Prefill, Reply]:
+        """A window on a growing context: append to it, slide it, reorder and recall, fork it, and ask; see `Window`.
+
+        Args:
+            budget: what it may hold.
+            system: text in front of the user's turn.
+            template: write parts as the model's chat template does; without it they are taken as they are.
+            cascade: whose rows are formed anew when what stands before them has changed.
+
+        Raises:
+            CapacityError: the template's opening alone does not fit into the budget.
+            PromptError: the template refuses the system turn.
+        """
+        return Window.of(EngineHost(self, template, system), budget or WindowBudget(), cascade)
 
     @property
     def template(self) -> ChatTemplate:

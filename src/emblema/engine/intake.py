@@ -9,13 +9,17 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from emblema.engine.former import Former
 from emblema.engine.linker import Linker
 from emblema.engine.reader import PromptReader
 from emblema.engine.storing import StoreLike, open_store, shelf_of, view_of
+from emblema.engine.upkeep import Upkeep
 from emblema.engine.workshop import Workshop
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.library import DynamicLibrary, Embedder, Maker, StaticLibrary
+from emblema.link.costs import Costs
+from emblema.link.policy import Policy
 from emblema.media import MediaLimits
 from emblema.models.adapter import Adapter
 from emblema.models.load import load_model
@@ -37,10 +41,14 @@ class MediaEngine:
         store: StoreLike | None = None,
         limits: MediaLimits | None = None,
         salt: bytes = b"",
+        policy: Policy | None = None,
     ) -> None:
         self.adapter = Adapter(model)
         self.selfcheck: SelfCheck = selfcheck(self.adapter)
         self._own = open_store(store)
+        # Set by whoever calls `idle` himself.
+        self._served = False
+        self._policy, self._former, self._costs = policy or Policy(), Former(), Costs()
         preparer = None if processor is None else Preparer(processor, self.adapter.model.config)
         self._furnish(view_of(store if self._own is None else self._own, salt), preparer, limits or MediaLimits())
 
@@ -49,7 +57,8 @@ class MediaEngine:
         self._preparer, self._limits = preparer, limits
         self._workshop = Workshop(self.adapter, preparer, view, limits)
         self._reader = PromptReader(preparer, self._add_from_message)
-        self._linker = Linker(self.adapter, view)
+        self._upkeep = Upkeep(self.adapter, view, self._policy, self._former, self._costs)
+        self._linker = Linker(self.adapter, view, self._upkeep)
 
     def on(self, store: Store | View) -> Self:
         """The same model for another tenant: an engine on that view, or on a store, to be used from the same thread.
@@ -73,6 +82,7 @@ class MediaEngine:
         store: StoreLike | None = None,
         limits: MediaLimits | None = None,
         salt: bytes = b"",
+        policy: Policy | None = None,
     ) -> Self:
         """An engine on the bundled model (`reference`), a Hugging Face id, or a folder.
 
@@ -80,7 +90,7 @@ class MediaEngine:
             ModelError: the model cannot be loaded, or is not supported.
         """
         model, processor = load_model(name, device=device, dtype=dtype)
-        return cls(model, processor, store=store, limits=limits, salt=salt)
+        return cls(model, processor, store=store, limits=limits, salt=salt, policy=policy)
 
     def add(
         self,
@@ -169,11 +179,31 @@ class MediaEngine:
         """Forget what was kept of earlier prompts for `prefix`; chunks and patches stay."""
         self._linker.forget_prompts()
 
+    @property
+    def policy(self) -> Upkeep:
+        """What `auto` decides by for this tenant: bounds, measurements and counters; see `Upkeep`."""
+        return self._upkeep
+
+    def idle(self) -> None:
+        """Do what waits for a moment in which nobody waits for an answer; from the thread that owns the model."""
+        self._linker.idle()
+
+    def _rest(self) -> None:
+        """Behind an answer; whoever serves several callers says himself when nobody waits."""
+        if not self._served:
+            self.idle()
+
+    def settle(self) -> None:
+        """Do what waits, until the patches of all that was computed in context so far are formed."""
+        self.idle()
+        self._former.settle()
+
     def close(self) -> None:
         """Give back what the engine alone holds: the kept prompts, and a store that it opened itself, made durable.
 
-        The model, and a store that was handed in, stay the caller's.
+        Patches under way are formed first. The model, and a store that was handed in, stay the caller's.
         """
+        self._former.close(self.store if self._own is None else None)
         self.forget_prompts()
         # A store in memory alone has nothing to write and nothing to end.
         if self._own is not None and self._own.disk is not None:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from emblema.engine.upkeep import Upkeep
 from emblema.errors import LoadError, PromptError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
@@ -52,10 +53,16 @@ class Live:
 
 
 class Linker:
-    """Links prompts on one adapter with what one tenant's view of a store knows."""
+    """Links prompts on one adapter with what one tenant's view of a store knows.
 
-    def __init__(self, adapter: Adapter, view: View) -> None:
-        self.adapter, self.view = adapter, view
+    Args:
+        adapter: the model.
+        view: the tenant's door to the store.
+        upkeep: learns from what is linked; without one `auto` takes only patches that others formed.
+    """
+
+    def __init__(self, adapter: Adapter, view: View, upkeep: Upkeep | None = None) -> None:
+        self.adapter, self.view, self.upkeep = adapter, view, upkeep
         self.executor = Executor(adapter)
         # Keys of the patches formed last; their directions are what `basis-M` pools.
         self._pool: deque[PatchKey] = deque(maxlen=256)
@@ -126,6 +133,8 @@ class Linker:
             lambda one: _find_prefix(find_prefix, one),
             rows,
             self._pool,
+            self.view.patch_keys,
+            None if self.upkeep is None else self.upkeep.judgement(model),
         )
         plan = _plan(chosen, prompt, findings, live)
         fallback = self.executor.refusal(plan)
@@ -143,6 +152,9 @@ class Linker:
         # A chunk deleted meanwhile must not live on in a kept prefix.
         if live is None and plan.exact and not prompt.slid_rows and self._all_held(prompt):
             prefixes.put(segments_of(prompt), _copied(linked, prompt.tokens))
+        if self.upkeep is not None:
+            settled = 0 if live is None else live.rows
+            self.upkeep.linked(prompt, plan, linked, findings.knowledge, chosen, settled)
         return Outcome(plan, linked, forming, 0, fallback or plan.remark)
 
     def _all_held(self, prompt: Prompt) -> bool:
@@ -159,6 +171,15 @@ class Linker:
     def _prefixes(self, model: str) -> PrefixStore:
         """Exact prefixes of the model as it is now; other weights, or an adapter switched on, are another owner."""
         return self.view.prefixes(owner_id(model, self.adapter.dtype, self.view.salt))
+
+    def idle(self) -> None:
+        """Do what waits for a moment in which nobody waits for an answer: the canary's comparison, if one is due."""
+        if self.upkeep is not None and self.upkeep.waiting:
+            self.upkeep.idle(self._again)
+
+    def _again(self, prompt: Prompt, strategy: Strategy) -> tuple[LinkPlan, Linked]:
+        outcome = self.link(prompt, strategy)
+        return outcome.plan, outcome.linked
 
     def forget_prompts(self) -> None:
         """Forget the kept prompts of this model and tenant."""

@@ -162,7 +162,8 @@ class Workshop:
             and chunk.model == self.adapter.fingerprint
         )
 
-    def _made(self, draft: Draft, terms: Terms | None) -> Chunk:
+    def found(self, draft: Draft) -> Chunk | None:
+        """The chunk of a draft, if the store has it; what is kept there under its id and does not fit is deleted."""
         for name in draft.ids:
             found = self.view.find(name)
             if found is not None and self._fits(found):
@@ -170,6 +171,12 @@ class Workshop:
             if found is not None:
                 # Well kept, and not what this model makes: whoever wrote the folder put it there.
                 self.view.delete(name)
+        return None
+
+    def _made(self, draft: Draft, terms: Terms | None) -> Chunk:
+        found = self.found(draft)
+        if found is not None:
+            return found
         encoded = draft.encode()
         length, context = max(encoded.tokens, encoded.span), self.adapter.context_length
         if length > context:

@@ -110,6 +110,45 @@ def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dty
     )
 
 
+def remaining(deficits: Sequence[LayerRows | None], patch: Patch) -> list[LayerRows | None]:
+    """What a patch leaves of position-free deficits, float32; a layer that it lacks stays as it is."""
+    left: list[LayerRows | None] = []
+    for rows, layer in zip(deficits, patch.layers, strict=True):
+        if rows is None or layer is None:
+            left.append(rows)
+            continue
+        keys = rows.keys.float() - layer.keys.dense(rows.keys.shape[0]).to(rows.keys.device)
+        values = rows.values.float() - layer.values.dense(rows.values.shape[0]).to(rows.values.device)
+        left.append(LayerRows(keys, values))
+    return left
+
+
+def compose(patch: Patch, update: Patch, rank: int | None = None) -> Patch:
+    """The sum of two patches of one chunk, as one of their joint rank, or cut to `rank` by its leading directions.
+
+    A layer that one of them lacks is the other's. Kamera, appendix D: an update carries only what changed.
+    """
+    layers: list[LayerPatch | None] = []
+    for one, other in zip(patch.layers, update.layers, strict=True):
+        if one is None or other is None:
+            layers.append(one or other)
+        else:
+            layers.append(LayerPatch(_sum(one.keys, other.keys, rank), _sum(one.values, other.values, rank)))
+    return Patch(tuple(layers))
+
+
+def _sum(one: Factors, other: Factors, rank: int | None) -> Factors:
+    left = torch.cat([one.left, other.left.to(one.left)], dim=1)
+    right = torch.cat([one.right, other.right.to(one.right)])
+    if rank is None or rank >= left.shape[1]:
+        return Factors(left, right)
+    tall, inner = torch.linalg.qr(left.float())
+    wide, outer = torch.linalg.qr(right.float().T)
+    first, weights, second = torch.linalg.svd(inner @ outer.T, full_matrices=False)
+    cut = tall @ (first[:, :rank] * weights[:rank])
+    return Factors(cut.to(left.dtype).contiguous(), (second[:rank] @ wide.T).to(right.dtype).contiguous())
+
+
 def factor(rows: Tensor, rank: int, dtype: torch.dtype) -> Factors:
     """The leading factors of rows [heads, tokens, width], taken as one matrix [tokens, heads * width]."""
     matrix = rows.transpose(0, 1).reshape(rows.shape[1], -1).float()

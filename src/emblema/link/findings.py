@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.assemble import Resources
+from emblema.link.judgement import Judgement
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.store.keys import PatchKey
@@ -23,6 +24,8 @@ class Findings:
         find_prefix: asks for the longest exact prefix of a prompt, and its rows.
         rows: canonical rows of the prompt's chunks, by id.
         pool: keys of the patches formed so far, whose directions `basis-M` pools.
+        patch_keys: asks for the keys of a chunk's patches.
+        judgement: what `auto` decides by.
     """
 
     def __init__(
@@ -33,6 +36,8 @@ class Findings:
         find_prefix: Callable[[Prompt], tuple[PrefixMatch, KVRows] | None],
         rows: Mapping[str, KVRows],
         pool: Iterable[PatchKey] = (),
+        patch_keys: Callable[[str], Iterable[PatchKey]] = lambda chunk: (),
+        judgement: Judgement | None = None,
     ) -> None:
         self._rows, self._pool = rows, tuple(pool)
         self._find_patch, self._find_prefix = find_patch, find_prefix
@@ -40,13 +45,29 @@ class Findings:
         self._prefixes: dict[str, KVRows] = {}
         self._match: PrefixMatch | None = None
         self._asked = False
-        self.knowledge = Knowledge(model, layouts, self.patch, self.prefix, lambda key: len(self.others(key)))
+        self._patch_keys: dict[str, tuple[PatchKey, ...]] = {}
+        self._find_keys = patch_keys
+        self.knowledge = Knowledge(
+            model,
+            layouts,
+            self.patch,
+            self.prefix,
+            lambda key: len(self.others(key)),
+            self.keys,
+            judgement or Judgement(),
+        )
 
     def patch(self, key: PatchKey) -> Patch | None:
         """The patch of a key, or None."""
         if key not in self._patches:
             self._patches[key] = self._find_patch(key)
         return self._patches[key]
+
+    def keys(self, chunk: str) -> tuple[PatchKey, ...]:
+        """Keys of a chunk's stored patches."""
+        if chunk not in self._patch_keys:
+            self._patch_keys[chunk] = tuple(self._find_keys(chunk))
+        return self._patch_keys[chunk]
 
     def others(self, key: PatchKey) -> list[Patch]:
         """Patches of other items than a key's, of the same model, the latest first, as many as are pooled at most."""

@@ -8,6 +8,7 @@ import numpy
 from emblema.errors import PlanError
 from emblema.kv.layout import LayerLayout
 from emblema.link.cost import Cost, cost_of
+from emblema.link.decisions import Decision
 from emblema.link.prompt import Rows
 from emblema.link.ranges import (
     LIVE,
@@ -55,6 +56,7 @@ class LinkPlan:
             is made again.
         leaving: rows that leave the table when the prefill is over (slid antecedents).
         remark: what the strategy could not do as asked, for the reply; None if all is as asked.
+        decisions: what `auto` chose for each chunk, and why.
     """
 
     strategy: str
@@ -65,6 +67,7 @@ class LinkPlan:
     forming: tuple[PatchKey, ...] = ()
     leaving: tuple[Rows, ...] = ()
     remark: str | None = None
+    decisions: tuple[Decision, ...] = ()
 
     def sources(self) -> numpy.ndarray:
         """[layers, rows] array of source codes: 0 computed, 1 taken, 2 taken and patched, 3 absent.
@@ -156,7 +159,15 @@ class LinkPlan:
         used = {use.key for part in ranges for use in (part.patch, part.residual) if use is not None}
         forming = tuple(key for key in self.forming if key in used)
         leaving = tuple((max(start, settled), stop) for start, stop in self.leaving if stop > settled)
-        return replace(self, ranges=tuple(ranges), selectors=tuple(selectors), forming=forming, leaving=leaving)
+        decisions = tuple(one for one in self.decisions if one.start >= settled)
+        return replace(
+            self,
+            ranges=tuple(ranges),
+            selectors=tuple(selectors),
+            forming=forming,
+            leaving=leaving,
+            decisions=decisions,
+        )
 
     def cost(self, layouts: Sequence[LayerLayout], itemsize: int) -> Cost:
         """What the plan will do, from its ranges and budgets; `itemsize` is bytes per number of the KV."""

@@ -151,6 +151,15 @@ def read_patch(reader: RecordReader) -> tuple[PatchKey, Patch]:
     return checked(reader.header, lambda header: _patch(reader, header), kind="patch")
 
 
+def patch_key(reader: RecordReader) -> PatchKey:
+    """The key that a patch is found by, from its header alone.
+
+    Raises:
+        LoadError: the header is damaged, or the record is no patch.
+    """
+    return checked(reader.header, _key, kind="patch")
+
+
 def _encoded(reader: RecordReader, header: RecordHeader) -> Encoded:
     _layers(header)
     count, span = natural(header.meta["tokens"]), natural(header.meta["span"])
@@ -191,8 +200,7 @@ def _rows(
 
 def _patch(reader: RecordReader, header: RecordHeader) -> tuple[PatchKey, Patch]:
     meta = header.meta
-    require(isinstance(meta["antecedents"], list) and isinstance(meta["orbit"], bool), "its key is malformed")
-    key = PatchKey(header.model, meta["chunk"], tuple(meta["antecedents"]), meta["orbit"])
+    key = _key(header)
     require(key.chunks == set(header.chunks), "its key is of other chunks")
     patched = meta["layers"]
     require(isinstance(patched, list) and all(isinstance(one, bool) for one in patched), "its layers are malformed")
@@ -201,6 +209,12 @@ def _patch(reader: RecordReader, header: RecordHeader) -> tuple[PatchKey, Patch]
     require(header.sizes.keys() == names, "it lacks tensors or holds others")
     found = {index: LayerPatch(*(_factors(reader, f"layers.{index}.{slot}") for slot in SLOTS)) for index in layers}
     return key, Patch(tuple(found.get(index) for index in range(len(patched))))
+
+
+def _key(header: RecordHeader) -> PatchKey:
+    meta = header.meta
+    require(isinstance(meta["antecedents"], list) and isinstance(meta["orbit"], bool), "its key is malformed")
+    return PatchKey(header.model, meta["chunk"], tuple(meta["antecedents"]), meta["orbit"])
 
 
 def _factors(reader: RecordReader, name: str) -> Factors:

@@ -196,7 +196,7 @@ class Keeper:
         made = handle_of(owner, chunk.id, chunk.kind, chunk.model, chunk.encoded, sizes, self.rows)
         with self.changed:
             known = self.handles.get((owner, chunk.id))
-            if known is not None:
+            if known is not None and known.sizes == tuple(sizes):
                 return replace(made, rows=known)
             if isinstance(made.rows, StoredRows):
                 self.handles[owner, chunk.id] = made.rows

@@ -131,6 +131,17 @@ class Door:
         """
         return self._keeper.patches.put(self._owners, key, patch)
 
+    def has_patch(self, key: PatchKey) -> bool:
+        """Whether an own patch with this key is in memory or on disk; not counted as a use."""
+        return self._keeper.patches.holds(self._owners, key)
+
+    def patch_keys(self, chunk: str) -> list[PatchKey]:
+        """Keys of the patches made of a chunk that this tenant can find, whatever stood before it: own and shared ones.
+
+        Of what is on disk alone at most 64 headers are read; a remote tier is not asked.
+        """
+        return self._keeper.patches.keys(self._owners, chunk)
+
     def forget_patches(self, chunk: str) -> int:
         """Delete the tenant's own patches made from a chunk, which itself stays; how many there were."""
         return self._keeper.patches.forget(self.owner, chunk)

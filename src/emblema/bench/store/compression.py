@@ -22,6 +22,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
+from emblema.link.policy import Policy
 from emblema.store import codec, format
 from emblema.store.compression import COMPRESSIONS, Compression
 from emblema.store.record import SHARED
@@ -80,8 +81,11 @@ class _Answers:
 
 def measure(model: Any, processor: Any, episodes: int, seed: int, screen: Console) -> CompressionResult:
     """Ask the questions of fresh episodes in both settings, of every compression."""
-    engines: dict[Compression, Engine] = {one: Engine(model, processor) for one in COMPRESSIONS if one != "none"}
-    original = Engine(model, processor)
+    quiet = Policy.quiet()
+    engines: dict[Compression, Engine] = {
+        one: Engine(model, processor, policy=quiet) for one in COMPRESSIONS if one != "none"
+    }
+    original = Engine(model, processor, policy=quiet)
     everyone: dict[Compression, Engine] = {"none": original, **engines}
     answers: dict[tuple[str, str, str], _Answers] = {}
     references = {setting: _Answers() for setting in SETTINGS}

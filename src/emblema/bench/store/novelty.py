@@ -26,6 +26,7 @@ from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
+from emblema.link.policy import Policy
 from emblema.store.record import Terms
 from emblema.store.store import Store
 
@@ -72,13 +73,13 @@ def measure(
     found: list[Gain] = []
     total = len(POLICIES) * len(marks) * REPEATS
     with steps(screen, f"gain after {max(marks):,} new queries", total) as advance:
-        nothing = Engine(model, processor)
+        nothing = Engine(model, processor, policy=Policy.quiet())
         _, pages = _answer(nothing, pictures, Terms())
         page = Chunk(pages[0].id, "image", pages[0].model, pages[0].encoded, tuple(pages[0].rows))
         for name, terms in POLICIES.items():
             memory, disk = _room(page)
             with Store(folder / f"novelty-{len(found)}", device_bytes=memory, disk_bytes=disk) as store:
-                engine = Engine(model, processor, store=store)
+                engine = Engine(model, processor, store=store, policy=Policy.quiet())
                 _answer(engine, pictures, terms)
                 for mark in marks:
                     rounds = []

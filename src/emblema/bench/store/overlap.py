@@ -24,6 +24,7 @@ from emblema.engine.engine import Engine
 from emblema.engine.linker import Linker, Outcome
 from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk
+from emblema.link.policy import Policy
 from emblema.store.store import Store
 from emblema.store.view import View
 
@@ -93,7 +94,7 @@ class _Bench:
 
     def __init__(self, folder: Path, name: str, model: Any, processor: Any, sides: Sequence[int], seed: int) -> None:
         self.name, self.model = name, model
-        self.engine = Engine(model, processor)
+        self.engine = Engine(model, processor, policy=Policy.quiet())
         random = np.random.default_rng([seed, 3])
         pictures = [random_picture(side, random) for side in sides]
         self.chunks = [one for one in map(self.engine.add, pictures) if isinstance(one, Chunk)]

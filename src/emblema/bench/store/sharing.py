@@ -20,6 +20,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import kv_bytes
+from emblema.link.policy import Policy
 
 TABLES, BLIND = "a KV table each", "blind"
 PATCHED = ("patch-6%", "patch-25%")
@@ -76,7 +77,7 @@ def measure(model: Any, processor: Any, contexts: int, seed: int, screen: Consol
     references: list[np.ndarray] = []
     with steps(screen, f"{contexts} contexts over one set of pages", contexts * (2 + len(PATCHED))) as advance:
         for name in (TABLES, BLIND, *PATCHED):
-            engine = Engine(model, processor)
+            engine = Engine(model, processor, policy=Policy.quiet())
             pages = [_add(engine, page.image()) for page in episode.pages if hasattr(page, "image")]
             canonical = 0 if name == TABLES else sum(page.bytes for page in pages)
             held = canonical

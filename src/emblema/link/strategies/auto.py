@@ -1,28 +1,101 @@
-"""`auto`: an exact prefix where it holds every chunk, else the patch within a quarter of the chunks' bytes."""
+"""`auto`: for every chunk the cheapest way that keeps the policy's bounds; with nothing known, exact."""
 
 from dataclasses import dataclass, replace
 
-from emblema.link.plan import LinkPlan
-from emblema.link.prompt import Prompt
-from emblema.link.strategies.base import Knowledge
-from emblema.link.strategies.patch import PatchStrategy
-from emblema.link.strategies.prefix import Prefix
+from emblema.errors import StrategyError
+from emblema.kv.chunk import Chunk
+from emblema.link.choosing import Chooser, Trial
+from emblema.link.decisions import COMPUTED, Lane, name_of
+from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, Source
+from emblema.link.policy import Policy
+from emblema.link.prompt import ChunkPart, Prompt, Segment
+from emblema.link.ranges import clipped
+from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, taken
+from emblema.link.strategies.patch import patched
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """The default: exact where exactness is free."""
+    """The menu of operating points (Kamera, table 2), chunk by chunk.
 
-    share: float = 0.25
+    What an earlier prompt began with is taken exactly; then a patch for the chunk's antecedents, an orbit patch for
+    their set, a stored patch behind a small change of them, or the bare chunk where that was measured to show no gap.
+    All else is computed in its place, exact for what stands before it, and leaves a patch behind for the next time. A
+    stored patch whose antecedents changed materially is stale and never taken. The plan's `decisions` say why.
+
+    Attributes:
+        policy: the bounds; None for the engine's.
+        trial: a lane that the canary measures; kept prompts are not looked at then.
+    """
+
+    policy: Policy | None = None
+    trial: Trial | None = None
 
     @property
     def name(self) -> str:
         return "auto"
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
-        chunks = prompt.chunk_segments
-        match = knowledge.find_prefix(prompt)
-        if not chunks or (match is not None and match.rows >= chunks[-1][0].stop):
-            return replace(Prefix().plan(prompt, knowledge), strategy="auto:prefix")
-        plan = PatchStrategy(share=self.share).plan(prompt, knowledge)
-        return replace(plan, strategy=f"auto:{plan.strategy}")
+        layers = knowledge.layers
+        policy = self.policy or knowledge.judgement.policy
+        match = None if self.trial else knowledge.find_prefix(prompt)
+        exact = 0 if match is None else min(match.rows, prompt.tokens - 1, _first_apart(prompt))
+        chooser = Chooser(prompt, knowledge, policy, exact, self.trial)
+        decisions = tuple(chooser.decide(segment, chunk) for segment, chunk in prompt.chunk_segments)
+        lanes = {one.start: one for one in decisions}
+
+        def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
+            own = lanes[segment.start]
+            if own.lane in COMPUTED or own.lane is Lane.PREFIX:
+                return computed(prompt, layers, *segment.rows)
+            ranges = taken(segment, chunk, layers)
+            return ranges if own.key is None else patched(ranges, own.key, own.rank)
+
+        slid = {start for start, _ in prompt.slid_rows}
+        # Slid chunks are in the table only while a chunk behind them is computed that has to absorb them.
+        in_context = bool(slid) and any(
+            one.lane in (*COMPUTED, Lane.FRESH) and one.start > min(slid) and one.start not in slid for one in decisions
+        )
+        ranges = lay_out(prompt, layers, chunk_ranges, in_context=in_context)
+        if match is not None and exact > 0:
+            front = RowRange(0, exact, Source.TAKEN, (0, layers), PrefixOrigin(match.entry))
+            ranges = (front, *(clipped(part, exact) for part in ranges if part.stop > exact))
+        if not in_context:
+            decisions = tuple(one for one in decisions if one.start not in slid)
+        return LinkPlan(
+            name_of(decisions) if decisions else _name_of_text(exact),
+            prompt.tokens,
+            layers,
+            ranges,
+            leaving=prompt.slid_rows if in_context else (),
+            decisions=decisions,
+        )
+
+
+def _first_apart(prompt: Prompt) -> int:
+    """The row of the first part that no exact prefix stands for: one that a window wrote, or that has slid."""
+    parts = ((one.start, one.part) for one in prompt.segments)
+    return next(
+        (start for start, part in parts if isinstance(part, ChunkPart) and (part.slid or part.state == "settled")),
+        prompt.tokens,
+    )
+
+
+def _name_of_text(exact: int) -> str:
+    return "auto:prefix" if exact else "auto:full"
+
+
+def bounded(strategy: str | Strategy, policy: Policy | None) -> str | Strategy:
+    """A strategy under a request's own policy.
+
+    Raises:
+        StrategyError: it is another than `auto`, which alone has bounds.
+    """
+    if policy is None:
+        return strategy
+    if isinstance(strategy, Auto):
+        return replace(strategy, policy=policy)
+    if strategy == "auto":
+        return Auto(policy)
+    name = strategy if isinstance(strategy, str) else strategy.name
+    raise StrategyError(f"a policy was given with {name!r}: only auto has bounds to keep")

@@ -7,6 +7,7 @@ from typing import Protocol
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Patch
+from emblema.link.judgement import Judgement
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Source
 from emblema.link.prompt import ChunkPart, Prompt, Rows, Segment
 from emblema.store.keys import PatchKey
@@ -30,6 +31,8 @@ class Knowledge:
         find_patch: the stored patch of a key, or None.
         find_prefix: the longest exact prefix of earlier prompts, or None.
         others: how many items other than a patch's own have left their directions to pool.
+        patch_keys: keys of the stored patches of a chunk, whatever stood before it.
+        judgement: the policy of `auto`, and what was measured of its lanes.
     """
 
     model: str
@@ -37,6 +40,8 @@ class Knowledge:
     find_patch: Callable[[PatchKey], Patch | None]
     find_prefix: Callable[[Prompt], PrefixMatch | None]
     others: Callable[[PatchKey], int] = lambda key: 0
+    patch_keys: Callable[[str], Iterable[PatchKey]] = lambda chunk: ()
+    judgement: Judgement = Judgement()
 
     @property
     def layers(self) -> int:

@@ -69,7 +69,12 @@ def _mpic(match: re.Match[str]) -> Strategy:
 
 
 KINDS: tuple[StrategyKind, ...] = (
-    StrategyKind("auto", "an exact prefix where it holds every chunk, else patch-25%", "auto", lambda match: Auto()),
+    StrategyKind(
+        "auto",
+        "for every chunk the cheapest faithful way; computed, and remembered, where nothing is known of it",
+        "auto",
+        lambda match: Auto(),
+    ),
     StrategyKind("full", "every row computed: re-prefill, the ceiling", "full", lambda match: Full()),
     StrategyKind(
         "prefix", "the longest exact prefix of earlier prompts, the rest computed", "prefix", lambda match: Prefix()

@@ -1,0 +1,1 @@
+"""Window benchmarks: the tables of Kamera section 5 and appendix D, and an agent's trace."""

@@ -1,0 +1,67 @@
+"""`emblema policy`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from emblema.cli.options import Plain
+from emblema.cli.store_folder import Folder
+from emblema.errors import StoreError
+
+if TYPE_CHECKING:
+    from emblema.link.ledger import Ledger
+
+
+def policy(
+    store: Folder,
+    owner: Annotated[str | None, typer.Option(help="One tenant's only: a digest's beginning, or shared.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+    plain: Plain = False,
+) -> None:
+    """Say what the canary measured: which ways of taking a chunk `auto` trusts, by model and kind of content."""
+    from emblema.cli.screen import console
+    from emblema.cli.store_listing import show_json
+    from emblema.engine.ledgers import read_all
+
+    if not Path(store).is_dir():
+        raise StoreError(f"--store {store}: there is no such folder")
+    found = {name: one for name, one in read_all(Path(store)).items() if name.startswith(owner or "")}
+    if as_json:
+        show_json([line for name, one in found.items() for line in _lines(name, one)])
+        return
+    screen = console(plain)
+    if not any(one.lines() for one in found.values()):
+        screen.print("Nothing was measured yet: the canary compares one linked prompt in a hundred.")
+        return
+    from rich.table import Table
+
+    table = Table(title=f"What auto trusts: {store}", title_justify="left")
+    for name in ("owner", "model", "kind", "lane", "taken"):
+        table.add_column(name)
+    for name in ("KL, nats", "agreement", "of", "ever", "turned"):
+        table.add_column(name, justify="right")
+    for name, one in found.items():
+        for line in one.lines():
+            table.add_row(
+                name[:8],
+                line.model[:8],
+                line.kind,
+                line.lane,
+                "yes" if line.open else "no",
+                f"{line.kl:.2g}",
+                f"{line.agreement:.1%}",
+                str(line.samples),
+                str(line.measured),
+                str(line.turns),
+            )
+    screen.print(table)
+    screen.print(
+        "KL, agreement: the answer's first token against re-prefill's, over the latest measurements. taken: whether "
+        "auto takes the lane. turned: how often it was closed or opened. A window's own, settled rows are taken always."
+    )
+
+
+def _lines(owner: str, ledger: "Ledger") -> list[dict[str, Any]]:
+    return [{"owner": owner, **asdict(line)} for line in ledger.lines()]

@@ -1,0 +1,152 @@
+"""Patches from rows that were computed in context anyway: what is taken along of them, and the algebra.
+
+Kamera forms a patch by one conditioned forward; here that forward is a request's own, so the patch costs no rows.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes
+from emblema.kv.patch import Patch, compose, deficit, form_patch, remaining
+from emblema.kv.rotation import PhaseBook, unplace
+from emblema.link.choosing import rank_of
+from emblema.link.decisions import Decision, Lane
+from emblema.link.executor import Linked
+from emblema.link.plan import LinkPlan
+from emblema.link.policy import Policy
+from emblema.link.prompt import ChunkPart, Prompt, Segment
+from emblema.link.strategies.base import Knowledge
+from emblema.models.adapter import Adapter
+from emblema.store.keys import PatchKey
+from emblema.store.view import View
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Formable:
+    """One chunk's rows as they were computed in context, with all that its patch is formed from.
+
+    Attributes:
+        view: whose the patch will be.
+        key: what it will be found by.
+        chunk: the chunk, with its canonical rows.
+        rows: the conditioned rows, copied out of the table.
+        layouts, dtype: of the model.
+        source, target: phases of the canonical and of the conditioned rows, worked out already: no model is asked.
+        rank: of the patch.
+        base: a stored patch to update instead, by `update` directions.
+    """
+
+    view: View
+    key: PatchKey
+    chunk: Chunk
+    rows: KVRows
+    layouts: tuple[LayerLayout, ...]
+    dtype: torch.dtype
+    source: PhaseBook
+    target: PhaseBook
+    rank: int
+    base: PatchKey | None = None
+    update: int = 32
+
+    @property
+    def bytes(self) -> int:
+        return kv_bytes(self.rows)
+
+    @torch.inference_mode()
+    def form(self) -> Patch:
+        """The patch; algebra only, on any thread.
+
+        Raises:
+            LoadError: the canonical rows are lost.
+        """
+        deficits: list[LayerRows | None] = []
+        for conditioned, canonical, layout in zip(self.rows, self.chunk.rows, self.layouts, strict=True):
+            own = unplace(canonical.to(conditioned.keys.device), layout, self.source)
+            deficits.append(deficit(unplace(conditioned, layout, self.target), own))
+        stored = None if self.base is None else self.view.find_patch(self.base)
+        if stored is None:
+            return form_patch(deficits, self.rank, self.dtype)
+        return compose(stored, form_patch(remaining(deficits, stored), self.update, self.dtype), self.rank)
+
+
+def formable(
+    adapter: Adapter,
+    view: View,
+    prompt: Prompt,
+    plan: LinkPlan,
+    linked: Linked,
+    knowledge: Knowledge,
+    policy: Policy,
+    wants: Callable[[PatchKey, int], bool],
+    settled: int = 0,
+) -> Iterator[Formable]:
+    """The chunks whose patches are worth forming of a prompt just linked, their rows copied as each is asked for.
+
+    They were computed in every layer, with all that stands before them in the table, and no patch is known.
+
+    Args:
+        wants: whether to copy rows of so many bytes for the patch of a key.
+        settled: rows at the front that stood in a table under way.
+    """
+    if not (plan.strategy in ("full", "prefix") or plan.strategy.startswith("auto:")):
+        return
+    codes = plan.sources()
+    decisions = {one.start: one for one in plan.decisions}
+    held = linked.table.rows[: linked.rows].cpu()
+    for segment, chunk in prompt.chunk_segments:
+        if segment.start == 0 or segment.start < settled or (codes[:, segment.start : segment.stop] != 0).any():
+            continue
+        canonical = _canonical(view, segment, chunk)
+        if canonical is None:
+            continue
+        key = PatchKey(chunk.model, canonical.id, prompt.antecedents(segment))
+        decision, rank = decisions.get(segment.start), rank_of(canonical, knowledge, policy)
+        slots = ((held >= segment.start) & (held < segment.stop)).nonzero().squeeze(1)
+        if rank == 0 or len(slots) != chunk.tokens or (not _wanted(decision) and view.has_patch(key)):
+            continue
+        size = chunk.tokens * adapter.dtype.itemsize * sum(layout.features for layout in adapter.layouts)
+        if not wants(key, size):
+            continue
+        yield Formable(
+            view,
+            key,
+            canonical,
+            _copied(linked, slots),
+            tuple(adapter.layouts),
+            adapter.dtype,
+            _phases(adapter, canonical.encoded.positions),
+            _phases(adapter, prompt.positions[:, segment.start : segment.stop]),
+            rank,
+            decision.key if decision is not None and decision.lane is Lane.REFRESH else None,
+            policy.refresh_rank,
+        )
+
+
+def _wanted(decision: Decision | None) -> bool:
+    """Whether `auto` found no patch that serves, though there may be a thinner one."""
+    return decision is not None and decision.lane in (Lane.FULL, Lane.REFRESH)
+
+
+def _canonical(view: View, segment: Segment, chunk: Chunk) -> Chunk | None:
+    """The chunk with canonical rows that a part stands for, if the store has it."""
+    part = segment.part
+    if not isinstance(part, ChunkPart) or not part.name or part.name not in view:
+        return None
+    return chunk if part.state == "canonical" else view.find(part.name)
+
+
+def _copied(linked: Linked, slots: Tensor) -> KVRows:
+    where = slots.to(linked.table.rows.device)
+    return tuple(linked.table.read(layer, 0, linked.rows).select(where) for layer in range(len(linked.table.layouts)))
+
+
+def _phases(adapter: Adapter, positions: Tensor) -> PhaseBook:
+    book = PhaseBook(adapter.tables, positions.to(adapter.device))
+    for layout in adapter.layouts:
+        if layout.rotary is not None:
+            book(layout.rotary)
+    return book

@@ -1,0 +1,1 @@
+"""Windows on a growing context: slide, reorder, recall, fork."""

@@ -1,0 +1,61 @@
+"""`emblema policy` as a person runs it, on a folder that an engine measured into."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from emblema import Engine, Store
+from tests.e2e.test_cli import DEMO, emblema, refused
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A store in which two tenants' measurements are kept, and the first one's digest."""
+    folder = tmp_path_factory.mktemp("policies") / "kept"
+    with Store(folder) as store:
+        engine = Engine.load("reference", store=store, salt=b"alice")
+        for _ in range(5):
+            engine.policy.record("image", "patch", 0.25, False)
+        engine.policy.record("page", "orbit", 0.001, True)
+        engine.on(store.view(b"bob")).policy.record("text", "bare", 0.0, True)
+        return folder, engine.store.owner
+
+
+def test_it_says_what_auto_trusts(measured: tuple[Path, str]) -> None:
+    folder, owner = measured
+    done = emblema("policy", "--store", str(folder), "--plain")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert any({"image", "patch", "no"} <= set(line) for line in lines), done.stdout
+    assert any({"page", "orbit", "yes"} <= set(line) for line in lines), done.stdout
+    told = json.loads(emblema("policy", "--store", str(folder), "--json", "--owner", owner[:6]).stdout)
+    assert [(one["kind"], one["lane"], one["open"]) for one in told] == [
+        ("image", "patch", False),
+        ("page", "orbit", True),
+    ]
+    assert told[0]["kl"] == 0.25 and told[0]["agreement"] == 0 and told[0]["samples"] == 5
+    assert {one["owner"] for one in told} == {owner}
+
+
+def test_nothing_measured_and_bad_folders(measured: tuple[Path, str], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = emblema("policy", "--store", str(tmp_path / "empty"))
+    assert done.returncode == 0 and "Nothing was measured" in done.stdout
+    assert "no such folder" in refused("policy", "--store", str(tmp_path / "none"))
+    bad = tmp_path / "bad" / "policy"
+    bad.mkdir(parents=True)
+    (bad / "x.json").write_text('{"version": 1}')
+    assert "x.json" in refused("policy", "--store", str(tmp_path / "bad"))
+
+
+def test_a_question_asked_twice_is_linked_the_second_time(tmp_path: Path) -> None:
+    """Two processes: what the first computed, the second takes."""
+    asked = (
+        *("ask", "on which land does the moon stand ?", "--store", str(tmp_path / "kept"), "--plain"),
+        *("--image", str(DEMO / "legend-3.png"), "--image", str(DEMO / "map-01.png")),
+    )
+    first, second = emblema(*asked), emblema(*asked)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout == second.stdout
+    assert "auto:full" in first.stderr and "auto:patch" in second.stderr

@@ -1,0 +1,264 @@
+"""The canary: compares a small share, closes a lane that is bad, opens it when it is good again, and is kept."""
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from emblema import AsyncEngine, Engine, Policy, Store
+from emblema.bench.metrics import divergence as expected
+from emblema.bench.tasks import Episode, generate
+from emblema.engine.canary import divergence
+from emblema.engine.ledgers import read_all
+from emblema.errors import StrategyError
+from emblema.kv.chunk import Chunk
+from emblema.kv.patch import Factors, LayerPatch, Patch
+from emblema.link.decisions import Lane
+
+QUESTION = "what colour is under the tent ?"
+"""It is read from the map alone."""
+ALWAYS = Policy(canary=1, canary_rows=math.inf)
+
+
+def engine_on(reference: Engine, store: object = None, policy: Policy = ALWAYS, salt: bytes = b"") -> Engine:
+    return Engine(reference.adapter.model, reference.processor, store=store, policy=policy, salt=salt)  # type: ignore[arg-type]
+
+
+def added(own: Engine, episode: Episode) -> list[Chunk]:
+    return [chunk for page in episode.pages if isinstance(chunk := own.add(page.image()), Chunk)]
+
+
+def spoil(own: Engine, pages: list[Chunk]) -> None:
+    """Every stored patch of the pages becomes noise of the size of the rows."""
+    generator = torch.Generator().manual_seed(1)
+
+    def noise(factors: Factors) -> Factors:
+        return Factors(3 * torch.randn(factors.left.shape, generator=generator), factors.right)
+
+    for page in pages:
+        for key in own.store.patch_keys(page.id):
+            patch = own.store.find_patch(key)
+            assert patch is not None
+            bad = [None if one is None else LayerPatch(noise(one.keys), noise(one.values)) for one in patch.layers]
+            assert own.store.put_patch(key, Patch(tuple(bad)))
+
+
+def binding(episode: Episode) -> str:
+    """A question of the episode that the legends and the map answer together."""
+    return next(one.text for one in episode.questions if len(one.pages) == len(episode.pages))
+
+
+def ask(own: Engine, pages: list[Chunk], question: str = QUESTION) -> str:
+    own.forget_prompts()
+    lane = own.generate([*pages, question]).usage.lane
+    own.settle()
+    return lane
+
+
+def test_a_linked_prompt_is_compared_with_re_prefill(reference: Engine, episode: Episode) -> None:
+    own = engine_on(reference)
+    pages = added(own, episode)
+    assert ask(own, pages) == "auto:full"
+    trials = own.policy.statistics.canary.trials
+    full = own.prefill([*pages, QUESTION], "full")
+    own.settle()
+    own.forget_prompts()
+    linked = own.prefill([*pages, QUESTION])
+    assert linked.usage.lane == "auto:patch"
+    line = next(one for one in own.policy.standings if one.lane is Lane.PATCH)
+    assert line.open and line.samples == 1 and line.agreement == 1 and line.kind == "image"
+    assert line.kl == pytest.approx(divergence(full.logits, linked.logits), rel=0.2, abs=1e-9)
+    counted = own.policy.statistics.canary
+    assert counted.checks == counted.linked == 1 and counted.rows == full.usage.prompt_tokens
+    assert counted.exact >= 2 and counted.trials > trials == 1, "a picture is tried bare as well"
+    bare = next(one for one in own.policy.standings if one.lane is Lane.BARE)
+    assert not bare.open and bare.kl > line.kl
+
+
+def test_divergence_is_the_benchs(reference: Engine) -> None:
+    one, other = torch.randn(2, 50, generator=torch.Generator().manual_seed(3))
+    assert divergence(one, other) == pytest.approx(expected(one.numpy(), other.numpy()))
+    assert divergence(one, one) == 0 < divergence(other, one)
+
+
+def test_a_bad_lane_is_closed_formed_again_and_opens_again(reference: Engine, episode: Episode) -> None:
+    own, question = engine_on(reference), binding(episode)
+    pages = added(own, episode)
+    ask(own, pages, question)
+    assert ask(own, pages, question) == "auto:patch"
+    spoil(own, pages)
+    lanes = [ask(own, pages, question) for _ in range(12)]
+    assert lanes[0] == "auto:patch" and "auto:full" in lanes, "not by one item, and not never"
+    assert not own.policy.trusts("image", "patch")
+    assert lanes.index("auto:full") >= 3
+    # What is computed is formed again, and then tried behind the answers: the lane has become good.
+    later: list[str] = []
+    while not own.policy.trusts("image", Lane.PATCH) and len(later) < 120:
+        later.append(ask(own, pages, question))
+    assert set(later) == {"auto:full"} and own.policy.trusts("image", Lane.PATCH)
+    later += [ask(own, pages, question) for _ in range(4)]
+    assert later[-1] == "auto:patch"
+    changes = sum(one != other for one, other in zip(lanes + later, (lanes + later)[1:], strict=False))
+    assert changes == 2, "closed once, opened once"
+    assert own.policy.statistics.canary.turned == 2
+
+
+def test_a_kind_that_shows_no_gap_comes_to_be_taken_bare(reference: Engine) -> None:
+    """The same word as every passage: nothing to absorb that would change an answer."""
+    own = engine_on(reference, policy=Policy(canary=1, canary_rows=math.inf, forming=False, max_kl=0.5))
+    passages = [own.add(text=f"the {name} stands on red") for name in ("tent", "boat")]
+    lanes = []
+    for _ in range(20):
+        own.forget_prompts()
+        lanes.append(own.generate([*passages, "what colour is under the tent ?"]).usage.lane)
+    line = next(one for one in own.policy.standings if one.kind == "text")
+    assert line.lane is Lane.BARE and lanes[0] == "auto:full"
+    assert (lanes[-1] == "auto:bare") == line.open == (line.kl < 0.5)
+
+
+@pytest.mark.parametrize(("share", "rows"), [(0.01, 0.05), (0.1, 0.05), (0.1, math.inf), (0.5, 1.0), (0.0, 1.0)])
+def test_the_share_and_the_rows_are_kept_to(reference: Engine, episode: Episode, share: float, rows: float) -> None:
+    policy = Policy(canary=share, canary_rows=rows)
+    own = engine_on(reference, policy=policy)
+    pages = added(own, episode)[:2]
+    own.prefill([*pages, QUESTION])
+    own.settle()
+    for _ in range(60 if rows >= 1 else 20):
+        own.forget_prompts()
+        own.prefill([*pages, QUESTION])
+        seen = own.policy.statistics.canary
+        assert seen.checks <= share * seen.linked and seen.trials <= share * seen.exact
+        assert seen.rows + seen.trial_rows <= rows * seen.computed or seen.rows + seen.trial_rows == 0
+    if share >= 0.1 and rows >= 1:
+        assert seen.checks >= 1
+
+
+def test_a_chunk_deleted_meanwhile_is_not_compared(reference: Engine, episode: Episode) -> None:
+    own = engine_on(reference)
+    pages = added(own, episode)
+    ask(own, pages)
+    own._served = True
+    ask_lane = own.generate([*pages, QUESTION], "prefix").usage.lane
+    assert ask_lane == "prefix"
+    own.idle()
+    own.forget_prompts()
+    before = own.policy.statistics.canary
+    assert own.generate([*pages, QUESTION]).usage.lane == "auto:patch" and own.policy.waiting
+    own.store.delete(pages[0].id)
+    own.idle()
+    after = own.policy.statistics.canary
+    assert (after.checks, after.skipped) == (before.checks, before.skipped + 1) and not own.policy.waiting
+    assert pages[0].id not in own.store, "the canary brought nothing back"
+
+
+def test_a_request_has_bounds_of_its_own(reference: Engine, episode: Episode) -> None:
+    own = engine_on(reference, policy=Policy(canary=0))
+    pages = added(own, episode)
+    ask(own, pages)
+    own.forget_prompts()
+    strict = Policy(max_kl=0)
+    assert own.generate([*pages, QUESTION], policy=strict).usage.lane == "auto:full"
+    own.forget_prompts()
+    assert own.prefill([*pages, QUESTION], policy=strict).usage.lane == "auto:full"
+    own.forget_prompts()
+    assert own.prefill([*pages, QUESTION]).usage.lane == "auto:patch"
+    with pytest.raises(StrategyError, match="only auto"):
+        own.generate([*pages, QUESTION], "blind", policy=strict)
+    assert own.policy.statistics.canary.checks == 0
+
+
+def test_measurements_outlive_the_engine_and_are_the_tenants(
+    reference: Engine, episode: Episode, tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    with Store(folder) as store:
+        own, other = (engine_on(reference, store, salt=salt) for salt in (b"alice", b"bob"))
+        for _ in range(8):
+            own.policy.record("image", "patch", 0.4, False)
+        own.policy.set_plateau(16)
+        assert not own.policy.trusts("image", "patch") and other.policy.trusts("image", "patch")
+        assert own.on(store.view(b"alice")).policy.standings == own.policy.standings
+        owner = own.store.owner
+    assert [path.name for path in (folder / "policy").iterdir()] == [f"{owner}.json"]
+    assert list(read_all(folder)) == [owner]
+    with Store(folder) as store:
+        assert not engine_on(reference, store, salt=b"alice").policy.trusts("image", "patch")
+        assert engine_on(reference, store, salt=b"bob").policy.trusts("image", "patch")
+        own = engine_on(reference, store, salt=b"alice")
+        own.prefill([*added(own, episode), QUESTION])
+        own.settle()
+        ranks = {
+            patch.rank for page in added(own, episode) for key in own.store.patch_keys(page.id)
+            if (patch := own.store.find_patch(key)) is not None
+        }  # fmt: skip
+        assert ranks == {16}, "the plateau that was measured"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe", b"[" * 100_000, b'{"version": 99}', json.dumps({"version": 1, "standings": 3}).encode()],
+)
+def test_a_damaged_file_is_set_aside(
+    reference: Engine, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store(tmp_path / "kept") as store:
+        engine_on(reference, store).policy.record("image", "patch", 0.4, False)
+    (path,) = (tmp_path / "kept" / "policy").iterdir()
+    path.write_bytes(content)
+    with Store(tmp_path / "kept") as store:
+        own = engine_on(reference, store)
+        assert own.policy.standings == [] and own.policy.trusts("image", "patch") and "set aside" in caplog.text
+        own.policy.record("image", "patch", 0.4, False)
+    assert sorted(one.suffix for one in path.parent.iterdir()) == [".damaged", ".json"]
+
+
+def test_the_async_engine_compares_when_nobody_waits(episode: Episode) -> None:
+    compared: list[tuple[str, int]] = []
+
+    async def use() -> None:
+        async with await AsyncEngine.load("reference", policy=ALWAYS) as own:
+            pages = [await own.add(page.image()) for page in episode.pages]
+            await own.generate([*pages, QUESTION])
+            await own.run(lambda one: one.settle())
+            plain = own.engine.idle
+
+            def idle() -> None:
+                compared.append((threading.current_thread().name, own._busy))
+                plain()
+
+            own.engine.idle = idle  # type: ignore[method-assign]
+            await own.run(lambda one: one.forget_prompts())
+            replies = await asyncio.gather(*(own.generate([*pages, QUESTION]) for _ in range(4)))
+            assert {reply.usage.lane for reply in replies} == {"auto:patch"}
+            for _ in range(100):
+                if own.engine.policy.statistics.canary.checks:
+                    break
+                await asyncio.sleep(0.05)
+            assert own.engine.policy.statistics.canary.checks == 1, "one at a time, behind all that came at once"
+            with pytest.raises(StrategyError):
+                await own.generate([*pages, QUESTION], "blind", policy=ALWAYS)
+
+    asyncio.run(use())
+    assert len(compared) == 1 and compared[0][0].startswith("emblema")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    assert not [one for one in threading.enumerate() if one.name == "emblema-canary"]
+
+
+def test_other_maps_agree_as_well(reference: Engine) -> None:
+    """A few fresh maps: the second use is linked, and answers as re-prefill does."""
+    own = engine_on(reference)
+    for one in generate("maps", 91, 4):
+        pages = added(own, one)
+        ask(own, pages, binding(one))
+        assert ask(own, pages, binding(one)) == "auto:patch"
+    line = next(line for line in own.policy.standings if line.lane is Lane.PATCH)
+    assert line.samples == 4 and line.agreement == 1 and line.kl < 0.05

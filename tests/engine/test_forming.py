@@ -1,0 +1,302 @@
+"""Patches formed behind the answers, from rows that were computed in context anyway."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from emblema import Engine, Policy, Store, slid
+from emblema.bench.tasks import Episode
+from emblema.engine.formable import Formable
+from emblema.engine.former import Former
+from emblema.engine.linker import Linker
+from emblema.engine.upkeep import Upkeep
+from emblema.kv.chunk import Chunk
+from emblema.kv.patch import Patch
+from emblema.link.costs import Costs
+from emblema.link.executor import Linked
+from emblema.link.prompt import ChunkPart, Prompt
+from emblema.store.keys import PatchKey
+from emblema.store.memory import MemoryStore
+from tests.engine.engines import engine, largest_error, pictures, prompt_of, text
+from tests.families import CASES
+
+QUESTION = "what colour is under the tent ?"
+WHOLE = Policy(rank=60_000, refresh_rank=60_000, canary=0)
+
+
+def engine_on(reference: Engine, store: object, policy: Policy | None = None) -> Engine:
+    return Engine(reference.adapter.model, reference.processor, store=store, policy=policy)  # type: ignore[arg-type]
+
+
+def added(own: Engine, episode: Episode) -> list[Chunk]:
+    return [chunk for page in episode.pages if isinstance(chunk := own.add(page.image()), Chunk)]
+
+
+def matrix(name: str, policy: Policy = WHOLE, count: int = 3) -> tuple[Linker, list[Chunk]]:
+    """A linker with upkeep on a tiny random model, its store to itself, and pictures in it."""
+    adapter, store = engine(name).adapter, MemoryStore()
+    chunks = [store.put(replace(chunk, rows=tuple(chunk.rows))) for chunk in pictures(name, count)]
+    view = store.view()
+    return Linker(adapter, view, Upkeep(adapter, view, policy, Former(), Costs())), chunks
+
+
+def settle(linker: Linker) -> None:
+    assert linker.upkeep is not None and linker.upkeep.former.settle(30)
+
+
+def full_of(linker: Linker, prompt: Prompt) -> Linked:
+    """Re-prefill, which leaves neither a patch nor a prefix behind."""
+    linked = Linker(linker.adapter, linker.view).link(prompt, "full").linked
+    linker.forget_prompts()
+    return linked
+
+
+def asked(name: str, chunks: list[Chunk], start: int = 3, gone: int = 0) -> Prompt:
+    parts = [ChunkPart(chunk, slid=index < gone) for index, chunk in enumerate(chunks)]
+    return prompt_of(name, [text(start, 1), *parts, text(4, 2)])
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize("name", CASES)
+def test_patches_of_full_rank_make_the_second_use_exact(name: str, gone: int) -> None:
+    """On every family, with all pictures there and with the first of them slid away."""
+    linker, chunks = matrix(name)
+    prompt = asked(name, chunks, gone=gone)
+    full = full_of(linker, prompt)
+    first = linker.link(prompt, "auto")
+    assert first.forming == 0 and first.plan.strategy == "auto:full"
+    assert largest_error(first.linked.logits, full.logits) <= 1e-4
+    settle(linker)
+    linker.forget_prompts()
+    second = linker.link(prompt, "auto")
+    assert second.plan.strategy == "auto:patch" and second.forming == 0
+    assert second.linked.trace.computed == 7
+    assert largest_error(second.linked.logits, full.logits) <= 1e-4
+    moved = linker.link(asked(name, chunks, start=9, gone=gone), "auto")
+    assert moved.plan.strategy == "auto:patch", "the key holds neither the text in front nor the positions"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_refresh_of_full_rank_makes_another_order_exact(name: str) -> None:
+    linker, chunks = matrix(name)
+    linker.link(asked(name, chunks), "auto")
+    settle(linker)
+    other = asked(name, [chunks[1], chunks[0], chunks[2]])
+    full = full_of(linker, other)
+    changed = linker.link(other, "auto")
+    assert [one.lane for one in changed.plan.decisions] == ["full", "full", "refresh"]
+    assert largest_error(changed.linked.logits, full.logits) <= 1e-4
+    settle(linker)
+    linker.forget_prompts()
+    again = linker.link(other, "auto")
+    assert again.plan.strategy == "auto:patch"
+    assert largest_error(again.linked.logits, full.logits) <= 1e-4
+
+
+def test_the_second_use_is_linked_and_answers_the_same(reference: Engine, episode: Episode) -> None:
+    own = engine_on(reference, None)
+    pages = added(own, episode)
+    for question in (QUESTION, "which colour lies under the boat ?"):
+        own.forget_prompts()
+        full = reference.generate([*added(reference, episode), question], "full")
+        reply = own.generate([*pages, question])
+        assert reply.usage.forming_tokens == 0 and reply.text == full.text
+        own.settle()
+    assert reply.usage.lane == "auto:patch" and reply.usage.cached_tokens == 66 * len(pages)
+    assert reply.plan.decisions and all("known" in one.reason for one in reply.plan.decisions)
+    held = own.policy.statistics.forming
+    assert held.formed == len(pages) and held.queued == held.failed == held.dropped == 0 and held.seconds > 0
+
+
+@pytest.mark.parametrize("strategy", ["full", "prefix"])
+def test_whatever_is_prefilled_in_full_forms(reference: Engine, episode: Episode, strategy: str) -> None:
+    own = engine_on(reference, None)
+    pages = added(own, episode)
+    own.prefill([*pages, QUESTION], strategy)
+    own.settle()
+    own.forget_prompts()
+    assert own.prefill([*pages, QUESTION]).usage.lane == "auto:patch"
+    own.prefill([*pages, QUESTION], strategy)
+    own.settle()
+    assert own.policy.statistics.forming.formed == len(pages), "what is known is not formed again"
+    for named in ("blind", "mpic-all", "cacheblend-15"):
+        own.prefill([slid(pages[0]), *pages[1:], *pages[:1], QUESTION], named)
+    own.settle()
+    assert own.policy.statistics.forming.formed == len(pages), "rows that are not exact form nothing"
+
+
+def test_what_was_formed_outlives_the_engine(reference: Engine, episode: Episode, tmp_path: Path) -> None:
+    with engine_on(reference, tmp_path / "kept") as own:
+        own.prefill([*added(own, episode), QUESTION])
+    with engine_on(reference, tmp_path / "kept") as own:
+        assert own.prefill([*added(own, episode), QUESTION]).usage.lane == "auto:patch"
+
+
+class Slow(Former):
+    """Forming that waits until it is let go, and fails where it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.error = error
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    former = Slow()
+    plain = Formable.form
+
+    def form(job: Formable) -> Patch:
+        former.go.wait(30)
+        if former.error is not None:
+            raise former.error
+        return plain(job)
+
+    monkeypatch.setattr(Formable, "form", form)
+    return former
+
+
+def with_former(
+    reference: Engine, former: Former, policy: Policy, salt: bytes = b"", store: Store | None = None
+) -> Engine:
+    own = Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy)
+    own._upkeep.former = own._former = former
+    return own
+
+
+def test_an_answer_never_waits_and_what_does_not_fit_is_dropped(
+    reference: Engine, episode: Episode, slow: Slow
+) -> None:
+    own = with_former(reference, slow, Policy())
+    pages = added(own, episode)
+    own.prefill([*pages, QUESTION])
+    one = reference.adapter.layouts[0].features * len(reference.adapter.layouts) * 66 * 4
+    small = with_former(reference, slow, Policy(forming_bytes=one * len(pages) + one // 2))
+    small.prefill([*reversed(added(small, episode)), QUESTION])
+    assert slow.statistics.dropped == len(pages), "the queue is full"
+    assert slow.statistics.formed == 0 and slow.statistics.queued == len(pages)
+    own.forget_prompts()
+    again = own.prefill([*pages, QUESTION])
+    assert again.usage.lane == "auto:full" and slow.statistics.queued == len(pages), "each once"
+    slow.go.set()
+    own.settle()
+    assert slow.statistics.formed == len(pages) and slow.statistics.queued == 0
+
+
+def test_forming_keeps_to_its_seconds(reference: Engine, episode: Episode) -> None:
+    own = engine_on(reference, None, Policy(forming_seconds=0))
+    own.prefill([*added(own, episode), QUESTION])
+    own.settle()
+    assert own.policy.statistics.forming.dropped == len(episode.pages)
+    off = engine_on(reference, None, Policy(forming=False))
+    off.prefill([*added(off, episode), QUESTION])
+    off.settle()
+    assert off.policy.statistics.forming.dropped == off.policy.statistics.forming.formed == 0
+
+
+def test_a_chunk_deleted_meanwhile_gets_no_patch(reference: Engine, episode: Episode, slow: Slow) -> None:
+    own = with_former(reference, slow, Policy())
+    pages = added(own, episode)
+    own.prefill([*pages, QUESTION])
+    own.store.delete(pages[1].id)
+    slow.go.set()
+    own.settle()
+    assert slow.statistics.refused + slow.statistics.lost == len(pages) - 1
+    assert own.store.statistics.patches == 1 and own.store.patch_keys(pages[1].id) == []
+
+
+def test_an_error_is_logged_and_ends_nothing(
+    reference: Engine, episode: Episode, slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow.error = ZeroDivisionError("on purpose")
+    slow.go.set()
+    own = with_former(reference, slow, Policy())
+    pages = added(own, episode)
+    own.prefill([*pages, QUESTION])
+    own.settle()
+    assert slow.statistics.failed == len(pages) and "on purpose" in caplog.text
+    slow.error = None
+    own.forget_prompts()
+    own.prefill([*pages, QUESTION])
+    own.settle()
+    assert slow.statistics.formed == len(pages)
+
+
+def test_a_patch_is_its_tenants(reference: Engine, episode: Episode, tmp_path: Path) -> None:
+    with Store(tmp_path / "kept") as store:
+        administrator = engine_on(reference, store.shared)
+        shared = added(administrator, episode)
+        alice = Engine(reference.adapter.model, reference.processor, store=store, salt=b"alice")
+        bob = alice.on(store.view(b"bob"))
+        alice.prefill([*shared, QUESTION])
+        alice.settle()
+        assert alice.store.statistics.patches == len(shared)
+        assert bob.store.statistics.patches == administrator.store.statistics.patches == 0
+        assert bob.prefill([*shared, QUESTION]).usage.lane == "auto:full"
+        bob.close()
+        assert bob.store.statistics.patches == len(shared), "closing a tenant's engine finishes what is its own"
+        assert alice.prefill([*reversed(shared), QUESTION]).usage.lane.startswith("auto:")
+        alice.settle()
+        assert alice.store.statistics.patches > len(shared), "and ends nothing for others"
+
+
+def test_closed_engines_form_no_more(reference: Engine, episode: Episode) -> None:
+    own = engine_on(reference, None)
+    pages = added(own, episode)
+    own.close()
+    own.prefill([*pages, QUESTION])
+    assert own.policy.statistics.forming.dropped == len(pages) and own.policy.statistics.forming.queued == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_a_queue_of_its_own(reference: Engine, episode: Episode, slow: Slow) -> None:
+    """The child's work is not the parent's, whose thread did not come along."""
+    own = with_former(reference, slow, Policy())
+    own.prefill([*added(own, episode), QUESTION])
+    child = os.fork()
+    if child == 0:
+        held = slow.statistics
+        os._exit(0 if held.queued == 0 and slow.settle(5) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert slow.statistics.queued == len(episode.pages)
+    slow.go.set()
+    own.settle()
+    assert slow.statistics.formed == len(episode.pages)
+
+
+def test_a_dropped_engine_ends_its_thread(reference: Engine, episode: Episode) -> None:
+    own = engine_on(reference, None)
+    own.prefill([*added(own, episode), QUESTION])
+    del own
+
+
+def test_a_patch_formed_in_the_background_is_the_one_a_forward_forms(reference: Engine, episode: Episode) -> None:
+    own = engine_on(reference, None, Policy(rank=16))
+    pages = added(own, episode)
+    own.prefill([*pages, QUESTION])
+    own.settle()
+    key = PatchKey(reference.adapter.fingerprint, pages[1].id, (pages[0].id,))
+    behind = own.store.find_patch(key)
+    own.store.forget_patches(pages[1].id)
+    own.prefill([*pages, QUESTION], "patch-16")
+    forward = own.store.find_patch(key)
+    assert behind is not None and forward is not None and behind.rank == forward.rank == 16
+    for one, other in zip(behind.layers[1:], forward.layers[1:], strict=True):
+        assert one is not None and other is not None
+        assert torch.allclose(one.values.dense(1), other.values.dense(1), atol=1e-3)
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 5
+    while left := [thread.name for thread in threading.enumerate() if thread.name == "emblema-forming"]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)

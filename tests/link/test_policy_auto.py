@@ -1,0 +1,243 @@
+"""Plans of `auto`, without a model: each row of the menu, and what is never chosen."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emblema.errors import EmblemaError, StrategyError
+from emblema.kv.chunk import Chunk
+from emblema.link.choosing import Trial
+from emblema.link.decisions import Decision, Lane
+from emblema.link.drift import drift_of
+from emblema.link.judgement import Judgement, Verdict, unmeasured
+from emblema.link.orderings import orbit_key
+from emblema.link.plan import LinkPlan
+from emblema.link.policy import Policy
+from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
+from emblema.link.strategies.auto import Auto, bounded
+from emblema.link.strategies.base import Knowledge, PrefixMatch
+from emblema.link.strategies.full import Full
+from emblema.store.keys import PatchKey
+from tests.link.pieces import LAYERS, LAYOUTS, chunk, knowledges, prompts, zero_patch
+
+PAGES = [chunk(index, 6) for index in range(6)]
+POLICY = Policy(rank=3)
+
+
+def prompt_of(indices: Iterable[int], *, slid: int = 0) -> Prompt:
+    """Text, then pages, then text; the first `slid` pages have slid."""
+    pages = [ChunkPart(PAGES[index], slid=place < slid) for place, index in enumerate(indices)]
+    return Prompt.of([TextPart((1, 2)), *pages, TextPart((3, 4))], 1)
+
+
+def key(page: int, before: Iterable[int]) -> PatchKey:
+    return PatchKey("model", PAGES[page].id, tuple(PAGES[index].id for index in before))
+
+
+def orbit(page: int, before: Iterable[int]) -> PatchKey:
+    return orbit_key("model", PAGES[page].id, tuple(PAGES[index].id for index in before))
+
+
+def known(keys: Iterable[PatchKey], *, rank: int = 3, prefix: int = 0, judgement: Judgement | None = None) -> Knowledge:
+    """A store that has patches with these keys."""
+    held = {one: zero_patch(6, rank) for one in keys}
+    return Knowledge(
+        "model",
+        LAYOUTS,
+        held.get,
+        lambda prompt: PrefixMatch("kept", prefix) if prefix else None,
+        patch_keys=lambda name: [one for one in held if one.chunk == name],
+        judgement=judgement or Judgement(POLICY),
+    )
+
+
+def lanes(plan: LinkPlan) -> list[str]:
+    plan.validate()
+    return [one.lane for one in plan.decisions]
+
+
+def last(plan: LinkPlan) -> Decision:
+    plan.validate()
+    return plan.decisions[-1]
+
+
+def test_with_nothing_known_every_row_is_computed() -> None:
+    plan = Auto().plan(prompt_of([0, 1, 2]), known([]))
+    assert lanes(plan) == ["full"] * 3 and plan.strategy == "auto:full"
+    assert plan.exact and not plan.forming and (plan.sources() == 0).all()
+
+
+def test_known_antecedents_take_their_patch_and_a_thinner_patch_is_none() -> None:
+    keys = [key(0, []), key(1, [0]), key(2, [0, 1])]
+    plan = Auto().plan(prompt_of([0, 1, 2]), known(keys))
+    assert lanes(plan) == ["patch"] * 3 and plan.strategy == "auto:patch" and not plan.forming
+    assert [part.patch.key for part in plan.ranges if part.patch is not None] == keys
+    assert lanes(Auto().plan(prompt_of([0, 1, 2]), known(keys, rank=2))) == ["full"] * 3
+
+
+def test_each_chunk_is_chosen_for_alone() -> None:
+    plan = Auto().plan(prompt_of([0, 1, 2]), known([key(0, []), key(2, [0, 1])]))
+    assert lanes(plan) == ["patch", "full", "patch"] and plan.strategy == "auto:patch+full"
+    codes = plan.sources()
+    assert (codes[:, 2:8] == 2).all() and (codes[:, 8:14] == 0).all() and (codes[:, 14:20] == 2).all()
+
+
+def test_an_exact_prefix_comes_before_all_and_the_rest_is_chosen_for() -> None:
+    keys = [key(0, []), key(1, [0]), key(2, [0, 1])]
+    plan = Auto().plan(prompt_of([0, 1, 2]), known(keys, prefix=14))
+    assert lanes(plan) == ["prefix", "prefix", "patch"] and plan.strategy == "auto:prefix+patch"
+    assert plan.ranges[0].stop == 14 and (plan.sources()[:, 14:20] == 2).all()
+    whole = Auto().plan(prompt_of([0, 1, 2]), known([], prefix=22))
+    assert lanes(whole) == ["prefix"] * 3 and whole.exact and (whole.sources() == 0).sum() == LAYERS
+
+
+def test_the_same_set_in_another_order_takes_the_orbit() -> None:
+    plan = Auto().plan(prompt_of([1, 0, 2]), known([orbit(2, [0, 1]), key(2, [0, 1])]))
+    assert last(plan).lane is Lane.ORBIT and last(plan).key == orbit(2, [0, 1])
+    without = Auto().plan(prompt_of([1, 0, 2]), known([key(2, [0, 1])]))
+    assert last(without).lane is Lane.REFRESH and last(without).key == key(2, [0, 1])
+    other = Auto().plan(prompt_of([1, 3, 2]), known([orbit(2, [0, 1])]))
+    assert last(other).lane is Lane.FULL, "another set"
+
+
+def borne(kind: str, lane: Lane, policy: Policy) -> Verdict:
+    """All lanes were measured to keep the bound, but a bare chunk."""
+    return Verdict(lane is not Lane.BARE, "measured")
+
+
+def test_a_dropped_or_duplicated_page_keeps_the_stored_patch_where_that_was_measured_to_be_borne() -> None:
+    stored = known([key(3, [0, 1, 2])], judgement=Judgement(POLICY, borne))
+    for now in ([1, 2], [0, 2], [0, 1, 2, 2]):
+        plan = Auto().plan(prompt_of([*now, 3]), stored)
+        assert last(plan).lane is Lane.DRIFT and last(plan).key == key(3, [0, 1, 2]), now
+    assert last(Auto(Policy(rank=3, drift=0)).plan(prompt_of([1, 2, 3]), stored)).lane is Lane.REFRESH
+    unmeasured_yet = last(Auto().plan(prompt_of([1, 2, 3]), known([key(3, [0, 1, 2])])))
+    assert unmeasured_yet.lane is Lane.REFRESH and unmeasured_yet.closed == (Lane.DRIFT, Lane.BARE)
+    unbounded = Auto(Policy(rank=3, max_kl=None)).plan(prompt_of([1, 2, 3]), known([key(3, [0, 1, 2])]))
+    assert last(unbounded).lane is Lane.DRIFT, "no bound to break"
+
+
+def test_a_material_change_is_refreshed_and_excess_or_nothing_in_common_rebuilds() -> None:
+    stored = known([key(3, [0, 1])])
+    for now in ([0, 4], [1, 0], [0, 1, 4]):
+        plan = Auto().plan(prompt_of([*now, 3]), stored)
+        assert last(plan).lane is Lane.REFRESH and last(plan).key == key(3, [0, 1]), now
+        assert (plan.sources()[:, 2 + 6 * len(now) : 8 + 6 * len(now)] == 0).all()
+    for now in ([4, 5], [0, 1, 4, 5], []):
+        plan = Auto().plan(prompt_of([*now, 3]), stored)
+        assert last(plan).lane is Lane.FULL and last(plan).key is None, now
+
+
+def test_contents_without_a_gap_are_taken_bare() -> None:
+    def verdict(kind: str, lane: Lane, policy: Policy) -> Verdict:
+        return Verdict(True, "measured") if (kind, lane) == ("image", Lane.BARE) else unmeasured(kind, lane, policy)
+
+    judgement = Judgement(POLICY, verdict)
+    plan = Auto().plan(prompt_of([0, 1]), known([key(1, [0])], judgement=judgement))
+    assert lanes(plan) == ["bare", "patch"], "a patch that is there is more faithful"
+    assert (plan.sources()[:, 2:8] == 1).all()
+
+
+def test_a_closed_lane_is_not_taken_and_the_reason_says_so() -> None:
+    judgement = Judgement(POLICY, lambda kind, lane, policy: Verdict(lane is not Lane.PATCH, "measured 0.3 nats"))
+    plan = Auto().plan(prompt_of([0, 1]), known([key(0, []), key(1, [0])], judgement=judgement))
+    assert lanes(plan) == ["bare", "bare"]
+    shut = Judgement(POLICY, lambda kind, lane, policy: Verdict(False, "measured 0.3 nats"))
+    plan = Auto().plan(prompt_of([0, 1]), known([key(0, []), key(1, [0])], judgement=shut))
+    assert lanes(plan) == ["full"] * 2 and "patch not taken: measured 0.3 nats" in str(plan.decisions[0])
+
+
+def test_computing_is_chosen_where_it_is_measured_to_be_quicker() -> None:
+    keys = [key(0, []), key(1, [0])]
+    quicker = Judgement(POLICY, gain=lambda rows, patch_bytes: -0.002 if patch_bytes else None)
+    assert lanes(Auto().plan(prompt_of([0, 1]), known(keys, judgement=quicker))) == ["full"] * 2
+    slower = Judgement(POLICY, gain=lambda rows, patch_bytes: 0.002)
+    assert lanes(Auto().plan(prompt_of([0, 1]), known(keys, judgement=slower))) == ["patch"] * 2
+
+
+@pytest.mark.parametrize("policy", [Policy(max_kl=0, rank=3), Policy(min_agreement=1, rank=3)])
+def test_a_bound_of_nothing_takes_exact_rows_only(policy: Policy) -> None:
+    keys = [key(0, []), key(1, [0]), orbit(1, [0])]
+    assert lanes(Auto(policy).plan(prompt_of([0, 1]), known(keys))) == ["full"] * 2
+    assert lanes(Auto(policy).plan(prompt_of([0, 1]), known(keys, prefix=8))) == ["prefix", "full"]
+
+
+def test_a_requests_policy_is_its_own() -> None:
+    assert bounded("auto", POLICY) == Auto(POLICY) and bounded(Auto(), POLICY) == Auto(POLICY)
+    assert bounded("blind", None) == "blind"
+    for strategy in ("blind", Full()):
+        with pytest.raises(StrategyError, match="only auto"):
+            bounded(strategy, POLICY)
+    for wrong in ({"max_kl": -1}, {"min_agreement": 1.5}, {"canary": 2}, {"rank": 0}, {"rank": 1.5}, {"share": 0},
+                  {"max_kl": float("nan")}, {"canary": None}, {"drift": True}, {"forming_seconds": "9"}):  # fmt: skip
+        with pytest.raises(EmblemaError, match="policy"):
+            Policy(**wrong)
+
+
+def test_slid_chunks_are_there_only_while_something_absorbs_them() -> None:
+    patched = Auto().plan(prompt_of([0, 1], slid=1), known([key(1, [0])]))
+    assert lanes(patched) == ["patch"] and not patched.leaving and (patched.sources()[:, 2:8] == 3).all()
+    unknown = Auto().plan(prompt_of([0, 1], slid=1), known([key(0, [])]))
+    assert lanes(unknown) == ["patch", "full"] and unknown.leaving == ((2, 8),)
+    assert (unknown.sources()[:, 2:8] == 2).all() and (unknown.sources()[:, 8:14] == 0).all()
+    assert all(part.hidden == ((2, 8),) for part in unknown.ranges if part.start >= 14)
+
+
+def test_rows_of_a_window_are_as_they_are() -> None:
+    parts: list[Part] = [TextPart((1,)), ChunkPart(PAGES[0], state="settled"), ChunkPart(PAGES[1], state="fresh"),
+                         ChunkPart(PAGES[2]), TextPart((2,))]  # fmt: skip
+    plan = Auto().plan(Prompt.of(parts, 1), known([key(2, [0, 1])], prefix=13))
+    assert lanes(plan) == ["settled", "fresh", "patch"], "an exact prefix holds other rows than a window's"
+    assert plan.ranges[0].stop == 1 and plan.strategy == "auto:settled+patch"
+
+
+def test_a_trial_takes_one_lane_of_one_kind_and_no_other() -> None:
+    keys = [key(0, []), key(1, [0])]
+    bare = Auto(trial=Trial("image", Lane.BARE)).plan(prompt_of([0, 1]), known(keys, prefix=14))
+    assert lanes(bare) == ["bare"] * 2
+    assert lanes(Auto(trial=Trial("text", Lane.BARE)).plan(prompt_of([0, 1]), known(keys))) == ["full"] * 2
+
+
+@given(
+    stored=st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=4), st.booleans()), max_size=6),
+    now=st.lists(st.integers(0, 4), max_size=4),
+    share=st.floats(0, 1),
+)
+def test_a_stale_patch_is_never_chosen(stored: list[tuple[list[int], bool]], now: list[int], share: float) -> None:
+    keys = [orbit(5, before) if averaged else key(5, before) for before, averaged in stored]
+    judgement = Judgement(POLICY, borne)
+    plan = Auto(Policy(rank=3, drift=share)).plan(prompt_of([*now, 5]), known(keys, judgement=judgement))
+    plan.validate()
+    names = tuple(PAGES[index].id for index in now)
+    for one in plan.decisions:
+        if one.chunk != PAGES[5].id:
+            continue
+        if one.lane is Lane.PATCH:
+            assert one.key is not None and one.key.antecedents == names and not one.key.orbit
+        elif one.lane is Lane.ORBIT:
+            assert one.key is not None and one.key.antecedents == tuple(sorted(names)) and one.key.orbit
+        elif one.lane is Lane.DRIFT:
+            assert one.key is not None and drift_of(one.key.antecedents, names).small(share)
+        else:
+            assert one.lane in (Lane.FULL, Lane.REFRESH) and key(5, now) not in keys
+    used = {part.patch.key for part in plan.ranges if part.patch is not None}
+    assert used == {one.key for one in plan.decisions if one.key is not None and one.lane is not Lane.REFRESH}
+
+
+@given(prompt=prompts(), store=knowledges())
+def test_every_chunk_has_a_reason(prompt: Prompt, store: Knowledge) -> None:
+    plan = Auto().plan(prompt, store)
+    plan.validate()
+    starts = [segment.start for segment, _ in prompt.chunk_segments]
+    assert [one.start for one in plan.decisions if one.start in starts] == [one.start for one in plan.decisions]
+    assert all(one.reason for one in plan.decisions)
+    assert plan.behind(plan.rows - 1).decisions == tuple(one for one in plan.decisions if one.start >= plan.rows - 1)
+
+
+def test_a_chunk_too_short_for_a_patch_is_computed() -> None:
+    tiny: Chunk = chunk(9, 1)
+    prompt = Prompt.of([TextPart((1,)), ChunkPart(tiny), TextPart((2,))], 1)
+    decision = last(Auto(Policy(share=0.01)).plan(prompt, known([])))
+    assert decision.lane is Lane.FULL and "too short" in decision.reason

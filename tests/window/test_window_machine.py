@@ -1,0 +1,291 @@
+"""Random use of windows and their forks, beside the same written down plainly."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from emblema.engine.engine import Engine
+from emblema.errors import CapacityError
+from emblema.kv.chunk import EncodedChunk
+from emblema.link.policy import Policy
+from emblema.link.strategies.auto import Auto
+from emblema.window.budget import WindowBudget
+from emblema.window.state import Snapshot
+from emblema.window.window import Window
+from tests.engine.engines import engine, largest_error
+from tests.families import loaded, picture, words
+from tests.window.plain import Item, PlainWindow, Rows
+
+QUESTION = tuple(words(3, 99).tolist())
+EXACT = Auto(Policy(max_kl=0, canary=0, forming=False))
+
+
+@cache
+def pieces(name: str, seed: int) -> tuple[tuple[EncodedChunk, ...], ...]:
+    """Two pictures, and a clip of two more."""
+    made, sizes = engine(name), loaded(name).case.sizes
+    single = [made.encode(picture(*sizes[index % 2], seed=seed + index)) for index in range(4)]
+    return single[0], single[1], (*single[2], *single[3])
+
+
+@dataclass(eq=False)
+class Branch:
+    """A window, its plain counterpart, and the snapshots of both."""
+
+    window: Window[Any, Any]
+    plain: PlainWindow
+    kept: list[tuple[Snapshot, PlainWindow]] = field(default_factory=list)
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """A window and its forks under a budget, as one thread uses them."""
+
+    name, seed = "qwen2_5_vl", 800
+    counted = True
+    made: Engine
+    sources: dict[int, tuple[str, ...]]
+
+    @initialize(tokens=st.sampled_from([None, 40]), byte=st.booleans())
+    def open(self, tokens: int | None, byte: bool) -> None:
+        self.made = engine(self.name)
+        self.made.forget_prompts()
+        row = sum(one.features for one in self.made.adapter.layouts) * self.made.adapter.dtype.itemsize
+        self.row, self.sources = row, {}
+        self.budget = WindowBudget(tokens=tokens, bytes=100 * row if byte else None)
+        window = self.made.window(template=False, budget=self.budget)
+        self.branches = [Branch(window, PlainWindow(self.made.adapter))]
+        self.now = 0
+        for which in (0, 1):
+            self.append_media(which)
+        self.append_text(2, 0)
+        self.answer()
+
+    @property
+    def branch(self) -> Branch:
+        return self.branches[self.now]
+
+    def weight(self, items: list[Item]) -> tuple[int, int]:
+        tokens = sum(one.tokens for one in items)
+        embeddings = sum(e.bytes for one in items if self.sources[one.number] for e in one.encoded)
+        return tokens, tokens * self.row + embeddings
+
+    def fits(self, items: list[Item]) -> bool:
+        tokens, size = self.weight(items)
+        most, most_bytes = self.budget.tokens, self.budget.bytes
+        return (most is None or tokens <= most) and (most_bytes is None or size <= most_bytes)
+
+    def come(self, item: Item, at: int) -> int:
+        """The plain window makes room for an item; where it comes to stand."""
+        plain = self.branch.plain
+        while not self.fits([*plain.items, item]):
+            plain.leave(plain.items[0])
+            at = max(0, at - 1)
+        return at
+
+    @rule(count=st.integers(1, 3), seed=st.integers(0, 50))
+    def append_text(self, count: int, seed: int) -> None:
+        ids = words(count, seed).tolist()
+        self.append(ids, [self.made.adapter.encode_text(torch.tensor(ids))], ())
+
+    @rule(which=st.integers(0, 2))
+    def append_media(self, which: int) -> None:
+        given = pieces(self.name, self.seed)[which]
+        self.append(given, [one.encoded for one in given], tuple(one.id for one in given))
+
+    def append(self, given: Any, encoded: list[Any], sources: tuple[str, ...]) -> None:
+        item = Item(0, encoded)
+        self.sources[0] = sources
+        if not self.fits([item]):
+            with pytest.raises(CapacityError):
+                self.branch.window.append(given)
+            return
+        handle = self.branch.window.append(given)
+        item.number = handle.number
+        assert item.number not in self.sources, "no two parts have one name"
+        self.sources[item.number] = sources
+        at = self.come(item, len(self.branch.plain.items))
+        self.branch.plain.items.insert(at, item)
+
+    @precondition(lambda self: self.branch.plain.items)
+    @rule(data=st.data(), media=st.booleans())
+    def slide(self, data: st.DataObject, media: bool) -> None:
+        free = [one for one in self.branch.plain.items if self.sources[one.number] or not media]
+        if free:
+            count = data.draw(st.integers(1, len(free)))
+            self.branch.window.slide(count, media=media)
+            for item in free[:count]:
+                self.branch.plain.leave(item)
+
+    @precondition(lambda self: self.branch.plain.items)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.branch.plain.items) - 1))
+        self.branch.window.evict(self.branch.window.parts[index])
+        self.branch.plain.leave(self.branch.plain.items[index])
+
+    @precondition(lambda self: len(self.branch.plain.items) > 1)
+    @rule(data=st.data())
+    def reorder(self, data: st.DataObject) -> None:
+        order = data.draw(st.permutations(range(len(self.branch.plain.items))))
+        self.branch.window.reorder([self.branch.window.parts[index] for index in order])
+        self.branch.plain.items = [self.branch.plain.items[index] for index in order]
+
+    @precondition(lambda self: self.branch.plain.departed)
+    @rule(data=st.data())
+    def recall(self, data: st.DataObject) -> None:
+        plain = self.branch.plain
+        item = data.draw(st.sampled_from(plain.departed))
+        at = data.draw(st.integers(0, len(plain.items)))
+        handle = next(one for one in self.branch.window.departed if one.number == item.number)
+        self.branch.window.recall(handle, at=at)
+        plain.departed.remove(item)
+        at = self.come(item, at)
+        plain.items.insert(at, Item(item.number, item.encoded))
+
+    @precondition(lambda self: self.branch.plain.items)
+    @rule(data=st.data())
+    def refresh(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.branch.plain.items) - 1))
+        self.branch.window.refresh(self.branch.window.parts[index])
+        self.branch.plain.items[index].rows = None
+
+    @rule()
+    def answer(self) -> None:
+        """What has no rows gets them."""
+        self.ask(True)
+
+    @invariant()
+    def agree(self) -> None:
+        """Whatever was done, a question is answered as plainly, and leaves no trace."""
+        if getattr(self, "branches", []):
+            self.ask(False)
+
+    def ask(self, keep: bool) -> None:
+        expected, rows = self.branch.plain.ask(QUESTION, keep)
+        found = self.branch.window.prefill(QUESTION, EXACT, keep=keep)
+        assert largest_error(found.logits, expected) < 1e-4
+        if self.counted:
+            assert (found.trace.computed, found.trace.cached) == (rows, found.prompt.tokens - rows)
+        self.made.forget_prompts()
+        row = position = 0
+        for segment in found.prompt.segments:
+            assert (segment.start, segment.position) == (row, position)
+            part = segment.part
+            span = part.tokens if not hasattr(part, "chunk") else part.chunk.encoded.span
+            row, position = segment.stop, position + span
+        assert row == self.branch.window.tokens + len(QUESTION)
+
+    @rule()
+    def snapshot(self) -> None:
+        branch = self.branch
+        branch.kept.append((branch.window.snapshot(), branch.plain.copy()))
+
+    @precondition(lambda self: self.branch.kept)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        kept, plain = data.draw(st.sampled_from(self.branch.kept))
+        self.branch.window.restore(kept)
+        self.branch.plain = plain.copy()
+        self.forget(self.branch)
+
+    @precondition(lambda self: len(self.branches) < 3)
+    @rule()
+    def fork(self) -> None:
+        self.branches.append(Branch(self.branch.window.fork(), self.branch.plain.copy()))
+
+    @rule(data=st.data())
+    def change(self, data: st.DataObject) -> None:
+        self.now = data.draw(st.integers(0, len(self.branches) - 1))
+
+    @precondition(lambda self: len(self.branches) > 1)
+    @rule()
+    def close(self) -> None:
+        self.branch.window.close()
+        del self.branches[self.now]
+        self.now = 0
+
+    @invariant()
+    def same(self) -> None:
+        for branch in getattr(self, "branches", []):
+            window, plain = branch.window, branch.plain
+            assert [one.number for one in window.parts] == [one.number for one in plain.items]
+            assert [one.number for one in window.departed] == [one.number for one in plain.departed]
+            assert window.tokens == self.weight(plain.items)[0]
+            assert self.fits(plain.items)
+            rows = sum(one.tokens for one in plain.items if one.rows is not None)
+            assert window.memory.rows == rows * self.row
+            assert window.memory.departed_rows == sum(one.tokens for one in plain.departed) * self.row
+
+    @invariant()
+    def counted_once(self) -> None:
+        branches = getattr(self, "branches", [])
+        if branches:
+            first, *others = (branch.window for branch in branches)
+            rows = {id(one.rows): one.tokens for branch in branches for one in branch.plain.items if one.rows}
+            seen = {
+                id(e): e.bytes
+                for branch in branches
+                for one in branch.plain.items
+                if self.sources[one.number]
+                for e in one.encoded
+            }
+            assert first.bytes_with(*others) == sum(rows.values()) * self.row + sum(seen.values())
+
+    def forget(self, branch: Branch) -> None:
+        """Nothing is deleted here; see `DeletingMachine`."""
+
+
+class GroupsMachine(WindowMachine):
+    """Pictures whose rows attend each other both ways, and layers that see a part of the prompt."""
+
+    name, seed = "gemma3", 800
+
+
+class DeletingMachine(WindowMachine):
+    """Pictures are deleted from the store at any time; what is appended again is taken from there where it leads."""
+
+    seed, counted = 900, False
+
+    @initialize(tokens=st.just(None), byte=st.just(False))
+    def open(self, tokens: int | None, byte: bool) -> None:
+        self.dead: set[str] = set()
+        super().open(tokens, byte)
+
+    @rule(which=st.integers(0, 2))
+    def delete(self, which: int) -> None:
+        for piece in pieces(self.name, self.seed)[which]:
+            self.made.store.delete(piece.id)
+            self.dead.add(piece.id)
+        for branch in self.branches:
+            branch.window.snapshot()
+            self.forget(branch)
+
+    def append(self, given: Any, encoded: list[Any], sources: tuple[str, ...]) -> None:
+        super().append(given, encoded, sources)
+        self.dead -= set(sources)
+
+    def forget(self, branch: Branch) -> None:
+        plain = branch.plain
+        plain.items = [one for one in plain.items if not self.dead.intersection(self.sources[one.number])]
+        plain.departed = [one for one in plain.departed if not self.dead.intersection(self.sources[one.number])]
+        for item in plain.items:
+            if item.rows is not None and self.dead & self.absorbed(item.number, item.rows):
+                item.rows = None
+
+    def absorbed(self, number: int, rows: Rows) -> set[str]:
+        before = (self.absorbed(other, held) for other, held in rows.before)
+        return set(self.sources[number]).union(*before)
+
+
+TestWindow = WindowMachine.TestCase
+TestGroups = GroupsMachine.TestCase
+TestDeleting = DeletingMachine.TestCase
+TestWindow.settings = settings(max_examples=12, stateful_step_count=20)
+TestGroups.settings = settings(max_examples=5, stateful_step_count=20)
+TestDeleting.settings = settings(max_examples=8, stateful_step_count=20)
