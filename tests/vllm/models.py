@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from emblema.models.load import bundled_folder
@@ -20,7 +21,7 @@ TEXT = {
 }  # fmt: skip
 PROCESSING = ("chat_template.jinja", "generation_config.json", "preprocessor_config.json", "tokenizer.json")
 PROCESSING += ("tokenizer_config.json", "video_preprocessor_config.json")
-SIZES = ((56, 84), (112, 56), (84, 84), (56, 56), (84, 112), (112, 112), (56, 112), (84, 56))
+SIZES = ((168, 224), (224, 196), (252, 140), (196, 196), (140, 252), (224, 168), (196, 224), (168, 196))
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Subject:
 
     def prompt(self, pictures: int, seed: int = 0, lead: int = 9, between: int = 6) -> "Given":
         """Text, then each picture with text behind it."""
-        texts = [self.text(lead, seed)] + [self.text(between + index % 3, seed + 1 + index) for index in range(pictures)]
+        texts = [self.text(lead, seed)] + [
+            self.text(between + index % 3, seed + 1 + index) for index in range(pictures)
+        ]
         images = [picture(*SIZES[index % len(SIZES)], seed=100 * seed + index) for index in range(pictures)]
         return Given(self, texts, images)
 
@@ -107,6 +110,9 @@ def _qwen(source: str) -> Callable[[Path], Subject]:
         for key, value in TEXT.items():
             setattr(text, key, value)
         text.layer_types = ["full_attention"] * TEXT["num_hidden_layers"]
+        # vLLM has no bias behind the attention of a Qwen3-VL, which transformers adds together with those in front.
+        text.attention_bias = False
+        text.tie_word_embeddings = config.tie_word_embeddings = False
         config.vision_config.out_hidden_size = TEXT["hidden_size"]
         _save(AutoModelForImageTextToText.from_config(config, dtype=torch.float32), folder, bundled_folder(source))
         marked = bundled(source)
@@ -116,13 +122,16 @@ def _qwen(source: str) -> Callable[[Path], Subject]:
 
 
 def _onevision(folder: Path) -> Subject:
-    from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
+    from transformers import AutoTokenizer, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
     source = bundled_folder("reference-mha")
     whole = json.loads((source / "config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens(["<video>"], special_tokens=True)
+    size = len(tokenizer)
     points = [[28, 28], [28, 56], [56, 28], [56, 56]]
     text = {
-        "model_type": "qwen2", "vocab_size": whole["text_config"]["vocab_size"], "max_position_embeddings": 8192,
+        "model_type": "qwen2", "vocab_size": size, "max_position_embeddings": 8192,
         "tie_word_embeddings": False, **{key: value for key, value in TEXT.items() if key != "head_dim"},
     }  # fmt: skip
     vision = {
@@ -132,22 +141,32 @@ def _onevision(folder: Path) -> Subject:
     image = int(whole.get("image_token_id", whole.get("image_token_index")))
     config = LlavaOnevisionConfig(
         text_config=text, vision_config=vision, image_token_index=image, vision_aspect_ratio="anyres_max_9",
-        video_token_index=whole["text_config"]["vocab_size"] - 1, image_grid_pinpoints=points,
+        video_token_index=size - 1, image_grid_pinpoints=points,
     )  # fmt: skip
     _save(LlavaOnevisionForConditionalGeneration(config), folder, source)
+    tokenizer.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    # The names of the published checkpoints, which both sides read.
+    named = {key.replace("vision_tower.", "vision_tower.vision_model."): value for key, value in weights.items()}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
     processing = json.loads((source / "preprocessor_config.json").read_text())
     processing |= {
         "image_processor_type": "LlavaOnevisionImageProcessor", "processor_class": "LlavaOnevisionProcessor",
         "size": {"height": 28, "width": 28}, "image_grid_pinpoints": points,
     }  # fmt: skip
+    processing |= {"do_center_crop": False, "do_pad": True}
     processing.pop("crop_size", None)
+    whole = {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "image_token": "<image>"}
+    (folder / "processor_config.json").write_text(json.dumps(whole | {"processor_class": "LlavaOnevisionProcessor"}))
     (folder / "preprocessor_config.json").write_text(json.dumps(processing))
-    size = int(text["vocab_size"])
     return Subject("llava-onevision", folder, size, (), image, (), range(40, size - 1))
 
 
 def _save(model: nn.Module, folder: Path, source: Path) -> None:
     model = sharpen(model, 7)
+    with torch.no_grad():
+        # Logits of a few units, as trained models have: errors are told in absolute numbers.
+        model.get_output_embeddings().weight.mul_(0.2)  # type: ignore[operator]
     model.save_pretrained(folder)  # type: ignore[operator]
     for name in PROCESSING:
         if (source / name).exists():

@@ -58,7 +58,7 @@ class Served:
 
         settings = {
             "dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 64 << 20,
-            "skip_mm_profiling": True, "max_model_len": 4096, "limit_mm_per_prompt": {"image": 10},
+            "skip_mm_profiling": True, "max_model_len": 4096, "limit_mm_per_prompt": {"image": 10, "video": 0},
             "max_logprobs": vocabulary, "seed": 0, "disable_log_stats": False,
         }  # fmt: skip
         own = {} if store is None else plugin_options(store, strategy, **options.pop("extra", {}))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli import ask, bench, check, demo, listing, store
+from emblema.cli import ask, bench, check, demo, listing, store, vllm_serve
 
 app = typer.Typer(
     name="emblema",
@@ -19,6 +19,7 @@ app.command()(ask.ask)
 app.command()(check.check)
 app.command()(listing.models)
 app.command()(listing.strategies)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(vllm_serve.vllm_serve)
 app.add_typer(bench.app, name="bench")
 app.add_typer(store.app, name="store")
 

@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from emblema.cli import bench_vllm
 from emblema.cli.options import Device, Model, Out, Plain, Seed
 from emblema.errors import EmblemaError
 
 app = typer.Typer(help="Fresh episodes, and how well strategies answer them.", no_args_is_help=True)
+app.command()(bench_vllm.vllm)
 
 
 @app.command()

@@ -47,8 +47,9 @@ def check(
     with waiting(screen, "reading the pictures"):
         added = [engine.add(picture, kind="image") for picture in opened]
     chunks = [piece for piece in added if isinstance(piece, Chunk)]
-    result = measure(engine, chunks, questions or QUESTIONS, ranks=chosen, orders=orders, answer_tokens=answer_tokens,
-                     screen=screen)
+    result = measure(
+        engine, chunks, questions or QUESTIONS, ranks=chosen, orders=orders, answer_tokens=answer_tokens, screen=screen
+    )
     screen.print(fidelity_table(result))
     screen.print(
         "slid: all pictures but the last have left the window. bytes: patches, as a share of the KV of the pictures in "

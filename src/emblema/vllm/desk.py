@@ -180,6 +180,7 @@ class Desk:
         return {
             "strategy": name,
             "prompt_tokens": link.prompt.tokens,
+            "media_tokens": sum(chunk.tokens for _, chunk in link.prompt.chunk_segments),
             "linked_tokens": link.claimed,
             "remark": link.remark,
         }

@@ -339,9 +339,7 @@ def unfit(config: Any, kv_cache_config: Any) -> str | None:
         return f"the pages are quantised ({config.cache_config.cache_dtype})"
     if config.quant_config is not None:
         return "the weights are quantised; such a model has not been tried"
-    if (
-        not config.cache_config.enable_prefix_caching
-        and not config.model_config.multimodal_config.mm_processor_cache_gb
-    ):
+    media = config.model_config.multimodal_config
+    if not config.cache_config.enable_prefix_caching and (media is None or not media.mm_processor_cache_gb):
         return "pictures have no digest without prefix caching or a processor cache"
     return None
