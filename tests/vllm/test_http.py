@@ -9,7 +9,7 @@ import pytest
 
 from emblema.bench.tasks.two_page import two_page
 from emblema.bench.vllm.client import Client, Told, content_of
-from emblema.bench.vllm.measure import _ready, _texts, agreement, pages_of
+from emblema.bench.vllm.measure import agreement, pages_of, ready, texts_of
 from emblema.vllm.serving import command, device_options, free_port, running
 
 CLIENTS = 32
@@ -24,11 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, bench: Any) -> Path:
 
 def serve(place: Path, name: str) -> Any:
     more = [*device_options()[1], "--dtype", "float32", "--no-enable-prefix-caching"]
-    return running(command("reference", place / "store", "auto", more=more), place / f"{name}.log", free_port_of(more))
-
-
-def free_port_of(more: list[str]) -> int:
-    return free_port()
+    return running(command("reference", place / "store", "auto", more=more), place / f"{name}.log", free_port())
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +35,13 @@ def client(place: Path) -> Iterator[Client]:
 
 def contents(number: int) -> list[Any]:
     item = two_page(77, number, "emblema")
-    return [content_of([*pages_of(item), *_texts(item, index)]) for index in range(len(item.questions))]
+    return [content_of([*pages_of(item), *texts_of(item, index)]) for index in range(len(item.questions))]
 
 
 def test_an_ordinary_request_hits_the_second_time(client: Client) -> None:
     first, second = contents(0)[:2]
     assert client.ask(first).linking["linked_tokens"] == 0
-    _ready(client, first, "auto")
+    ready(client, first, "auto")
     told = client.ask(second)
     linking = told.linking
     assert linking["strategy"].startswith("auto:patch") and linking["linked_tokens"] == linking["media_tokens"]
@@ -61,7 +57,7 @@ def test_answers_agree_with_plain_prefill(client: Client) -> None:
 def test_many_clients_at_once(client: Client) -> None:
     asks = [content for number in range(3) for content in contents(number)[:2]]
     for content in asks:
-        _ready(client, content, "auto")
+        ready(client, content, "auto")
     alone = [client.ask(content, capture=False).text for content in asks]
 
     def one(number: int) -> Told:
@@ -76,7 +72,7 @@ def test_many_clients_at_once(client: Client) -> None:
 
 def test_two_servers_share_a_store(client: Client, place: Path) -> None:
     content = contents(4)[0]
-    _ready(client, content, "auto")
+    ready(client, content, "auto")
     here = client.ask(content, capture=False)
     with serve(place, "second") as address:
         other = Client(address, "reference")
@@ -85,5 +81,5 @@ def test_two_servers_share_a_store(client: Client, place: Path) -> None:
         assert told.linking["linked_tokens"] == here.linking["linked_tokens"] > 0
         assert told.text == here.text
         fresh = contents(5)[0]
-        _ready(other, fresh, "auto")
+        ready(other, fresh, "auto")
         assert client.ask(fresh, capture=False).linking["linked_tokens"] > 0

@@ -66,7 +66,8 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         if hasattr(self, "_shape"):
-            self.hands = Hands(self._shape, self._kept, partial(_pages, self.config, kv_caches, self._shape))
+            pages = partial(_pages, self.config, kv_caches, self._shape)
+            self.hands = Hands(self._shape, self._kept, pages, self.config.cache_config.block_size)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self.hands is not None:
@@ -109,7 +110,7 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         desk = self._desk
-        link = desk.link(internals.asked_of(request))
+        link = desk.link(request.request_id, partial(internals.asked_of, request))
         if link is None:
             return 0, False
         link.claimed = 0

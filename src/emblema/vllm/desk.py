@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from emblema.errors import EmblemaError
 from emblema.link.prompt import TextPart
 from emblema.store import Store
 from emblema.store.view import View
@@ -20,6 +19,7 @@ from emblema.vllm.shape import Shape
 _log = logging.getLogger(__name__)
 WAITING_CAPTURES = 64
 CAPTURED_BEFORE = 4096
+MOST_LINES = 256
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Desk:
 
     def __init__(self, shape: Shape | None, settings: Settings, store: Store, refusal: str | None = None) -> None:
         self.shape, self.settings, self.store, self.refusal = shape, settings, store, refusal
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, Link | None] = {}
         self.step: Step | None = None
         self.pending: tuple[str, Claim] | None = None
         self.hide: Callable[[Any, int], None] = lambda request, computed: None
@@ -79,16 +79,18 @@ class Desk:
 
     def say_once(self, line: str) -> None:
         """A line for the log, the first time."""
-        if line not in self._said:
+        if line not in self._said and len(self._said) < MOST_LINES:
             self._said.add(line)
             _log.warning("emblema: %s", line)
 
-    def link(self, asked: Asked) -> Link | None:
-        """The plan of a request, made when it is first asked for; None for one without media, or none to be linked."""
-        found = self.links.get(asked.id)
-        if found is not None:
-            return found
-        if self.shape is None or self.refusal is not None or not asked.items or asked.id in self.capturing:
+    def link(self, request: str, ask: Callable[[], Asked]) -> Link | None:
+        """The plan of a request, made when it is first asked for; None for one that is not to be linked."""
+        if request not in self.links and request not in self.capturing:
+            self.links[request] = self._plan(ask())
+        return self.links.get(request)
+
+    def _plan(self, asked: Asked) -> Link | None:
+        if self.shape is None or self.refusal is not None or not asked.items:
             return None
         if asked.refusal is not None:
             self.say_once(f"a request is computed plainly: {asked.refusal}")
@@ -96,12 +98,10 @@ class Desk:
         view = View(self.store, asked.store_salt)
         try:
             made = link_of(asked, self.shape, view, self.settings.strategy, self.say_once)
-        except EmblemaError as error:
-            self.say_once(f"a request is computed plainly: {error}")
+        except Exception:
+            # Whatever it is, it must not end the scheduler: the request is computed.
+            _log.exception("emblema: a request is computed plainly, as it could not be planned")
             return None
-        if len(self.links) >= CAPTURED_BEFORE:
-            self.links.pop(next(iter(self.links)))
-        self.links[asked.id] = made
         if self.settings.capture and asked.wishes.get("capture", True) is True:
             self._wish(made)
         return made
@@ -145,8 +145,8 @@ class Desk:
         claims = {} if self.step is None else self.step.claims
         loads, captures, conditioned = [], [], []
         for request, claimed in claims.items():
-            if request in scheduled:
-                link = self.links[request]
+            link = self.links.get(request)
+            if request in scheduled and link is not None:
                 plan = within(link.plan, claimed)
                 loads.append(Load(request, link.asked.store_salt, link.prompt, plan, claimed, blocks(request)))
                 link.claimed += claimed.taken_rows
@@ -160,6 +160,12 @@ class Desk:
                 needs = found.needs
                 conditioned.append(Conditioned(found.asked.store_salt, found.prompt, needs, blocks(request)))
         return Errand(tuple(loads), tuple(captures), tuple(conditioned))
+
+    def fewer(self, request: str) -> None:
+        """The encoder's budget is too small for all gaps that a request would jump over."""
+        link = self.links.get(request)
+        if link is not None:
+            link.fewer()
 
     def failed(self, request: str) -> None:
         """A request's rows could not be loaded: the rest of it is computed."""

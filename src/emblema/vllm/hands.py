@@ -45,10 +45,11 @@ class Hands:
         shape: of this rank's model.
         store: where chunks are.
         pages: made when they are first needed, as the model's layers are ready only then.
+        block_size: rows of a page.
     """
 
-    def __init__(self, shape: Shape, store: Store, pages: Callable[[], Pages]) -> None:
-        self.shape, self.store = shape, store
+    def __init__(self, shape: Shape, store: Store, pages: Callable[[], Pages], block_size: int) -> None:
+        self.shape, self.store, self.block_size = shape, store, block_size
         self._make = pages
         self._made: Pages | None = None
         self._failed: set[int] = set()
@@ -71,11 +72,25 @@ class Hands:
                 self._load(load)
             except (EmblemaError, OSError) as error:
                 _log.warning("emblema: %s; its rows are computed", error)
-                first, last = load.claim.start // self.pages.block_size, -(-load.claim.stop // self.pages.block_size)
-                self._failed.update(load.blocks[first:last])
+                self._give_up(load)
+            except Exception:
+                # Whatever it is, it must not end the server; vLLM computes what is reported as lost.
+                _log.exception("emblema: rows could not be loaded; they are computed")
+                self._give_up(load)
+
+    def _give_up(self, load: Load) -> None:
+        size = self.block_size
+        self._failed.update(load.blocks[load.claim.start // size : -(-load.claim.stop // size)])
 
     def after(self, errand: Errand) -> None:
         """Read what the forward made; it is kept in the background."""
+        try:
+            self._read_all(errand)
+        except Exception:
+            # A server that cannot keep what it sees still serves.
+            _log.exception("emblema: rows could not be read")
+
+    def _read_all(self, errand: Errand) -> None:
         for capture in errand.captures:
             alone = self._read(capture.blocks, 0, capture.chunk.tokens)
             self._work.put(partial(self._put, capture, alone))

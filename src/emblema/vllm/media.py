@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 
 from emblema.kv.chunk import Chunk, Encoded
@@ -102,8 +103,8 @@ def stub(item: Item, token_ids: Sequence[int], lead: int, salt: bytes, shape: Sh
     none = torch.full((len(token_ids),), -1, dtype=torch.int64)
     encoded = Encoded(ids, torch.empty(len(token_ids), 0, dtype=shape.dtype), positions, span, visual, (), none)
     name = chunk_id(
-        (item.kind.encode(), item.identifier.encode()),
-        options={"tokens": list(token_ids)},
+        (item.kind.encode(), item.identifier.encode(), numpy.asarray(token_ids, dtype="<i8").tobytes()),
+        options={},
         model_fingerprint=shape.fingerprint,
         dtype=shape.dtype,
         adapter_version=shape.version,

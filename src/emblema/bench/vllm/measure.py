@@ -76,9 +76,9 @@ def agreement(
         item = two_page(seed, number, "emblema")
         number += 1
         pages = pages_of(item)
-        asks = [content_of([*pages, *_texts(item, index)]) for index in range(len(item.questions))]
+        asks = [content_of([*pages, *texts_of(item, index)]) for index in range(len(item.questions))]
         for name in strategies:
-            _ready(client, asks[0], name)
+            ready(client, asks[0], name)
         for question, content in list(zip(item.questions, asks, strict=True))[: questions - done]:
             plain = client.ask(content, strategy=PLAIN, capture=False)
             for name in strategies:
@@ -97,11 +97,12 @@ def wilson(agreeing: int, count: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def _texts(item: Item, index: int) -> list[str]:
+def texts_of(item: Item, index: int) -> list[str]:
+    """A question's text, as it stands behind the pages."""
     return [part for part in asked(item.form, item.questions[index]) if isinstance(part, str)]
 
 
-def _ready(client: Client, content: Sequence[Any], strategy: str) -> None:
+def ready(client: Client, content: Sequence[Any], strategy: str) -> None:
     """Show a prompt until its pieces are there."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
@@ -137,7 +138,7 @@ def first_tokens(client: Client, strategies: Sequence[str], pictures: int, side:
         parts += [picture, "and then"]
     content = content_of([*parts, "which land does the tent stand on ?"])
     for name in strategies:
-        _ready(client, content, name)
+        ready(client, content, name)
     taken: dict[str, list[Told]] = {name: [] for name in (PLAIN, *strategies)}
     for number in range(rounds):
         for name in taken:
@@ -161,8 +162,8 @@ def clients(client: Client, strategy: str, count: int, asks: int, seed: int) -> 
     contents = []
     for number in range(4):
         item = two_page(seed, number, "emblema")
-        contents += [content_of([*pages_of(item), *_texts(item, index)]) for index in range(2)]
-        _ready(client, contents[-1], strategy)
+        contents += [content_of([*pages_of(item), *texts_of(item, index)]) for index in range(2)]
+        ready(client, contents[-1], strategy)
     alone = [client.ask(content, strategy=strategy, capture=False).text for content in contents]
     wrong, lock, seconds = [0], threading.Lock(), []
 

@@ -6,8 +6,14 @@ from pathlib import Path
 
 from emblema.models.load import bundled_folder
 
-PROCESSING = ("chat_template.jinja", "generation_config.json", "preprocessor_config.json", "tokenizer.json")
-PROCESSING += ("tokenizer_config.json", "video_preprocessor_config.json")
+PROCESSING = (
+    "chat_template.jinja",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "video_preprocessor_config.json",
+)
 SHAPES = {
     "137m": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16,
              "num_key_value_heads": 4},
