@@ -1,4 +1,4 @@
-"""What the plugin does without vLLM: pages of any layout, settings, command lines, and plans by the store's contents."""
+"""What the plugin does without vLLM: pages of any layout, settings, command lines."""
 
 import subprocess
 import sys

@@ -13,6 +13,7 @@ def vllm(
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of first tokens; 0 leaves them out.")] = 5,
     shape: Annotated[str, typer.Option(help="The random model that is timed: 137m, or 7b for a GPU.")] = "137m",
     pictures: Annotated[int, typer.Option(min=1, help="Pictures in the timed prompt, of 256 tokens each.")] = 4,
+    dtype: Annotated[str, typer.Option(help="Of the timed model: bfloat16, float16 or float32.")] = "bfloat16",
     count: Annotated[int, typer.Option("--clients", min=0, help="Clients at once; 0 leaves them out.")] = 32,
     figures: Annotated[Path | None, typer.Option("--json", help="File for every figure.", show_default=False)] = None,
     seed: Seed = 0,
@@ -60,7 +61,7 @@ def vllm(
                     screen.print(f"clients: {many}")
         if rounds:
             parameters = random_model(folder / shape, shape)
-            more = [*options, "--dtype", "bfloat16", "--load-format", "dummy"]
+            more = [*options, "--dtype", dtype, "--load-format", "dummy", "--no-enable-prefix-caching"]
             line = command(str(folder / shape), folder / "timed", "blind", more=more)
             with running(line, folder / "timing.log", port) as address:
                 timed = first_tokens(Client(address, str(folder / shape)), ("blind", "mpic-32"), pictures, 448, rounds)

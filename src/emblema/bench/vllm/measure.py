@@ -130,21 +130,22 @@ def _agreed(name: str, rows: Sequence[tuple[Told, Told, str, int]]) -> Agreement
 
 
 def first_tokens(client: Client, strategies: Sequence[str], pictures: int, side: int, rounds: int) -> list[FirstToken]:
-    """Seconds to the first token of one prompt, plain and linked in turn, each round; every picture seen before."""
+    """Seconds to the first token of one prompt, plain and linked in turn, each round; every picture seen before.
+
+    The server is to run without vLLM's prefix cache.
+    """
     rng = numpy.random.default_rng(1)
     shown = [Image.fromarray(rng.integers(0, 255, (side, side, 3), dtype=numpy.uint8)) for _ in range(pictures)]
-    parts: list[str | Image.Image] = ["look at these pages"]
+    parts: list[str | Image.Image] = ["which land does the tent stand on ? " * 5]
     for picture in shown:
         parts += [picture, "and then"]
     content = content_of([*parts, "which land does the tent stand on ?"])
     for name in strategies:
         ready(client, content, name)
     taken: dict[str, list[Told]] = {name: [] for name in (PLAIN, *strategies)}
-    for number in range(rounds):
+    for _ in range(rounds):
         for name in taken:
-            # A salt of its own keeps vLLM's prefix cache from answering the plain ones; chunks are found without it.
-            salt = f"round {number}" if name == PLAIN else None
-            taken[name].append(client.ask(content, strategy=name, tokens=1, salt=salt, capture=False))
+            taken[name].append(client.ask(content, strategy=name, tokens=1, capture=False))
     return [
         FirstToken(
             name,
