@@ -15,6 +15,9 @@ def vllm(
     pictures: Annotated[int, typer.Option(min=1, help="Pictures in the timed prompt, of 256 tokens each.")] = 4,
     dtype: Annotated[str, typer.Option(help="Of the timed model: bfloat16, float16 or float32.")] = "bfloat16",
     count: Annotated[int, typer.Option("--clients", min=0, help="Clients at once; 0 leaves them out.")] = 32,
+    talks: Annotated[
+        int, typer.Option("--conversations", min=0, help="Conversations over ten pictures; 0 leaves them out.")
+    ] = 4,
     figures: Annotated[Path | None, typer.Option("--json", help="File for every figure.", show_default=False)] = None,
     seed: Seed = 0,
     plain: Plain = False,
@@ -24,6 +27,7 @@ def vllm(
 
     from emblema.bench.figures import write_figures
     from emblema.bench.vllm.client import Client
+    from emblema.bench.vllm.conversations import conversations
     from emblema.bench.vllm.measure import agreement, clients, first_tokens, plain_data
     from emblema.bench.vllm.model import SHAPES, random_model
     from emblema.cli.screen import console, output_folder
@@ -70,6 +74,20 @@ def vllm(
                 screen.print(
                     f"{arm.strategy}: {arm.median:.3f} s to the first token, median of {rounds}; "
                     f"{arm.linked_tokens} of {arm.prompt_tokens} tokens linked, {parameters / 1e6:.0f} M parameters"
+                )
+        if talks:
+            parameters = random_model(folder / shape, shape)
+            more = [*options, "--dtype", dtype, "--load-format", "dummy"]
+            line = command(str(folder / shape), folder / "talks", "blind", more=more)
+            with running(line, folder / "talks.log", port) as address:
+                client = Client(address, str(folder / shape))
+                held = conversations(client, ("blind", "mpic-32"), talks, (1, talks), 448, seed)
+            found["conversations"] = {"parameters": parameters, "held": plain_data(held)}
+            for one in held:
+                screen.print(
+                    f"{one.strategy}, {one.at_once} at once: first turn {one.first_turn:.2f} s, later turns "
+                    f"{one.later_turns:.2f} s, {one.turns_a_second:.2f} turns a second, "
+                    f"{one.cached_tokens} of {one.prompt_tokens} tokens cached, {one.kv_bytes / 2**20:.0f} MiB linked"
                 )
     if figures is not None:
         screen.print(f"figures: {write_figures(found, figures)}", soft_wrap=True)

@@ -49,7 +49,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         refusal, shape = internals.unfit(vllm_config, kv_cache_config), None
         if refusal is None:
             try:
-                shape = _shape(vllm_config)
+                # The scheduler's process leaves the accelerator alone.
+                shape = _shape(vllm_config, "cpu" if role == KVConnectorRole.SCHEDULER else None)
             except UnsupportedModelError as error:
                 refusal = str(error)
         self.hands: Hands | None = None
@@ -142,12 +143,12 @@ class EmblemaConnector(KVConnectorBase_V1):
         return False, None if told is None else {"emblema": told}
 
 
-def _shape(config: Any) -> Shape:
+def _shape(config: Any, device: str | None) -> Shape:
     model, parallel = config.model_config, config.parallel_config
     extra = f"{config.load_config.load_format} {model.quantization} seed {model.seed}"
     fingerprint = files_fingerprint(_folder(model), model.hf_config, extra)
-    device = torch.device(config.device_config.device or "cpu")
-    return shape_of(model.hf_config, fingerprint, model.get_num_kv_heads(parallel), model.dtype, device)
+    place = torch.device(device or config.device_config.device or "cpu")
+    return shape_of(model.hf_config, fingerprint, model.get_num_kv_heads(parallel), model.dtype, place)
 
 
 def _folder(model: Any) -> Path:

@@ -188,8 +188,15 @@ class Desk:
             "prompt_tokens": link.prompt.tokens,
             "media_tokens": sum(chunk.tokens for _, chunk in link.prompt.chunk_segments),
             "linked_tokens": link.claimed,
+            "kv_bytes": link.claimed * self._row_bytes,
+            "stored": not link.wanted and not link.needs,
             "remark": link.remark,
         }
+
+    @property
+    def _row_bytes(self) -> int:
+        shape = self.shape
+        return 0 if shape is None else shape.dtype.itemsize * sum(layout.features for layout in shape.layouts)
 
     def _wish(self, link: Link) -> None:
         wanted = {chunk.id: chunk for chunk in link.wanted}

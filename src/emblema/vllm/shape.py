@@ -72,7 +72,7 @@ def shape_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dtype, d
         raise UnsupportedModelError(f"{family.name}: its layers slide or differ in kind; only full attention is linked")
     if family.bidirectional:
         raise UnsupportedModelError(f"{family.name}: its picture tokens attend each other both ways")
-    layout, tables, axes = _measured(text)
+    layout, tables, axes = _measured(text, device)
     if layout.kind == "latent":
         raise UnsupportedModelError(f"{family.name} keeps latents (MLA); this plugin has not been tried on them")
     if axes > 1 and not isinstance(family, QwenVL):
@@ -88,7 +88,7 @@ def shape_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dtype, d
     return Shape(family.name, version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device)
 
 
-def _measured(text: Any) -> tuple[LayerLayout, dict[str, RotaryTable], int]:
+def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, RotaryTable], int]:
     """Layout, tables and axes of one layer of a decoder like this one, small wherever rows do not depend on it."""
     from transformers import AutoModel
 
@@ -102,6 +102,8 @@ def _measured(text: Any) -> tuple[LayerLayout, dict[str, RotaryTable], int]:
         decoder = AutoModel.from_config(text, dtype=torch.float32).eval()
     axes = position_axes(None, text)
     found = calibrate(decoder, list(decoder.layers), ["layers.0"], axes, (None,))
+    for table in found.tables.values():
+        table.rotary.to(device)
     return found.layouts[0], dict(found.tables), axes
 
 

@@ -102,11 +102,16 @@ def texts_of(item: Item, index: int) -> list[str]:
     return [part for part in asked(item.form, item.questions[index]) if isinstance(part, str)]
 
 
-def ready(client: Client, content: Sequence[Any], strategy: str) -> None:
-    """Show a prompt until its pieces are there."""
+def ready(client: Client, content: Sequence[Any], strategy: str, salt: str | None = None) -> None:
+    """Show a prompt until all of its pieces are there.
+
+    Raises:
+        EmblemaError: they are not within a minute.
+    """
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
-        if client.ask(content, strategy=strategy, tokens=1).linking.get("linked_tokens"):
+        told = client.ask(content, strategy=strategy, tokens=1, salt=salt).linking
+        if told.get("stored"):
             return
         time.sleep(0.05)
     raise EmblemaError(f"nothing was linked within {PATIENCE:g} s: is this a server with the emblema connector?")
@@ -184,6 +189,6 @@ def clients(client: Client, strategy: str, count: int, asks: int, seed: int) -> 
     }  # fmt: skip
 
 
-def plain_data(found: Sequence[Agreement] | Sequence[FirstToken]) -> list[dict[str, Any]]:
-    """For a file of figures."""
+def plain_data(found: Sequence[Any]) -> list[dict[str, Any]]:
+    """Frozen records for a file of figures."""
     return [asdict(one) for one in found]
