@@ -1,5 +1,7 @@
 """What the plugin does without vLLM: pages of any layout, settings, command lines."""
 
+import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from emblema.cli.app import app
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.vllm.pages import Pages
@@ -93,6 +97,19 @@ def test_the_server_s_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     line = command("reference", tmp_path, more=["--port", "1"])
     assert "--no-async-scheduling" in line and line[-2:] == ["--port", "1"]
     assert "--kv-transfer-config" not in command("reference", None)
+
+
+def test_vllm_serve_hands_other_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
+    options = ["--store", str(tmp_path / "kept"), "--strategy", "patch-25%", "--dry-run", "--port", "8123"]
+    done = CliRunner().invoke(app, ["vllm-serve", "reference", *options, "--dtype", "float32"])
+    assert done.exit_code == 0, done.output
+    line = shlex.split(done.output)
+    assert line[-4:] == ["--port", "8123", "--dtype", "float32"]
+    config = json.loads(line[line.index("--kv-transfer-config") + 1])
+    assert config["kv_connector_extra_config"]["strategy"] == "patch-25%"
+    refused = CliRunner().invoke(app, ["vllm-serve", "reference", "--store", str(tmp_path), "--strategy", "magic"])
+    assert refused.exit_code != 0
 
 
 def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:

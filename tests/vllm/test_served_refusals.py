@@ -70,14 +70,3 @@ def test_another_vllm_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(EmblemaError, match="0.33.0") as refused:
         internals.check_version()
     assert "\n" not in str(refused.value)
-
-
-def test_speculative_decoding_serves_plainly(bench, subjects, tmp_path) -> None:
-    subject = subjects("qwen2.5-vl")
-    given = subject.prompt(2, seed=1)
-    served = bench.serve(
-        subject.folder, tmp_path / "store", subject.vocabulary,
-        speculative_config={"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3},
-    )  # fmt: skip
-    first, second = (served.ask(given.token_ids, given.pictures, logprobs=1, tokens=4) for _ in range(2))
-    assert first.told == second.told == {} and first.tokens == second.tokens
