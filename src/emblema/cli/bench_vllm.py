@@ -83,11 +83,11 @@ def vllm(
                 client = Client(address, str(folder / shape))
                 held = conversations(client, ("blind", "mpic-32"), talks, (1, talks), 448, seed)
             found["conversations"] = {"parameters": parameters, "held": plain_data(held)}
-            for one in held:
+            for talk in held:
                 screen.print(
-                    f"{one.strategy}, {one.at_once} at once: first turn {one.first_turn:.2f} s, later turns "
-                    f"{one.later_turns:.2f} s, {one.turns_a_second:.2f} turns a second, "
-                    f"{one.cached_tokens} of {one.prompt_tokens} tokens cached, {one.kv_bytes / 2**20:.0f} MiB linked"
+                    f"{talk.strategy}, {talk.at_once} at once: first turn {talk.first_turn:.2f} s, later turns "
+                    f"{talk.later_turns:.2f} s, {talk.turns_a_second:.2f} turns a second, "
+                    f"{talk.cached_tokens} of {talk.prompt_tokens} tokens cached, {talk.kv_bytes / 2**20:.0f} MiB linked"
                 )
     if figures is not None:
         screen.print(f"figures: {write_figures(found, figures)}", soft_wrap=True)
