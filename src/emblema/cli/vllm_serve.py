@@ -29,10 +29,11 @@ def vllm_serve(
     import shlex
 
     from emblema.cli.screen import console, output_folder
-    from emblema.vllm.serving import command
+    from emblema.vllm.serving import RUNNER, command
 
     line = command(model, output_folder(store, "--store"), strategy, capture, context.args)
     if dry_run:
-        console(plain).print(shlex.join(line), soft_wrap=True, markup=False)
+        shown = [*(f"{name}={value}" for name, value in RUNNER.items()), *line]
+        console(plain).print(shlex.join(shown), soft_wrap=True, markup=False)
         return
-    os.execv(line[0], line)
+    os.execve(line[0], line, RUNNER | os.environ)

@@ -161,7 +161,7 @@ def unfit(config: Any, kv_cache_config: Any) -> str | None:
     if config.scheduler_config.async_scheduling:
         return "asynchronous scheduling is on: start with --no-async-scheduling"
     if config.use_v2_model_runner:
-        return "the second model runner is on: unset VLLM_USE_V2_MODEL_RUNNER"
+        return "the second model runner is on: set VLLM_USE_V2_MODEL_RUNNER=0"
     if config.parallel_config.world_size > 1 or config.parallel_config.decode_context_parallel_size > 1:
         return "the model is split over several workers, which has not been tried"
     if len(kv_cache_config.kv_cache_groups) != 1:

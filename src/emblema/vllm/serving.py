@@ -21,7 +21,9 @@ from emblema.vllm.settings import Settings
 SCHEDULER = "emblema.vllm.scheduler.LinkingScheduler"
 MODULE = "vllm.entrypoints.openai.api_server"
 STARTING_SECONDS = 600.0
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""Where there is Triton, vLLM takes its second model runner by itself, on which nothing is linked."""
+ENVIRONMENT = RUNNER | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 """Of a measured server, unless the caller's own says otherwise."""
 
 
