@@ -87,7 +87,8 @@ def vllm(
                 screen.print(
                     f"{talk.strategy}, {talk.at_once} at once: first turn {talk.first_turn:.2f} s, later turns "
                     f"{talk.later_turns:.2f} s, {talk.turns_a_second:.2f} turns a second, "
-                    f"{talk.cached_tokens} of {talk.prompt_tokens} tokens cached, {talk.kv_bytes / 2**20:.0f} MiB linked"
+                    f"{talk.cached_tokens} of {talk.prompt_tokens} tokens cached, "
+                    f"{talk.kv_bytes / 2**20:.0f} MiB linked"
                 )
     if figures is not None:
         screen.print(f"figures: {write_figures(found, figures)}", soft_wrap=True)
