@@ -86,6 +86,22 @@ def test_a_mix_of_stored_and_new_pictures(both) -> None:
         assert error(answer, wanted) <= tolerance(wanted), strategy
 
 
+def test_a_picture_that_comes_twice(both) -> None:
+    subject, served, engine = both
+    given = subject.prompt(3, seed=45)
+    given = type(given)(subject, given.texts, [given.pictures[0], given.pictures[1], given.pictures[0]])
+    wanted = reference(engine, given)
+    for strategy in ("mpic-4", "blind", "mpic-4", "patch-4096", "patch-4096"):
+        answer = served.ask(given.token_ids, given.pictures, {"strategy": strategy})
+        served.settle()
+        # Empty pages and an empty encoder cache: gaps with rows of one picture twice are encoded once.
+        served.forget_prefixes()
+        served.llm.llm_engine.reset_encoder_cache()
+        name = "full" if answer.told["strategy"] in ("plain", "patch-4096") else strategy
+        assert error(answer, wanted(name)) <= tolerance(wanted(name)), strategy
+    assert answer.told["strategy"] == "patch-4096"
+
+
 def test_a_patch_of_full_rank_is_full_prefill(both) -> None:
     subject, served, engine = both
     given = subject.prompt(3, seed=50)
