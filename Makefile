@@ -9,10 +9,11 @@ THREADS ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 OLD := .venv-519
+SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test test-slow test-519 wheel-test crash-test results-check reference lint format types imports check clean
+.PHONY: help setup servers demo test test-slow test-519 test-vllm wheel-test crash-test results-check reference lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +40,18 @@ $(OLD)/installed: $(VENV)/installed-dev
 	$(OLD)/bin/python -c "import transformers; assert transformers.__version__.startswith('5.19.'), transformers.__version__"
 	touch $@
 
+# vLLM brings its own torch. What it brings for sound is built for CUDA, fails beside a CPU build of torch, and is not
+# needed; torchvision is, with two operators declared (tests/vllm/operators.py says why).
+$(SERVED)/installed: pyproject.toml tests/vllm/operators.py
+	test -x $(SERVED)/bin/python || $(PYTHON) -m venv $(SERVED)
+	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[vllm]" "pytest>=8" "hypothesis>=6.100"
+	$(SERVED)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchaudio torchcodec
+	packages="$$($(SERVED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" && \
+		cp tests/vllm/operators.py "$$packages/torchvision_operators.py" && \
+		echo "import torchvision_operators" > "$$packages/torchvision_operators.pth"
+	touch $@
+
 setup: $(VENV)/installed-dev  ## Make .venv with everything for development
 
 servers:  ## Install redis-server for the remote tier's tests, where apt can; without it they are skipped
@@ -58,6 +71,10 @@ test-slow: $(VENV)/installed-dev servers  ## Run the slow tests, the wheel's exc
 
 test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with torchvision
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(OLD)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/models
+
+# One process at a time and one thread: exact comparisons, and vLLM keeps one engine a process.
+test-vllm: $(SERVED)/installed  ## Run the plugin's tests inside vLLM, on a CPU, in an environment of their own
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m pytest tests/vllm
 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
@@ -89,4 +106,4 @@ imports: $(VENV)/installed-dev  ## Check that imports point down
 check: lint types imports test  ## Everything before a commit
 
 clean:  ## Remove environments and caches
-	rm -rf $(VENV) $(OLD) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist
+	rm -rf $(VENV) $(OLD) $(SERVED) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist

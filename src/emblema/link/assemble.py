@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,13 +11,37 @@ from emblema.errors import LoadError, PlanError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
-from emblema.kv.rotation import PhaseBook, rotate
+from emblema.kv.rotation import PhaseBook, RotaryTable, rotate
 from emblema.link.cost import features_read
 from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, Source
 from emblema.link.prompt import Prompt
 from emblema.models.adapter import Adapter
-from emblema.models.table import KVTable
 from emblema.store.keys import PatchKey
+
+
+class RowShape(Protocol):
+    """What relocation has to know of a model: an adapter knows it, and so does a plugin of another engine."""
+
+    @property
+    def layouts(self) -> tuple[LayerLayout, ...]: ...
+
+    @property
+    def tables(self) -> Mapping[str, RotaryTable]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+class RowSink(Protocol):
+    """Where taken rows are written; `rows` lies on the sink's device."""
+
+    @property
+    def rows(self) -> Tensor: ...
+
+    def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +90,8 @@ class Assembly:
 
     def __init__(
         self,
-        adapter: Adapter,
-        table: KVTable,
+        adapter: RowShape,
+        table: RowSink,
         slots: Tensor,
         plan: LinkPlan,
         prompt: Prompt,
@@ -154,7 +179,7 @@ def relocated(
     return LayerRows(kept.keys.to(adapter.dtype), kept.values.to(adapter.dtype))
 
 
-def _place(adapter: Adapter, prompt: Prompt, chunks: Mapping[str, Chunk], parts: list[RowRange]) -> _Placed:
+def _place(adapter: RowShape, prompt: Prompt, chunks: Mapping[str, Chunk], parts: list[RowRange]) -> _Placed:
     rows = torch.cat([torch.arange(part.start, part.stop) for part in parts])
     source = torch.cat([_canonical(part, chunks) for part in parts], dim=1).to(adapter.device)
     source_book = PhaseBook(adapter.tables, source)

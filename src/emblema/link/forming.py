@@ -1,13 +1,14 @@
 """What a plan asks for and the store lacks: made by as few forwards as it takes, handed on, and kept."""
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
 from emblema.errors import PlanError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch, deficit, form_patch
 from emblema.kv.rotation import PhaseBook, unplace
-from emblema.link.assemble import Resources
+from emblema.link.assemble import Resources, RowShape
 from emblema.link.directions import on_directions, pooled_directions
 from emblema.link.executor import Executor
 from emblema.link.findings import Findings
@@ -18,12 +19,17 @@ from emblema.link.prompt import Prompt, Segment
 from emblema.link.residual import KIND as RESIDUAL
 from emblema.link.residual import form_residual
 from emblema.link.strategies.base import computed
-from emblema.models.adapter import Adapter
 from emblema.models.table import KVTable
 from emblema.store.keys import PatchKey
 
 Need = tuple[int, Collection[int]]
 Deficits = list[LayerRows | None]
+
+
+class RowSource(Protocol):
+    """Where conditioned rows are read: a table, or rows that another engine's pages gave."""
+
+    def read(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows: ...
 
 
 def form_missing(
@@ -112,8 +118,8 @@ def conditioned_table(executor: Executor, prompt: Prompt) -> KVTable:
 
 
 def deficits_of(
-    adapter: Adapter,
-    table: KVTable,
+    adapter: RowShape,
+    table: RowSource,
     prompt: Prompt,
     segment: Segment,
     canonical: tuple[Chunk, KVRows],

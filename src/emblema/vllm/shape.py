@@ -1,0 +1,126 @@
+"""What has to be known of a served model: how each layer keeps and turns its rows, and a digest of its weights.
+
+vLLM's model is not asked: the layout is measured, as for the embedded engine, on one layer of the same shape with
+random weights, since a rotation depends on the configuration alone.
+"""
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from emblema.errors import UnsupportedModelError
+from emblema.kv.layout import LayerLayout
+from emblema.kv.rotation import RotaryTable
+from emblema.models.calibrate import calibrate
+from emblema.models.families import family_of
+from emblema.models.families.base import Toolkit
+from emblema.models.families.qwen_vl import QwenVL
+from emblema.models.structure import layer_windows, position_axes
+
+_DIGEST = "emblema 2026-11 vllm weights 1"
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A served model, as linking sees it; one rank's share of the heads where they are split.
+
+    Attributes:
+        family: name of the family.
+        version: of the way this plugin captures its chunks.
+        fingerprint: digest of weights and configuration, 256 bits, hex.
+        layouts: per layer, how rows are kept.
+        tables: the decoder's rotary tables.
+        axes: position axes, 1 or 3.
+        markers: token ids written before and after a picture.
+        merge: patches merged into one token, per side.
+        dtype, device: of the pages.
+    """
+
+    family: str
+    version: str
+    fingerprint: str
+    layouts: tuple[LayerLayout, ...]
+    tables: dict[str, RotaryTable]
+    axes: int
+    markers: tuple[tuple[int, ...], tuple[int, ...]]
+    merge: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def shape_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dtype, device: torch.device) -> Shape:
+    """The shape of a model by its transformers configuration.
+
+    Args:
+        fingerprint: see `files_fingerprint`.
+        kv_heads: heads whose rows this rank keeps.
+
+    Raises:
+        UnsupportedModelError: the family is unknown, a layer slides or cannot be relocated, or rows see rows behind.
+    """
+    family = family_of(config)
+    text = copy.deepcopy(config.get_text_config())
+    layers = int(text.num_hidden_layers)
+    types = list(getattr(text, "layer_types", None) or ["full_attention"] * layers)
+    if len(set(types)) > 1 or any(window is not None for window in layer_windows(text, types)):
+        raise UnsupportedModelError(f"{family.name}: its layers slide or differ in kind; only full attention is linked")
+    if family.bidirectional:
+        raise UnsupportedModelError(f"{family.name}: its picture tokens attend each other both ways")
+    layout, tables, axes = _measured(text, device)
+    if layout.kind == "latent":
+        raise UnsupportedModelError(f"{family.name} keeps latents (MLA); this plugin has not been tried on them")
+    if axes > 1 and not isinstance(family, QwenVL):
+        raise UnsupportedModelError(f"{family.name}: the places of its picture tokens are not known to this plugin")
+    own = LayerLayout((kv_heads, layout.keys[1]), (kv_heads, layout.values[1]), layout.rotary)
+    markers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    merge = 1
+    if isinstance(family, QwenVL):
+        kit = Toolkit(config, None)
+        before, after = family.markers(kit, "image")
+        markers, merge = (tuple(before), tuple(after)), family.merge(kit)
+    version = f"vllm-1/{family.name}/{family.version()}"
+    return Shape(family.name, version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device)
+
+
+def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, RotaryTable], int]:
+    """Layout, tables and axes of one layer of a decoder like this one, small wherever rows do not depend on it."""
+    from transformers import AutoModel
+
+    text.num_hidden_layers, text.vocab_size, text.intermediate_size = 1, 16, 16
+    if getattr(text, "layer_types", None):
+        text.layer_types = list(text.layer_types)[:1]
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(text, name, None)
+    # The server's own random numbers must not depend on whether this ran.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        decoder = AutoModel.from_config(text, dtype=torch.float32).eval()
+    axes = position_axes(None, text)
+    found = calibrate(decoder, list(decoder.layers), ["layers.0"], axes, (None,))
+    for table in found.tables.values():
+        table.rotary.to(device)
+    return found.layouts[0], dict(found.tables), axes
+
+
+def files_fingerprint(folder: Path, config: Any, extra: str) -> str:
+    """Digest of a checkpoint's files that hold weights, of its configuration and of how the server loads them.
+
+    Args:
+        folder: where the checkpoint lies; one without weights counts by its configuration (random weights).
+        config: the transformers configuration as the server changed it.
+        extra: quantisation, rank and whatever else decides what the weights become.
+    """
+    digest = blake3(derive_key_context=_DIGEST, max_threads=blake3.AUTO)
+    described = {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "dtype")}
+    for part in (json.dumps(described, sort_keys=True, default=str), extra):
+        digest.update(len(part.encode()).to_bytes(8, "little") + part.encode())
+    for path in sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}):
+        digest.update(len(path.name.encode()).to_bytes(8, "little") + path.name.encode())
+        digest.update(path.stat().st_size.to_bytes(8, "little"))
+        digest.update_mmap(path)
+    return str(digest.hexdigest())

@@ -1,0 +1,57 @@
+"""One served model at a time: vLLM holds the process's only transfer group, so an engine is closed before the next."""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SERVED_BY_VLLM = importlib.util.find_spec("vllm") is not None
+collect_ignore_glob = [] if SERVED_BY_VLLM else ["test_served*.py", "test_http*.py"]
+
+
+def pytest_report_header() -> list[str]:
+    return [] if SERVED_BY_VLLM else ["vllm is not installed: its tests are not collected here; run `make test-vllm`"]
+
+
+class Bench:
+    """Serves one model after another."""
+
+    def __init__(self) -> None:
+        self.current: Any = None
+
+    def serve(self, *args: Any, **kwargs: Any) -> Any:
+        from tests.vllm.serving import Served
+
+        self.close()
+        self.current = Served(*args, **kwargs)
+        return self.current
+
+    def close(self) -> None:
+        if self.current is not None:
+            self.current.close()
+            self.current = None
+
+
+@pytest.fixture(scope="session")
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(scope="session")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """Models by name, each made once."""
+    from tests.vllm.models import bundled, tiny
+
+    made: dict[str, Any] = {}
+
+    def subject(name: str) -> Any:
+        if name not in made:
+            folder: Path = tmp_path_factory.mktemp("models") / name
+            made[name] = bundled(name) if name.startswith("reference") else tiny(name, folder)
+        return made[name]
+
+    return subject

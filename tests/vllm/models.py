@@ -1,0 +1,180 @@
+"""Tiny random models that vLLM can serve (heads of 32), saved with the processors of the bundled ones; and prompts."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from emblema.models.load import bundled_folder
+from tests.families import picture, sharpen
+
+TEXT = {
+    "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32,
+}  # fmt: skip
+PROCESSING = ("chat_template.jinja", "generation_config.json", "preprocessor_config.json", "tokenizer.json")
+PROCESSING += ("tokenizer_config.json", "video_preprocessor_config.json")
+SIZES = ((168, 224), (224, 196), (252, 140), (196, 196), (140, 252), (224, 168), (196, 224), (168, 196))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in a folder.
+
+    Attributes:
+        name: of its family.
+        folder: where it lies.
+        vocabulary: size of its vocabulary.
+        before, image, after: token ids of a picture in a prompt, as vLLM is given them.
+        words: ids that text may have.
+    """
+
+    name: str
+    folder: Path
+    vocabulary: int
+    before: tuple[int, ...]
+    image: int
+    after: tuple[int, ...]
+    words: range
+
+    def text(self, count: int, seed: int) -> list[int]:
+        """Random text."""
+        generator = torch.Generator().manual_seed(seed)
+        return (torch.randint(len(self.words), (count,), generator=generator) + self.words.start).tolist()
+
+    def prompt(self, pictures: int, seed: int = 0, lead: int = 9, between: int = 6) -> "Given":
+        """Text, then each picture with text behind it."""
+        texts = [self.text(lead, seed)] + [
+            self.text(between + index % 3, seed + 1 + index) for index in range(pictures)
+        ]
+        images = [picture(*SIZES[index % len(SIZES)], seed=100 * seed + index) for index in range(pictures)]
+        return Given(self, texts, images)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A prompt: texts with a picture between each two."""
+
+    subject: Subject
+    texts: list[list[int]]
+    pictures: list[Image.Image]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """For vLLM: one placeholder a picture."""
+        ids = list(self.texts[0])
+        for text in self.texts[1:]:
+            ids += [*self.subject.before, self.subject.image, *self.subject.after, *text]
+        return ids
+
+    def parts(self, chunks: Sequence[Any]) -> list[Any]:
+        """For the embedded engine."""
+        parts: list[Any] = [self.texts[0]]
+        for chunk, text in zip(chunks, self.texts[1:], strict=True):
+            parts += [chunk, text]
+        return parts
+
+    def only(self, *kept: int) -> "Given":
+        """The same with some of the pictures, in this order."""
+        return Given(self.subject, [self.texts[0], *(self.texts[1 + index] for index in kept)],
+                     [self.pictures[index] for index in kept])  # fmt: skip
+
+
+def bundled(name: str) -> Subject:
+    """A bundled model of the Qwen-VL kind."""
+    folder = bundled_folder(name)
+    config = json.loads((folder / "config.json").read_text())
+    size = int(config["text_config"]["vocab_size"])
+    marks = (config["vision_start_token_id"],), config["image_token_id"], (config["vision_end_token_id"],)
+    return Subject(name, folder, size, *marks, range(32, size))
+
+
+def tiny(name: str, folder: Path) -> Subject:
+    """A tiny random model of a family, made in a folder."""
+    return BUILDERS[name](folder)
+
+
+def _qwen(source: str) -> Callable[[Path], Subject]:
+    def build(folder: Path) -> Subject:
+        from transformers import AutoConfig, AutoModelForImageTextToText
+
+        config = AutoConfig.from_pretrained(bundled_folder(source))
+        text = config.text_config
+        for key, value in TEXT.items():
+            setattr(text, key, value)
+        text.layer_types = ["full_attention"] * TEXT["num_hidden_layers"]
+        # vLLM has no bias behind the attention of a Qwen3-VL, which transformers adds together with those in front.
+        text.attention_bias = False
+        text.tie_word_embeddings = config.tie_word_embeddings = False
+        config.vision_config.out_hidden_size = TEXT["hidden_size"]
+        _save(AutoModelForImageTextToText.from_config(config, dtype=torch.float32), folder, bundled_folder(source))
+        marked = bundled(source)
+        return Subject(folder.name, folder, marked.vocabulary, marked.before, marked.image, marked.after, marked.words)
+
+    return build
+
+
+def _onevision(folder: Path) -> Subject:
+    from transformers import AutoTokenizer, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
+
+    source = bundled_folder("reference-mha")
+    whole = json.loads((source / "config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens(["<video>"], special_tokens=True)
+    size = len(tokenizer)
+    points = [[28, 28], [28, 56], [56, 28], [56, 56]]
+    text = {
+        "model_type": "qwen2", "vocab_size": size, "max_position_embeddings": 8192,
+        "tie_word_embeddings": False, **{key: value for key, value in TEXT.items() if key != "head_dim"},
+    }  # fmt: skip
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 7, "vision_use_head": False,
+    }  # fmt: skip
+    image = int(whole.get("image_token_id", whole.get("image_token_index")))
+    config = LlavaOnevisionConfig(
+        text_config=text, vision_config=vision, image_token_index=image, vision_aspect_ratio="anyres_max_9",
+        video_token_index=size - 1, image_grid_pinpoints=points,
+    )  # fmt: skip
+    _save(LlavaOnevisionForConditionalGeneration(config), folder, source)
+    tokenizer.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    # The names of the published checkpoints, which both sides read.
+    named = {key.replace("vision_tower.", "vision_tower.vision_model."): value for key, value in weights.items()}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    processing = json.loads((source / "preprocessor_config.json").read_text())
+    processing |= {
+        "image_processor_type": "LlavaOnevisionImageProcessor", "processor_class": "LlavaOnevisionProcessor",
+        "size": {"height": 28, "width": 28}, "image_grid_pinpoints": points,
+    }  # fmt: skip
+    processing |= {"do_center_crop": False, "do_pad": True}
+    processing.pop("crop_size", None)
+    whole = {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "image_token": "<image>"}
+    (folder / "processor_config.json").write_text(json.dumps(whole | {"processor_class": "LlavaOnevisionProcessor"}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processing))
+    return Subject("llava-onevision", folder, size, (), image, (), range(40, size - 1))
+
+
+def _save(model: nn.Module, folder: Path, source: Path) -> None:
+    model = sharpen(model, 7)
+    with torch.no_grad():
+        # Logits of a few units, as trained models have: errors are told in absolute numbers.
+        model.get_output_embeddings().weight.mul_(0.2)  # type: ignore[operator]
+    model.save_pretrained(folder)  # type: ignore[operator]
+    for name in PROCESSING:
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
+
+
+BUILDERS: dict[str, Callable[[Path], Subject]] = {
+    "qwen2.5-vl": _qwen("reference"),
+    "qwen3-vl": _qwen("reference-deepstack"),
+    "llava-onevision": _onevision,
+}

@@ -1,0 +1,34 @@
+"""Plans as vLLM had to carry them out, for the embedded engine to carry out too."""
+
+from dataclasses import dataclass, replace
+
+from emblema.link.plan import LinkPlan, RowRange, Source
+from emblema.link.prompt import Prompt
+from emblema.link.ranges import clipped
+from emblema.link.strategies.base import Knowledge
+from emblema.link.strategies.registry import parse
+from emblema.vllm.linking import without
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A strategy where some chunks are new, and computed."""
+
+    name: str
+    new: frozenset[str]
+
+    def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
+        return without(parse(self.name).plan(prompt, knowledge), self.new)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A strategy behind rows that an exact prefix gave."""
+
+    name: str
+    rows: int
+
+    def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
+        plan = parse(self.name).plan(prompt, knowledge)
+        kept = [clipped(part, self.rows) for part in plan.ranges if part.stop > self.rows]
+        return replace(plan, ranges=(RowRange(0, self.rows, Source.COMPUTED, (0, plan.layers)), *kept))

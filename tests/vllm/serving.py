@@ -1,0 +1,142 @@
+"""vLLM in this process, on a CPU, with the plugin: what all tests of it use."""
+
+import os
+
+# Read by vLLM when it is imported.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    OMP_NUM_THREADS="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_LOGGING_LEVEL="WARNING",
+)
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+VOCAB_TOP = -1
+
+
+def plugin_options(store: Path, strategy: str = "blind", **extra: Any) -> dict[str, Any]:
+    """What `vllm serve` is given beside the model."""
+    return {
+        "kv_transfer_config": {
+            "kv_connector": "EmblemaConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"store": str(store), "strategy": strategy, **extra},
+        },
+        "scheduler_cls": "emblema.vllm.scheduler.LinkingScheduler",
+        "async_scheduling": False,
+    }
+
+
+@dataclass
+class Answer:
+    """What a request gave: its first token's log-probabilities by token id, its tokens, and what the plugin told."""
+
+    logits: torch.Tensor
+    tokens: list[int]
+    cached: int
+    told: dict[str, Any]
+
+
+class Served:
+    """A model in vLLM; `store` None is plain vLLM."""
+
+    def __init__(
+        self, folder: Path, store: Path | None, vocabulary: int, strategy: str = "blind", **options: Any
+    ) -> None:
+        from vllm import LLM
+
+        settings = {
+            "dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 64 << 20,
+            "skip_mm_profiling": True, "max_model_len": 4096, "limit_mm_per_prompt": {"image": 10, "video": 0},
+            "max_logprobs": vocabulary, "seed": 0, "disable_log_stats": False,
+        }  # fmt: skip
+        own = {} if store is None else plugin_options(store, strategy, **options.pop("extra", {}))
+        self.llm = LLM(str(folder), **settings | own | options)
+        self.vocabulary = vocabulary
+        self.count = 0
+
+    @property
+    def scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    @property
+    def store(self) -> Any:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group().hands.store
+
+    def params(self, wishes: dict[str, Any] | None = None, tokens: int = 1, **more: Any) -> Any:
+        from vllm import SamplingParams
+
+        extra = {} if wishes is None else {"extra_args": {"kv_transfer_params": {"emblema": wishes}}}
+        fixed = {"temperature": 0.0, "max_tokens": tokens, "logprobs": self.vocabulary, "ignore_eos": True}
+        return SamplingParams(**fixed | extra | more)
+
+    def ask(
+        self,
+        token_ids: Sequence[int],
+        pictures: Sequence[Image.Image],
+        wishes: dict[str, Any] | None = None,
+        tokens: int = 1,
+        salt: str | None = None,
+        **more: Any,
+    ) -> Answer:
+        """One request alone."""
+        return self.ask_all([(token_ids, pictures)], wishes, tokens, salt, **more)[0]
+
+    def ask_all(
+        self,
+        prompts: Iterable[tuple[Sequence[int], Sequence[Image.Image]]],
+        wishes: dict[str, Any] | None = None,
+        tokens: int = 1,
+        salt: str | None = None,
+        **more: Any,
+    ) -> list[Answer]:
+        """Requests at once."""
+        given = []
+        for token_ids, pictures in prompts:
+            prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
+            if pictures:
+                prompt["multi_modal_data"] = {"image": list(pictures)}
+            if salt is not None:
+                prompt["cache_salt"] = salt
+            given.append(prompt)
+        outputs = self.llm.generate(given, self.params(wishes, tokens, **more), use_tqdm=False)
+        return [self._answer(output) for output in outputs]
+
+    def _answer(self, output: Any) -> Answer:
+        logits = torch.full((self.vocabulary,), float("-inf"))
+        for token, entry in output.outputs[0].logprobs[0].items():
+            logits[token] = entry.logprob
+        told = (output.kv_transfer_params or {}).get("emblema", {})
+        return Answer(logits, list(output.outputs[0].token_ids), output.num_cached_tokens or 0, told)
+
+    def settle(self) -> None:
+        """Let the server do what it does in idle moments, and the pages' side keep what it read."""
+        core = self.llm.llm_engine.engine_core.engine_core
+        deadline = time.monotonic() + 60
+        while core.scheduler.has_requests() and time.monotonic() < deadline:
+            core.step()
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        hands = get_kv_transfer_group().hands
+        hands.drain()
+        self.store.flush()
+
+    def forget_prefixes(self) -> None:
+        """vLLM's own prefix cache, emptied."""
+        self.llm.reset_prefix_cache()
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()

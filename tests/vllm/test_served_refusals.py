@@ -1,0 +1,72 @@
+"""What the plugin says no to before anything runs: other versions, and servers that it has not been tried on."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from emblema.errors import EmblemaError
+from emblema.vllm import internals
+
+
+def server(**changes: Any) -> tuple[Any, Any]:
+    """A configuration that fits, with changes by dotted names written with two underscores."""
+    config = SimpleNamespace(
+        speculative_config=None,
+        use_v2_model_runner=False,
+        quant_config=None,
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
+        cache_config=SimpleNamespace(cache_dtype="auto", enable_prefix_caching=True),
+        model_config=SimpleNamespace(dtype="float32", multimodal_config=SimpleNamespace(mm_processor_cache_gb=4)),
+    )
+    kept = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec())])
+    for name, value in changes.items():
+        if name == "groups":
+            kept.kv_cache_groups = value
+            continue
+        *path, last = name.split("__")
+        place: Any = config
+        for part in path:
+            place = getattr(place, part)
+        setattr(place, last, value)
+    return config, kept
+
+
+class FullAttentionSpec:
+    """As vLLM calls it."""
+
+
+class SlidingWindowSpec:
+    """As vLLM calls it."""
+
+
+def test_a_server_that_fits() -> None:
+    assert internals.unfit(*server()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"speculative_config": object()}, "speculative"),
+        ({"scheduler_config__async_scheduling": True}, "--no-async-scheduling"),
+        ({"use_v2_model_runner": True}, "second model runner"),
+        ({"parallel_config__world_size": 2}, "several workers"),
+        ({"cache_config__cache_dtype": "fp8"}, "quantised"),
+        ({"quant_config": object()}, "quantised"),
+        ({"groups": [SimpleNamespace(kv_cache_spec=FullAttentionSpec())] * 2}, "several kinds"),
+        ({"groups": [SimpleNamespace(kv_cache_spec=SlidingWindowSpec())]}, "SlidingWindowSpec"),
+        ({"cache_config__enable_prefix_caching": False, "model_config__multimodal_config__mm_processor_cache_gb": 0},
+         "no digest"),
+    ],
+)  # fmt: skip
+def test_servers_that_compute_everything(changes: dict[str, Any], words: str) -> None:
+    assert words in (internals.unfit(*server(**changes)) or "")
+
+
+def test_another_vllm_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    internals.check_version()
+    monkeypatch.setattr(internals.vllm, "__version__", "0.33.0")
+    with pytest.raises(EmblemaError, match="0.33.0") as refused:
+        internals.check_version()
+    assert "\n" not in str(refused.value)

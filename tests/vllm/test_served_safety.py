@@ -1,0 +1,221 @@
+"""What a server has to stand: small budgets, preemption, aborts, losses, tenants; and nobody gets approximate pages."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from emblema import Engine
+from tests.vllm.plans import Behind
+
+TOLERANCE = 1e-5
+FAMILY = "qwen2.5-vl"
+
+
+@pytest.fixture(scope="module")
+def subject(subjects) -> Any:
+    return subjects(FAMILY)
+
+
+@pytest.fixture(scope="module")
+def engine(subject) -> Engine:
+    return Engine.load(subject.folder)
+
+
+@pytest.fixture
+def served(bench, subject, tmp_path) -> Any:
+    return bench.serve(subject.folder, tmp_path / "store", subject.vocabulary)
+
+
+def wanted(engine: Engine, given: Any, strategy: str) -> torch.Tensor:
+    parts = given.parts([engine.add(picture) for picture in given.pictures])
+    return torch.log_softmax(engine.prefill(parts, strategy, template=False).logits, -1)
+
+
+def learn(served: Any, given: Any) -> None:
+    """Have every picture of a prompt stored."""
+    served.ask(given.token_ids, given.pictures)
+    served.settle()
+    served.forget_prefixes()
+
+
+def error(answer: Any, logits: torch.Tensor) -> float:
+    return float((answer.logits - logits).abs().max())
+
+
+def test_a_plain_request_after_a_linked_one_is_plain(served, subject, engine) -> None:
+    given = subject.prompt(3, seed=1)
+    learn(served, given)
+    full = wanted(engine, given, "full")
+    for strategy in ("blind", "mpic-4", "patch-1", "patch-1"):
+        linked = served.ask(given.token_ids, given.pictures, {"strategy": strategy})
+        # The first that asks for a patch is plain, as its own rows give it.
+        assert (error(linked, full) > 300 * TOLERANCE) == (linked.told["linked_tokens"] > 0)
+        if strategy == "patch-1" and linked.told["linked_tokens"] == 0:
+            served.settle()
+            served.forget_prefixes()
+            continue
+        plain = served.ask(given.token_ids, given.pictures, {"strategy": "full"})
+        assert error(plain, full) <= TOLERANCE
+
+
+def test_plain_pages_are_shared_and_a_hit_may_end_inside_a_picture(served, subject, engine) -> None:
+    given = subject.prompt(3, seed=2, lead=20)
+    learn(served, given)
+    # Plain pages of the opening and the first pictures; the hit ends at a page's end, which lies within a picture.
+    opening = type(given)(subject, [*given.texts[:2], subject.text(40, 99)], given.pictures[:2])
+    served.ask(opening.token_ids, opening.pictures, {"strategy": "full"})
+    answer = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
+    prompt = engine.prompt(given.parts([engine.add(picture) for picture in given.pictures]), template=False)
+    hit = 32 * (common(prompt.token_ids.tolist(), given, opening, engine) // 32)
+    inside = [segment for segment, _ in prompt.chunk_segments if segment.start < hit < segment.stop]
+    assert inside, "the prompt is to be laid out so that a page ends inside a picture"
+    logits = torch.log_softmax(engine._linker.link(prompt, Behind("blind", hit)).linked.logits, -1)
+    assert error(answer, logits) <= TOLERANCE
+    assert answer.cached == answer.told["linked_tokens"] + hit
+
+
+def common(ids: list[int], given: Any, other: Any, engine: Engine) -> int:
+    """Rows that two prompts have in common from the front."""
+    theirs = engine.prompt(other.parts([engine.add(one) for one in other.pictures]), template=False).token_ids.tolist()
+    return next(row for row, (a, b) in enumerate(zip(ids, theirs, strict=False)) if a != b)
+
+
+def test_a_system_prompt_hits_vllms_own_prefix_cache(served, subject, engine) -> None:
+    system = subject.text(70, 5)
+    first, second = subject.prompt(2, seed=3), subject.prompt(2, seed=4)
+    prompts = [type(one)(subject, [system + one.texts[0], *one.texts[1:]], one.pictures) for one in (first, second)]
+    for given in prompts:
+        learn(served, given)
+    served.ask(prompts[0].token_ids, prompts[0].pictures, {"strategy": "blind"})
+    answer = served.ask(prompts[1].token_ids, prompts[1].pictures, {"strategy": "blind"})
+    assert answer.cached == answer.told["linked_tokens"] + 64
+    assert error(answer, wanted(engine, prompts[1], "blind")) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_num_batched_tokens": 24, "max_num_seqs": 8}, {"max_num_batched_tokens": 64, "max_num_seqs": 2},
+     {"max_num_batched_tokens": 512, "max_num_seqs": 1}],
+    ids=["tokens", "places", "one-place"],
+)  # fmt: skip
+def test_budgets_too_small_for_all_gaps(bench, subject, engine, tmp_path, options) -> None:
+    served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, enable_chunked_prefill=True, **options)
+    prompts = [subject.prompt(6, seed=10), subject.prompt(4, seed=11)]
+    for given in prompts:
+        learn(served, given)
+    for strategy in ("blind", "mpic-4"):
+        answers = served.ask_all([(one.token_ids, one.pictures) for one in prompts], {"strategy": strategy})
+        for answer, given in zip(answers, prompts, strict=True):
+            assert error(answer, wanted(engine, given, strategy)) <= TOLERANCE, strategy
+            assert answer.told["linked_tokens"] == answer.cached > 0
+        served.forget_prefixes()
+
+
+def test_preemption_in_a_tiny_pool(bench, subject, engine, tmp_path) -> None:
+    page = 2 * 32 * 2 * 32 * 3 * 4
+    served = bench.serve(
+        subject.folder, tmp_path / "store", subject.vocabulary, kv_cache_memory_bytes=11 * page, max_model_len=256,
+        enable_prefix_caching=True,
+    )  # fmt: skip
+    prompts = [subject.prompt(1, seed=20 + index) for index in range(3)]
+    for given in prompts:
+        learn(served, given)
+    preempted: list[str] = []
+    stock = served.scheduler._preempt_request
+    served.scheduler._preempt_request = lambda request, *args, **kwargs: (
+        preempted.append(request.request_id), stock(request, *args, **kwargs)
+    )  # fmt: skip
+    answers = served.ask_all([(one.token_ids, one.pictures) for one in prompts], {"strategy": "blind"}, tokens=90)
+    assert preempted, "the pool is to be too small"
+    alone = [served.ask(one.token_ids, one.pictures, {"strategy": "blind"}, tokens=90) for one in prompts]
+    for answer, one, given in zip(answers, alone, prompts, strict=True):
+        assert error(answer, wanted(engine, given, "blind")) <= TOLERANCE
+        assert answer.tokens == one.tokens
+
+
+def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
+    served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, max_num_batched_tokens=24)
+    given = subject.prompt(6, seed=30)
+    learn(served, given)
+    core = served.llm.llm_engine
+    prompt = {"prompt_token_ids": given.token_ids, "multi_modal_data": {"image": given.pictures}}
+    core.add_request("gone", prompt, served.params({"strategy": "blind"}))
+    core.step()
+    core.step()
+    name = next(iter(served.scheduler.requests))
+    assert 0 < served.scheduler.requests[name].num_computed_tokens < served.scheduler.requests[name].num_prompt_tokens
+    core.abort_request(["gone"])
+    served.settle()
+    assert not served.scheduler.requests and not served.scheduler.desk.links
+    assert error(served.ask(given.token_ids, given.pictures), wanted(engine, given, "blind")) <= TOLERANCE
+    assert served.scheduler.kv_cache_manager.usage == 0
+
+
+def test_a_store_that_vanishes(served, subject, engine) -> None:
+    given = subject.prompt(3, seed=40)
+    learn(served, given)
+    assert served.ask(given.token_ids, given.pictures).told["linked_tokens"] > 0
+    # Planned, and gone when the pages ask for it.
+    view = served.store.view()
+    desk = served.scheduler.desk
+    stock = desk.errand
+
+    def late(*args: Any) -> Any:
+        errand = stock(*args)
+        for load in errand.loads:
+            for part in load.plan.ranges:
+                view.delete(part.origin.chunk)
+        return errand
+
+    desk.errand = late
+    answer = served.ask(given.token_ids, given.pictures)
+    desk.errand = stock
+    assert answer.told["linked_tokens"] == answer.cached == 0 and "could not be had" in answer.told["remark"]
+    assert error(answer, wanted(engine, given, "full")) <= TOLERANCE
+    # Nothing wrong stays in vLLM's pages, and the chunks are made again.
+    plain = served.ask(given.token_ids, given.pictures, {"strategy": "full"})
+    assert error(plain, wanted(engine, given, "full")) <= TOLERANCE
+
+
+def test_tenants_do_not_meet(served, subject, engine) -> None:
+    given = subject.prompt(2, seed=50)
+    served.ask(given.token_ids, given.pictures, salt="one")
+    served.settle()
+    served.forget_prefixes()
+    ours = served.ask(given.token_ids, given.pictures, salt="one")
+    theirs = served.ask(given.token_ids, given.pictures, {"capture": False}, salt="two")
+    assert ours.told["linked_tokens"] > 0
+    assert theirs.told["linked_tokens"] == theirs.cached == 0
+    assert error(theirs, wanted(engine, given, "full")) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("wishes", "more", "words"),
+    [
+        ({"strategy": "cacheblend-15"}, {}, "layer by layer"),
+        ({"strategy": "vlcache-50"}, {}, "some layers"),
+        ({"strategy": "full-reuse"}, {}, "several steps"),
+        ({"strategy": "orbit-8"}, {}, "orbit"),
+        ({"strategy": "no-such"}, {}, "unknown strategy"),
+        ({"strategy": 7}, {}, "give a name"),
+    ],
+)
+def test_what_pages_cannot_do_is_computed_and_said(served_once, subject, engine, wishes, more, words) -> None:
+    given = subject.prompt(2, seed=60)
+    answer = served_once.ask(given.token_ids, given.pictures, wishes, **more)
+    assert words in answer.told["remark"]
+    assert error(answer, wanted(engine, given, "full")) <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def served_once(bench, subject, tmp_path_factory) -> Any:
+    return bench.serve(subject.folder, tmp_path_factory.mktemp("once"), subject.vocabulary)
+
+
+def test_prompt_logprobs_are_computed_plainly(served_once, subject, engine) -> None:
+    given = subject.prompt(2, seed=61)
+    learn(served_once, given)
+    answer = served_once.ask(given.token_ids, given.pictures, prompt_logprobs=1)
+    assert answer.told == {} and answer.cached == 0
+    assert error(answer, wanted(engine, given, "full")) <= TOLERANCE
