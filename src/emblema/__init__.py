@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from emblema.engine.engine import Engine
     from emblema.engine.retrieval import Retrieval
     from emblema.errors import EmblemaError
-    from emblema.link.policy import Policy
+    from emblema.link.policy.policy import Policy
     from emblema.link.strategies.registry import strategies
     from emblema.media.limits import MediaLimits
     from emblema.store.memory import MemoryStore
@@ -40,7 +40,7 @@ _HOMES = {
     "Engine": "emblema.engine.engine",
     "MediaLimits": "emblema.media.limits",
     "MemoryStore": "emblema.store.memory",
-    "Policy": "emblema.link.policy",
+    "Policy": "emblema.link.policy.policy",
     "Retrieval": "emblema.engine.retrieval",
     "Store": "emblema.store.store",
     "Terms": "emblema.store.record",

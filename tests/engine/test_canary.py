@@ -18,7 +18,7 @@ from emblema.engine.ledgers import read_all
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Factors, LayerPatch, Patch
-from emblema.link.decisions import Lane
+from emblema.link.policy.decisions import Lane
 
 QUESTION = "what colour is under the tent ?"
 """It is read from the map alone."""

@@ -18,7 +18,7 @@ from emblema.engine.linker import Linker
 from emblema.engine.upkeep import Upkeep
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
-from emblema.link.costs import Costs
+from emblema.link.policy.costs import Costs
 from emblema.link.executor import Linked
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.store.keys import PatchKey

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emblema.link.drift import Change, distance, drift_of, nearest
+from emblema.link.policy.drift import Change, distance, drift_of, nearest
 from emblema.store.keys import PatchKey
 from tests.link.pieces import chunk
 

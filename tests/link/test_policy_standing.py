@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.errors import StoreError
-from emblema.link.costs import Costs
-from emblema.link.decisions import Lane
-from emblema.link.ledger import Ledger
-from emblema.link.policy import Policy
-from emblema.link.standing import KEPT, Sample, Standing, broken, met
+from emblema.link.policy.costs import Costs
+from emblema.link.policy.decisions import Lane
+from emblema.link.policy.ledger import Ledger
+from emblema.link.policy.policy import Policy
+from emblema.link.policy.standing import KEPT, Sample, Standing, broken, met
 
 POLICY = Policy(max_kl=0.05)
 GOOD, BAD, AWFUL = Sample(0.001, True), Sample(0.3, False), Sample(40.0, False)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from emblema.errors import CapacityError, PlanError
 from emblema.store.keys import PatchKey
 from emblema.window.placement import Candidate, Held, Lane, Limits, Placement, place, rows_to_compute
-from emblema.window.placement_data import Task
-from emblema.window.placement_exact import exactly
-from emblema.window.placement_search import searched
+from emblema.window.placement.data import Task
+from emblema.window.placement.exact import exactly
+from emblema.window.placement.search import searched
 
 NAMES = "abcdef"
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from emblema.errors import CapacityError, PlanError
 from emblema.store.keys import PatchKey
 from emblema.window.placement import EXACT, Candidate, Held, Limits, rows_to_compute
-from emblema.window.placement_data import Task
-from emblema.window.placement_exact import exactly
-from emblema.window.placement_online import Foreknown, Recency, Standing, advance, replay
-from emblema.window.placement_optimum import optimum
-from emblema.window.placement_search import searched
+from emblema.window.placement.data import Task
+from emblema.window.placement.exact import exactly
+from emblema.window.placement.online import Foreknown, Recency, Standing, advance, replay
+from emblema.window.placement.optimum import optimum
+from emblema.window.placement.search import searched
 
 SIZES = {name: Candidate(name, 10 + 7 * place, 10 + 7 * place) for place, name in enumerate("abcd")}
 LIMITS = Limits(bytes=70)

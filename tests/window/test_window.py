@@ -10,8 +10,8 @@ from torch import Tensor
 from emblema import Engine
 from emblema.errors import CapacityError, EmblemaError, StoreError, WindowError
 from emblema.kv.chunk import Chunk
-from emblema.link.decisions import Lane
-from emblema.link.policy import Policy
+from emblema.link.policy.decisions import Lane
+from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
 from emblema.store import PatchKey
 from emblema.window.budget import WindowBudget

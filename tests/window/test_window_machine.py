@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from emblema.engine.engine import Engine
 from emblema.errors import CapacityError
 from emblema.kv.chunk import EncodedChunk
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
 from emblema.window.budget import WindowBudget
 from emblema.window.state import Snapshot

@@ -9,7 +9,7 @@ from PIL import Image
 
 from emblema import Engine
 from emblema.kv.chunk import Chunk, Clip
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
 from tests.engine.engines import engine, largest_error
 from tests.families import CASES, words

@@ -19,7 +19,7 @@ from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
 from emblema.engine.replies import Reply
 from emblema.kv.chunk import Chunk, Clip
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 from emblema.link.trace import Usage
 from emblema.models.load import load_model
 

@@ -11,7 +11,7 @@ from emblema.cli.store_folder import Folder
 from emblema.errors import StoreError
 
 if TYPE_CHECKING:
-    from emblema.link.ledger import Ledger
+    from emblema.link.policy.ledger import Ledger
 
 
 def policy(

@@ -44,7 +44,7 @@ def load_engine(
     """
     with waiting(screen, f"loading {model}"):
         from emblema.engine.engine import Engine
-        from emblema.link.policy import Policy
+        from emblema.link.policy.policy import Policy
 
         quiet()
         return Engine.load(model, device=device, store=store, policy=Policy.quiet() if measured else None)

@@ -17,7 +17,7 @@ from emblema.engine.replies import Piece, Prefill, Reply
 from emblema.engine.retrieval import Retrieval
 from emblema.errors import EmblemaError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy
 from emblema.store.view import View

@@ -15,7 +15,7 @@ from emblema.engine.retrieval import RequestReader, Retrieval, question_of
 from emblema.engine.template import ChatTemplate
 from emblema.engine.windows import EngineHost
 from emblema.errors import PromptError
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy

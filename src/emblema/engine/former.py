@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 
 from emblema.engine.formable import Formable
 from emblema.errors import EmblemaError, LoadError
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 from emblema.store.keys import PatchKey
 from emblema.store.view import View
 

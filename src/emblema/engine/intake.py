@@ -18,8 +18,8 @@ from emblema.engine.workshop import Workshop
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.library import DynamicLibrary, Embedder, Maker, StaticLibrary
-from emblema.link.costs import Costs
-from emblema.link.policy import Policy
+from emblema.link.policy.costs import Costs
+from emblema.link.policy.policy import Policy
 from emblema.media import MediaLimits
 from emblema.models.adapter import Adapter
 from emblema.models.load import load_model

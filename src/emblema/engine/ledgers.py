@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from emblema.errors import StoreError
-from emblema.link.ledger import Ledger
+from emblema.link.policy.ledger import Ledger
 from emblema.store.store import Store
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.assemble import Resources
-from emblema.link.judgement import Judgement
+from emblema.link.policy.judgement import Judgement
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.store.keys import PatchKey

@@ -29,7 +29,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 
 TAUGHT = 16
 """Items of the teaching half that are kept in memory, at most."""

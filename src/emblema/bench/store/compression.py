@@ -22,7 +22,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 from emblema.store import codec, format
 from emblema.store.compression import COMPRESSIONS, Compression
 from emblema.store.record import SHARED

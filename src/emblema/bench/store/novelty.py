@@ -26,7 +26,7 @@ from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 from emblema.store.record import Terms
 from emblema.store.store import Store
 

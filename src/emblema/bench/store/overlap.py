@@ -24,7 +24,7 @@ from emblema.engine.engine import Engine
 from emblema.engine.linker import Linker, Outcome
 from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 from emblema.store.store import Store
 from emblema.store.view import View
 

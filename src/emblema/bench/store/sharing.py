@@ -20,7 +20,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import kv_bytes
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 
 TABLES, BLIND = "a KV table each", "blind"
 PATCHED = ("patch-6%", "patch-25%")

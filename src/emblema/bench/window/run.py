@@ -12,7 +12,7 @@ from emblema.bench.window.counting import counted
 from emblema.bench.window.records import Records, StepRecord, digest
 from emblema.bench.window.trace import Step, Trace
 from emblema.engine.engine import Engine
-from emblema.link.policy import Policy
+from emblema.link.policy.policy import Policy
 
 
 def run_trace(

@@ -6,9 +6,9 @@ conditioned on before costs nothing to compute. Pure data: ids, sizes and prices
 
 from collections.abc import Sequence
 
-from emblema.window.placement_data import Candidate, Held, Lane, Limits, Placement, Price, Task, rows_to_compute
-from emblema.window.placement_exact import exactly
-from emblema.window.placement_search import searched
+from emblema.window.placement.data import Candidate, Held, Lane, Limits, Placement, Price, Task, rows_to_compute
+from emblema.window.placement.exact import exactly
+from emblema.window.placement.search import searched
 
 __all__ = ["EXACT", "Candidate", "Held", "Lane", "Limits", "Placement", "Price", "place", "rows_to_compute"]
 

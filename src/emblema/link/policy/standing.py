@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from emblema.link.decisions import Lane
-from emblema.link.judgement import Verdict, unmeasured
-from emblema.link.policy import Policy
+from emblema.link.policy.decisions import Lane
+from emblema.link.policy.judgement import Verdict, unmeasured
+from emblema.link.policy.policy import Policy
 
 KEPT = 128
 """Measurements that count: the latest."""

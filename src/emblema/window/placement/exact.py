@@ -8,7 +8,7 @@ states as subsets, and one more for every beginning of a stored order.
 from dataclasses import dataclass
 from math import inf
 
-from emblema.window.placement_data import Candidate, Placement, Task
+from emblema.window.placement.data import Candidate, Placement, Task
 
 Order = tuple[str, ...]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from emblema.errors import StoreError
-from emblema.link.decisions import Lane
-from emblema.link.judgement import Verdict, unmeasured
-from emblema.link.policy import Policy
-from emblema.link.standing import KEPT, Sample, Standing, agreement_of, divergence_of
+from emblema.link.policy.decisions import Lane
+from emblema.link.policy.judgement import Verdict, unmeasured
+from emblema.link.policy.policy import Policy
+from emblema.link.policy.standing import KEPT, Sample, Standing, agreement_of, divergence_of
 
 VERSION = 1
 MOST = 4096

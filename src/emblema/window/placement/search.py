@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from emblema.window.placement_data import Candidate, Placement, Task
+from emblema.window.placement.data import Candidate, Placement, Task
 
 WIDTH = 8
 """Orders that the beam follows at a time."""

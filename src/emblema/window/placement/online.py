@@ -6,7 +6,7 @@ from typing import Protocol
 
 from emblema.errors import PlanError
 from emblema.window.placement import place
-from emblema.window.placement_data import Candidate, Held, Limits, Placement, Price, rows_to_compute
+from emblema.window.placement.data import Candidate, Held, Limits, Placement, Price, rows_to_compute
 
 HALF_LIFE = 4.0
 """Steps in which what a chunk was or will be asked for loses half of its weight."""

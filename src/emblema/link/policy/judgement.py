@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from emblema.link.decisions import TAKEN, Lane
-from emblema.link.policy import Policy
+from emblema.link.policy.decisions import TAKEN, Lane
+from emblema.link.policy.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
