@@ -18,8 +18,8 @@ from emblema.engine.linker import Linker
 from emblema.engine.upkeep import Upkeep
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
-from emblema.link.policy.costs import Costs
 from emblema.link.executor import Linked
+from emblema.link.policy.costs import Costs
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.store.keys import PatchKey
 from emblema.store.memory import MemoryStore

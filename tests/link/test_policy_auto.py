@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from emblema.errors import EmblemaError, StrategyError
 from emblema.kv.chunk import Chunk
+from emblema.link.orderings import orbit_key
+from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial
 from emblema.link.policy.decisions import Decision, Lane
 from emblema.link.policy.drift import drift_of
 from emblema.link.policy.judgement import Judgement, Verdict, unmeasured
-from emblema.link.orderings import orbit_key
-from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.auto import Auto, bounded

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError
+from emblema.link.executor import Linked
+from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial
 from emblema.link.policy.decisions import TAKEN, Lane
-from emblema.link.executor import Linked
 from emblema.link.policy.ledger import Ledger
-from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.policy.standing import Sample
+from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.full import Full

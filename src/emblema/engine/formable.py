@@ -13,10 +13,10 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes
 from emblema.kv.patch import Patch, compose, deficit, form_patch, remaining
 from emblema.kv.rotation import PhaseBook, unplace
-from emblema.link.policy.choosing import rank_of
-from emblema.link.policy.decisions import Decision, Lane
 from emblema.link.executor import Linked
 from emblema.link.plan import LinkPlan
+from emblema.link.policy.choosing import rank_of
+from emblema.link.policy.decisions import Decision, Lane
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, Segment
 from emblema.link.strategies.base import Knowledge

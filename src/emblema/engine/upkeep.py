@@ -7,15 +7,15 @@ from emblema.engine.canary import Canary, CanaryStatistics, chunks_of
 from emblema.engine.formable import formable
 from emblema.engine.former import Former, FormingStatistics
 from emblema.engine.ledgers import Ledgers
+from emblema.link.executor import Linked
+from emblema.link.plan import LinkPlan
 from emblema.link.policy.costs import Costs, Rates
 from emblema.link.policy.decisions import Lane
-from emblema.link.executor import Linked
 from emblema.link.policy.judgement import Judgement
 from emblema.link.policy.ledger import Line
-from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import Prompt
 from emblema.link.policy.standing import Sample
+from emblema.link.prompt import Prompt
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.models.adapter import Adapter

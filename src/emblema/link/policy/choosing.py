@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
+from emblema.link.orderings import orbit_key
 from emblema.link.policy.decisions import Decision, Lane
 from emblema.link.policy.drift import Change, Drift, nearest
 from emblema.link.policy.judgement import Verdict
-from emblema.link.orderings import orbit_key
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, Segment
 from emblema.link.strategies.base import Knowledge

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
+from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, Source
 from emblema.link.policy.choosing import Chooser, Trial
 from emblema.link.policy.decisions import COMPUTED, Lane, name_of
-from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, Source
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, Segment
 from emblema.link.ranges import clipped

@@ -7,8 +7,8 @@ from typing import Protocol
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Patch
-from emblema.link.policy.judgement import Judgement
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Source
+from emblema.link.policy.judgement import Judgement
 from emblema.link.prompt import ChunkPart, Prompt, Rows, Segment
 from emblema.store.keys import PatchKey
 
