@@ -293,3 +293,17 @@ def test_figures_are_written_a_row_a_line(tmp_path: Path) -> None:
     path = write_rows({"models": ["m"], "rows": rows}, tmp_path / "f.json")
     assert sum("0.333333" in line for line in path.read_text().splitlines()) == 2
     assert read_rows(path)["models"] == ["m"]
+
+
+def test_a_task_of_media_that_the_model_does_not_take_is_left_out_and_said(engine: Engine, tmp_path: Path) -> None:
+    wanted = wanted_of(["patch-25%"], "slid", 1, 1)
+
+    def measured(tasks: list[str]) -> dict[str, Any]:
+        return run(["reference"], tasks, wanted, lambda name: engine, tmp_path / "f.json", tmp_path / "r", QUIET)
+
+    found = measured(["two-page", "audio-two-clip"])
+    assert {row["task"] for row in found["rows"]} == {"two-page"}
+    assert found["refused"] == {"reference: audio-two-clip": "Qwen2.5-VL takes no audio."}
+    assert "takes no audio" in (tmp_path / "r" / "report.md").read_text()
+    with pytest.raises(PromptError, match="nothing was measured: Qwen2.5-VL takes no audio"):
+        measured(["audio-two-clip"])

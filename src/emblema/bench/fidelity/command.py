@@ -86,6 +86,8 @@ def run(
                 bench.run(chosen, screen)
             kept += [records.held[key] for key in dict.fromkeys(bench.made) if key in records.held]
             refused |= {f"{bench.name}: {name}": reason for name, reason in bench.refused.items()}
+    if not kept and refused:
+        raise PromptError(f"nothing was measured: {'; '.join(refused.values())}")
     if not kept:
         raise PromptError(
             "nothing was measured: no item of these tasks has anything to slide; ask for --setting visible"

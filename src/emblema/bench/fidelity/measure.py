@@ -20,7 +20,7 @@ from emblema.bench.tasks.judge import Judge
 from emblema.bench.tasks.prompting import SETTINGS, Piece, messages, pieces, plain_parts, slides
 from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.engine import Engine
-from emblema.errors import PromptError, StrategyError
+from emblema.errors import MediaError, PromptError, StrategyError
 from emblema.kv.patch import Patch
 from emblema.link.executor import Executor
 from emblema.link.prompt import Prompt
@@ -72,7 +72,8 @@ class Bench:
     """One model under measurement.
 
     Attributes:
-        refused: strategies that the model cannot carry out, with the reason; they are left out.
+        refused: strategies that the model cannot carry out, and tasks of media that it does not take, with the reason;
+            they are left out.
         made: keys of the records that this run asked for, made now or before.
     """
 
@@ -88,8 +89,15 @@ class Bench:
         """Measure all tasks, one after another."""
         for task in tasks:
             title = f"{self.name}, {task.name}: {self.wanted.items} items"
-            with steps(screen, title, self.wanted.items) as advance:
-                self._task(task, advance)
+            try:
+                with steps(screen, title, self.wanted.items) as advance:
+                    self._task(task, advance)
+            except MediaError as error:
+                # Of a data set it may be one bad file; what we draw is a kind that the model does not take.
+                if task.path is not None:
+                    raise
+                _log.warning("%s is left out: %s", task.name, error)
+                self.refused[task.name] = str(error)
 
     def _task(self, task: Items, advance: Callable[[], None]) -> None:
         wanted, weights = self.wanted, self.engine.adapter.fingerprint

@@ -25,7 +25,7 @@ def page(folder: Path) -> str:
         EmblemaError: no figures lie in the folder, or a file is broken.
     """
     found = runs(folder)
-    rows: list[Row] = [row for _, run in found for row in run["rows"]]
+    rows: list[Row] = [row for _, run in found for row in _kept(run)]
     parts = [
         "# Results: reuse against re-prefill",
         f"`emblema bench results` made this page from the files in `{folder.name}/`; no figure is typed by hand, and "
@@ -60,6 +60,12 @@ def write_page(folder: Path, out: Path) -> Path:
     written(out.parent, "--out")
     out.write_text(text, encoding="utf-8")
     return out
+
+
+def _kept(run: Mapping[str, Any]) -> list[Row]:
+    """A run's rows; pooled only where the models were trained on all its tasks, which is what *pooled* says here."""
+    trained = all(name in TASKS and TASKS[name].familiar for name in run["tasks"])
+    return [row for row in run["rows"] if trained or row["task"] != POOLED]
 
 
 def _bars(rows: Sequence[Row]) -> list[str]:
