@@ -24,8 +24,8 @@ ORACLES = (
     "An oracle is told what no method knows: `oracle-deficit` the true deficit of every row, `oracle-query` which rows "
     "this very question reads, chosen anew for every question, and neither choice is charged. These questions read few "
     "rows of a picture, so few recomputed rows serve one; a patch is made once and serves every question. Where an "
-    "oracle leads a patch over all layers, the bytes were spread over layers that hardly need them: on the deepest half "
-    "alone the same bytes hold more directions. A latent cache is narrow, so a share of its bytes holds the fewest."
+    "oracle leads a patch over all layers, the bytes were spread over layers that hardly need them: on the deepest "
+    "half alone the same bytes hold more directions. A latent cache is narrow, so a share of its bytes holds fewest."
 )
 SHORT = ("patch-25%", "patch@25%")
 """The strategy that stands for the patch where a task has one line."""
