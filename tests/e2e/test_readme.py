@@ -24,7 +24,7 @@ def test_its_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
     printed = capsys.readouterr().out
-    assert "patch-25%" in printed and printed.count("meadow") == 4 and "orange" in printed
+    assert "patch-25%" in printed and printed.count("meadow") == 6 and "orange" in printed
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
