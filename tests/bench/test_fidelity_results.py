@@ -96,6 +96,18 @@ def test_the_nearest_rival_is_named_with_and_without_an_oracle() -> None:
     assert len(lines) == 2
 
 
+def test_rows_on_other_questions_say_on_how_many(folder: Path, tmp_path: Path) -> None:
+    found = json.loads((folder / "fidelity-one.json").read_text())
+    (tmp_path / "fidelity-b.json").write_text(json.dumps(found))
+    rows = [row for row in found["rows"] if row["strategy"] in ("patch-25%", "patch@6%")]
+    other = [{**row, "strategy": row["strategy"].replace("patch", "orbit"), "n": row["n"] - 1} for row in rows]
+    (tmp_path / "fidelity-a.json").write_text(json.dumps({**found, "rows": other}))
+    text, less = page(tmp_path), rows[0]["n"] - 1
+    assert f"| `orbit-25% ({less} questions)` |" in text
+    assert f"| `orbit ({less} questions)` |" in text
+    assert "| `patch-25%` |" in text
+
+
 def figures(value: float, half: float, items: int) -> dict[str, Any]:
     return {"eta": value, "intervals": {"eta": [value - half, value + half]}, "items": items, "n": 10 * items}
 

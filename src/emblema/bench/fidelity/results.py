@@ -54,7 +54,7 @@ def page(folder: Path) -> str:
     ]
     for model, setting, task in dict.fromkeys((row["model"], row["setting"], row["task"]) for row in rows):
         own = [row for row in rows if (row["model"], row["setting"], row["task"]) == (model, setting, task)]
-        own = list({row["strategy"]: row for row in own}.values())
+        own = _counted(list({row["strategy"]: row for row in own}.values()))
         if task != POOLED and any(_of(rows, model, setting, POOLED)):
             continue
         parts += [f"### {model}, {setting}, {task}", f"{own[0]['n']} questions of {own[0]['items']} items."]
@@ -81,6 +81,18 @@ def _kept(run: Mapping[str, Any]) -> list[Row]:
     """A run's rows; pooled only where the models were trained on all its tasks, which is what *pooled* says here."""
     trained = all(name in TASKS and TASKS[name].familiar for name in run["tasks"])
     return [row for row in run["rows"] if trained or row["task"] != POOLED]
+
+
+def _counted(rows: Sequence[Row]) -> list[Row]:
+    """Rows of one table, the largest group of one run first; those on other questions say on how many."""
+    most = max(row["n"] for row in rows)
+    first = [row for row in rows if row["n"] == most]
+    others = []
+    for row in rows:
+        if row["n"] != most:
+            method, at, share = row["strategy"].partition("@")
+            others.append({**row, "strategy": f"{method} ({row['n']} questions){at}{share}"})
+    return [*first, *others]
 
 
 def _matched(rows: Sequence[Row]) -> bool:
