@@ -153,14 +153,13 @@ def _die_at(calls: int) -> None:
     for name in CALLS:
         dying(name)
 
-    class Connection(sqlite3.Connection):
+    class Connection(index.Connection):
         def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:  # type: ignore[override]
             if not statement.startswith(("SELECT", "PRAGMA")):
                 tick(statement.split()[0].lower())
             return super().execute(statement, *given)
 
-    real_connect = sqlite3.connect
-    index.sqlite3.connect = lambda *given, **named: real_connect(*given, factory=Connection, **named)  # type: ignore
+    index.Connection = Connection  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ _WAIT = 60.0
 """Seconds to wait for another process's change."""
 
 
-class _Connection(sqlite3.Connection):
+class Connection(sqlite3.Connection):
     """One whose errors are sqlite's own also where a damaged schema's names are no text."""
 
     def execute(self, *statement: Any) -> sqlite3.Cursor:
@@ -71,7 +71,7 @@ class Index:
     def _connect(self) -> sqlite3.Connection:
         name = ":memory:" if self.path is None else f"{self.path.as_uri()}?mode=rwc"
         connection = sqlite3.connect(
-            name, timeout=_WAIT, isolation_level=None, check_same_thread=False, factory=_Connection, uri=True
+            name, timeout=_WAIT, isolation_level=None, check_same_thread=False, factory=Connection, uri=True
         )
         connection.create_function("summed", 4, summed, deterministic=True)
         connection.execute(f"PRAGMA cache_size = -{_CACHE // 1024}")
