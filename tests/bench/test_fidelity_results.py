@@ -109,7 +109,8 @@ def test_rows_on_other_questions_say_on_how_many(folder: Path, tmp_path: Path) -
 
 
 def figures(value: float, half: float, items: int) -> dict[str, Any]:
-    return {"eta": value, "intervals": {"eta": [value - half, value + half]}, "items": items, "n": 10 * items}
+    found = {"eta": value, "intervals": {"eta": [value - half, value + half]}}
+    return {**found, "items": items, "n": 10 * items, "flips": 4 * items}
 
 
 def test_a_sample_may_spread_as_its_size_allows() -> None:
@@ -118,3 +119,11 @@ def test_a_sample_may_spread_as_its_size_allows() -> None:
     assert departures(committed, figures(0.56, 0.0, 4)) == []
     assert len(departures(committed, figures(0.54, 0.0, 4))) == 1
     assert departures(figures(1.0, 0.0, 100), figures(1.0, 0.0, 4)) == []
+
+
+def test_eta_is_held_only_to_samples_with_changed_answers() -> None:
+    committed, fresh = figures(0.95, 0.02, 400), figures(-3.0, 0.0, 4)
+    assert len(departures(committed | {"flips": 500}, fresh)) == 1, "five changed answers in four items"
+    assert departures(committed | {"flips": 499}, fresh) == []
+    accuracy = {"accuracy": 0.9, "intervals": {"accuracy": [0.88, 0.92]}, "flips": 0}
+    assert len(departures(committed | accuracy, fresh | {"accuracy": 0.2})) == 1
