@@ -82,7 +82,7 @@ wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside t
 crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look at the store: report in docs/results
 	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json docs/results/crash.json
 
-results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small fresh sample
+results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small sample measured anew
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/emblema bench results --check --items 2 --plain
 
 MODEL ?= reference

@@ -152,22 +152,24 @@ class Bench:
                 continue
             spent = linking.spent(strategies)
             self.records.add(
-                Record(
-                    key=keys[name],
-                    model=source.model,
-                    task=source.task,
-                    setting=setting,
-                    strategy=name,
-                    item=item.id,
-                    episode=item.episode,
-                    multi_hop=tuple(one.multi_hop for one in item.questions),
-                    answers=tuple(answers),
-                    right=tuple(self._right(item, index, answer) for index, answer in enumerate(answers)),
-                    divergences=_divergences(reference, logits),
-                    kv_bytes_share=spent.kv_bytes_share,
-                    rows_computed_share=spent.rows_computed_share,
-                    judged=self._judged(item, answers),
-                )
+                [
+                    Record(
+                        key=keys[name],
+                        model=source.model,
+                        task=source.task,
+                        setting=setting,
+                        strategy=name,
+                        item=item.id,
+                        episode=item.episode,
+                        multi_hop=tuple(one.multi_hop for one in item.questions),
+                        answers=tuple(answers),
+                        right=tuple(self._right(item, index, answer) for index, answer in enumerate(answers)),
+                        divergences=_divergences(reference, logits),
+                        kv_bytes_share=spent.kv_bytes_share,
+                        rows_computed_share=spent.rows_computed_share,
+                        judged=self._judged(item, answers),
+                    )
+                ]
             )
 
     def _answered(

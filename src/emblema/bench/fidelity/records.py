@@ -1,17 +1,14 @@
-"""Records on disk: a line for each item, setting and strategy, appended as made, so that a killed run goes on."""
+"""Records of a run: a line for each item, setting and strategy."""
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from emblema.bench.fidelity.linking import Spent
+from emblema.bench.recordfile import RecordFile
 from emblema.bench.tasks.items import Item, describe
-from emblema.errors import EmblemaError
 
 VERSION = 1
 """Part of every key: records that an older bench made in another way are made again."""
@@ -87,55 +84,12 @@ class Record:
         return made
 
 
-class Records:
-    """A file of records that is read whole and appended to. One process writes it.
+class Records(RecordFile[Record]):
+    """A run's records.
 
     Raises:
-        EmblemaError: the file cannot be written, or holds something else than records.
+        EmblemaError: as `RecordFile`.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.held: dict[str, Record] = {}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise EmblemaError(f"{path}: it cannot be written ({error.strerror}); give another place") from error
-        for record in self._read():
-            self.held[record.key] = record
-
-    def _read(self) -> Iterator[Record]:
-        self._file.seek(0)
-        lines = self._file.read().splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            # A run was killed while it wrote: what it left of a line goes.
-            rest = sum(len(line.encode()) for line in lines[:-1])
-            self._file.truncate(rest)
-            lines.pop()
-        for number, line in enumerate(lines, 1):
-            try:
-                yield Record.read(line)
-            except (ValueError, TypeError, KeyError) as error:
-                self._file.close()
-                raise EmblemaError(
-                    f"{self.path}, line {number}: this is no record of the bench; remove the file to begin anew"
-                ) from error
-
-    def add(self, record: Record) -> None:
-        """Keep a record, on disk before this returns to the next item."""
-        self.held[record.key] = record
-        written: dict[str, Any] = asdict(record)
-        self._file.write(json.dumps(written) + "\n")
-        self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+        super().__init__(path, Record.read)

@@ -42,7 +42,7 @@ def page(folder: Path) -> str:
     parts = [
         "# Results: reuse against re-prefill",
         f"`emblema bench results` made this page from the files in `{folder.name}/`; no figure is typed by hand, and "
-        "`emblema bench results --check` holds it to them and to a fresh small sample.",
+        "`emblema bench results --check` holds it to them and to a small sample measured anew.",
         READING,
         "## What was measured",
         table(
