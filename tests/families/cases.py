@@ -1,0 +1,47 @@
+"""The matrix: every family by name."""
+
+from tests.families.kimi import build_kimi_yarn, kimi, kimi_stock
+from tests.families.llava import (
+    build_deepseek_vl,
+    build_llava,
+    build_llava_next,
+    build_llava_onevision,
+    onevision_stock,
+    plain_stock,
+)
+from tests.families.omni import build_qwen2_5_omni, build_qwen3_omni, omni_stock
+from tests.families.parts import Case
+from tests.families.qwen import (
+    build_glm4v,
+    build_qwen2_5_vl,
+    build_qwen2_vl,
+    build_qwen3_vl,
+    build_qwen3_vl_moe,
+    qwen_stock,
+)
+from tests.families.tiled import build_idefics3, build_internvl, build_smolvlm, idefics_stock, internvl_stock
+from tests.families.windowed import build_gemma3, build_mistral3, gemma3_stock, mistral3_stock
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        Case("llava", build_llava, plain_stock),
+        Case("llava_next", build_llava_next, plain_stock),
+        Case("llava_onevision", build_llava_onevision, onevision_stock),
+        Case("qwen2_vl", build_qwen2_vl, qwen_stock, native_video=True),
+        Case("qwen2_5_vl", build_qwen2_5_vl, qwen_stock, native_video=True),
+        Case("qwen3_vl", build_qwen3_vl, qwen_stock, native_video=True),
+        Case("qwen3_vl_moe", build_qwen3_vl_moe, qwen_stock, native_video=True),
+        Case("internvl", build_internvl, internvl_stock, sizes=((60, 30), (28, 50))),
+        Case("idefics3", build_idefics3, idefics_stock),
+        Case("smolvlm", build_smolvlm, idefics_stock),
+        Case("deepseek_vl", build_deepseek_vl, plain_stock),
+        Case("mistral3", build_mistral3, mistral3_stock),
+        Case("gemma3", build_gemma3, gemma3_stock),
+        Case("glm4v", build_glm4v, qwen_stock, native_video=True),
+        Case("kimi_k25", kimi, kimi_stock),
+        Case("kimi_k25_yarn", build_kimi_yarn, kimi_stock),
+        Case("qwen2_5_omni", build_qwen2_5_omni, omni_stock, native_video=True, audio=True),
+        Case("qwen3_omni_moe", build_qwen3_omni, omni_stock, native_video=True, audio=True),
+    )
+}
