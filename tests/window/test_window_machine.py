@@ -16,6 +16,7 @@ from emblema.kv.chunk import EncodedChunk
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
 from emblema.window.budget import WindowBudget
+from emblema.window.graph import unseen
 from emblema.window.state import Snapshot
 from emblema.window.window import Window
 from tests.engine.engines import engine, largest_error
@@ -58,7 +59,7 @@ class WindowMachine(RuleBasedStateMachine):
         row = sum(one.features for one in self.made.adapter.layouts) * self.made.adapter.dtype.itemsize
         self.row, self.sources = row, {}
         self.budget = WindowBudget(tokens=tokens, bytes=100 * row if byte else None)
-        window = self.made.window(template=False, budget=self.budget)
+        window = self.made.window(template=False, budget=self.budget, cascade=unseen)
         self.branches = [Branch(window, PlainWindow(self.made.adapter))]
         self.now = 0
         for which in (0, 1):

@@ -26,8 +26,9 @@ from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.full import Full
 
-JUDGED = (*TAKEN, Lane.SETTLED)
-"""Lanes whose rows may differ from re-prefill's; settled ones are measured, and taken all the same."""
+JUDGED = (*TAKEN, Lane.SETTLED, Lane.SURVIVOR)
+"""Lanes whose rows may differ from re-prefill's; settled ones are measured, and taken all the same; a window asks
+before it takes survivors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import Usage
 from emblema.window.budget import WindowBudget
-from emblema.window.graph import Cascade, unseen
+from emblema.window.graph import Cascade
 from emblema.window.window import Window
 
 DECODE_RESERVE = 256
@@ -216,7 +216,7 @@ class Engine(MediaEngine):
         budget: WindowBudget | None = None,
         system: str | None = None,
         template: bool = True,
-        cascade: Cascade = unseen,
+        cascade: Cascade | None = None,
     ) -> Window[Prefill, Reply]:
         """A window on a growing context: append to it, slide it, reorder and recall, fork it, and ask; see `Window`.
 
@@ -224,7 +224,8 @@ class Engine(MediaEngine):
             budget: what it may hold.
             system: text in front of the user's turn.
             template: write parts as the model's chat template does; without it they are taken as they are.
-            cascade: whose rows are formed anew when what stands before them has changed.
+            cascade: whose rows are formed anew when what stands before them has changed; by default what the policy
+                says: survivors keep theirs while those are trusted.
 
         Raises:
             CapacityError: the template's opening alone does not fit into the budget.

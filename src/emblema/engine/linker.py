@@ -136,6 +136,7 @@ class Linker:
             self.view.patch_keys,
             None if self.upkeep is None else self.upkeep.judgement(model),
         )
+        findings.add(_repairs(prompt))
         plan = _plan(chosen, prompt, findings, live)
         fallback = self.executor.refusal(plan)
         if fallback is not None:
@@ -189,6 +190,12 @@ class Linker:
 def _plan(chosen: Strategy, prompt: Prompt, findings: Findings, live: Live | None) -> LinkPlan:
     plan = chosen.plan(prompt, findings.knowledge)
     return plan if live is None else plan.behind(live.rows)
+
+
+def _repairs(prompt: Prompt) -> dict[PatchKey, Patch]:
+    """What a window adds to rows that it wrote."""
+    parts = (segment.part for segment in prompt.segments)
+    return {part.repair_key: part.repair for part in parts if isinstance(part, ChunkPart) and part.repair is not None}
 
 
 def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:

@@ -1,6 +1,6 @@
 """What a tenant sees of a store: its own pieces and the shared library, nothing else."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -107,6 +107,26 @@ class Door:
         """
         forgotten = self.store.forget_prefixes(self.owner, chunk)
         return self._keeper.delete(self.owner, chunk) or forgotten
+
+    def deleted(self, chunks: Iterable[str]) -> frozenset[str]:
+        """Those of some ids whose chunks were deleted, or have expired, for this tenant or for all.
+
+        A chunk whose handle somebody has is known of, even where no rows of it are left.
+        """
+        return self._keeper.deleted(self._owners, chunks)
+
+    @property
+    def deletions(self) -> int:
+        """Grows with every deletion and expiry in the store, whoever's: while it stays, `deleted` says what it said."""
+        return self._keeper.deletions
+
+    def handle(self, chunk: Chunk, sizes: Sequence[int]) -> Chunk:
+        """A chunk as the store gives it out, though it need not have rows: it is known of while anybody has it.
+
+        Args:
+            sizes: bytes of each layer's rows.
+        """
+        return self._keeper.handle(chunk, self.owner, sizes)
 
     def pin(self, chunk: str) -> bool:
         """Keep an own chunk from being evicted; whether it is here."""

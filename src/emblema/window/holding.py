@@ -129,6 +129,7 @@ class Holding(Standing[L, A]):
             if not isinstance(snapshot, Snapshot) or snapshot.owner != self._name:
                 raise WindowError("this is no snapshot of this window: a fork restores its own")
             self._state, self._view = snapshot.state, snapshot.view
+            self._deletions = -1
             self._forget_deleted(entry)
 
     def close(self) -> None:
@@ -167,12 +168,15 @@ class Holding(Standing[L, A]):
             yield entry
             entry.tokens, entry.bytes = self.tokens, self.bytes
             if name in MOVING:
-                entry.stale = tuple(one.number for one in staleness(self._nodes()))
+                entry.stale = tuple(one.number for one in staleness(self._state.nodes()))
 
     def _forget_deleted(self, entry: Entry) -> None:
         """Parts of chunks that the store deleted leave for good; rows that may hold something of them are dropped."""
-        state = self._state
+        state, deletions = self._state, self._host.deletions
+        if deletions == self._deletions:
+            return
         gone = self._host.gone(state.sources)
+        self._deletions = deletions
         if gone:
             self._state = state.forgetting(gone)
             kept = {part.handle for part in self._state.parts}

@@ -25,18 +25,22 @@ class Place:
     position: int
 
 
-def laid(parts: Sequence[Part], serving: Mapping[int, Serving], closing: TokenIds) -> list[LinkPart]:
-    """Parts of a prompt, with the question's tokens at its end."""
+def laid(
+    parts: Sequence[Part], serving: Mapping[int, Serving], closing: TokenIds, survivors: Collection[int] = ()
+) -> list[LinkPart]:
+    """Parts of a prompt, with the question's tokens at its end; `survivors`: numbers of those that are stale."""
     found: list[LinkPart] = []
     for part in parts:
         for index, member in enumerate(part.members):
-            found.append(_served(part, index, member, serving[part.number]))
+            found.append(_served(part, index, member, serving[part.number], part.number in survivors))
     return [*found, TextPart(closing)]
 
 
-def _served(part: Part, index: int, member: Member, serving: Serving) -> LinkPart:
+def _served(part: Part, index: int, member: Member, serving: Serving, survivor: bool) -> LinkPart:
     if serving == "settled" and part.written is not None:
-        return ChunkPart(part.written.pieces[index], state="settled", source=member.source)
+        piece, repairs = part.written.pieces[index], part.written.repairs
+        repair = repairs[index] if repairs else None
+        return ChunkPart(piece, state="settled", source=member.source, survivor=survivor, repair=repair)
     if member.chunk is None:
         return TextPart(member.token_ids)
     return ChunkPart(member.chunk, state="canonical" if serving == "canonical" else "fresh")

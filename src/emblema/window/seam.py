@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.link.assemble import RowShape
 from emblema.link.executor import Linked
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Part as LinkPart
@@ -93,6 +94,10 @@ class Host(Protocol[L, A]):
         """Bytes of one row's KV, all layers together."""
 
     @property
+    def shape(self) -> RowShape:
+        """What turning rows has to know of the model."""
+
+    @property
     def patches(self) -> int:
         """How many patches were formed for prompts linked so far, those handed over to be formed later among them."""
 
@@ -143,11 +148,21 @@ class Host(Protocol[L, A]):
     def reply(self, linkage: L, strategy: str | Strategy, knobs: Mapping[str, Any], began: float) -> A:
         """The answer decoded behind a linked prompt."""
 
+    def trusts(self, kind: str, strategy: str | Strategy) -> bool:
+        """Whether a strategy may take survivors of a kind of content: rows behind others than they were written behind.
+
+        `auto` asks what was measured of the lane `survivor`, under its bounds; any other takes them.
+        """
+
     def rest(self) -> None:
         """What may be done when an answer is complete."""
 
     def gone(self, chunks: Collection[str]) -> frozenset[str]:
         """Those ids whose chunks were deleted, or have expired."""
+
+    @property
+    def deletions(self) -> int:
+        """While it stays, `gone` says what it said."""
 
     def held(self, chunks: Collection[str]) -> bool:
         """Whether the store has the canonical rows of all chunks."""

@@ -4,24 +4,27 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self, get_args
 
-from emblema.errors import WindowError
+from emblema.errors import CapacityError, WindowError
 from emblema.link.strategies.base import Strategy
 from emblema.window.budget import WindowBudget
-from emblema.window.family import Family
-from emblema.window.graph import Cascade, staleness, unseen
+from emblema.window.family import Family, bytes_of
+from emblema.window.graph import Cascade, staleness
 from emblema.window.holding import Holding
 from emblema.window.laying import Serving, laid, settled
 from emblema.window.log import Entry
 from emblema.window.making import opening_part
 from emblema.window.need import Need, Rest, compared, rest_served
-from emblema.window.parts import Handle
-from emblema.window.seam import A, Host, L
+from emblema.window.parts import Handle, Part
+from emblema.window.repairing import Rank, repaired
+from emblema.window.seam import A, Host, L, TokenIds
 from emblema.window.serving import AUTO, EXACT, clean_serving, served
 from emblema.window.state import State, View
 
 Strategic = str | Strategy
 Question = str | Sequence[int]
 Knobs = Mapping[str, Any]
+REPAIR_RANK = 64
+"""Directions of a removal patch that the paper states."""
 
 
 class Window(Holding[L, A]):
@@ -33,13 +36,14 @@ class Window(Holding[L, A]):
     """
 
     @classmethod
-    def of(cls, host: Host[L, A], budget: WindowBudget, cascade: Cascade = unseen) -> Self:
+    def of(cls, host: Host[L, A], budget: WindowBudget, cascade: Cascade | None = None) -> Self:
         """A new window.
 
         Args:
             host: the engine.
             budget: what it may hold.
-            cascade: whose rows are formed anew when what stands before them has changed.
+            cascade: whose rows are formed anew when what stands before them has changed; by default what is measured
+                of survivors says it.
 
         Raises:
             CapacityError: the template's opening alone does not fit into the budget.
@@ -104,6 +108,56 @@ class Window(Holding[L, A]):
             entry.rows_decoded += len(reply.token_ids)
             return compared(linkage.linked.logits, away.linked.logits, answer, reply)
 
+    def repair(self, *parts: Handle, rank: int | str = REPAIR_RANK) -> tuple[Handle, ...]:
+        """Bring survivors close to what they would be behind what stands before them now (Kamera, section 5).
+
+        One forward computes them there. Their rows as first written stay, shared with forks and snapshots; the
+        difference is kept beside them as low-rank factors, position-free, and added where they are read. Parts without
+        rows in front of the last of them get theirs by the same forward.
+
+        Args:
+            parts: parts; by default all whose antecedents have changed. Those for which nothing has are passed over.
+            rank: directions kept of each, or the share of its rows that they may weigh, such as `25%`; text too short
+                for that gets new rows.
+
+        Returns:
+            Those repaired, in order.
+
+        Raises:
+            WindowError: a part does not stand in the window, or this is no rank.
+            CapacityError: the factors do not fit into the budget; the window stays as it was.
+        """
+        with self._operation("repair", *parts) as entry:
+            most, state = Rank.of(rank), self._state
+            named = {state.parts[self._index(one)].number for one in parts}
+            stale = {one.number for one in staleness(state.nodes())}
+            wanted = stale & named if parts else stale
+            last = max((place for place, part in enumerate(state.all) if part.number in wanted), default=None)
+            if last is None:
+                return ()
+            front = state.all[: last + 1]
+            anew = {part.number for part in front if part.number in wanted or part.written is None}
+            serving: dict[int, Serving] = {part.number: "fresh" if part.number in anew else "settled" for part in front}
+            linkage = self._run(front, serving, (), "blind", None, entry)
+            versions = {number: self._family.version() for number in anew}
+            found, _ = settled(front, anew, linkage.linked.table, self._host.model, versions)
+            before = {part.number: part.written for part in front}
+            for number in wanted:
+                old = before[number]
+                if old is not None:
+                    found[number] = repaired(self._host.shape, old, found[number], most)
+                    entry.patches_formed += sum(patch is not None for patch in found[number].repairs)
+            made = state.rewritten(found)
+            if not self._budget.holds(made, self._host.row_bytes):
+                raise CapacityError(
+                    f"repairs of {sum(found[number].repair_bytes for number in wanted)} bytes do not fit into the "
+                    "window's budget: keep fewer directions, or refresh the parts, which takes no more than their rows"
+                )
+            entry.lane, entry.repaired = "repair", tuple(part.number for part in front if part.number in wanted)
+            entry.bytes_moved += bytes_of([made]) - bytes_of([state])
+            self._state = made
+            return tuple(part.handle for part in front if part.number in wanted)
+
     def fork(self) -> Self:
         """A branch that goes on from here. It shares every row that is written; neither sees what the other does."""
         with self._operation("fork"):
@@ -137,7 +191,7 @@ class Window(Holding[L, A]):
             if name not in (AUTO, "blind"):
                 raise WindowError(f"the clean view takes pieces as they are alone, not by {name!r}")
             return self._linked(state, clean_serving(state), text, "blind", knobs, entry)
-        serving = served(self._host, state, staleness(self._nodes()), self._cascade, name)
+        serving = served(self._host, state, staleness(state.nodes()), self._anew(strategy), name)
         linkage = self._linked(state, serving, text, strategy, knobs, entry)
         if keep:
             anew = {
@@ -158,7 +212,19 @@ class Window(Holding[L, A]):
         entry: Entry,
     ) -> L:
         closing = self._host.close(state.run(), text)
-        prompt = self._host.lay(laid(state.all, serving, closing))
+        return self._run(state.all, serving, closing, strategy, knobs, entry)
+
+    def _run(
+        self,
+        parts: Sequence[Part],
+        serving: Mapping[int, Serving],
+        closing: TokenIds,
+        strategy: Strategic,
+        knobs: Knobs | None,
+        entry: Entry,
+    ) -> L:
+        survivors = {one.number for one in staleness(State(None, tuple(parts)).nodes())}
+        prompt = self._host.lay(laid(parts, serving, closing, survivors))
         formed = self._host.patches
         linkage = self._host.link(prompt, strategy, knobs)
         entry.spent(linkage.usage, linkage.linked.trace)

@@ -54,6 +54,10 @@ class Chooser:
         if segment.stop <= self.exact:
             return decided(Lane.PREFIX, "an earlier prompt began with the same")
         if state == "settled":
+            if isinstance(segment.part, ChunkPart) and segment.part.survivor:
+                return decided(
+                    Lane.SURVIVOR, "its rows were written in this window, behind others than stand there now"
+                )
             return decided(Lane.SETTLED, "its rows were written in this window")
         if state == "fresh":
             return decided(Lane.FRESH, "it has no rows yet")

@@ -9,13 +9,15 @@ from emblema.store.keys import PatchKey
 class Lane(StrEnum):
     """Where a chunk's rows come from.
 
-    The first five are as the model's own forward, or as the prompt says; `patch`, `orbit`, `drift` and `bare` take
+    `prefix`, `leading`, `settled` and `fresh` are as the model's own forward, or as the prompt says; a `survivor` is
+    settled, and something else stands before it now than when it was written; `patch`, `orbit`, `drift` and `bare` take
     stored rows; `refresh` and `full` compute the rows in their place, the first where a stored patch can be updated.
     """
 
     PREFIX = "prefix"
     LEADING = "leading"
     SETTLED = "settled"
+    SURVIVOR = "survivor"
     FRESH = "fresh"
     PATCH = "patch"
     ORBIT = "orbit"
