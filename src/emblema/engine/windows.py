@@ -16,6 +16,7 @@ from emblema.engine.workshop import Draft, Work
 from emblema.errors import ModelError, PromptError, StoreError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.link.assemble import RowShape
+from emblema.link.policy.costs import Rates
 from emblema.link.policy.decisions import Lane
 from emblema.link.prompt import REPAIR, ChunkPart, Part, Prompt
 from emblema.link.strategies.auto import Auto
@@ -96,11 +97,18 @@ class EngineHost(Spelling):
     def shape(self) -> RowShape:
         return self._engine.adapter
 
-    def trusts(self, kind: str, strategy: str | Strategy) -> bool:
+    def trusts(self, kind: str, lane: Lane, strategy: str | Strategy) -> bool:
         if (strategy if isinstance(strategy, str) else strategy.name) != "auto":
             return True
         policy = strategy.policy if isinstance(strategy, Auto) else None
-        return self._engine.policy.trusts(kind, Lane.SURVIVOR, policy)
+        return self._engine.policy.trusts(kind, lane, policy)
+
+    @property
+    def rates(self) -> Rates | None:
+        return self._engine.policy.rates
+
+    def patch_keys(self, chunk: str) -> Collection[PatchKey]:
+        return self._engine.store.patch_keys(chunk)
 
     def _handed_over(self) -> int:
         """How many chunks' rows were handed over to be formed into patches behind the answers."""

@@ -1,7 +1,7 @@
 """How much a window may hold, and who leaves when more comes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from emblema.errors import CapacityError, WindowError
@@ -57,6 +57,10 @@ class WindowBudget:
             leaving.append(oldest)
         return tuple(leaving)
 
+    def within(self, other: "WindowBudget") -> "WindowBudget":
+        """The tighter of both in rows and bytes."""
+        return replace(self, tokens=_least(self.tokens, other.tokens), bytes=_least(self.bytes, other.bytes))
+
     def holds(self, state: State, row_bytes: int) -> bool:
         """Whether a state keeps within the bounds."""
         return self._holds(*weight(state.all, row_bytes))
@@ -76,6 +80,10 @@ class WindowBudget:
     def _told(self) -> str:
         bounds = [f"{bound} {name}" for name, bound in (("tokens", self.tokens), ("bytes", self.bytes)) if bound]
         return " and ".join(bounds) or "nothing"
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((bound for bound in (one, other) if bound is not None), default=None)
 
 
 def weight(parts: Sequence[Part], row_bytes: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ class Entry:
         bytes_moved: bytes of KV and patches read, and of rows written away.
         patches_formed: patches formed for it, before the answer or behind it.
         encoder_runs: pieces of media that were encoded.
-        seconds: how long it took.
+        seconds: how long it took; while a streamed answer waits for its reader it stands still.
         lane: the strategy taken.
         refreshed: numbers of the parts whose rows were formed anew.
         repaired: numbers of the parts whose rows were repaired.
@@ -85,5 +85,5 @@ def timed(log: list[Entry], operation: str) -> Iterator[Entry]:
         entry.error = str(error)
         raise
     finally:
-        entry.seconds = time.perf_counter() - began
+        entry.seconds += time.perf_counter() - began
         log.append(entry)

@@ -1,6 +1,6 @@
 """What a window asks of an engine, so that it knows neither models nor templates."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -8,6 +8,8 @@ from emblema.kv.chunk import Chunk, Encoded
 from emblema.link.assemble import RowShape
 from emblema.link.executor import Linked
 from emblema.link.plan import LinkPlan
+from emblema.link.policy.costs import Rates
+from emblema.link.policy.decisions import Lane
 from emblema.link.prompt import Part as LinkPart
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
@@ -82,6 +84,16 @@ L = TypeVar("L", bound=Linkage)
 A = TypeVar("A", bound=Answer, covariant=True)
 
 
+class AnswerPiece(Protocol[A]):
+    """A piece of an answer under way; the last has the whole."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def reply(self) -> A | None: ...
+
+
 class Host(Protocol[L, A]):
     """An engine as a window sees it."""
 
@@ -148,11 +160,24 @@ class Host(Protocol[L, A]):
     def reply(self, linkage: L, strategy: str | Strategy, knobs: Mapping[str, Any], began: float) -> A:
         """The answer decoded behind a linked prompt."""
 
-    def trusts(self, kind: str, strategy: str | Strategy) -> bool:
-        """Whether a strategy may take survivors of a kind of content: rows behind others than they were written behind.
+    def pieces(
+        self, linkage: L, strategy: str | Strategy, knobs: Mapping[str, Any], began: float
+    ) -> Iterator[AnswerPiece[A]]:
+        """The answer in pieces, one a token, as they are decoded."""
 
-        `auto` asks what was measured of the lane `survivor`, under its bounds; any other takes them.
+    def trusts(self, kind: str, lane: Lane, strategy: str | Strategy) -> bool:
+        """Whether a strategy may take a kind of content by a lane.
+
+        Such as survivors, rows that were written behind others than stand before them now. `auto` asks what was
+        measured of the lane, under its bounds; any other takes what there is.
         """
+
+    @property
+    def rates(self) -> Rates | None:
+        """What rows were measured to cost on this machine; None before there was enough to tell."""
+
+    def patch_keys(self, chunk: str) -> Collection[PatchKey]:
+        """Keys of the patches that the store has of a chunk."""
 
     def rest(self) -> None:
         """What may be done when an answer is complete."""

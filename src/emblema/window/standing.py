@@ -4,6 +4,7 @@ from typing import Any, Generic
 from uuid import uuid4
 
 from emblema.errors import WindowError
+from emblema.link.policy.decisions import Lane
 from emblema.link.strategies.base import Strategy
 from emblema.window.budget import WindowBudget
 from emblema.window.family import Family, Memory, bytes_of, memory_of
@@ -92,7 +93,7 @@ class Standing(Generic[L, A]):
         if self._cascade is not None:
             return self._cascade
         kinds = {part.number: part.kinds for part in self._state.all}
-        return measured(kinds, lambda kind: self._host.trusts(kind, strategy))
+        return measured(kinds, lambda kind: self._host.trusts(kind, Lane.SURVIVOR, strategy))
 
     def _index(self, handle: Handle) -> int:
         for index, part in enumerate(self._state.parts):

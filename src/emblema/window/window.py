@@ -1,8 +1,8 @@
 """A window on a growing context: parts come, slide out, are reordered and recalled, and keep the rows once written."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Self, get_args
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, get_args, overload
 
 from emblema.errors import CapacityError, WindowError
 from emblema.link.strategies.base import Strategy
@@ -16,7 +16,7 @@ from emblema.window.making import opening_part
 from emblema.window.need import Need, Rest, compared, rest_served
 from emblema.window.parts import Handle, Part
 from emblema.window.repairing import Rank, repaired
-from emblema.window.seam import A, Host, L, TokenIds
+from emblema.window.seam import A, AnswerPiece, Host, L, TokenIds
 from emblema.window.serving import AUTO, EXACT, clean_serving, served
 from emblema.window.state import State, View
 
@@ -52,7 +52,25 @@ class Window(Holding[L, A]):
         budget.leavers(state, None, host.row_bytes)
         return cls(host, Family(), state, "conditioned", budget, cascade)
 
-    def ask(self, text: Question = "", strategy: Strategic = AUTO, *, keep: bool = True, **knobs: Any) -> A:
+    @overload
+    def ask(
+        self,
+        text: Question = ...,
+        strategy: Strategic = ...,
+        *,
+        stream: Literal[False] = ...,
+        keep: bool = ...,
+        **knobs: Any,
+    ) -> A: ...
+
+    @overload
+    def ask(
+        self, text: Question = ..., strategy: Strategic = ..., *, stream: Literal[True], keep: bool = ..., **knobs: Any
+    ) -> Iterator[AnswerPiece[A]]: ...
+
+    def ask(
+        self, text: Question = "", strategy: Strategic = AUTO, *, stream: bool = False, keep: bool = True, **knobs: Any
+    ) -> A | Iterator[AnswerPiece[A]]:
         """Answer a question about what stands in the window.
 
         Parts without rows are computed in their place, in the same forward as the question, and keep those rows.
@@ -62,12 +80,20 @@ class Window(Holding[L, A]):
             text: the question; without one the model goes on behind the parts.
             strategy: how canonical rows are taken; rows that the window wrote are taken as they are. `full` and
                 `prefix` compute everything, as a prefill of the same parts does.
+            stream: hand back the pieces as they are made. The question is put when the first is asked for, and logged
+                when the last was given; the window may change in between, and the answer is of the window as it was.
             keep: without it the window is left as it was, parts without rows included.
             knobs: as `Engine.generate`.
+
+        Returns:
+            A reply, or with `stream=True` its pieces, the last of which holds the reply.
 
         Raises:
             PromptError, StrategyError: the question, a knob or the strategy's name is not right.
         """
+        if stream:
+            self._refuse_if_closed()
+            return self._streamed(text, strategy, knobs, keep)
         with self._operation("ask") as entry:
             reply = self._asked(text, strategy, knobs, keep, entry)[1]
         self._host.rest()
@@ -177,6 +203,25 @@ class Window(Holding[L, A]):
             if view not in get_args(View):
                 raise WindowError(f"there is no view {view!r}: a window is conditioned or clean")
             self._view = view
+
+    def _streamed(self, text: Question, strategy: Strategic, knobs: Knobs, keep: bool) -> Iterator[AnswerPiece[A]]:
+        with self._operation("ask") as entry:
+            began = time.perf_counter()
+            linkage = self._prefilled(text, strategy, knobs, keep, entry)
+            for piece in self._host.pieces(linkage, strategy, knobs, began):
+                done = piece.reply is not None
+                entry.rows_decoded = entry.rows_decoded + 1 if piece.reply is None else len(piece.reply.token_ids)
+                if not (piece.text or done):
+                    continue
+                paused = time.perf_counter()
+                try:
+                    yield piece
+                except GeneratorExit:
+                    entry.error = None if done else "the answer was left before its end"
+                    return
+                finally:
+                    entry.seconds -= time.perf_counter() - paused
+        self._host.rest()
 
     def _asked(self, text: Question, strategy: Strategic, knobs: Knobs, keep: bool, entry: Entry) -> tuple[L, A]:
         began = time.perf_counter()
