@@ -18,7 +18,6 @@ from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.link.prompt import ChunkPart, Part, Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.store.keys import PatchKey
-from emblema.store.record import SHARED
 from emblema.window.seam import Taken, TokenIds
 
 if TYPE_CHECKING:
@@ -113,10 +112,7 @@ class EngineHost(Spelling):
         return stream_reply(chain([first], tokens), stream, replying, engine.end_tokens)
 
     def gone(self, chunks: Collection[str]) -> frozenset[str]:
-        view = self._engine.store
-        owners = tuple(dict.fromkeys((view.owner, SHARED)))
-        # A chunk whose handle somebody has leaves a tombstone when it is deleted, even where no rows of it were left.
-        return frozenset(id for id in chunks if len(view.store.keeper.open_to(owners, id)) < len(owners))
+        return self._engine.store.deleted(chunks)
 
     def held(self, chunks: Collection[str]) -> bool:
         return all(id in self._engine.store for id in chunks)
@@ -142,7 +138,7 @@ class EngineHost(Spelling):
         if self.gone([id]):
             return workshop.rebuild(EncodedChunk(id, kind, workshop.owner, encoded)), encoded.tokens
         sizes = [layout.features * encoded.tokens * adapter.dtype.itemsize for layout in adapter.layouts]
-        return view.store.keeper.handle(Chunk(id, kind, self.model, encoded, ()), view.owner, sizes), 0
+        return view.handle(Chunk(id, kind, self.model, encoded, ()), sizes), 0
 
     def _taken(self, chunks: Sequence[Chunk], kind: str, runs: int, rows: int) -> Taken:
         members: list[Chunk | str] = []

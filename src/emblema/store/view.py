@@ -1,6 +1,6 @@
 """What a tenant sees of a store: its own pieces and the shared library, nothing else."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,21 @@ class Door:
         found = None if piece is None else piece.chunk
         self._keeper.counts.add(self.owner, "misses" if found is None else "hits")
         return found
+
+    def deleted(self, chunks: Iterable[str]) -> frozenset[str]:
+        """Those ids that were deleted, or have expired, while somebody had a handle of theirs or a piece was under way.
+
+        A chunk that was merely evicted, or never kept, is not among them.
+        """
+        return frozenset(id for id in chunks if len(self._keeper.open_to(self._owners, id)) < len(self._owners))
+
+    def handle(self, chunk: Chunk, sizes: Sequence[int]) -> Chunk:
+        """The handle of a chunk that is not kept yet, so that its deletion is known to whoever holds it.
+
+        Args:
+            sizes: bytes of its rows in each layer, once they are made.
+        """
+        return self._keeper.handle(chunk, self.owner, sizes)
 
     def get(self, chunk: str) -> Chunk:
         """The chunk with this id.
