@@ -295,7 +295,7 @@ def test_an_orbit_patch_serves_a_part_whose_antecedents_are_reordered() -> None:
     window.prefill(QUESTION, Auto(Policy(max_kl=0, forming=False)))
     window.reorder([handles[1], handles[0], handles[2]])
     kept = window.prefill(QUESTION, Auto(Policy(max_kl=None, forming=False)), keep=False)
-    assert kept.plan.decisions[-1].lane is Lane.SETTLED
+    assert kept.plan.decisions[-1].lane is Lane.SURVIVOR
     assert [one.lane for one in kept.plan.decisions[:2]] != [Lane.SETTLED] * 2, "they stand behind others than before"
     made.prefill([*pieces, list(QUESTION)], f"orbit-{rank}", template=False)
     orbit = window.prefill(QUESTION, Auto(Policy(max_kl=None, forming=False)))
