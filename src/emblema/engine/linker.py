@@ -195,7 +195,11 @@ def _plan(chosen: Strategy, prompt: Prompt, findings: Findings, live: Live | Non
 def _repairs(prompt: Prompt) -> dict[PatchKey, Patch]:
     """What a window adds to rows that it wrote."""
     parts = (segment.part for segment in prompt.segments)
-    return {part.repair_key: part.repair for part in parts if isinstance(part, ChunkPart) and part.repair is not None}
+    return {
+        part.repair_key: part.repair
+        for part in parts
+        if isinstance(part, ChunkPart) and part.state == "settled" and part.repair is not None
+    }
 
 
 def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:

@@ -68,7 +68,15 @@ class Upkeep:
         return self.costs.rates
 
     def trusts(self, kind: str, lane: Lane | str, policy: Policy | None = None) -> bool:
-        """Whether `auto` may take a lane for a kind of content on this model."""
+        """Whether `auto` may take a lane for a kind of content on this model.
+
+        A window asks it of `survivor`: whether parts behind which something has changed may keep their rows.
+
+        Args:
+            kind: `text`, or what a chunk is: `image`, `page`, `video`, `audio`.
+            lane: of `Lane`.
+            policy: a request's own bounds; the engine's by default.
+        """
         return self._ledger.verdict(self.adapter.fingerprint, kind, Lane(lane), policy or self.policy).open
 
     def record(self, kind: str, lane: Lane | str, kl: float, agrees: bool) -> bool:
@@ -137,9 +145,17 @@ class Upkeep:
         self._comparing = True
         try:
             before = self._canary.statistics
-            self._canary.run(lambda prompt: all(name in self.view for name in chunks_of(prompt)), link)
+            self._canary.run(self._held, link)
         finally:
             self._comparing = False
         after = self._canary.statistics
         if (before.checks, before.trials) != (after.checks, after.trials):
             self._ledgers.save(self.view.owner)
+
+    def _held(self, prompt: Prompt) -> bool:
+        """Whether nothing of a prompt was deleted, and what has to be taken as it is alone is in the store.
+
+        The pieces of a window are its own, and never were in the store.
+        """
+        gone = self.view.deleted(chunks_of(prompt))
+        return not gone and all(name in self.view for name in chunks_of(prompt, "canonical"))

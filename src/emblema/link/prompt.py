@@ -39,8 +39,10 @@ class ChunkPart:
         state: `canonical` rows are taken as a strategy says; `settled` ones were written in a window, hold what they
             absorbed there and are taken as they are; `fresh` ones are nowhere yet and are computed in their place.
         source: id of the chunk that settled rows stand for, as an antecedent; "" for text; the chunk's own by default.
-        survivor: of settled rows, whether something else stands before them now than when they were written.
-        repair: of settled rows, what is added to them where they are read, position-free.
+        survivor: what stands before settled rows has changed since they were written: it has left, or come anew.
+        written: of a part that is not settled, the rows that a window wrote for it behind what has changed since, and
+            does not trust; only a canary tries them.
+        repair: what is added to the rows that a window wrote where they are read, position-free.
     """
 
     chunk: Chunk
@@ -48,6 +50,7 @@ class ChunkPart:
     state: State = "canonical"
     source: str | None = None
     survivor: bool = False
+    written: Chunk | None = None
     repair: Patch | None = None
 
     @property

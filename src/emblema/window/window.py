@@ -268,8 +268,7 @@ class Window(Holding[L, A]):
         knobs: Knobs | None,
         entry: Entry,
     ) -> L:
-        survivors = {one.number for one in staleness(State(None, tuple(parts)).nodes())}
-        prompt = self._host.lay(laid(parts, serving, closing, survivors))
+        prompt = self._host.lay(laid(parts, serving, closing))
         formed = self._host.patches
         linkage = self._host.link(prompt, strategy, knobs)
         entry.spent(linkage.usage, linkage.linked.trace)

@@ -67,7 +67,7 @@ class WindowArm:
     """The window: told what leaves, what enters and what is looked back at; `auto` chooses."""
 
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter) -> None:
-        self.engine, self.trace, self.counter = engine.on(Store()), trace, counter
+        self.engine, self.trace, self.counter = _behind(engine), trace, counter
         self.window = self.engine.window()
         self._handles: dict[int, Handle] = {}
         self._embeddings: dict[Handle, int] = {}
@@ -127,7 +127,7 @@ class PromptArm:
     """
 
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter, strategy: str, alone: bool) -> None:
-        self.engine, self.trace, self.counter = engine.on(Store()), trace, counter
+        self.engine, self.trace, self.counter = _behind(engine), trace, counter
         self.strategy, self.alone = strategy, alone
         self._pieces: dict[int, EncodedChunk] = {}
         self._chunks: dict[int, Chunk] = {}
@@ -191,6 +191,13 @@ def arm_of(name: str, engine: Engine, plain: Engine, trace: Trace, counter: RowC
         ADDED: lambda: PromptArm(engine, trace, counter, "auto", alone=True),
     }
     return made[name]()
+
+
+def _behind(engine: Engine) -> Engine:
+    """The engine on a store of its own; what it does behind answers waits for `settle`, where it is counted."""
+    own = engine.on(Store())
+    own._served = True
+    return own
 
 
 def _stored(engine: Engine) -> int:

@@ -129,7 +129,7 @@ def lay_out(
             ranges += computed(prompt, layers, *segment.rows)
         elif segment.start == 0 or part.state == "settled":
             own = taken(segment, part.chunk, layers)
-            if part.repair is not None:
+            if part.repair is not None and part.state == "settled":
                 own = [replace(one, patch=PatchUse(part.repair_key, part.repair.rank)) for one in own]
             ranges += own
         else:
