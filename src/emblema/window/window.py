@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, get_args, overload
 from emblema.errors import CapacityError, WindowError
 from emblema.link.strategies.base import Strategy
 from emblema.window.budget import WindowBudget
-from emblema.window.family import Family, bytes_of
+from emblema.window.family import Family
 from emblema.window.graph import Cascade, staleness
 from emblema.window.holding import Holding
 from emblema.window.laying import Serving, laid, settled
@@ -158,30 +158,10 @@ class Window(Holding[L, A]):
             named = {state.parts[self._index(one)].number for one in parts}
             stale = {one.number for one in staleness(state.nodes())}
             wanted = stale & named if parts else stale
-            last = max((place for place, part in enumerate(state.all) if part.number in wanted), default=None)
-            if last is None:
-                return ()
+            last = max((place for place, part in enumerate(state.all) if part.number in wanted), default=-1)
             front = state.all[: last + 1]
-            anew = {part.number for part in front if part.number in wanted or part.written is None}
-            serving: dict[int, Serving] = {part.number: "fresh" if part.number in anew else "settled" for part in front}
-            linkage = self._run(front, serving, (), "blind", None, entry)
-            versions = {number: self._family.version() for number in anew}
-            found, _ = settled(front, anew, linkage.linked.table, self._host.model, versions)
-            before = {part.number: part.written for part in front}
-            for number in wanted:
-                old = before[number]
-                if old is not None:
-                    found[number] = repaired(self._host.shape, old, found[number], most)
-                    entry.patches_formed += sum(patch is not None for patch in found[number].repairs)
-            made = state.rewritten(found)
-            if not self._budget.holds(made, self._host.row_bytes):
-                raise CapacityError(
-                    f"repairs of {sum(found[number].repair_bytes for number in wanted)} bytes do not fit into the "
-                    "window's budget: keep fewer directions, or refresh the parts, which takes no more than their rows"
-                )
-            entry.lane, entry.repaired = "repair", tuple(part.number for part in front if part.number in wanted)
-            entry.bytes_moved += bytes_of([made]) - bytes_of([state])
-            self._state = made
+            if front:
+                self._state = self._repaired(front, wanted, most, entry)
             return tuple(part.handle for part in front if part.number in wanted)
 
     def fork(self) -> Self:
@@ -246,6 +226,28 @@ class Window(Holding[L, A]):
             }
             self._keep(state, anew, linkage, entry)
         return linkage
+
+    def _repaired(self, front: Sequence[Part], wanted: Collection[int], rank: Rank, entry: Entry) -> State:
+        """The window with repairs of some of the parts at its front, and with rows for those there that had none."""
+        anew = {part.number for part in front if part.number in wanted or part.written is None}
+        serving: dict[int, Serving] = {part.number: "fresh" if part.number in anew else "settled" for part in front}
+        linkage = self._run(front, serving, (), "blind", None, entry)
+        versions = {number: self._family.version() for number in anew}
+        found, copied = settled(front, anew, linkage.linked.table, self._host.model, versions)
+        for part in front:
+            if part.number in wanted and part.written is not None:
+                found[part.number] = repaired(self._host.shape, part.written, found[part.number], rank)
+        made = self._state.rewritten(found)
+        size = sum(one.repair_bytes for one in found.values())
+        if not self._budget.holds(made, self._host.row_bytes):
+            raise CapacityError(
+                f"repairs of {size} bytes do not fit into the window's budget: keep fewer directions, or refresh the "
+                "parts, which takes no more than their rows"
+            )
+        entry.lane, entry.repaired = "repair", tuple(part.number for part in front if part.number in wanted)
+        entry.patches_formed += sum(patch is not None for one in found.values() for patch in one.repairs)
+        entry.bytes_moved += copied + size
+        return made
 
     def _linked(
         self,
