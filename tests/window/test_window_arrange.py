@@ -1,6 +1,7 @@
 """A window arranged: what it then costs is what its placement says, and no order costs less."""
 
 import random
+from functools import cache
 from itertools import permutations
 from typing import Any
 
@@ -17,12 +18,19 @@ from emblema.window.parts import Handle
 from emblema.window.placement import Placement
 from emblema.window.units import Prices
 from emblema.window.window import Window
-from tests.engine.engines import engine, largest_error
+from tests.engine.engines import largest_error
 from tests.families import loaded, picture, words
 
 QUESTION = tuple(words(4, 9).tolist())
 QUIET = Auto(Policy(canary=0, forming=False))
 UNBOUND = Auto(Policy(max_kl=None, canary=0))
+
+
+@cache
+def rows_priced() -> Engine:
+    """An engine of its own, that never reads a patch: what its rows take in seconds is not known."""
+    item = loaded("qwen2_5_vl")
+    return Engine(item.model, item.bundle)
 
 
 def shown(seed: int) -> Any:
@@ -50,7 +58,7 @@ def rows_of(window: Window[Any, Any]) -> int:
 
 
 def test_what_serves_as_it_stands_is_left_as_it_stands() -> None:
-    window, handles = filled(engine("qwen2_5_vl"), 0, 1, 2)
+    window, handles = filled(rows_priced(), 0, 1, 2)
     before = window.prefill(QUESTION, QUIET).logits
     placed = window.arrange()
     assert placed.lanes == ("settled",) * 3 and placed.cost == 0 and placed.exact
@@ -60,7 +68,7 @@ def test_what_serves_as_it_stands_is_left_as_it_stands() -> None:
 
 
 def test_what_is_recalled_comes_where_nothing_else_has_to_be_computed() -> None:
-    window, handles = filled(engine("qwen2_5_vl"), 0, 1, 2, 3)
+    window, handles = filled(rows_priced(), 0, 1, 2, 3)
     window.slide()
     window.prefill(QUESTION, QUIET)
     entries, runs = len(window.log), sum(one.encoder_runs for one in window.log)
@@ -70,7 +78,7 @@ def test_what_is_recalled_comes_where_nothing_else_has_to_be_computed() -> None:
     assert placed.cost == to_compute(window) == handles[0].tokens
     assert sum(one.encoder_runs for one in window.log) == runs
     # Those that never saw it would have to be computed too, were it in front of them.
-    window, handles = filled(engine("qwen2_5_vl"), 0, 1)
+    window, handles = filled(rows_priced(), 0, 1)
     window.evict(handles[0])
     window.append(shown(2))
     window.prefill(QUESTION, QUIET)
@@ -80,7 +88,7 @@ def test_what_is_recalled_comes_where_nothing_else_has_to_be_computed() -> None:
 
 
 def test_over_a_budget_those_leave_that_cost_least_to_lose() -> None:
-    made = engine("qwen2_5_vl")
+    made = rows_priced()
     window, handles = filled(made, 0, 2, 4, 6)
     tokens = handles[0].tokens
     assert {one.tokens for one in handles} == {tokens}
@@ -112,7 +120,7 @@ def test_stored_patches_decide_where_a_part_stands() -> None:
 
 
 def test_a_text_goes_with_the_picture_behind_it() -> None:
-    window, (one, first, other, second, third, end) = filled(engine("qwen2_5_vl"), [70], 0, [71, 72], 2, 4, [73])
+    window, (one, first, other, second, third, end) = filled(rows_priced(), [70], 0, [71, 72], 2, 4, [73])
     pinned = window.append([74], pinned=True)
     window.prefill(QUESTION, QUIET)
     window.arrange(second, budget=WindowBudget(tokens=second.tokens + 2 + 2))
@@ -122,7 +130,7 @@ def test_a_text_goes_with_the_picture_behind_it() -> None:
     assert window.parts[-2:] == (end, pinned)
     with pytest.raises(WindowError, match="recall it"):
         window.arrange(one)
-    kept, (line, page, last) = filled(engine("qwen2_5_vl"), [70], 0, 2)
+    kept, (line, page, last) = filled(rows_priced(), [70], 0, 2)
     fixed = kept.fork()
     fixed.append([75], pinned=True)
     fixed.reorder([fixed.parts[-1], line, page, last])
@@ -133,7 +141,7 @@ def test_a_text_goes_with_the_picture_behind_it() -> None:
 
 
 def test_a_pinned_part_never_leaves() -> None:
-    made = engine("qwen2_5_vl")
+    made = rows_priced()
     window = made.window(template=False, cascade=unseen)
     other = window.append(shown(0))
     pinned = window.append(shown(2), pinned=True)
@@ -155,7 +163,7 @@ REFUSED: dict[str, tuple[Any, type[EmblemaError]]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_arranged_is_refused_and_changes_nothing(what: str) -> None:
-    window, handles = filled(engine("qwen2_5_vl"), 0, 1, 2)
+    window, handles = filled(rows_priced(), 0, 1, 2)
     window.slide()
     before = window.prefill(QUESTION, QUIET).logits
     call, error = REFUSED[what]
@@ -170,7 +178,7 @@ def test_what_cannot_be_arranged_is_refused_and_changes_nothing(what: str) -> No
 def test_it_costs_what_it_says_and_no_order_less(cascade: Cascade, seed: int) -> None:
     """Behind random moves, every order of the same parts is tried."""
     draw = random.Random(seed)
-    window, handles = filled(engine("qwen2_5_vl"), 0, 1, [70, 71], 2, 3, cascade=cascade)
+    window, handles = filled(rows_priced(), 0, 1, [70, 71], 2, 3, cascade=cascade)
     media = [one for one in handles if one.kind == "image"]
     for _ in range(4):
         standing = list(window.parts)
@@ -219,7 +227,7 @@ def test_seconds_are_the_price_once_they_are_known() -> None:
 
 
 def test_an_arranged_window_answers_as_one_that_was_moved_by_hand() -> None:
-    window, handles = filled(engine("qwen2_5_vl"), 0, 1, 2)
+    window, handles = filled(rows_priced(), 0, 1, 2)
     window.slide()
     window.prefill(QUESTION, QUIET)
     hand = window.fork()
