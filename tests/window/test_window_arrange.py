@@ -235,3 +235,17 @@ def test_an_arranged_window_answers_as_one_that_was_moved_by_hand() -> None:
     hand.recall(handles[0], at=window.parts.index(handles[0]))
     assert hand.parts == window.parts
     assert largest_error(window.prefill(QUESTION, QUIET).logits, hand.prefill(QUESTION, QUIET).logits) < 1e-4
+
+
+def test_rows_that_do_not_serve_are_dropped_for_those_who_hold_something_of_them() -> None:
+    """Who was written behind a part, and stands before it now, stays a survivor, as if the part had come back."""
+    made = rows_priced()
+    window = made.window(template=False, cascade=unseen)
+    other, pinned = window.append(shown(0)), window.append(shown(2), pinned=True)
+    window.prefill(QUESTION, QUIET)
+    window.reorder([pinned, other])
+    assert window.forming() == (pinned.number, other.number)
+    placed = window.arrange()
+    assert window.parts == (pinned, other) and placed.lanes == ("settled", "fresh")
+    assert window.forming() == (other.number,)
+    assert placed.cost == to_compute(window) == other.tokens
