@@ -164,7 +164,8 @@ class Canary:
         found = {(one.kind, lane) for one in plan.decisions for lane in one.closed}
         if not plan.decisions:
             # Another strategy's plan: what is always there is the chunk as it is.
-            found = {(chunk.kind, Lane.BARE) for segment, chunk in prompt.chunk_segments if segment.start > 0}
+            parts = [one.part for one in prompt.segments if isinstance(one.part, ChunkPart) and one.start > 0]
+            found = {(part.chunk.kind, Lane.BARE) for part in parts if part.state == "canonical"}
         closed = sorted(
             (self._tried[kind, lane], JUDGED.index(lane), kind)
             for kind, lane in found

@@ -159,11 +159,10 @@ class EngineHost(Spelling):
 
         One that was deleted before is stored again, so that the store knows that it is wanted: its rows are made now.
         """
-        workshop, adapter = self._engine._workshop, self._engine.adapter
+        workshop = self._engine._workshop
         if self.gone([id]):
             return workshop.rebuild(EncodedChunk(id, kind, workshop.owner, encoded)), encoded.tokens
-        sizes = [layout.features * encoded.tokens * adapter.dtype.itemsize for layout in adapter.layouts]
-        return self._engine.store.handle(Chunk(id, kind, self.model, encoded, ()), sizes), 0
+        return workshop.handle(id, kind, encoded), 0
 
     def _taken(self, chunks: Sequence[Chunk], kind: str, runs: int, rows: int) -> Taken:
         members: list[Chunk | str] = []
