@@ -119,6 +119,19 @@ def test_a_dropped_or_duplicated_page_keeps_the_stored_patch_where_that_was_meas
     assert last(unbounded).lane is Lane.DRIFT, "no bound to break"
 
 
+@pytest.mark.parametrize("now", [[0, 1, 2, 4], [4, 0, 1, 2], [0, 1, 4, 2], [0, 1, 2, 4, 4], [0, 1, 2, 2, 4]])
+def test_what_a_page_has_never_seen_is_no_small_drift(now: list[int]) -> None:
+    """Whatever else stands there still, however much may be borne, and even without a bound to break."""
+    for policy in (Policy(rank=3, drift=1), Policy(rank=3, drift=1, max_kl=None)):
+        stored = known([key(3, [0, 1, 2])], judgement=Judgement(policy, borne))
+        plan = Auto().plan(prompt_of([*now, 3]), stored)
+        assert last(plan).lane in (Lane.REFRESH, Lane.FULL) and Lane.DRIFT not in last(plan).closed
+        assert not any(part.patch is not None for part in plan.ranges)
+    # The other way round, nothing is there that the patch has not seen.
+    back = known([key(3, now)], judgement=Judgement(Policy(rank=3, drift=1), borne))
+    assert last(Auto().plan(prompt_of([0, 1, 2, 3]), back)).lane is Lane.DRIFT
+
+
 def test_a_material_change_is_refreshed_and_excess_or_nothing_in_common_rebuilds() -> None:
     stored = known([key(3, [0, 1])])
     for now in ([0, 4], [1, 0], [0, 1, 4]):

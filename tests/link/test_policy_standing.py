@@ -160,3 +160,30 @@ def test_costs_say_nothing_where_prompts_are_alike_or_noise_is_larger() -> None:
     for _ in range(60):
         costs.observe(noise.randrange(10, 300), noise.randrange(10, 300), noise.randrange(2**20), noise.uniform(0, 1))
     assert costs.gain(5, 0) is None
+
+
+@given(st.lists(st.sampled_from([GOOD, Sample(0.01, True)]), max_size=60), st.floats(0.06, 1e6), st.data())
+def test_nor_does_it_a_lane_that_is_dear_to_measure(samples: list[Sample], kl: float, data: st.DataObject) -> None:
+    where = data.draw(st.integers(0, len(samples)))
+    series = [*samples[:where], Sample(kl, False), *samples[where:]]
+    for policy in (POLICY, Policy(max_kl=None, min_agreement=0.99), Policy(min_agreement=0.99)):
+        standing = Standing(False)
+        assert not any(standing.add(one, policy, dear=True) for one in series)
+
+
+def test_survivors_are_closed_by_few_very_bad_ones_and_prove_themselves_longer_each_time() -> None:
+    ledger = Ledger()
+
+    def feed(*samples: Sample, lane: Lane = Lane.SURVIVOR) -> bool:
+        for sample in samples:
+            ledger.record("m", "image", lane, sample, POLICY)
+        return ledger.verdict("m", "image", lane, POLICY).open
+
+    assert feed(*[GOOD] * 20) and feed(AWFUL), "one never"
+    assert feed(*[GOOD] * 20, AWFUL, AWFUL, lane=Lane.PATCH), "an interval does not see it yet"
+    assert not feed(AWFUL)
+    assert not feed(*[GOOD] * 15) and feed(GOOD)
+    assert feed(GOOD, BAD) and not feed(BAD), "0.3 nats, with the worst left out and three counted as four"
+    assert not feed(*[GOOD] * 63) and feed(GOOD), "twice as many for each turn since, and no more than count"
+    assert not feed(AWFUL, AWFUL) and not feed(*[GOOD] * 63) and feed(GOOD)
+    assert not broken([AWFUL, *[GOOD] * 30], POLICY)

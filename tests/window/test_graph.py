@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emblema.window.graph import Node, Staleness, dependents, forming_order, staleness, unseen
+from emblema.window.graph import Node, Staleness, changed, dependents, forming_order, measured, staleness, unseen
 
 
 @dataclass
@@ -113,3 +113,23 @@ def holds(made: History, one: int, part: int) -> bool:
                 reached.add(other)
                 waiting.append(other)
     return part in reached
+
+
+@given(steps, st.sets(st.sampled_from(["image", "text"])))
+def test_survivors_are_formed_anew_where_one_of_their_kinds_is_not_trusted(
+    moves: list[tuple[str, int]], trusted: set[str]
+) -> None:
+    made = history(moves)
+    kinds = {one: [("image",), ("text",), ("image", "text")][one % 3] for one in made.order}
+    asked: list[str] = []
+
+    def trusts(kind: str) -> bool:
+        asked.append(kind)
+        return kind in trusted
+
+    cascade = measured(kinds, trusts)
+    for change in staleness(made.nodes()):
+        kept = trusted.issuperset(kinds[change.number])
+        assert cascade(change) == (unseen if kept else changed)(change)
+    assert len(asked) == len(set(asked)), "each kind is asked for once"
+    assert not cascade(Staleness(-1)), "nothing has changed: nobody is asked"

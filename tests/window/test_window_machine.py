@@ -13,9 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from emblema.engine.engine import Engine
 from emblema.errors import CapacityError
 from emblema.kv.chunk import EncodedChunk
+from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
 from emblema.window.budget import WindowBudget
+from emblema.window.graph import unseen
 from emblema.window.state import Snapshot
 from emblema.window.window import Window
 from tests.engine.engines import engine, largest_error
@@ -57,8 +59,9 @@ class WindowMachine(RuleBasedStateMachine):
         self.made.forget_prompts()
         row = sum(one.features for one in self.made.adapter.layouts) * self.made.adapter.dtype.itemsize
         self.row, self.sources = row, {}
+        self.streams: list[tuple[Window[Any, Any], Any, Any, Any]] = []
         self.budget = WindowBudget(tokens=tokens, bytes=100 * row if byte else None)
-        window = self.made.window(template=False, budget=self.budget)
+        window = self.made.window(template=False, budget=self.budget, cascade=unseen)
         self.branches = [Branch(window, PlainWindow(self.made.adapter))]
         self.now = 0
         for which in (0, 1):
@@ -73,7 +76,15 @@ class WindowMachine(RuleBasedStateMachine):
     def weight(self, items: list[Item]) -> tuple[int, int]:
         tokens = sum(one.tokens for one in items)
         embeddings = sum(e.bytes for one in items if self.sources[one.number] for e in one.encoded)
-        return tokens, tokens * self.row + embeddings
+        return tokens, tokens * self.row + embeddings + sum(self.repairs(one) for one in items)
+
+    def repairs(self, item: Item, *, always: bool = False) -> int:
+        """Bytes of factors of full rank beside an item's rows."""
+        if not always and (item.rows is None or item.rows.old is None):
+            return 0
+        widths = [heads * width for one in self.made.adapter.layouts for heads, width in (one.keys, one.values)]
+        numbers = (min(one.tokens, width) * (one.tokens + width) for one in item.encoded for width in widths)
+        return sum(numbers) * self.made.adapter.dtype.itemsize
 
     def fits(self, items: list[Item]) -> bool:
         tokens, size = self.weight(items)
@@ -155,6 +166,84 @@ class WindowMachine(RuleBasedStateMachine):
         self.branch.window.refresh(self.branch.window.parts[index])
         self.branch.plain.items[index].rows = None
 
+    @precondition(lambda self: self.branch.plain.items)
+    @rule(data=st.data(), every=st.booleans())
+    def repair(self, data: st.DataObject, every: bool) -> None:
+        plain, window = self.branch.plain, self.branch.window
+        index = data.draw(st.integers(0, len(plain.items) - 1))
+        wanted = plain.items if every else [plain.items[index]]
+        size = sum(self.repairs(one, always=True) for one in plain.items if one in self.to_repair(wanted))
+        size += sum(self.repairs(one) for one in plain.items if one not in self.to_repair(wanted))
+        bound, (_, held) = self.budget.bytes, self.weight(plain.items)
+        over = bound is not None and held - sum(map(self.repairs, plain.items)) + size > bound
+        if over and self.to_repair(wanted):
+            with pytest.raises(CapacityError):
+                window.repair(*([] if every else [window.parts[index]]), rank=10**4)
+            return
+        found = window.repair(*([] if every else [window.parts[index]]), rank=10**4)
+        assert [one.number for one in found] == [one.number for one in plain.repair(wanted)]
+
+    def to_repair(self, wanted: list[Item]) -> list[Item]:
+        plain = self.branch.plain
+        return [one for index, one in enumerate(plain.items) if one in wanted and plain.stale(index)]
+
+    @rule(data=st.data(), tokens=st.sampled_from([None, 14, 30]))
+    def arrange(self, data: st.DataObject, tokens: int | None) -> None:
+        plain, window = self.branch.plain, self.branch.window
+        media = [one.number for one in (*plain.items, *plain.departed) if self.sources[one.number]]
+        wanted = data.draw(st.lists(st.sampled_from(media), unique=True, max_size=2)) if media else []
+        handles = [one for number in wanted for one in (*window.parts, *window.departed) if one.number == number]
+        before = window.parts
+        # Prices are rows, so that no outcome depends on how busy the machine was.
+        self.made.policy.costs = Costs()
+        try:
+            placed = window.arrange(*handles, budget=WindowBudget(tokens=tokens))
+        except CapacityError:
+            assert window.parts == before
+            assert tokens is not None or self.budget != WindowBudget()
+            return
+        order = [one.number for one in window.parts]
+        assert set(wanted) <= set(order)
+        assert tokens is None or sum(one.tokens for one in window.parts) <= tokens
+        for item in [one for one in plain.items if one.number not in order]:
+            plain.leave(item)
+        back = [one for one in plain.departed if one.number in order]
+        plain.departed = [one for one in plain.departed if one.number not in order]
+        known = {one.number: one for one in (*plain.items, *(Item(one.number, one.encoded) for one in back))}
+        plain.items = [known[number] for number in order]
+        lanes, names, unit = list(placed.lanes), list(placed.order), []
+        for item in plain.items:
+            unit.append(item)
+            if self.sources[item.number]:
+                assert names.pop(0) == str(item.number)
+                serves = lanes.pop(0) == "settled"
+                for one in unit:
+                    one.rows = one.rows if serves else None
+                    assert not serves or not plain.unseen(plain.items.index(one))
+                unit = []
+        assert not names, "texts without media behind them stand at the end"
+
+    @rule()
+    def stream(self) -> None:
+        """An answer is begun, and read to its end at some later time."""
+        window = self.branch.window
+        self.made.forget_prompts()
+        whole = window.fork().ask(QUESTION, EXACT, keep=False, max_new_tokens=3)
+        self.made.forget_prompts()
+        pieces = window.ask(QUESTION, EXACT, stream=True, max_new_tokens=3)
+        first = next(pieces)
+        self.branch.plain.ask(QUESTION)
+        self.made.forget_prompts()
+        self.streams.append((window, pieces, first, whole))
+
+    @precondition(lambda self: self.streams)
+    @rule()
+    def read_on(self) -> None:
+        window, pieces, first, whole = self.streams.pop(0)
+        every = [first, *pieces]
+        assert "".join(every) == whole.text and every[-1].reply.token_ids == whole.token_ids
+        assert window.log[-1].operation == "ask" and window.log[-1].error is None
+
     @rule()
     def answer(self) -> None:
         """What has no rows gets them."""
@@ -220,6 +309,10 @@ class WindowMachine(RuleBasedStateMachine):
             assert self.fits(plain.items)
             rows = sum(one.tokens for one in plain.items if one.rows is not None)
             assert window.memory.rows == rows * self.row
+            assert window.memory.repairs == sum(map(self.repairs, plain.items))
+            assert window.departed_bytes == sum(
+                e.bytes for one in plain.departed if self.sources[one.number] for e in one.encoded
+            )
             assert window.memory.departed_rows == sum(one.tokens for one in plain.departed) * self.row
 
     @invariant()
@@ -227,7 +320,8 @@ class WindowMachine(RuleBasedStateMachine):
         branches = getattr(self, "branches", [])
         if branches:
             first, *others = (branch.window for branch in branches)
-            rows = {id(one.rows): one.tokens for branch in branches for one in branch.plain.items if one.rows}
+            rows = {id(one.rows.first): one.tokens for branch in branches for one in branch.plain.items if one.rows}
+            beside = {id(one.rows): self.repairs(one) for branch in branches for one in branch.plain.items}
             seen = {
                 id(e): e.bytes
                 for branch in branches
@@ -235,7 +329,8 @@ class WindowMachine(RuleBasedStateMachine):
                 if self.sources[one.number]
                 for e in one.encoded
             }
-            assert first.bytes_with(*others) == sum(rows.values()) * self.row + sum(seen.values())
+            own = sum(rows.values()) * self.row + sum(seen.values()) + sum(beside.values())
+            assert first.bytes_with(*others) == own
 
     def forget(self, branch: Branch) -> None:
         """Nothing is deleted here; see `DeletingMachine`."""
@@ -280,7 +375,8 @@ class DeletingMachine(WindowMachine):
 
     def absorbed(self, number: int, rows: Rows) -> set[str]:
         before = (self.absorbed(other, held) for other, held in rows.before)
-        return set(self.sources[number]).union(*before)
+        older = set() if rows.old is None else self.absorbed(number, rows.old)
+        return older.union(self.sources[number], *before)
 
 
 TestWindow = WindowMachine.TestCase

@@ -11,6 +11,7 @@ from emblema import Engine
 from emblema.kv.chunk import Chunk, Clip
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
+from emblema.window.graph import unseen
 from tests.engine.engines import engine, largest_error
 from tests.families import CASES, words
 
@@ -35,7 +36,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.audio])
 def test_the_segments_of_a_clip_move_together(name: str, film: Path) -> None:
     own = Engine(engine(name).adapter.model, engine(name).processor)
-    window = own.window(template=False)
+    window = own.window(template=False, cascade=unseen)
     text = window.append([70, 71, 72])
     clip = window.append(film, fps=1, frames_per_segment=4)
     assert (clip.kind, window.log[-1].encoder_runs) == ("video", 2)

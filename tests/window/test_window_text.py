@@ -1,15 +1,17 @@
 """How a window is spelled: as a prompt of the same parts is, template and all."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from emblema import Engine
 from emblema.bench.tasks import Episode
-from emblema.errors import PromptError
+from emblema.errors import PromptError, WindowError
 from tests.engine.engines import largest_error
 from tests.families import loaded, picture
 
@@ -159,3 +161,66 @@ def test_without_a_template_there_is_no_system_turn_and_no_role(reference: Engin
     text = "<|im_start|>user\nHello<|im_end|>"
     assert asked.token_ids.tolist() == reference.tokenizer(text)["input_ids"]
     assert largest_error(asked.logits, full.logits) < 1e-4
+
+
+def test_a_streamed_answer_is_the_same_in_pieces_and_logged_at_its_end(reference: Engine) -> None:
+    window = reference.window()
+    window.append("clicked the tent ")
+    whole = window.ask("Which land?", max_new_tokens=6)
+    pieces = window.ask("Which land?", stream=True, max_new_tokens=6)
+    entries = len(window.log)
+    first = next(pieces)
+    assert len(window.log) == entries
+    rest = list(pieces)
+    reply = rest[-1].reply if rest else first.reply
+    assert reply is not None and reply.text == whole.text and reply.token_ids == whole.token_ids
+    assert "".join([first, *rest]) == whole.text
+    assert len(window.log) == entries + 1
+    entry = window.log[-1]
+    assert (entry.operation, entry.error) == ("ask", None)
+    assert entry.rows_decoded == len(whole.token_ids)
+    assert entry.rows_computed == window.log[-2].rows_computed + window.log[-2].rows_taken - window.tokens
+    assert entry.tokens == window.tokens and entry.bytes == window.bytes
+
+
+def test_a_window_may_change_while_an_answer_is_streamed(reference: Engine) -> None:
+    """It is the answer of the window as it was asked, whatever becomes of the window."""
+    window = reference.window()
+    for text in ("clicked the tent ", "opened the map ", "went back "):
+        window.append(text)
+    whole = window.ask("Which land?", max_new_tokens=8)
+    kept = window.prefill("Which land?").logits
+    pieces = window.ask("Which land?", stream=True, max_new_tokens=8)
+    text = str(next(pieces))
+    branch = window.fork()
+    window.slide(2)
+    window.append("another line ")
+    window.ask("Which colour?", max_new_tokens=2)
+    text += "".join(str(piece) for piece in [next(pieces, "")])
+    window.close()
+    text += "".join(pieces)
+    assert text == whole.text
+    assert [one.operation for one in window.log[-4:]] == ["slide", "append", "ask", "ask"]
+    assert torch.equal(branch.prefill("Which land?").logits, kept)
+    with pytest.raises(WindowError, match="closed"):
+        window.ask("Which land?", stream=True)
+
+
+def test_an_answer_that_is_left_is_logged_so_and_leaves_the_rows(reference: Engine) -> None:
+    window = reference.window()
+    window.append("clicked the tent ")
+    unread = window.ask("Which land?", stream=True)
+    del unread
+    assert window.log[-1].operation == "append" and window.forming() != (), "nothing was asked yet"
+    pieces = window.ask("Which land?", stream=True, max_new_tokens=8)
+    next(pieces)
+    time.sleep(0.3)
+    pieces.close()
+    entry = window.log[-1]
+    assert entry.operation == "ask" and "left before its end" in (entry.error or "")
+    assert 1 <= entry.rows_decoded < 8 and entry.rows_computed > 0
+    assert entry.seconds < 0.25, "the reader's time is not the window's"
+    assert window.forming() == ()
+    with pytest.raises(PromptError, match="knob"):
+        next(window.ask("Which land?", stream=True, temprature=1))
+    assert "knob" in (window.log[-1].error or "")

@@ -3,11 +3,14 @@
 Two kinds of check, each with its own share. A *check* computes a linked prompt in full. A *trial* goes the other way:
 of a prompt that was computed in full it links the chunks of one kind by a lane that is closed, which costs little more
 than its text; so a lane that was closed can open again, and a kind of content show that it has no gap.
+
+Rows that a window wrote count as computed where all that stood before them stands there still; a prompt that holds
+survivors, rows behind which something has changed, is held against them alone, as what stands behind them is no better.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,17 +20,19 @@ from emblema.errors import EmblemaError
 from emblema.link.executor import Linked
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial
-from emblema.link.policy.decisions import TAKEN, Lane
+from emblema.link.policy.decisions import TAKEN, Decision, Lane
 from emblema.link.policy.ledger import Ledger
 from emblema.link.policy.policy import Policy
 from emblema.link.policy.standing import Sample
-from emblema.link.prompt import ChunkPart, Prompt
+from emblema.link.prompt import ChunkPart, Prompt, State, TextPart
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.full import Full
 
-JUDGED = (*TAKEN, Lane.SETTLED)
+JUDGED = (*TAKEN, Lane.SURVIVOR, Lane.SETTLED)
 """Lanes whose rows may differ from re-prefill's; settled ones are measured, and taken all the same."""
+
+Lanes = frozenset[tuple[str, Lane]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class CanaryStatistics:
     """What the canary did.
 
     Attributes:
-        linked, exact: prompts seen whose rows were partly taken, and wholly computed.
+        linked, exact: prompts seen whose rows were partly taken, and wholly computed; the latter with those of windows
+            that computed survivors anew because they are not trusted.
         checks, trials: of them compared.
         skipped: not compared after all: a chunk was gone by then, or the trial's lane had nothing to take.
         failed: comparisons that raised an error, which the reply before them does not notice.
@@ -62,7 +68,7 @@ class _Waiting:
 
     prompt: Prompt
     logits: Tensor
-    lanes: frozenset[tuple[str, Lane]]
+    lanes: Lanes
     again: Strategy
     policy: Policy
 
@@ -95,31 +101,30 @@ class Canary:
     def consider(self, prompt: Prompt, plan: LinkPlan, linked: Linked, policy: Policy) -> None:
         """Count a prompt that was answered, and perhaps take it to be compared later."""
         computed = linked.trace.computed
-        lanes = frozenset((one.kind, one.lane) for one in plan.decisions if one.lane in JUDGED)
+        lanes = lanes_of(plan.decisions)
         exact = not lanes and plan.exact
+        if lanes and all(lane is Lane.SETTLED for _, lane in lanes) and self._distrusted(plan, policy):
+            lanes, exact = frozenset(), True
         self._count(computed=computed, linked=bool(lanes), exact=exact)
         self._rows += policy.canary_rows * computed
         kind = "check" if lanes else "trial" if exact else None
         if kind is None or policy.canary == 0:
             return
         self._credit[kind] += policy.canary
-        due = self._credit[kind] >= 1 and self._rows >= (prompt.tokens if lanes else len(_text(prompt)))
-        if not due or self._waiting is not None or (policy.canary < 0.5 and self._random.random() < 0.5):
+        due = self._credit[kind] >= 1 and self._waiting is None
+        if not due or (policy.canary < 0.5 and self._random.random() < 0.5):
             return
-        if lanes:
-            self._waiting = _Waiting(prompt, linked.logits.clone(), lanes, Full(), policy)
-        else:
-            trial = self._trial(prompt, plan, policy)
-            if trial is not None:
-                self._tried[trial.kind, trial.lane] += 1
-                lanes = frozenset([(trial.kind, trial.lane)])
-                self._waiting = _Waiting(prompt, linked.logits.clone(), lanes, Auto(policy, trial), policy)
+        one = self._check(prompt, lanes, linked, policy) if lanes else self._trial(prompt, plan, linked, policy)
+        if one is not None and self._rows >= _dear(one.prompt):
+            self._waiting = one
+            if not lanes:
+                self._tried.update(one.lanes)
 
     def run(self, held: Callable[[Prompt], bool], link: Callable[[Prompt, Strategy], tuple[LinkPlan, Linked]]) -> bool:
         """Compare the prompt that waits, if one does; whether a lane was closed or opened.
 
         Args:
-            held: whether a prompt's chunks are all there still.
+            held: whether what a prompt is made of is all there still.
             link: links it once more.
         """
         one, self._waiting = self._waiting, None
@@ -148,19 +153,41 @@ class Canary:
         self._count(**{"trials" if trial else "checks": 1}, turned=sum(turned))
         return any(turned)
 
-    def _trial(self, prompt: Prompt, plan: LinkPlan, policy: Policy) -> Trial | None:
-        """A closed lane that has something to take on a prompt, the one tried least; None where there is none."""
-        model = self._model()
+    def _check(self, prompt: Prompt, lanes: Lanes, linked: Linked, policy: Policy) -> _Waiting:
+        return _Waiting(_bare(prompt), linked.logits.clone(), lanes, Full(), policy)
+
+    def _trial(self, prompt: Prompt, plan: LinkPlan, linked: Linked, policy: Policy) -> _Waiting | None:
+        """A closed lane that has something to take on a prompt, the one tried least; None where there is none.
+
+        Survivors of all kinds are tried together, as none of them is what it was without the others.
+        """
         found = {(one.kind, lane) for one in plan.decisions for lane in one.closed}
         if not plan.decisions:
             # Another strategy's plan: what is always there is the chunk as it is.
-            found = {(chunk.kind, Lane.BARE) for segment, chunk in prompt.chunk_segments if segment.start > 0}
-        closed = [
-            (self._tried[kind, lane], TAKEN.index(lane), kind)
+            parts = [one.part for one in prompt.segments if isinstance(one.part, ChunkPart) and one.start > 0]
+            found = {(part.chunk.kind, Lane.BARE) for part in parts if part.state == "canonical"}
+        closed = sorted(
+            (self._tried[kind, lane], JUDGED.index(lane), kind)
             for kind, lane in found
-            if not policy.exact_only and not self.ledger.verdict(model, kind, lane, policy).open
-        ]
-        return None if not closed else Trial(min(closed)[2], TAKEN[min(closed)[1]])
+            if not policy.exact_only and not self._open(kind, lane, policy)
+        )
+        if not closed:
+            return None
+        _, index, kind = closed[0]
+        lanes = frozenset([(kind, JUDGED[index])])
+        if JUDGED[index] is Lane.SURVIVOR:
+            lanes = frozenset((kind, JUDGED[place]) for _, place, kind in closed if place == index)
+            prompt = _aged(prompt)
+        again = Auto(policy, Trial(kind, JUDGED[index]))
+        return _Waiting(prompt, linked.logits.clone(), lanes, again, policy)
+
+    def _distrusted(self, plan: LinkPlan, policy: Policy) -> bool:
+        """Whether survivors were computed anew because they are not trusted."""
+        kinds = {one.kind for one in plan.decisions if Lane.SURVIVOR in one.closed}
+        return any(not self._open(kind, Lane.SURVIVOR, policy) for kind in kinds)
+
+    def _open(self, kind: str, lane: Lane, policy: Policy) -> bool:
+        return self.ledger.verdict(self._model(), kind, lane, policy).open
 
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self.statistics, name) + int(change) for name, change in more.items()}
@@ -174,12 +201,49 @@ def divergence(reference: Tensor, method: Tensor) -> float:
     return max(0.0, float((left[held].exp() * (left[held] - right[held])).sum()))
 
 
-def chunks_of(prompt: Prompt) -> Iterator[str]:
-    """Names of the chunks of a prompt, as the store knows them; texts of a window have none."""
+def chunks_of(prompt: Prompt, *states: State) -> Iterator[str]:
+    """Names of the chunks of a prompt, as the store knows them, of parts in some states or any; texts have none."""
     for segment in prompt.segments:
-        if isinstance(segment.part, ChunkPart) and segment.part.name:
-            yield segment.part.name
+        part = segment.part
+        if isinstance(part, ChunkPart) and part.name and (not states or part.state in states):
+            yield part.name
 
 
-def _text(prompt: Prompt) -> range:
-    return range(sum(stop - start for start, stop in prompt.text_rows))
+def lanes_of(decisions: Iterable[Decision]) -> Lanes:
+    """Kinds and lanes that an answer is held against: survivors alone, where there are any."""
+    lanes = frozenset((one.kind, one.lane) for one in decisions if one.lane in JUDGED)
+    return frozenset(one for one in lanes if one[1] is Lane.SURVIVOR) or lanes
+
+
+def _bare(prompt: Prompt) -> Prompt:
+    """The prompt with no rows of any chunk, so that it can be computed whatever became of them."""
+
+    def bare(part: ChunkPart) -> ChunkPart:
+        chunk = replace(part.chunk, rows=()) if part.state == "settled" else part.chunk
+        return ChunkPart(chunk, part.slid, "fresh", part.name)
+
+    return _changed(prompt, bare)
+
+
+def _aged(prompt: Prompt) -> Prompt:
+    """The prompt with rows that a window wrote and does not trust, in place of those that were computed anew."""
+
+    def aged(part: ChunkPart) -> ChunkPart:
+        if part.written is None:
+            return part
+        return ChunkPart(part.written, part.slid, "settled", part.name, survivor=True, repair=part.repair)
+
+    return _changed(prompt, aged)
+
+
+def _changed(prompt: Prompt, change: Callable[[ChunkPart], ChunkPart]) -> Prompt:
+    segments = (
+        replace(one, part=change(one.part)) if isinstance(one.part, ChunkPart) else one for one in prompt.segments
+    )
+    return Prompt(tuple(segments), prompt.axes, prompt.next_position)
+
+
+def _dear(prompt: Prompt) -> int:
+    """Rows of a prompt that have to be computed at least: text, and parts that have none."""
+    parts = (one.part for one in prompt.segments)
+    return sum(part.tokens for part in parts if isinstance(part, TextPart) or part.state == "fresh")

@@ -3,10 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from PIL import Image
+
 from emblema.errors import PromptError
-from emblema.kv.chunk import Chunk, Clip
+from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.prompt import ChunkPart
 from emblema.media.source import is_address
 
@@ -25,15 +28,15 @@ def slid(piece: Chunk | Clip) -> Slid:
 
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
-PromptPart = str | Chunk | Clip | Slid | Sequence[int]
+PromptPart = str | Chunk | Clip | EncodedChunk | Sequence[EncodedChunk] | Path | Image.Image | Slid | Sequence[int]
 Message = Mapping[str, Any]
 Item = str | tuple[int, ...] | ChunkPart
 
 
-class MediaAdder(Protocol):
-    """Adds a media source found in a message; the engine's `add`."""
+class MediaReader(Protocol):
+    """Reads media found in a prompt: a source, or a piece that the encoder made; gives a part for each chunk."""
 
-    def __call__(self, source: Any, *, kind: str | None = None) -> Chunk | Clip: ...
+    def __call__(self, source: Any, *, kind: str | None = None) -> Sequence[ChunkPart]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ class Turn:
     plain: bool = False
 
 
-def items_of(part: PromptPart) -> tuple[Item, ...]:
-    """The items of one part of a prompt.
+def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, ...]:
+    """The items of one part of a prompt; media are read by `read`, or refused without it.
 
     Raises:
         PromptError: the part is none of the kinds that a prompt is made of.
@@ -59,10 +62,15 @@ def items_of(part: PromptPart) -> tuple[Item, ...]:
         return tuple(ChunkPart(chunk) for chunk in part)
     if isinstance(part, Slid) and isinstance(part.piece, Chunk | Clip):
         return tuple(ChunkPart(item.chunk, slid=True) for item in items_of(part.piece) if isinstance(item, ChunkPart))
+    if read is not None and isinstance(part, EncodedChunk | Path | Image.Image):
+        return tuple(read(part))
+    if read is not None and isinstance(part, list | tuple) and part and isinstance(part[0], EncodedChunk):
+        return tuple(item for piece in part for item in read(piece))
     if isinstance(part, list | tuple) and all(type(token) is int and 0 <= token < 2**63 for token in part):
         return (tuple(part),)
     raise PromptError(
-        f"a part of the prompt is a {type(part).__name__}: give text, a chunk or clip from engine.add, or token ids"
+        f"a part of the prompt is a {type(part).__name__}: give text, a chunk or clip from engine.add, a picture, the "
+        "path of a file, what engine.encode made, or token ids"
     )
 
 
@@ -81,8 +89,8 @@ def readable(text: Any) -> str:
     return text
 
 
-def turns_of(messages: Sequence[Message], add: MediaAdder) -> list[Turn]:
-    """Turns from messages in OpenAI's form; media in them are added (or found again).
+def turns_of(messages: Sequence[Message], read: MediaReader) -> list[Turn]:
+    """Turns from messages in OpenAI's form; media in them are read by `read`.
 
     Raises:
         PromptError: a message has no role, or a content item of an unknown type.
@@ -101,14 +109,14 @@ def turns_of(messages: Sequence[Message], add: MediaAdder) -> list[Turn]:
             raise PromptError(f"message {index} has a content of type {type(content).__name__}: give a text or a list")
         items: list[Item] = []
         for item in content:
-            items += _items_of_content(item, index, add)
+            items += _items_of_content(item, index, read)
         turns.append(Turn(role, tuple(items)))
     return turns
 
 
-def _items_of_content(item: Any, index: int, add: MediaAdder) -> tuple[Item, ...]:
+def _items_of_content(item: Any, index: int, read: MediaReader) -> tuple[Item, ...]:
     if not isinstance(item, Mapping):
-        return items_of(item)
+        return items_of(item, read)
     kind = item.get("type")
     if kind == "text":
         return (readable(item.get("text")),)
@@ -119,7 +127,7 @@ def _items_of_content(item: Any, index: int, add: MediaAdder) -> tuple[Item, ...
                 return items_of(source)
             if name.endswith("_url") and not (isinstance(source, str) and is_address(source)):
                 raise PromptError(f"message {index} has an {name} that is no http, https or data address")
-            return items_of(add(source, kind=media))
+            return tuple(read(source, kind=media))
     raise PromptError(
         f"message {index} has a content item of type {kind!r}: use text, image, image_url, video or video_url"
     )

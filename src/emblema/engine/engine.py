@@ -17,11 +17,11 @@ from emblema.engine.windows import EngineHost
 from emblema.errors import PromptError
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
-from emblema.link.strategies.auto import bounded
+from emblema.link.strategies.auto import Auto, bounded
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import Usage
 from emblema.window.budget import WindowBudget
-from emblema.window.graph import Cascade, unseen
+from emblema.window.graph import Cascade
 from emblema.window.window import Window
 
 DECODE_RESERVE = 256
@@ -46,12 +46,16 @@ class Engine(MediaEngine):
     """
 
     def prompt(self, parts: PromptLike, *, template: bool = True) -> Prompt:
-        """A prompt as rows, from parts (one user turn) or messages in OpenAI's form.
+        """A prompt as rows, from parts (one user turn) or messages in OpenAI's form; its media are added to the store.
 
         Raises:
             PromptError: the prompt is empty or longer than the model's context.
         """
-        return self._fitting(Prompt.of(self._reader.parts(parts, template), self.adapter.axes))
+        return self._read(parts, template, eager=True)
+
+    def _read(self, parts: PromptLike, template: bool, *, eager: bool) -> Prompt:
+        read = self._media_reader(eager=eager)
+        return self._fitting(Prompt.of(self._reader.parts(parts, template, read), self.adapter.axes))
 
     def _fitting(self, prompt: Prompt) -> Prompt:
         longest = max(prompt.tokens, prompt.next_position)
@@ -73,7 +77,9 @@ class Engine(MediaEngine):
         """Link a prompt: every row computed or taken as the strategy says.
 
         Args:
-            parts: parts of a prompt, or messages.
+            parts: text, token ids, chunks and clips, pictures and paths of media, and what `encode` made; or messages.
+                Under `auto` media that the store does not know are encoded and computed in their place; seen again,
+                they are added to it behind the answer. Other strategies add them first.
             strategy: a strategy's name, such as `full` or `patch-25%`; see `emblema.strategies()`.
             template: wrap parts by the model's chat template.
             reserve: rows to keep room for after the prompt.
@@ -87,12 +93,15 @@ class Engine(MediaEngine):
             raise PromptError(
                 f"reserve is {reserve}: it must lie between 0 and the context of {self.adapter.context_length}"
             )
-        prefill = self._prefill(self.prompt(parts, template=template), bounded(strategy, policy), reserve, began)
+        chosen = bounded(strategy, policy)
+        prefill = self._prefill(self._read(parts, template, eager=not _is_auto(chosen)), chosen, reserve, began, True)
         self._rest()
         return prefill
 
-    def _prefill(self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float) -> Prefill:
-        outcome = self._linker.link(prompt, strategy, reserve)
+    def _prefill(
+        self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float, brought: bool = False
+    ) -> Prefill:
+        outcome = self._linker.link(prompt, strategy, reserve, brought=brought)
         usage = Usage.of(
             outcome.plan,
             outcome.linked.trace,
@@ -175,9 +184,9 @@ class Engine(MediaEngine):
         """As `generate` with `stream=True`, with a piece for every token: one that shows no text yet is empty."""
         began = time.perf_counter()
         sampling = Sampling() if sampling is None else sampling
-        prompt = self.prompt(parts, template=template)
+        prompt = self._read(parts, template, eager=not _is_auto(strategy))
         self._refuse_without_room(prompt, sampling.max_new_tokens)
-        prefill = self._prefill(prompt, strategy, min(sampling.max_new_tokens, DECODE_RESERVE), began)
+        prefill = self._prefill(prompt, strategy, min(sampling.max_new_tokens, DECODE_RESERVE), began, True)
         ends = self.end_tokens
         replying = self._replying(parts, prefill, strategy, Sampler(sampling), retrieval)
         tokens = replying.tokens()
@@ -216,7 +225,7 @@ class Engine(MediaEngine):
         budget: WindowBudget | None = None,
         system: str | None = None,
         template: bool = True,
-        cascade: Cascade = unseen,
+        cascade: Cascade | None = None,
     ) -> Window[Prefill, Reply]:
         """A window on a growing context: append to it, slide it, reorder and recall, fork it, and ask; see `Window`.
 
@@ -224,7 +233,8 @@ class Engine(MediaEngine):
             budget: what it may hold.
             system: text in front of the user's turn.
             template: write parts as the model's chat template does; without it they are taken as they are.
-            cascade: whose rows are formed anew when what stands before them has changed.
+            cascade: whose rows are formed anew when what stands before them has changed; by default what the policy
+                says: survivors keep theirs while those are trusted.
 
         Raises:
             CapacityError: the template's opening alone does not fit into the budget.
@@ -243,3 +253,7 @@ class Engine(MediaEngine):
         configured = getattr(getattr(self.adapter.model, "generation_config", None), "eos_token_id", None)
         found = configured if configured is not None else self.tokenizer.eos_token_id
         return frozenset(found if isinstance(found, list) else [] if found is None else [found])
+
+
+def _is_auto(strategy: str | Strategy) -> bool:
+    return strategy.strip() == "auto" if isinstance(strategy, str) else isinstance(strategy, Auto)

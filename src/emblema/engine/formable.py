@@ -3,7 +3,7 @@
 Kamera forms a patch by one conditioned forward; here that forward is a request's own, so the patch costs no rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +83,7 @@ def formable(
     policy: Policy,
     wants: Callable[[PatchKey, int], bool],
     settled: int = 0,
+    due: Collection[str] = (),
 ) -> Iterator[Formable]:
     """The chunks whose patches are worth forming of a prompt just linked, their rows copied as each is asked for.
 
@@ -91,6 +92,7 @@ def formable(
     Args:
         wants: whether to copy rows of so many bytes for the patch of a key.
         settled: rows at the front that stood in a table under way.
+        due: ids of chunks that are not in the store, and will be by the time that the patch is formed.
     """
     if not (plan.strategy in ("full", "prefix") or plan.strategy.startswith("auto:")):
         return
@@ -100,10 +102,13 @@ def formable(
     for segment, chunk in prompt.chunk_segments:
         if segment.start == 0 or segment.start < settled or (codes[:, segment.start : segment.stop] != 0).any():
             continue
-        canonical = _canonical(view, segment, chunk)
+        canonical = chunk if chunk.id in due else _canonical(view, segment, chunk)
         if canonical is None:
             continue
         key = PatchKey(chunk.model, canonical.id, prompt.antecedents(segment))
+        if not all(name in due or name in view for name in key.antecedents):
+            # No patch is kept of what is not: media that came once, or pieces that a window alone knows.
+            continue
         decision, rank = decisions.get(segment.start), rank_of(canonical, knowledge, policy)
         slots = ((held >= segment.start) & (held < segment.stop)).nonzero().squeeze(1)
         if rank == 0 or len(slots) != chunk.tokens or (not _wanted(decision) and view.has_patch(key)):

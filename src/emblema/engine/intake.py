@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from emblema.engine.conversation import MediaReader
 from emblema.engine.former import Former
 from emblema.engine.linker import Linker
 from emblema.engine.reader import PromptReader
@@ -20,6 +21,7 @@ from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.library import DynamicLibrary, Embedder, Maker, StaticLibrary
 from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Policy
+from emblema.link.prompt import ChunkPart
 from emblema.media import MediaLimits
 from emblema.models.adapter import Adapter
 from emblema.models.load import load_model
@@ -56,7 +58,7 @@ class MediaEngine:
         self.store = view
         self._preparer, self._limits = preparer, limits
         self._workshop = Workshop(self.adapter, preparer, view, limits)
-        self._reader = PromptReader(preparer, self._add_from_message)
+        self._reader = PromptReader(preparer)
         self._upkeep = Upkeep(self.adapter, view, self._policy, self._former, self._costs)
         self._linker = Linker(self.adapter, view, self._upkeep)
 
@@ -169,11 +171,28 @@ class MediaEngine:
     def _maker(self) -> Maker:
         return Maker(self.store, self.adapter, self.add, self._reader.passage)
 
-    def _add_from_message(self, source: Any, *, kind: str | None = None) -> Chunk | Clip:
-        piece = self.add(source, kind=kind)
-        # What is on a slower tier comes while the next of the prompt's media are encoded and prefilled.
-        self.store.prefetch(chunk.id for chunk in (piece if isinstance(piece, Clip) else [piece]))
-        return piece
+    def _media_reader(self, *, eager: bool) -> MediaReader:
+        """Reads the media of one prompt.
+
+        Args:
+            eager: prefill alone what the store does not know, as a strategy that takes canonical rows has to; else the
+                encoder alone runs for it, and it is computed where it stands.
+        """
+        held: dict[str, ChunkPart] = {}
+
+        def read(source: Any, *, kind: str | None = None) -> list[ChunkPart]:
+            if isinstance(source, EncodedChunk):
+                return [self._workshop.part(source)]
+            work = self._workshop.work(source, kind, fps=1.0, frames_per_segment=2)
+            for draft in work.drafts:
+                if draft.ids[0] not in held:
+                    held[draft.ids[0]] = ChunkPart(self._workshop.made(draft)) if eager else self._workshop.laid(draft)
+            parts = [held[draft.ids[0]] for draft in work.drafts]
+            # What is on a slower tier comes while the next of the prompt's media are encoded and prefilled.
+            self.store.prefetch(part.chunk.id for part in parts if part.state == "canonical")
+            return parts
+
+        return read
 
     def forget_prompts(self) -> None:
         """Forget what was kept of earlier prompts for `prefix`; chunks and patches stay."""

@@ -67,13 +67,25 @@ class Linker:
         # Keys of the patches formed last; their directions are what `basis-M` pools.
         self._pool: deque[PatchKey] = deque(maxlen=256)
 
-    def link(self, prompt: Prompt, strategy: str | Strategy, reserve: int = 0, live: Live | None = None) -> Outcome:
+    def link(
+        self,
+        prompt: Prompt,
+        strategy: str | Strategy,
+        reserve: int = 0,
+        live: Live | None = None,
+        *,
+        brought: bool = False,
+    ) -> Outcome:
         """Carry a strategy out on a prompt, with room for `reserve` more rows, or go on with a table under way.
 
         The prompt's chunks are leased to the end. Those on a slower tier load layer by layer while lost ones are
         prefilled again and the forward runs; a load that fails drops the forward, and it is planned again without it. A
         plan that the executor cannot carry out falls back to `full`. Patches that the plan lacks are formed by one
         conditioned forward, stored, and the plan is made again.
+
+        Args:
+            brought: whether parts without rows came with the prompt, to be made into chunks if they come again; a
+                window's are its own.
 
         Raises:
             StrategyError: the strategy's name is not right.
@@ -98,7 +110,7 @@ class Linker:
             while True:
                 recaptured += self._recapture(chunks, lease)
                 try:
-                    outcome = self._link(prompt, chosen, model, lease.rows, reserve, live)
+                    outcome = self._link(prompt, chosen, model, lease.rows, reserve, live, brought)
                     return replace(outcome, recaptured=recaptured)
                 except LoadError as error:
                     if error.piece not in lease.rows:
@@ -123,6 +135,7 @@ class Linker:
         rows: Mapping[str, KVRows],
         reserve: int,
         live: Live | None,
+        brought: bool,
     ) -> Outcome:
         prefixes = self._prefixes(model)
         find_prefix = None if live is not None else prefixes
@@ -136,6 +149,7 @@ class Linker:
             self.view.patch_keys,
             None if self.upkeep is None else self.upkeep.judgement(model),
         )
+        findings.add(_repairs(prompt))
         plan = _plan(chosen, prompt, findings, live)
         fallback = self.executor.refusal(plan)
         if fallback is not None:
@@ -150,16 +164,19 @@ class Linker:
         else:
             linked = self.executor.run(plan, prompt, findings.resources, table=live.linked.table, settled=live.rows)
         # A chunk deleted meanwhile must not live on in a kept prefix.
-        if live is None and plan.exact and not prompt.slid_rows and self._all_held(prompt):
+        if live is None and plan.exact and not prompt.slid_rows and self._all_held(prompt, brought):
             prefixes.put(segments_of(prompt), _copied(linked, prompt.tokens))
         if self.upkeep is not None:
             settled = 0 if live is None else live.rows
-            self.upkeep.linked(prompt, plan, linked, findings.knowledge, chosen, settled)
+            self.upkeep.linked(prompt, plan, linked, findings.knowledge, chosen, settled, brought)
         return Outcome(plan, linked, forming, 0, fallback or plan.remark)
 
-    def _all_held(self, prompt: Prompt) -> bool:
+    def _all_held(self, prompt: Prompt, brought: bool) -> bool:
+        """Whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile."""
         parts = (segment.part for segment in prompt.segments)
-        return all(part.name in self.view for part in parts if isinstance(part, ChunkPart) and part.name)
+        chunks = [part for part in parts if isinstance(part, ChunkPart) and part.name]
+        own = {part.name for part in chunks if brought and part.state == "fresh"}
+        return not self.view.deleted(own) and all(part.name in self.view for part in chunks if part.name not in own)
 
     def _form(self, plan: LinkPlan, prompt: Prompt, findings: Findings) -> int:
         def keep(key: PatchKey, patch: Patch) -> None:
@@ -189,6 +206,16 @@ class Linker:
 def _plan(chosen: Strategy, prompt: Prompt, findings: Findings, live: Live | None) -> LinkPlan:
     plan = chosen.plan(prompt, findings.knowledge)
     return plan if live is None else plan.behind(live.rows)
+
+
+def _repairs(prompt: Prompt) -> dict[PatchKey, Patch]:
+    """What a window adds to rows that it wrote."""
+    parts = (segment.part for segment in prompt.segments)
+    return {
+        part.repair_key: part.repair
+        for part in parts
+        if isinstance(part, ChunkPart) and part.state == "settled" and part.repair is not None
+    }
 
 
 def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from emblema.engine.caution import Text
-from emblema.engine.conversation import MediaAdder, Message, PromptPart, Turn, items_of, readable, turns_of
+from emblema.engine.conversation import MediaReader, Message, PromptPart, Turn, items_of, readable, turns_of
 from emblema.engine.rendering import plain, render, tokenize
 from emblema.engine.template import ChatTemplate
 from emblema.errors import ModelError, PromptError
@@ -14,11 +14,10 @@ PromptLike = str | Sequence[PromptPart] | Sequence[Message]
 
 
 class PromptReader:
-    """Turns prompts into parts for one model; media in messages are added through the engine."""
+    """Turns prompts into parts for one model."""
 
-    def __init__(self, preparer: Preparer | None, add: MediaAdder) -> None:
+    def __init__(self, preparer: Preparer | None) -> None:
         self._template = None if preparer is None else ChatTemplate(preparer)
-        self._add = add
 
     @property
     def template(self) -> ChatTemplate:
@@ -31,8 +30,8 @@ class PromptReader:
             raise ModelError("this model came without a processor: only token ids with template=False can be prefilled")
         return self._template
 
-    def parts(self, given: PromptLike, template: bool) -> list[Part]:
-        """Prompt parts of what a caller gave; `template` wraps parts in one user turn.
+    def parts(self, given: PromptLike, template: bool, read: MediaReader) -> list[Part]:
+        """Prompt parts of what a caller gave; `template` wraps parts in one user turn, `read` reads media.
 
         Raises:
             PromptError: it is empty, or of another shape.
@@ -49,8 +48,8 @@ class PromptReader:
         if messages:
             if len(messages) != len(parts):
                 raise PromptError("a prompt is made of parts or of messages, not of both")
-            return render(turns_of(messages, self._add), self.template)
-        items = [item for part in parts if not isinstance(part, Mapping) for item in items_of(part)]
+            return render(turns_of(messages, read), self.template)
+        items = [item for part in parts if not isinstance(part, Mapping) for item in items_of(part, read)]
         if template:
             return render([Turn("user", tuple(items))], self.template)
         written = any(isinstance(item, str) for item in items)

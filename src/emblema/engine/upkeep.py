@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from emblema.engine.canary import Canary, CanaryStatistics, chunks_of
-from emblema.engine.formable import formable
+from emblema.engine.formable import Formable, formable
 from emblema.engine.former import Former, FormingStatistics
 from emblema.engine.ledgers import Ledgers
+from emblema.engine.sightings import BroughtStatistics, Sightings
 from emblema.link.executor import Linked
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.costs import Costs, Rates
@@ -29,6 +30,7 @@ class PolicyStatistics:
 
     forming: FormingStatistics
     canary: CanaryStatistics
+    brought: BroughtStatistics = BroughtStatistics()
 
 
 class Upkeep:
@@ -50,12 +52,13 @@ class Upkeep:
         self._ledgers = Ledgers.of_store(view.store)
         self._ledger = self._ledgers.of(view.owner)
         self._canary = Canary(self._ledger, lambda: self.adapter.fingerprint)
+        self._sightings = Sightings(adapter, view)
         self._comparing = False
 
     @property
     def statistics(self) -> PolicyStatistics:
         """Plain counters, for metrics."""
-        return PolicyStatistics(self.former.statistics, self._canary.statistics)
+        return PolicyStatistics(self.former.statistics, self._canary.statistics, self._sightings.statistics)
 
     @property
     def standings(self) -> list[Line]:
@@ -68,7 +71,15 @@ class Upkeep:
         return self.costs.rates
 
     def trusts(self, kind: str, lane: Lane | str, policy: Policy | None = None) -> bool:
-        """Whether `auto` may take a lane for a kind of content on this model."""
+        """Whether `auto` may take a lane for a kind of content on this model.
+
+        A window asks it of `survivor`: whether parts behind which something has changed may keep their rows.
+
+        Args:
+            kind: `text`, or what a chunk is: `image`, `page`, `video`, `audio`.
+            lane: of `Lane`.
+            policy: a request's own bounds; the engine's by default.
+        """
         return self._ledger.verdict(self.adapter.fingerprint, kind, Lane(lane), policy or self.policy).open
 
     def record(self, kind: str, lane: Lane | str, kl: float, agrees: bool) -> bool:
@@ -100,6 +111,7 @@ class Upkeep:
         knowledge: Knowledge,
         chosen: Strategy,
         settled: int,
+        brought: bool = False,
     ) -> None:
         """Learn from a prompt that was just linked; its table is not kept.
 
@@ -107,6 +119,7 @@ class Upkeep:
             knowledge: what it was planned with.
             chosen: the strategy that was asked for.
             settled: rows at its front that stood in a table under way.
+            brought: whether parts without rows came with the prompt.
         """
         auto = chosen if isinstance(chosen, Auto) else Auto()
         policy = auto.policy or self.policy
@@ -115,8 +128,15 @@ class Upkeep:
             def wants(key: PatchKey, size: int) -> bool:
                 return self.former.wants(self.view.owner, key, size, policy)
 
-            for job in formable(self.adapter, self.view, prompt, plan, linked, knowledge, policy, wants, settled):
-                self.former.submit(job, policy)
+            due = self._sightings.due(prompt, policy) if brought else {}
+            later: list[Formable] = []
+            for job in formable(self.adapter, self.view, prompt, plan, linked, knowledge, policy, wants, settled, due):
+                if due.keys().isdisjoint(job.key.chunks):
+                    self.former.submit(job, policy)
+                else:
+                    later.append(job)
+            if brought:
+                self._sightings.keep(due, later, linked.trace.computed, policy)
         if self._comparing:
             return
         trace = linked.trace
@@ -128,18 +148,32 @@ class Upkeep:
     @property
     def waiting(self) -> bool:
         """Whether there is something to do when nobody waits for an answer."""
-        return self._canary.waiting
+        return self._canary.waiting or self._sightings.waiting
 
     def idle(self, link: Callable[[Prompt, Strategy], tuple[LinkPlan, Linked]]) -> None:
-        """Compare what the canary took, with `link` to link it once more; on the thread that owns the model."""
-        if not self._canary.waiting or self._comparing:
+        """Make chunks of media that came a second time, and compare what the canary took, with `link` to link it again.
+
+        On the thread that owns the model.
+        """
+        if self._comparing:
+            return
+        self._sightings.make(self.former.submit)
+        if not self._canary.waiting:
             return
         self._comparing = True
         try:
             before = self._canary.statistics
-            self._canary.run(lambda prompt: all(name in self.view for name in chunks_of(prompt)), link)
+            self._canary.run(self._held, link)
         finally:
             self._comparing = False
         after = self._canary.statistics
         if (before.checks, before.trials) != (after.checks, after.trials):
             self._ledgers.save(self.view.owner)
+
+    def _held(self, prompt: Prompt) -> bool:
+        """Whether nothing of a prompt was deleted, and what has to be taken as it is alone is in the store.
+
+        The pieces of a window are its own, and never were in the store.
+        """
+        gone = self.view.deleted(chunks_of(prompt))
+        return not gone and all(name in self.view for name in chunks_of(prompt, "canonical"))

@@ -15,10 +15,13 @@ from emblema.engine.spelling import Spelling
 from emblema.engine.workshop import Draft, Work
 from emblema.errors import ModelError, PromptError, StoreError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
-from emblema.link.prompt import ChunkPart, Part, Prompt
+from emblema.link.assemble import RowShape
+from emblema.link.policy.costs import Rates
+from emblema.link.policy.decisions import Lane
+from emblema.link.prompt import REPAIR, ChunkPart, Part, Prompt
+from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.store.keys import PatchKey
-from emblema.store.record import SHARED
 from emblema.window.seam import Taken, TokenIds
 
 if TYPE_CHECKING:
@@ -86,9 +89,26 @@ class EngineHost(Spelling):
         stored = {key for chunk in chunks for key in engine.store.patch_keys(chunk)}
         handed = self._handed_over()
         prefill = engine._prefill(prompt, strategy, min(most, RESERVE), time.perf_counter())
-        used = {part.patch.key for part in prefill.plan.ranges if part.patch is not None}
+        used = {part.patch.key for part in prefill.plan.ranges if part.patch and part.patch.key.kind != REPAIR}
         self.patches += len(used - stored) + self._handed_over() - handed
         return prefill
+
+    @property
+    def shape(self) -> RowShape:
+        return self._engine.adapter
+
+    def trusts(self, kind: str, lane: Lane, strategy: str | Strategy) -> bool:
+        if (strategy if isinstance(strategy, str) else strategy.name) != "auto":
+            return True
+        policy = strategy.policy if isinstance(strategy, Auto) else None
+        return self._engine.policy.trusts(kind, lane, policy)
+
+    @property
+    def rates(self) -> Rates | None:
+        return self._engine.policy.rates
+
+    def patch_keys(self, chunk: str) -> Collection[PatchKey]:
+        return self._engine.store.patch_keys(chunk)
 
     def _handed_over(self) -> int:
         """How many chunks' rows were handed over to be formed into patches behind the answers."""
@@ -113,10 +133,11 @@ class EngineHost(Spelling):
         return stream_reply(chain([first], tokens), stream, replying, engine.end_tokens)
 
     def gone(self, chunks: Collection[str]) -> frozenset[str]:
-        view = self._engine.store
-        owners = tuple(dict.fromkeys((view.owner, SHARED)))
-        # A chunk whose handle somebody has leaves a tombstone when it is deleted, even where no rows of it were left.
-        return frozenset(id for id in chunks if len(view.store.keeper.open_to(owners, id)) < len(owners))
+        return self._engine.store.deleted(chunks)
+
+    @property
+    def deletions(self) -> int:
+        return self._engine.store.deletions
 
     def held(self, chunks: Collection[str]) -> bool:
         return all(id in self._engine.store for id in chunks)
@@ -138,11 +159,10 @@ class EngineHost(Spelling):
 
         One that was deleted before is stored again, so that the store knows that it is wanted: its rows are made now.
         """
-        workshop, view, adapter = self._engine._workshop, self._engine.store, self._engine.adapter
+        workshop = self._engine._workshop
         if self.gone([id]):
             return workshop.rebuild(EncodedChunk(id, kind, workshop.owner, encoded)), encoded.tokens
-        sizes = [layout.features * encoded.tokens * adapter.dtype.itemsize for layout in adapter.layouts]
-        return view.store.keeper.handle(Chunk(id, kind, self.model, encoded, ()), view.owner, sizes), 0
+        return workshop.handle(id, kind, encoded), 0
 
     def _taken(self, chunks: Sequence[Chunk], kind: str, runs: int, rows: int) -> Taken:
         members: list[Chunk | str] = []

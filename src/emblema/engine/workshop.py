@@ -12,6 +12,7 @@ from PIL import Image
 
 from emblema.errors import MediaError, ModelError, PromptError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
+from emblema.link.prompt import ChunkPart
 from emblema.media import MediaLimits, load_audio, load_image, load_pages, load_video, media_bytes, media_kind, segments
 from emblema.media.source import is_address, read_source
 from emblema.models.adapter import Adapter
@@ -74,7 +75,7 @@ class Workshop:
 
     def add(self, work: Work, terms: Terms | None = None) -> Chunk | Clip:
         """The chunk or clip of a source; what the store has is neither encoded nor prefilled again."""
-        chunks = [self._made(draft, terms) for draft in work.drafts]
+        chunks = [self.made(draft, terms) for draft in work.drafts]
         return chunks[0] if work.clip is None else _clip(work.clip, chunks)
 
     def encode(self, work: Work) -> tuple[EncodedChunk, ...]:
@@ -87,9 +88,37 @@ class Workshop:
         Raises:
             ModelError: another model encoded it, or it was encoded for another tenant.
         """
+        self._refuse_strange(piece)
+        return self.made(Draft((piece.id,), piece.kind, lambda: piece.encoded), terms)
+
+    def part(self, piece: EncodedChunk) -> ChunkPart:
+        """A piece that was encoded before, as a part of a prompt; see `laid`.
+
+        Raises:
+            ModelError: another model encoded it, or it was encoded for another tenant.
+        """
+        self._refuse_strange(piece)
+        return self.laid(Draft((piece.id,), piece.kind, lambda: piece.encoded))
+
+    def laid(self, draft: Draft) -> ChunkPart:
+        """A draft as a part of a prompt: the store's chunk; or what the encoder makes, to be computed where it stands.
+
+        One that was deleted before is made and stored again, so that the store knows that it is wanted.
+        """
+        found = self.found(draft)
+        if found is not None or self.view.deleted(draft.ids[:1]):
+            return ChunkPart(found or self.made(draft))
+        return ChunkPart(self.handle(draft.ids[0], draft.kind, draft.encode()), state="fresh")
+
+    def handle(self, id: str, kind: ChunkKind, encoded: Encoded) -> Chunk:
+        """A chunk as the store gives it out, whose rows are made when they are first asked for."""
+        adapter = self.adapter
+        sizes = [layout.features * encoded.tokens * adapter.dtype.itemsize for layout in adapter.layouts]
+        return self.view.handle(Chunk(id, kind, adapter.fingerprint, encoded, ()), sizes)
+
+    def _refuse_strange(self, piece: EncodedChunk) -> None:
         if piece.owner != self.owner:
             raise ModelError("these embeddings were made by another model or for another tenant: encode the media here")
-        return self._made(Draft((piece.id,), piece.kind, lambda: piece.encoded), terms)
 
     def work(self, source: Any, kind: str | None, fps: float, frames_per_segment: int) -> Work:
         """What has to be made of a source; nothing is encoded yet."""
@@ -173,7 +202,8 @@ class Workshop:
                 self.view.delete(name)
         return None
 
-    def _made(self, draft: Draft, terms: Terms | None) -> Chunk:
+    def made(self, draft: Draft, terms: Terms | None = None) -> Chunk:
+        """The chunk of a draft: the store's, or encoded, prefilled alone and kept."""
         found = self.found(draft)
         if found is not None:
             return found

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
+from emblema.kv.patch import Patch
+from emblema.store.keys import PatchKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class TextPart:
 
 
 State = Literal["canonical", "settled", "fresh"]
+REPAIR = "repair"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +39,28 @@ class ChunkPart:
         state: `canonical` rows are taken as a strategy says; `settled` ones were written in a window, hold what they
             absorbed there and are taken as they are; `fresh` ones are nowhere yet and are computed in their place.
         source: id of the chunk that settled rows stand for, as an antecedent; "" for text; the chunk's own by default.
+        survivor: what stands before settled rows has changed since they were written: it has left, or come anew.
+        written: of a part that is not settled, the rows that a window wrote for it behind what has changed since, and
+            does not trust; only a canary tries them.
+        repair: what is added to the rows that a window wrote where they are read, position-free.
     """
 
     chunk: Chunk
     slid: bool = False
     state: State = "canonical"
     source: str | None = None
+    survivor: bool = False
+    written: Chunk | None = None
+    repair: Patch | None = None
 
     @property
     def tokens(self) -> int:
         return self.chunk.tokens
+
+    @property
+    def repair_key(self) -> PatchKey:
+        """What a plan calls the repair; it is in no store."""
+        return PatchKey.of(REPAIR, self.chunk.model, self.chunk.id)
 
     @property
     def name(self) -> str:

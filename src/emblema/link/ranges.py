@@ -140,6 +140,8 @@ def describe(part: RowRange) -> str:
         words.append(f"prefix {part.origin.entry[:8]}")
     if part.patch is not None and part.patch.key.kind == "keys":
         words.append(f"keys of rank {part.patch.rank}")
+    elif part.patch is not None and part.patch.key.kind == "repair":
+        words.append(f"repaired by rank {part.patch.rank}")
     elif part.patch is not None:
         words.append(f"patch of rank {part.patch.rank} behind {len(part.patch.key.antecedents)} chunks")
     if part.residual is not None:

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -190,6 +190,17 @@ class Keeper:
         """The owners under whom an id has not been deleted."""
         with self.changed:
             return [owner for owner in owners if (owner, id) not in self.memory.tombstones]
+
+    def deleted(self, owners: Owners, ids: Iterable[str]) -> frozenset[str]:
+        """Those of some ids that were deleted under any of the owners."""
+        with self.changed:
+            return frozenset(id for id in ids if any((owner, id) in self.memory.tombstones for owner in owners))
+
+    @property
+    def deletions(self) -> int:
+        """How many deletions and expiries were noted so far."""
+        with self.changed:
+            return self.memory.tombstones.added
 
     def handle(self, chunk: Chunk, owner: str, sizes: Sequence[int]) -> Chunk:
         """What is given out for a chunk: one object for all who have it, known of for as long as anybody does."""

@@ -9,11 +9,16 @@ EACH = 2**16
 
 
 class Tombstones:
-    """Names by owner, the oldest forgotten first. Guarded by the store's lock."""
+    """Names by owner, the oldest forgotten first. Guarded by the store's lock.
+
+    Attributes:
+        added: how many names were ever added.
+    """
 
     def __init__(self, each: int = EACH) -> None:
         self._each = each
         self._of: dict[str, OrderedDict[str, None]] = {}
+        self.added = 0
 
     def __contains__(self, name: Name) -> bool:
         owner, id = name
@@ -22,6 +27,7 @@ class Tombstones:
     def add(self, name: Name) -> None:
         owner, id = name
         known = self._of.setdefault(owner, OrderedDict())
+        self.added += 1
         known[id] = None
         known.move_to_end(id)
         if len(known) > self._each:

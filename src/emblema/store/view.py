@@ -1,6 +1,6 @@
 """What a tenant sees of a store: its own pieces and the shared library, nothing else."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,21 @@ class Door:
         self._keeper.counts.add(self.owner, "misses" if found is None else "hits")
         return found
 
+    def deleted(self, chunks: Iterable[str]) -> frozenset[str]:
+        """Those ids that were deleted, or have expired, while somebody had a handle of theirs or a piece was under way.
+
+        A chunk that was merely evicted, or never kept, is not among them.
+        """
+        return self._keeper.deleted(self._owners, chunks)
+
+    def handle(self, chunk: Chunk, sizes: Sequence[int]) -> Chunk:
+        """The handle of a chunk that is not kept yet, so that its deletion is known to whoever holds it.
+
+        Args:
+            sizes: bytes of its rows in each layer, once they are made.
+        """
+        return self._keeper.handle(chunk, self.owner, sizes)
+
     def get(self, chunk: str) -> Chunk:
         """The chunk with this id.
 
@@ -107,6 +122,11 @@ class Door:
         """
         forgotten = self.store.forget_prefixes(self.owner, chunk)
         return self._keeper.delete(self.owner, chunk) or forgotten
+
+    @property
+    def deletions(self) -> int:
+        """Grows with every deletion and expiry in the store, whoever's: while it stays, `deleted` says what it said."""
+        return self._keeper.deletions
 
     def pin(self, chunk: str) -> bool:
         """Keep an own chunk from being evicted; whether it is here."""

@@ -1,7 +1,7 @@
 """How much a window may hold, and who leaves when more comes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from emblema.errors import CapacityError, WindowError
@@ -17,7 +17,7 @@ class WindowBudget:
 
     Attributes:
         tokens: rows, the template's opening among them; a question comes on top.
-        bytes: bytes of rows, those to come counted, and of kept embeddings.
+        bytes: bytes of rows, those to come counted, of what repairs add to them, and of kept embeddings.
         over: whether the oldest parts that are not pinned leave for a new one, or it is refused.
         recall_bytes: bytes of embeddings kept of parts that have left; beyond it the longest gone cannot be recalled.
     """
@@ -57,6 +57,14 @@ class WindowBudget:
             leaving.append(oldest)
         return tuple(leaving)
 
+    def within(self, other: "WindowBudget") -> "WindowBudget":
+        """The tighter of both in rows and bytes."""
+        return replace(self, tokens=_least(self.tokens, other.tokens), bytes=_least(self.bytes, other.bytes))
+
+    def holds(self, state: State, row_bytes: int) -> bool:
+        """Whether a state keeps within the bounds."""
+        return self._holds(*weight(state.all, row_bytes))
+
     def expired(self, departed: Sequence[Part]) -> int:
         """How many of the parts that have left, from the longest gone, cannot be kept."""
         size = sum(part.embedding_bytes for part in departed)
@@ -74,7 +82,12 @@ class WindowBudget:
         return " and ".join(bounds) or "nothing"
 
 
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((bound for bound in (one, other) if bound is not None), default=None)
+
+
 def weight(parts: Sequence[Part], row_bytes: int) -> tuple[int, int]:
     """Tokens of parts, and their bytes once their rows are written."""
     tokens = sum(part.tokens for part in parts)
-    return tokens, tokens * row_bytes + sum(part.embedding_bytes for part in parts)
+    repairs = sum(part.written.repair_bytes for part in parts if part.written is not None)
+    return tokens, tokens * row_bytes + repairs + sum(part.embedding_bytes for part in parts)

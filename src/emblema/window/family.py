@@ -37,12 +37,14 @@ class Memory:
 
     Attributes:
         rows: rows that are written.
+        repairs: factors kept beside them.
         embeddings: what the encoder made of the parts in the window.
         departed: what the encoder made of parts that have left and can be recalled.
         departed_rows: what their rows would take; they are not held.
     """
 
     rows: int
+    repairs: int
     embeddings: int
     departed: int
     departed_rows: int
@@ -52,6 +54,7 @@ def memory_of(state: State, row_bytes: int) -> Memory:
     """A state's bytes by what they are; a picture that stands in it twice counts twice."""
     return Memory(
         sum(one.bytes for one in state.written),
+        sum(one.repair_bytes for one in state.written),
         sum(part.embedding_bytes for part in state.parts),
         sum(part.embedding_bytes for part in state.departed),
         row_bytes * sum(part.tokens for part in state.departed),
@@ -59,11 +62,12 @@ def memory_of(state: State, row_bytes: int) -> Memory:
 
 
 def bytes_of(states: Iterable[State]) -> int:
-    """Bytes of the parts' rows and embeddings, each counted once, however many of the states hold it."""
+    """Bytes of the parts' rows, repairs and embeddings, each counted once, however many of the states hold it."""
     found: dict[int, int] = {}
     for state in states:
         for written in state.written:
             found.update((id(piece), piece.bytes) for piece in written.pieces)
+            found.update((id(patch), patch.bytes) for patch in written.repairs if patch is not None)
         for part in state.parts:
             found.update((id(one.encoded), one.encoded.bytes) for one in part.members if one.chunk is not None)
     return sum(found.values())

@@ -1,6 +1,6 @@
 """Whose conditioning an operation made stale, and in which order to form it anew (Kamera, appendix E). Plain data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -55,7 +55,7 @@ Cascade = Callable[[Staleness], bool]
 
 
 def unseen(staleness: Staleness) -> bool:
-    """The default: form anew what has never seen a part in front of it, or holds one that stands behind it now.
+    """The least: form anew what has never seen a part in front of it, or holds one that stands behind it now.
 
     A survivor of a slide keeps its rows (Kamera, section 5), though what left were recalled behind it; so does a part
     whose antecedents are only reordered, or were written anew themselves.
@@ -69,6 +69,26 @@ def changed(staleness: Staleness) -> bool:
     A survivor of a slide is served by a stored patch for what stands before it now, where there is one.
     """
     return staleness.stale
+
+
+def measured(kinds: Mapping[int, Collection[str]], trusted: Callable[[str], bool]) -> Cascade:
+    """The default: as `unseen`, and as `changed` for contents whose survivors are not trusted.
+
+    Args:
+        kinds: of every part, by number.
+        trusted: whether survivors of a kind of content may stay as they are; asked once for each kind.
+    """
+    known: dict[str, bool] = {}
+
+    def anew(staleness: Staleness) -> bool:
+        if unseen(staleness) or not staleness.stale:
+            return unseen(staleness)
+        for kind in kinds[staleness.number]:
+            if kind not in known:
+                known[kind] = trusted(kind)
+        return not all(known[kind] for kind in kinds[staleness.number])
+
+    return anew
 
 
 def never(staleness: Staleness) -> bool:

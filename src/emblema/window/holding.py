@@ -7,15 +7,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from emblema.errors import WindowError
+from emblema.window.arranging import Worth, arranged
+from emblema.window.budget import WindowBudget
 from emblema.window.graph import staleness
 from emblema.window.log import Entry, timed
 from emblema.window.making import part_of
 from emblema.window.parts import Handle, Part
+from emblema.window.placement import Placement
 from emblema.window.seam import A, L
+from emblema.window.serving import AUTO
 from emblema.window.standing import Standing
 from emblema.window.state import Snapshot, State
 
-MOVING = ("slide", "evict", "reorder", "recall", "restore")
+MOVING = ("slide", "evict", "reorder", "recall", "arrange", "restore")
 """Operations that change what stands before parts with rows."""
 
 
@@ -103,6 +107,45 @@ class Holding(Standing[L, A]):
                 raise WindowError(f"at is {at!r}: this window has places 0 to {len(self._state.parts)}")
             self._insert(found, place, entry)
 
+    def arrange(self, *wanted: Handle, budget: WindowBudget | None = None, worth: Worth | None = None) -> Placement:
+        """Choose who stands in the window and in which order, so that the next question costs least, and do it.
+
+        Parts of media move, each with the texts right before it; pinned parts at the front and texts at the end stay
+        where they are. Rows that serve where they come to stand are kept, stored patches are made use of, and what
+        cannot serve is computed with the next question. Costs are seconds, once enough was measured of this machine's,
+        else rows. Exact for few parts; see `place`.
+
+        Args:
+            wanted: parts that have to stand there; those that have left are recalled.
+            budget: tighter bounds than the window's own: who leaves for them.
+            worth: what it is worth to have any other part there, in rows computed; by default what stands is worth
+                more than computing it again, the latest most, and what has left nothing.
+
+        Returns:
+            The placement: parts by number, how each is had, and its cost.
+
+        Raises:
+            WindowError: a part is unknown or gone for good, or is text that has left: recall it.
+            CapacityError: what has to stand there does not fit.
+            PlanError: a worth is below zero.
+        """
+        with self._operation("arrange", *wanted) as entry:
+            own, state = self._budget, self._state
+            held = {part.handle: part for part in (*state.parts, *state.departed)}
+            strange = next((one for one in wanted if not isinstance(one, Handle) or one not in held), None)
+            if strange is not None:
+                raise WindowError(self._why_not(strange))
+            bounds = own if budget is None else own.within(budget)
+            parts = [held[one] for one in wanted]
+            found = arranged(self._host, state, parts, bounds, worth, self._anew(AUTO))
+            names = {part.handle for part in found.parts}
+            departed = tuple(part for part in state.departed if part.handle not in names)
+            self._state = replace(state, departed=departed)
+            self._leave(found.left, entry)
+            self._state = replace(self._state, parts=found.parts)
+            entry.parts = tuple(part.number for part in found.parts)
+            return found.placement
+
     def refresh(self, *parts: Handle) -> None:
         """Drop the rows of parts, by default all: the next question computes them behind what stands before them.
 
@@ -129,6 +172,7 @@ class Holding(Standing[L, A]):
             if not isinstance(snapshot, Snapshot) or snapshot.owner != self._name:
                 raise WindowError("this is no snapshot of this window: a fork restores its own")
             self._state, self._view = snapshot.state, snapshot.view
+            self._deletions = -1
             self._forget_deleted(entry)
 
     def close(self) -> None:
@@ -167,12 +211,15 @@ class Holding(Standing[L, A]):
             yield entry
             entry.tokens, entry.bytes = self.tokens, self.bytes
             if name in MOVING:
-                entry.stale = tuple(one.number for one in staleness(self._nodes()))
+                entry.stale = tuple(one.number for one in staleness(self._state.nodes()))
 
     def _forget_deleted(self, entry: Entry) -> None:
         """Parts of chunks that the store deleted leave for good; rows that may hold something of them are dropped."""
-        state = self._state
+        state, deletions = self._state, self._host.deletions
+        if deletions == self._deletions:
+            return
         gone = self._host.gone(state.sources)
+        self._deletions = deletions
         if gone:
             self._state = state.forgetting(gone)
             kept = {part.handle for part in self._state.parts}

@@ -1,7 +1,7 @@
 """A window laid out as a prompt, and the rows that a linked prompt holds read back as the window's own."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import uuid4
 
@@ -9,7 +9,9 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import ChunkPart, TextPart
 from emblema.link.prompt import Part as LinkPart
+from emblema.link.prompt import State as PieceState
 from emblema.models.table import KVTable
+from emblema.window.graph import Node, staleness, unseen
 from emblema.window.parts import Member, Part, Written
 from emblema.window.seam import TokenIds
 
@@ -26,20 +28,47 @@ class Place:
 
 
 def laid(parts: Sequence[Part], serving: Mapping[int, Serving], closing: TokenIds) -> list[LinkPart]:
-    """Parts of a prompt, with the question's tokens at its end."""
+    """Parts of a prompt, with the question's tokens at its end; survivors are marked as such, for the policy."""
+    survivors = _survivors(parts, serving)
     found: list[LinkPart] = []
     for part in parts:
         for index, member in enumerate(part.members):
-            found.append(_served(part, index, member, serving[part.number]))
+            found.append(_served(part, index, member, serving[part.number], part.number in survivors))
     return [*found, TextPart(closing)]
 
 
-def _served(part: Part, index: int, member: Member, serving: Serving) -> LinkPart:
-    if serving == "settled" and part.written is not None:
-        return ChunkPart(part.written.pieces[index], state="settled", source=member.source)
-    if member.chunk is None:
-        return TextPart(member.token_ids)
-    return ChunkPart(member.chunk, state="canonical" if serving == "canonical" else "fresh")
+def _served(part: Part, index: int, member: Member, serving: Serving, survivor: bool) -> LinkPart:
+    piece = None if part.written is None else part.written.pieces[index]
+    repair = None if part.written is None or not part.written.repairs else part.written.repairs[index]
+    if serving == "settled" and piece is not None:
+        return ChunkPart(piece, state="settled", source=member.source, survivor=survivor, repair=repair)
+    written, repair = (piece, repair) if survivor else (None, None)
+    if member.chunk is not None:
+        state: PieceState = "canonical" if serving == "canonical" else "fresh"
+        return ChunkPart(member.chunk, state=state, written=written, repair=repair)
+    if written is not None:
+        return ChunkPart(replace(written, rows=()), state="fresh", source="", written=written, repair=repair)
+    return TextPart(member.token_ids)
+
+
+def _survivors(parts: Sequence[Part], serving: Mapping[int, Serving]) -> frozenset[int]:
+    """Numbers of the parts that have seen all that stands before them, and of it something has left or is anew.
+
+    None where no part keeps its rows; nor where one keeps them that has not seen all that stands before it, as what it
+    does to an answer is no survivor's fault.
+    """
+    kept = {part.number for part in parts if serving[part.number] == "settled"}
+    as_served = {one.number: one for one in staleness([_node(part, part.number in kept) for part in parts])}
+    as_written = {one.number: one for one in staleness([_node(part, True) for part in parts])}
+    if not kept or any(unseen(one) for number, one in as_served.items() if number in kept):
+        return frozenset()
+    own = {number for number, one in as_written.items() if number not in kept and not unseen(one)}
+    return frozenset(own.union(number for number in as_served if number in kept))
+
+
+def _node(part: Part, held: bool) -> Node:
+    written = part.written if held else None
+    return Node(part.number) if written is None else Node(part.number, written.version, written.behind)
 
 
 def settled(

@@ -16,6 +16,7 @@ class Entry:
     Attributes:
         operation: its name.
         parts: numbers of the parts that it was about.
+        forwards: prompts that ran through the decoder for it; those that form patches and the answer's tokens aside.
         rows_computed: rows that ran through the decoder in their place, the question's among them.
         rows_taken: rows set in as they are kept.
         rows_forming: rows run to form patches.
@@ -24,9 +25,10 @@ class Entry:
         bytes_moved: bytes of KV and patches read, and of rows written away.
         patches_formed: patches formed for it, before the answer or behind it.
         encoder_runs: pieces of media that were encoded.
-        seconds: how long it took.
+        seconds: how long it took; while a streamed answer waits for its reader it stands still.
         lane: the strategy taken.
         refreshed: numbers of the parts whose rows were formed anew.
+        repaired: numbers of the parts whose rows were repaired.
         left: numbers of the parts that left the window.
         stale: of what moves parts, numbers of those whose rows were written behind something else than stands before
             them afterwards.
@@ -37,6 +39,7 @@ class Entry:
 
     operation: str
     parts: tuple[int, ...] = ()
+    forwards: int = 0
     rows_computed: int = 0
     rows_taken: int = 0
     rows_forming: int = 0
@@ -48,6 +51,7 @@ class Entry:
     seconds: float = 0.0
     lane: str = ""
     refreshed: tuple[int, ...] = ()
+    repaired: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
     stale: tuple[int, ...] = ()
     tokens: int = 0
@@ -61,6 +65,7 @@ class Entry:
 
     def spent(self, usage: Usage, trace: Trace) -> None:
         """Count a linked prompt."""
+        self.forwards += 1
         self.bytes_moved += trace.bytes_read + trace.patch_bytes
         self.rows_computed += usage.computed_tokens
         self.rows_taken += usage.cached_tokens
@@ -80,5 +85,5 @@ def timed(log: list[Entry], operation: str) -> Iterator[Entry]:
         entry.error = str(error)
         raise
     finally:
-        entry.seconds = time.perf_counter() - began
+        entry.seconds += time.perf_counter() - began
         log.append(entry)

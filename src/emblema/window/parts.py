@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.patch import Patch
 from emblema.window.seam import TokenIds
 
 
@@ -60,16 +61,23 @@ class Written:
         version: no two writings have the same.
         behind: number and version of the parts that stood before, in order.
         absorbed: ids of every chunk that the rows may hold something of, their own included.
+        repairs: for each piece what is added to its rows where they are read, or None; empty for rows without.
     """
 
     pieces: tuple[Chunk, ...]
     version: int
     behind: tuple[tuple[int, int], ...]
     absorbed: frozenset[str]
+    repairs: tuple[Patch | None, ...] = ()
 
     @property
     def bytes(self) -> int:
+        """Of the rows; `repair_bytes` come on top."""
         return sum(piece.bytes for piece in self.pieces)
+
+    @property
+    def repair_bytes(self) -> int:
+        return sum(patch.bytes for patch in self.repairs if patch is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +108,11 @@ class Part:
     def sources(self) -> tuple[str, ...]:
         """Ids of its chunks, in order."""
         return tuple(member.source for member in self.members if member.chunk is not None)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What its chunks are; of text `text`."""
+        return frozenset("text" if member.chunk is None else member.chunk.kind for member in self.members)
 
     @property
     def embedding_bytes(self) -> int:

@@ -1,12 +1,15 @@
 """What a window asks of an engine, so that it knows neither models nor templates."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.link.assemble import RowShape
 from emblema.link.executor import Linked
 from emblema.link.plan import LinkPlan
+from emblema.link.policy.costs import Rates
+from emblema.link.policy.decisions import Lane
 from emblema.link.prompt import Part as LinkPart
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
@@ -81,6 +84,16 @@ L = TypeVar("L", bound=Linkage)
 A = TypeVar("A", bound=Answer, covariant=True)
 
 
+class AnswerPiece(Protocol[A]):
+    """A piece of an answer under way; the last has the whole."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def reply(self) -> A | None: ...
+
+
 class Host(Protocol[L, A]):
     """An engine as a window sees it."""
 
@@ -91,6 +104,10 @@ class Host(Protocol[L, A]):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row's KV, all layers together."""
+
+    @property
+    def shape(self) -> RowShape:
+        """What turning rows has to know of the model."""
 
     @property
     def patches(self) -> int:
@@ -143,11 +160,34 @@ class Host(Protocol[L, A]):
     def reply(self, linkage: L, strategy: str | Strategy, knobs: Mapping[str, Any], began: float) -> A:
         """The answer decoded behind a linked prompt."""
 
+    def pieces(
+        self, linkage: L, strategy: str | Strategy, knobs: Mapping[str, Any], began: float
+    ) -> Iterator[AnswerPiece[A]]:
+        """The answer in pieces, one a token, as they are decoded."""
+
+    def trusts(self, kind: str, lane: Lane, strategy: str | Strategy) -> bool:
+        """Whether a strategy may take a kind of content by a lane.
+
+        Such as survivors, rows that were written behind others than stand before them now. `auto` asks what was
+        measured of the lane, under its bounds; any other takes what there is.
+        """
+
+    @property
+    def rates(self) -> Rates | None:
+        """What rows were measured to cost on this machine; None before there was enough to tell."""
+
+    def patch_keys(self, chunk: str) -> Collection[PatchKey]:
+        """Keys of the patches that the store has of a chunk."""
+
     def rest(self) -> None:
         """What may be done when an answer is complete."""
 
     def gone(self, chunks: Collection[str]) -> frozenset[str]:
         """Those ids whose chunks were deleted, or have expired."""
+
+    @property
+    def deletions(self) -> int:
+        """While it stays, `gone` says what it said."""
 
     def held(self, chunks: Collection[str]) -> bool:
         """Whether the store has the canonical rows of all chunks."""

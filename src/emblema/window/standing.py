@@ -4,12 +4,15 @@ from typing import Any, Generic
 from uuid import uuid4
 
 from emblema.errors import WindowError
+from emblema.link.policy.decisions import Lane
+from emblema.link.strategies.base import Strategy
 from emblema.window.budget import WindowBudget
 from emblema.window.family import Family, Memory, bytes_of, memory_of
-from emblema.window.graph import Cascade, Node, Staleness, dependents, forming_order, staleness
+from emblema.window.graph import Cascade, Staleness, dependents, forming_order, measured, staleness
 from emblema.window.log import Entry
 from emblema.window.parts import Handle
 from emblema.window.seam import A, Host, L
+from emblema.window.serving import AUTO
 from emblema.window.state import State, View
 
 
@@ -17,12 +20,14 @@ class Standing(Generic[L, A]):
     """The part of a window that only looks. See `Window`."""
 
     def __init__(
-        self, host: Host[L, A], family: Family, state: State, view: View, budget: WindowBudget, cascade: Cascade
+        self, host: Host[L, A], family: Family, state: State, view: View, budget: WindowBudget, cascade: Cascade | None
     ) -> None:
         self._host, self._family, self._state, self._view = host, family, state, view
         self._budget, self._cascade = budget, cascade
         self._name = uuid4().hex
         self._closed = False
+        # The store's count of deletions when it was asked last which chunks are gone.
+        self._deletions = -1
         self.log: list[Entry] = []
 
     @property
@@ -50,6 +55,11 @@ class Standing(Generic[L, A]):
         """What the window holds by what it is, with what it keeps of parts that have left."""
         return memory_of(self._state, self._host.row_bytes)
 
+    @property
+    def departed_bytes(self) -> int:
+        """Bytes kept of what has left, so that it can be recalled; on top of `bytes`."""
+        return self.memory.departed
+
     def bytes_with(self, *others: "Standing[Any, Any]") -> int:
         """Bytes that the window and others hold together; what forks share counts once."""
         return bytes_of([self._state, *(other._state for other in others)])
@@ -62,12 +72,12 @@ class Standing(Generic[L, A]):
     def stale(self) -> tuple[Staleness, ...]:
         """Whose rows were written behind something else than what stands before them now, front to back."""
         self._refuse_if_closed()
-        return staleness(self._nodes())
+        return staleness(self._state.nodes())
 
     def forming(self) -> tuple[int, ...]:
         """Numbers of the parts that the next question computes, front to back; the template's opening has 0."""
         self._refuse_if_closed()
-        return forming_order(self._nodes(), self._cascade)
+        return forming_order(self._state.nodes(), self._anew(AUTO))
 
     def dependents(self, part: Handle) -> tuple[int, ...]:
         """Numbers of the parts whose rows hold something of a part, absorbed from it or over others that stand here.
@@ -76,13 +86,14 @@ class Standing(Generic[L, A]):
             WindowError: it does not stand in the window.
         """
         self._refuse_if_closed()
-        return dependents(self._nodes(), self._state.parts[self._index(part)].number)
+        return dependents(self._state.nodes(), self._state.parts[self._index(part)].number)
 
-    def _nodes(self) -> list[Node]:
-        return [
-            Node(part.number) if part.written is None else Node(part.number, part.written.version, part.written.behind)
-            for part in self._state.all
-        ]
+    def _anew(self, strategy: str | Strategy) -> Cascade:
+        """Whose rows a question by some strategy forms anew."""
+        if self._cascade is not None:
+            return self._cascade
+        kinds = {part.number: part.kinds for part in self._state.all}
+        return measured(kinds, lambda kind: self._host.trusts(kind, Lane.SURVIVOR, strategy))
 
     def _index(self, handle: Handle) -> int:
         for index, part in enumerate(self._state.parts):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from emblema.window.graph import Node
 from emblema.window.parts import Part, Written
 from emblema.window.seam import Run
 
@@ -67,6 +68,13 @@ class State:
 
         opening = None if self.opening is None else changed(self.opening)
         return replace(self, opening=opening, parts=tuple(changed(part) for part in self.parts))
+
+    def nodes(self) -> list[Node]:
+        """The parts as the graph of who was written behind whom has them."""
+        return [
+            Node(part.number) if part.written is None else Node(part.number, part.written.version, part.written.behind)
+            for part in self.all
+        ]
 
     @property
     def sources(self) -> frozenset[str]:

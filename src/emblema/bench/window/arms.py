@@ -19,8 +19,8 @@ from emblema.kv.layout import kv_bytes
 from emblema.store.store import Store
 from emblema.window.parts import Handle
 
-AUTO, FULL, PREFIX, BLIND, ADDED = "auto", "full", "prefix", "blind", "auto, no window"
-ARMS = {"agent": (FULL, AUTO, PREFIX, BLIND), "novelty": (FULL, AUTO, ADDED)}
+AUTO, FULL, PREFIX, BLIND, BROUGHT = "auto", "full", "prefix", "blind", "auto, as prompts"
+ARMS = {"agent": (FULL, AUTO, PREFIX, BLIND), "novelty": (FULL, AUTO, BROUGHT)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class WindowArm:
     """The window: told what leaves, what enters and what is looked back at; `auto` chooses."""
 
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter) -> None:
-        self.engine, self.trace, self.counter = engine.on(Store()), trace, counter
+        self.engine, self.trace, self.counter = _behind(engine), trace, counter
         self.window = self.engine.window()
         self._handles: dict[int, Handle] = {}
         self._embeddings: dict[Handle, int] = {}
@@ -127,7 +127,7 @@ class PromptArm:
     """
 
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter, strategy: str, alone: bool) -> None:
-        self.engine, self.trace, self.counter = engine.on(Store()), trace, counter
+        self.engine, self.trace, self.counter = _behind(engine), trace, counter
         self.strategy, self.alone = strategy, alone
         self._pieces: dict[int, EncodedChunk] = {}
         self._chunks: dict[int, Chunk] = {}
@@ -181,6 +181,30 @@ class PromptArm:
         self.engine.close()
 
 
+class PicturesArm:
+    """The whole window as a prompt of pictures as they are, at every step: no window, and nothing added before."""
+
+    def __init__(self, engine: Engine, trace: Trace, counter: RowCounter) -> None:
+        self.engine, self.trace, self.counter = _behind(engine), trace, counter
+
+    def follow(self, step: Step) -> None:
+        self.serve(step)
+
+    def serve(self, step: Step) -> Served:
+        before, began = self.counter.rows, time.perf_counter()
+        parts: list[PromptPart] = []
+        for shown in step.window:
+            parts += [shown.text, self.trace.pages[shown.picture].image()]
+        prefill = self.engine.prefill([*parts, step.asked.text])
+        seconds, rows = time.perf_counter() - began, self.counter.rows - before
+        self.engine.settle()
+        later = self.counter.rows - before - rows
+        return Served(prefill.logits, seconds, rows, later, prefill.usage.lane, _stored(self.engine), 0, 0)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
 def arm_of(name: str, engine: Engine, plain: Engine, trace: Trace, counter: RowCounter) -> Arm:
     """An arm by its name; `plain`: the same model, which forms nothing behind answers."""
     made: dict[str, Callable[[], Arm]] = {
@@ -188,9 +212,16 @@ def arm_of(name: str, engine: Engine, plain: Engine, trace: Trace, counter: RowC
         FULL: lambda: PromptArm(plain, trace, counter, "full", alone=False),
         PREFIX: lambda: PromptArm(plain, trace, counter, "prefix", alone=False),
         BLIND: lambda: PromptArm(plain, trace, counter, "blind", alone=True),
-        ADDED: lambda: PromptArm(engine, trace, counter, "auto", alone=True),
+        BROUGHT: lambda: PicturesArm(engine, trace, counter),
     }
     return made[name]()
+
+
+def _behind(engine: Engine) -> Engine:
+    """The engine on a store of its own; what it does behind answers waits for `settle`, where it is counted."""
+    own = engine.on(Store())
+    own._served = True
+    return own
 
 
 def _stored(engine: Engine) -> int:

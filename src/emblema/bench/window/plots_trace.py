@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from emblema.bench.deficit.drawing import FAINT, INK, panels, save, style
-from emblema.bench.window.arms import ADDED, AUTO, BLIND, FULL, PREFIX
+from emblema.bench.window.arms import AUTO, BLIND, BROUGHT, FULL, PREFIX
 from emblema.bench.window.records import StepRecord
 from emblema.bench.window.tables_trace import AGREEMENT, WHERES, arms_of, mean, of, spent
 
-COLOURS = {AUTO: "#1d6f8a", FULL: "#444444", PREFIX: "#e9b44c", BLIND: "#d1495b", ADDED: "#9db4c0"}
+COLOURS = {AUTO: "#1d6f8a", FULL: "#444444", PREFIX: "#e9b44c", BLIND: "#d1495b", BROUGHT: "#9db4c0"}
 SMOOTH = 9
 """Steps of the running median of times."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from emblema.bench.metrics import Interval, bootstrap
-from emblema.bench.window.arms import ADDED, AUTO, FULL
+from emblema.bench.window.arms import AUTO, BROUGHT, FULL
 from emblema.bench.window.records import StepRecord
 from emblema.bench.window.table import Bar, Cell, Table
 
@@ -157,16 +157,19 @@ def _novelty(records: Sequence[StepRecord]) -> Table:
         agreed = mean(own, lambda one: one.agrees)
         largest = max(one.held for one in own) / 1e6
         rows.append((arm, _per_step(own, spent), total, _quantile(seconds, 0.5), agreed, largest))
-    own = of(records, AUTO, warm=False)
-    bar = Bar("auto's rows over full prefill's, novelty", sum(map(spent, own)) / full, NOVEL, False, len(own))
+    bars = tuple(
+        Bar(f"{arm}'s rows over full prefill's, novelty", sum(map(spent, own)) / full, NOVEL, False, len(own))
+        for arm in (AUTO, BROUGHT)
+        if (own := of(records, arm, warm=False))
+    )
     return Table(
         "trace-novelty",
         "Sustained novelty: every step replaces the whole window",
-        f"{len(own)} steps, each with pictures that nobody saw before. Rows as in the agent's trace. `{ADDED}`: each "
-        "picture is added, which prefills it alone, and the prompt is then put by `auto` without a window.",
+        f"{len(own)} steps, each with pictures that nobody saw before. Rows as in the agent's trace. `{BROUGHT}`: the "
+        "pictures themselves are put into a prompt under `auto`, without a window.",
         ("arm", "rows a step", "over full", "TTFT p50", "agreement", "MB held"),
         tuple(rows),
-        bars=(bar,),
+        bars=bars,
     )
 
 

@@ -50,13 +50,16 @@ class Chooser:
         def decided(lane: Lane, reason: str, key: PatchKey | None = None, rank: int = 0) -> Decision:
             return Decision(chunk.id, chunk.kind, segment.start, segment.stop, lane, reason, key, rank)
 
-        state = segment.part.state if isinstance(segment.part, ChunkPart) else "canonical"
+        part = segment.part if isinstance(segment.part, ChunkPart) else ChunkPart(chunk)
+        distrusted = () if part.written is None else (Lane.SURVIVOR,)
         if segment.stop <= self.exact:
             return decided(Lane.PREFIX, "an earlier prompt began with the same")
-        if state == "settled":
+        if part.state == "settled" and part.survivor:
+            return decided(Lane.SURVIVOR, "its rows were written in this window, behind what has changed since")
+        if part.state == "settled":
             return decided(Lane.SETTLED, "its rows were written in this window")
-        if state == "fresh":
-            return decided(Lane.FRESH, "it has no rows yet")
+        if part.state == "fresh":
+            return replace(decided(Lane.FRESH, "it has no rows that are trusted"), closed=distrusted)
         if segment.start == 0:
             return decided(Lane.LEADING, "nothing stands before it")
         closed: dict[Lane, str] = {}
@@ -66,7 +69,7 @@ class Chooser:
                 return decided(lane, f"{why}; {verdict.reason}", key, rank)
             closed[lane] = f"{lane} not taken: {verdict.reason}"
         lane, why, key = self._computed(segment, chunk)
-        return replace(decided(lane, "; ".join([why, *closed.values()]), key), closed=tuple(closed))
+        return replace(decided(lane, "; ".join([why, *closed.values()]), key), closed=(*closed, *distrusted))
 
     def rank(self, chunk: Chunk) -> int:
         """The rank of the chunk's patches: the policy's, the model's plateau, or what the share of its bytes holds."""

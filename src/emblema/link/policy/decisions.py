@@ -9,13 +9,15 @@ from emblema.store.keys import PatchKey
 class Lane(StrEnum):
     """Where a chunk's rows come from.
 
-    The first five are as the model's own forward, or as the prompt says; `patch`, `orbit`, `drift` and `bare` take
-    stored rows; `refresh` and `full` compute the rows in their place, the first where a stored patch can be updated.
+    Up to `fresh` they are as the model's own forward, or as the prompt says; `survivor`: as a window wrote them behind
+    other antecedents than now. `patch`, `orbit`, `drift` and `bare` take stored rows; `refresh` and `full` compute the
+    rows in their place, the first where a stored patch can be updated.
     """
 
     PREFIX = "prefix"
     LEADING = "leading"
     SETTLED = "settled"
+    SURVIVOR = "survivor"
     FRESH = "fresh"
     PATCH = "patch"
     ORBIT = "orbit"

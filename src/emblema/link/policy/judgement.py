@@ -19,7 +19,8 @@ def unmeasured(kind: str, lane: Lane, policy: Policy) -> Verdict:
     """The verdict where nothing was measured: a patch made for the purpose is taken; anything else has to earn it.
 
     A patch that still holds what it absorbed of a page now gone may do more harm than none, and ids do not tell which
-    page mattered; so `drift` is open unmeasured only where there is no bound to break.
+    page mattered; so `drift` is open unmeasured only where there is no bound to break. Survivors of a window are taken:
+    the paper measured them to be near-lossless (Kamera, section 5).
     """
     if policy.exact_only:
         return Verdict(False, "the bound takes exact rows only")

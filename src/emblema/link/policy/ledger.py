@@ -49,7 +49,7 @@ class Ledger:
             if standing is None:
                 start = Standing(not unmeasured(kind, lane, policy).open)
                 standing = self._standings[model, kind, lane] = start
-            return standing.add(sample, policy)
+            return standing.add(sample, policy, dear=lane is Lane.SURVIVOR)
 
     def verdict(self, model: str, kind: str, lane: Lane, policy: Policy) -> Verdict:
         """Whether a lane may be taken."""

@@ -2,6 +2,10 @@
 
 A lane is closed when the measurements say with confidence that it breaks the bound, and opened when those made since
 then say with confidence that it keeps it. In between it stays as it is, so that no single item turns it over.
+
+Survivors of a window are the dearest to measure, as a comparison computes the whole window, and bad ones are rare and
+very bad, which an interval of the mean does not see for long. Their lane is also closed where the measurements without
+the worst of them break the bound. A lane that is closed again has to prove itself for longer.
 """
 
 import math
@@ -51,8 +55,8 @@ class Standing:
     turns: int = 0
     bounds: tuple[float | None, float | None] = (None, None)
 
-    def add(self, sample: Sample, policy: Policy) -> bool:
-        """Take a measurement in; whether it closed or opened the lane."""
+    def add(self, sample: Sample, policy: Policy, dear: bool = False) -> bool:
+        """Take a measurement in, of a lane that may be dear to measure; whether it closed or opened the lane."""
         if self.bounds != _bounds(policy):
             # Judged anew, by all that is known.
             self.bounds, self.since = _bounds(policy), len(self.samples)
@@ -60,7 +64,12 @@ class Standing:
         self.measured += 1
         self.since = min(self.since + 1, len(self.samples))
         recent = list(self.samples)[-min(self.since, RECENT) :]
-        turned = met(recent, policy) if self.closed else broken(recent, policy)
+        if self.closed:
+            # Twice as many with each time that the lane turned before.
+            needed = LEAST_TO_OPEN << min(self.turns if dear else max(0, self.turns - 1), 8)
+            turned = len(recent) >= min(RECENT, needed) and met(recent, policy)
+        else:
+            turned = broken(recent, policy) or (dear and overspent(recent, policy))
         if turned:
             self.closed, self.since = not self.closed, 0
             self.turns += 1
@@ -92,6 +101,15 @@ def broken(samples: Sequence[Sample], policy: Policy) -> bool:
         return True
     wrong = sum(not one.agrees for one in samples)
     return policy.min_agreement is not None and wrong >= 2 and _wilson(samples, +1) < policy.min_agreement
+
+
+def overspent(samples: Sequence[Sample], policy: Policy) -> bool:
+    """Whether the samples break a bound even without the worst of them, few being counted as `LEAST_TO_CLOSE`."""
+    losses, count = sorted(one.kl for one in samples)[:-1], max(len(samples), LEAST_TO_CLOSE)
+    if policy.max_kl is not None and math.fsum(losses) > policy.max_kl * count:
+        return True
+    wrong = sum(not one.agrees for one in samples) - 1
+    return policy.min_agreement is not None and 0 < wrong > (1 - policy.min_agreement) * count
 
 
 def met(samples: Sequence[Sample], policy: Policy) -> bool:

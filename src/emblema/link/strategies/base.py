@@ -7,7 +7,7 @@ from typing import Protocol
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Patch
-from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, Source
 from emblema.link.policy.judgement import Judgement
 from emblema.link.prompt import ChunkPart, Prompt, Rows, Segment
 from emblema.store.keys import PatchKey
@@ -128,7 +128,10 @@ def lay_out(
         elif part.state == "fresh":
             ranges += computed(prompt, layers, *segment.rows)
         elif segment.start == 0 or part.state == "settled":
-            ranges += taken(segment, part.chunk, layers)
+            own = taken(segment, part.chunk, layers)
+            if part.repair is not None and part.state == "settled":
+                own = [replace(one, patch=PatchUse(part.repair_key, part.repair.rank)) for one in own]
+            ranges += own
         else:
             ranges += chunk_ranges(segment, part.chunk)
     return with_last_computed(prompt, layers, ranges)

@@ -1,0 +1,111 @@
+"""Media that prompts bring along: computed where they stand, and made into chunks once they have come a second time."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from emblema.engine.formable import Formable
+from emblema.errors import CapacityError
+from emblema.kv.chunk import Chunk
+from emblema.link.policy.policy import Policy
+from emblema.link.prompt import ChunkPart, Prompt
+from emblema.models.adapter import Adapter
+from emblema.store.view import View
+
+REMEMBERED = 4096
+"""Ids of media seen once, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtStatistics:
+    """What became of media that came with prompts and were not in the store.
+
+    Attributes:
+        seen: pieces computed where they stood.
+        made: of those that came again, made into chunks behind the answer.
+        dropped: not made after all: deleted meanwhile, or no room in the queue, in the store, or in the share of rows.
+        rows: rows prefilled alone for that.
+    """
+
+    seen: int = 0
+    made: int = 0
+    dropped: int = 0
+    rows: int = 0
+
+
+class Sightings:
+    """What one tenant's prompts brought along. On the thread that owns the model."""
+
+    def __init__(self, adapter: Adapter, view: View) -> None:
+        self.adapter, self.view = adapter, view
+        self.statistics = BroughtStatistics()
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._waiting: dict[str, Chunk] = {}
+        self._jobs: list[tuple[Formable, Policy]] = []
+        # Rows that the share has given so far and nothing has used up.
+        self._rows = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are chunks to be made."""
+        return bool(self._waiting)
+
+    def due(self, prompt: Prompt, policy: Policy) -> dict[str, Chunk]:
+        """The pieces of a prompt that came before and are to be made into chunks; those that are new are remembered."""
+        fresh = {chunk.id: chunk for chunk in _fresh(prompt)}
+        found = {name: one for name, one in fresh.items() if name in self._seen and name not in self._waiting}
+        self._count(seen=len(fresh))
+        for name in fresh:
+            self._seen[name] = None
+            self._seen.move_to_end(name)
+        while len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        return found if policy.forming else {}
+
+    def keep(self, due: Mapping[str, Chunk], jobs: Sequence[Formable], computed: int, policy: Policy) -> None:
+        """Queue chunks to be made, with the jobs that form patches once they are; what does not fit is counted.
+
+        Args:
+            computed: rows that were computed for the answer.
+        """
+        self._rows += policy.brought_rows * computed
+        rows = sum(chunk.tokens for chunk in (*self._waiting.values(), *due.values()))
+        size = sum(job.bytes for job in jobs) + sum(job.bytes for job, _ in self._jobs)
+        if rows > self._rows or size > policy.forming_bytes:
+            self._count(dropped=len(due))
+            return
+        self._waiting.update(due)
+        self._jobs += [(job, policy) for job in jobs]
+
+    def make(self, form: Callable[[Formable, Policy], object]) -> None:
+        """Prefill alone what waits, keep it, and have the patches formed."""
+        waiting, jobs = self._waiting, self._jobs
+        self._waiting, self._jobs = {}, []
+        gone = self.view.deleted(waiting)
+        for name, chunk in waiting.items():
+            if name in self.view or (name not in gone and self._made(chunk)):
+                self._seen.pop(name, None)
+            else:
+                self._count(dropped=1)
+        for job, policy in jobs:
+            form(job, policy)
+
+    def _made(self, chunk: Chunk) -> bool:
+        rows = self.adapter.capture(chunk.encoded)
+        self._rows -= chunk.tokens
+        self._count(rows=chunk.tokens)
+        try:
+            self.view.put(replace(chunk, rows=rows))
+        except CapacityError:
+            return False
+        self._count(made=1)
+        return True
+
+    def _count(self, **more: int) -> None:
+        changes = {name: getattr(self.statistics, name) + change for name, change in more.items()}
+        self.statistics = replace(self.statistics, **changes)
+
+
+def _fresh(prompt: Prompt) -> list[Chunk]:
+    parts = (segment.part for segment in prompt.segments)
+    return [part.chunk for part in parts if isinstance(part, ChunkPart) and part.state == "fresh" and part.name]
