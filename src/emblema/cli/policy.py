@@ -59,7 +59,8 @@ def policy(
     screen.print(table)
     screen.print(
         "KL, agreement: the answer's first token against re-prefill's, over the latest measurements. taken: whether "
-        "auto takes the lane. turned: how often it was closed or opened. A window's own, settled rows are taken always."
+        "auto takes the lane. turned: how often it was closed or opened. "
+        "A window's settled rows are taken always, its survivors while they are trusted."
     )
     for name, one in found.items():
         for model, rank in sorted(one.plateaus().items()):
