@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from emblema.bench.check import BLIND, FULL, SETTINGS, Fidelity, Row, measure, spread
+from emblema.bench.check import BLIND, FULL, SETTINGS, Fidelity, Row, measure, spread, teach
 from emblema.bench.check_report import draw, fidelity_table, report, selfcheck_table, verdict
 from emblema.bench.demo_media import demo_media
 from emblema.bench.figures import plain, write_figures
@@ -17,6 +17,7 @@ from emblema.bench.metrics import Share
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
+from emblema.link.policy.decisions import Lane
 from tests.families import loaded, picture
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
@@ -100,6 +101,51 @@ def test_other_families_are_measured_and_full_rank_reaches_re_prefill(name: str)
         whole = found.row(setting, "patch-1000")
         assert whole.divergence < 1e-8
         assert whole.first_token == 1
+
+
+def test_a_policy_learns_what_was_measured(engine: Engine, result: Fidelity) -> None:
+    own = Engine(engine.adapter.model, engine.processor)
+    plateau, count = teach(result, own.policy)
+    assert plateau is not None and plateau == result.plateau and plateau in {row.rank for row in result.rows}
+    blind, patched = result.samples[BLIND], result.samples[next(r.strategy for r in result.rows if r.rank == plateau)]
+    assert count == len(blind) + len(patched) == 2 * 2 * 2 * 3
+    lines = {one.lane: one for one in own.policy.standings}
+    assert lines.keys() == {Lane.BARE, Lane.PATCH} and {one.kind for one in lines.values()} == {"image"}
+    for lane, samples in ((Lane.BARE, blind), (Lane.PATCH, patched)):
+        assert lines[lane].samples == len(samples)
+        assert lines[lane].kl == pytest.approx(sum(one.kl for one in samples) / len(samples))
+    assert not own.policy.trusts("image", "bare") and own.policy.trusts("image", "patch")
+    rows = [result.row(setting, BLIND) for setting in SETTINGS]
+    assert lines[Lane.BARE].kl == pytest.approx(sum(row.divergence for row in rows) / 2)
+    # Patches are formed with that rank from now on.
+    pages = [own.add(picture(56, 56, seed=seed)) for seed in range(2)]
+    own.prefill([*pages, "what colour is red ?"])
+    own.settle()
+    keys = [key for page in pages if isinstance(page, Chunk) for key in own.store.patch_keys(page.id)]
+    found = [patch for key in keys if (patch := own.store.find_patch(key)) is not None]
+    assert found and {patch.rank for patch in found} == {min(plateau, pages[0].tokens)}
+
+
+@pytest.mark.parametrize(
+    ("losses", "plateau"),
+    [
+        ({1: 0.5, 4: 0.07, 16: 0.01, 64: 0.0}, 16),
+        ({1: 0.5, 4: 0.06, 16: 0.01, 64: 0.0}, 4),
+        ({4: 0.5, 16: 0.5}, 4),
+        ({4: 1.5, 16: 1.0}, None),
+        ({}, None),
+    ],
+)
+def test_the_plateau_is_the_smallest_rank_that_does_what_the_largest_does(
+    losses: dict[int, float], plateau: int | None
+) -> None:
+    """In every setting: `slid` levels off at once here, `visible` where it says."""
+    rows = [replace(line(one, BLIND, 1.0, 0, 0), rank=0) for one in SETTINGS]
+    for rank, loss in losses.items():
+        for setting in SETTINGS:
+            mean = min(loss, 0.0 if loss < 1 else loss) if setting == "slid" else loss
+            rows.append(replace(line(setting, f"patch-{rank}", mean, 0, 0.1), rank=rank))
+    assert Fidelity(2, ("?",), ((0, 1),), 3, tuple(rows)).plateau == plateau
 
 
 def line(setting: str, strategy: str, divergence: float, greedy: float, share: float) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from emblema.bench.window.tables_trace import trace_tables
 from emblema.bench.window.trace import TraceSettings, agent_trace, novelty_trace
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
+from emblema.link.policy.policy import Policy
 
 SCREEN = Console(quiet=True)
 SHAPE = TraceSettings(steps=8, window=4, look_back=2)
@@ -82,6 +84,22 @@ def test_every_arm_runs_the_rows_that_it_should(run: tuple[Path, tuple[StepRecor
     assert of(records, FULL)[3].rows == grown - questions
     # A picture is prefilled alone once, and all text again at every step.
     assert of(records, BLIND)[-1].rows < of(records, FULL)[-1].rows
+
+
+def test_what_the_canary_computes_counts_behind_the_answer(engine: Engine, tmp_path: Path) -> None:
+    trace = agent_trace(2, SHAPE)
+    with Records(tmp_path / "records.jsonl") as kept:
+        policy = Policy(canary=1, canary_rows=math.inf)
+        records = run_trace(engine, "reference", trace, kept, SCREEN, policy)
+    for full, auto in zip(of(records, FULL), of(records, AUTO), strict=True):
+        # The first step takes nothing that could differ; every other one is compared with a prefill of the whole.
+        assert auto.rows == auto.new_rows + auto.back_rows
+        assert auto.later == (full.rows if auto.step else 0)
+        assert (auto.checks, auto.skipped) == (auto.step, 0)
+    (spent,) = (table for table in trace_tables(records) if table.name == "trace-rows")
+    behind = next(row for row in spent.rows if row[0] == "behind the answer")
+    warm = [one for one in of(records, AUTO) if one.warm]
+    assert behind[1] == pytest.approx(sum(one.later for one in warm) / len(warm))
 
 
 def test_a_killed_run_goes_on_where_it_was(

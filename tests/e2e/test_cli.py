@@ -170,7 +170,12 @@ def test_check_writes_its_report_and_plot(tmp_path: Path) -> None:
     with Image.open(tmp_path / "check.png") as picture:
         picture.load()
     own = ["--image", str(DEMO / "map-01.png"), "--image", str(DEMO / "map-02.png")]
-    assert emblema("check", MODEL, *options, *own, "--question", "what colour is red ?").returncode == 0
+    kept = ["--store", str(tmp_path / "kept")]
+    assert emblema("check", MODEL, *options, *own, "--question", "what colour is red ?", *kept).returncode == 0
+    told = json.loads(emblema("policy", *kept, "--json").stdout)
+    assert {(one["kind"], one["lane"]) for one in told} == {("image", "bare"), ("image", "patch")}
+    shown = emblema("policy", *kept, "--plain").stdout
+    assert all(one["plateau"] is None or f"rank {one['plateau']}" in shown for one in told)
 
 
 @pytest.mark.slow

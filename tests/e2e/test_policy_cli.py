@@ -18,6 +18,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         for _ in range(5):
             engine.policy.record("image", "patch", 0.25, False)
         engine.policy.record("page", "orbit", 0.001, True)
+        engine.policy.set_plateau(24)
         engine.on(store.view(b"bob")).policy.record("text", "bare", 0.0, True)
         return folder, engine.store.owner
 
@@ -35,7 +36,8 @@ def test_it_says_what_auto_trusts(measured: tuple[Path, str]) -> None:
         ("page", "orbit", True),
     ]
     assert told[0]["kl"] == 0.25 and told[0]["agreement"] == 0 and told[0]["samples"] == 5
-    assert {one["owner"] for one in told} == {owner}
+    assert {one["owner"] for one in told} == {owner} and {one["plateau"] for one in told} == {24}
+    assert "from rank 24 on" in done.stdout
 
 
 def test_nothing_measured_and_bad_folders(measured: tuple[Path, str], tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from emblema.bench.tasks import Episode
 from emblema.bench.window.counting import counted
 from emblema.engine.replies import Prefill
 from emblema.errors import MediaError, ModelError, PromptError
-from emblema.kv.chunk import EncodedChunk
+from emblema.kv.chunk import Encoded, EncodedChunk
+from emblema.kv.layout import KVRows
 from emblema.store.keys import PatchKey
 
 QUESTION = "what colour is under the tent ?"
@@ -160,6 +161,39 @@ def test_a_picture_deleted_meanwhile_is_not_made(reference: Engine, episode: Epi
     # Asked for again it is wanted again: it is made at once.
     own.prefill([episode.pages[0].image(), QUESTION])
     assert dead in own.store
+
+
+def test_a_deletion_wins_over_a_chunk_under_way(
+    reference: Engine, episode: Episode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = engine_on(reference)
+    put(own, episode)
+    own.forget_prompts()
+    prefill = own.prefill([*(page.image() for page in episode.pages), QUESTION])
+    dead = prefill.prompt.chunk_segments[-1][1].id
+    capture = own.adapter.capture
+
+    def deleting(encoded: Encoded) -> KVRows:
+        rows = capture(encoded)
+        own.store.delete(dead)
+        return rows
+
+    monkeypatch.setattr(own.adapter, "capture", deleting)
+    own.settle()
+    assert dead not in own.store and len(own.store.ids()) == len(episode.pages) - 1
+    assert own.policy.statistics.brought.dropped == 1
+
+
+def test_a_picture_that_was_never_added_can_be_deleted_from_what_is_remembered(
+    reference: Engine, episode: Episode
+) -> None:
+    own = engine_on(reference)
+    parts = [episode.pages[0].image(), QUESTION]
+    first = own.prefill(parts)
+    dead = first.prompt.chunk_segments[0][1].id
+    assert own.prefill(parts).usage.lane == "auto:prefix"
+    own.store.delete(dead)
+    assert own.prefill(parts).usage.lane != "auto:prefix"
 
 
 def test_a_conversation_goes_on_from_its_prefix(reference: Engine, episode: Episode) -> None:

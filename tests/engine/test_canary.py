@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from emblema import AsyncEngine, Engine, Policy, Store
+from emblema import AsyncEngine, Engine, Policy, Store, slid
 from emblema.bench.metrics import divergence as expected
 from emblema.bench.tasks import Episode, generate
 from emblema.engine.canary import divergence
@@ -78,6 +78,22 @@ def test_a_linked_prompt_is_compared_with_re_prefill(reference: Engine, episode:
     assert counted.exact >= 2 and counted.trials > trials == 1, "a picture is tried bare as well"
     bare = next(one for one in own.policy.standings if one.lane is Lane.BARE)
     assert not bare.open and bare.kl > line.kl
+
+
+def test_a_prompt_whose_first_page_slid_away_is_compared_in_the_same_setting(
+    reference: Engine, episode: Episode
+) -> None:
+    own, question = engine_on(reference), binding(episode)
+    pages = added(own, episode)
+    parts = [slid(pages[0]), *pages[1:], question]
+    own.prefill(parts)
+    own.settle()
+    full = reference.prefill([slid(added(reference, episode)[0]), *pages[1:], question], "full")
+    own.forget_prompts()
+    linked = own.prefill(parts)
+    assert linked.usage.lane == "auto:patch"
+    line = next(one for one in own.policy.standings if one.lane is Lane.PATCH)
+    assert line.kl == pytest.approx(divergence(full.logits, linked.logits), rel=1e-3, abs=1e-9)
 
 
 def test_divergence_is_the_benchs(reference: Engine) -> None:

@@ -1,11 +1,12 @@
 """The canary inside a window: survivors are compared, distrusted where they break the bound, and trusted again."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 
 import pytest
 
-from emblema import Engine, Policy, Store
+from emblema import AsyncEngine, Engine, Policy, Store
 from emblema.bench.metrics import divergence as expected
 from emblema.bench.window.trace import Trace, TraceSettings, agent_trace
 from emblema.engine.replies import Prefill, Reply
@@ -157,3 +158,18 @@ def test_a_picture_deleted_meanwhile_is_not_compared(reference: Engine) -> None:
     own.idle()
     counted = own.policy.statistics.canary
     assert (counted.checks, counted.skipped) == (1, 1) and not own.policy.waiting
+
+
+def test_the_async_engine_compares_a_window_when_nobody_waits(reference: Engine) -> None:
+    async def use() -> None:
+        async with AsyncEngine(engine_on(reference)) as own:
+            walk = Agent(own.engine, trace_of(6, 10, changing=False)).walk()
+            await own.run(lambda engine: next(walk))
+            await own.run(lambda engine: next(walk))
+            for _ in range(100):
+                if own.engine.policy.statistics.canary.checks:
+                    break
+                await asyncio.sleep(0.05)
+            assert own.engine.policy.statistics.canary.checks == 1
+
+    asyncio.run(use())

@@ -104,3 +104,20 @@ def test_patches_go_with_any_of_their_chunks_in_every_tier_and_across_restarts(t
             view = store.view()
             assert all(view.find_patch(key) is None for key in keys)
             assert view.find(name(2)) is None and sorted(view.ids()) == [name(1), name(3)]
+
+
+def test_what_was_deleted_is_told_from_what_was_evicted_or_never_was() -> None:
+    with Store(device_bytes=ONE) as store:
+        view, other = store.view(), store.view(b"other")
+        kept = view.put(numbered(1))
+        view.put(numbered(2))
+        assert kept.id not in view and view.deleted([name(1), name(2), name(3)]) == frozenset()
+        assert view.delete(name(2)) and not view.delete(name(3))
+        assert view.deleted([name(1), name(2), name(3)]) == {name(2)} and not other.deleted([name(2)])
+        # One that is not kept yet, but whose handle somebody holds.
+        handle = view.handle(numbered(3), [layer.bytes for layer in numbered(3).rows])
+        view.delete(name(3))
+        assert view.deleted([handle.id]) == {name(3)} and not view.put_unless_deleted(numbered(3))
+        assert name(3) not in view and view.put_unless_deleted(numbered(1)) and is_numbered(1, kept.rows)
+        view.put(numbered(3))
+        assert not view.deleted([name(3)]) and is_numbered(3, handle.rows), "put again, it is wanted again"

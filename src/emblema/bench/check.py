@@ -1,19 +1,23 @@
 """The fidelity report: how far blind reuse and patches are from re-prefill, on a person's own pictures."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice, permutations
 
 import numpy as np
 from rich.console import Console
 
+from emblema.bench.deficit.findings import PLATEAU
 from emblema.bench.metrics import Share, agreement, divergence, eta, flip_recovery, median_eta
 from emblema.bench.progress import steps
 from emblema.engine.conversation import PromptPart, slid
 from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.engine import Engine
+from emblema.engine.upkeep import Upkeep
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
+from emblema.link.policy.decisions import Lane
+from emblema.link.policy.standing import Sample
 from emblema.link.trace import Trace
 
 SETTINGS = ("visible", "slid")
@@ -68,13 +72,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Everything that was measured."""
+    """Everything that was measured.
+
+    Attributes:
+        kinds: of content.
+        samples: of each strategy but re-prefill, prompt by prompt, what the ledger of `auto` takes in.
+    """
 
     pictures: int
     questions: tuple[str, ...]
     orders: tuple[tuple[int, ...], ...]
     answer_tokens: int
     rows: tuple[Row, ...]
+    kinds: tuple[str, ...] = ()
+    samples: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -84,6 +95,27 @@ class Fidelity:
     def row(self, setting: str, strategy: str) -> Row:
         """One line."""
         return next(one for one in self.rows if (one.setting, one.strategy) == (setting, strategy))
+
+    @property
+    def plateau(self) -> int | None:
+        """The smallest rank measured that removes as good as all of the KL that the largest removes, in every setting.
+
+        As good as all is the deficit bench's `PLATEAU`, 94 %. None where patches remove none.
+        """
+        ranks = sorted({row.rank for row in self.rows if row.rank})
+        removed = {
+            (row.setting, row.rank): self.row(row.setting, BLIND).divergence - row.divergence
+            for row in self.rows
+            if row.rank
+        }
+        settings = {setting for setting, _ in removed}
+        if not ranks or any(removed.get((setting, ranks[-1]), 0.0) <= 0 for setting in settings):
+            return None
+        return next(
+            rank
+            for rank in ranks
+            if all(removed.get((one, rank), 0.0) >= PLATEAU * removed[one, ranks[-1]] for one in settings)
+        )
 
 
 def measure(
@@ -129,7 +161,38 @@ def measure(
         for setting in SETTINGS
         for name in strategies
     ]
-    return Fidelity(len(pictures), tuple(questions), chosen, answer_tokens, tuple(rows))
+    samples = {name: _samples(answers, name) for name in strategies if name != FULL}
+    kinds = tuple(dict.fromkeys(chunk.kind for chunk in pictures))
+    return Fidelity(len(pictures), tuple(questions), chosen, answer_tokens, tuple(rows), kinds, samples)
+
+
+def _samples(answers: Mapping[tuple[str, str], Sequence[Answer]], name: str) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(divergence(full.logits, own.logits), int(full.logits.argmax()) == int(own.logits.argmax()))
+        for setting in SETTINGS
+        for full, own in zip(answers[setting, FULL], answers[setting, name], strict=True)
+    )
+
+
+def teach(result: Fidelity, policy: Upkeep) -> tuple[int | None, int]:
+    """Hand what was measured to the policy of a store: the plateau, and how bare and patched contents answered.
+
+    Patches are measured as `auto` forms them from now on: at the plateau, or without one at a quarter of the bytes.
+
+    Returns:
+        The plateau, and how many measurements were handed over.
+    """
+    plateau = result.plateau
+    if plateau is not None:
+        policy.set_plateau(plateau)
+    named = [row.strategy for row in result.rows if row.rank and row.rank == plateau]
+    count = 0
+    for lane, strategy in ((Lane.BARE, BLIND), (Lane.PATCH, (named or SHARES[-1:])[0])):
+        for sample in result.samples[strategy]:
+            for kind in result.kinds:
+                policy.record(kind, lane, sample.kl, sample.agrees)
+                count += 1
+    return plateau, count
 
 
 def spread(count: int, most: int) -> list[tuple[int, ...]]:

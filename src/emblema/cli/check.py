@@ -16,6 +16,10 @@ def check(
     ranks: Annotated[str, typer.Option(help="Ranks of patches to measure, beside shares of 6 % and 25 %.")] = "4,16,64",
     orders: Annotated[int, typer.Option(min=1, max=100, help="Orders of the pictures to try, at most.")] = 4,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of greedy answer to compare.")] = 12,
+    store: Annotated[
+        Path | None,
+        typer.Option(envvar="EMBLEMA_STORE", help="A store's folder, whose policy learns what is measured."),
+    ] = None,
     out: Out = Path("check"),
     device: Device = None,
     plain: Plain = False,
@@ -28,7 +32,7 @@ def check(
         raise PromptError("--image came once: give two or more, a single picture has no other to be conditioned on")
     folder = output_folder(out)
     screen = console(plain)
-    from emblema.bench.check import QUESTIONS, measure
+    from emblema.bench.check import QUESTIONS, measure, teach
     from emblema.bench.check_report import draw, fidelity_table, report, selfcheck_table, verdict
     from emblema.bench.demo_media import demo_media
     from emblema.bench.figures import write_figures
@@ -58,6 +62,13 @@ def check(
         "the first tokens changed by blind reuse that were restored."
     )
     screen.print(f"\n[bold]{verdict(result)}[/bold]")
+    if store is not None:
+        from emblema.store.store import Store
+
+        with Store(store) as opened_store:
+            plateau, count = teach(result, engine.on(opened_store).policy)
+        level = "no plateau was found" if plateau is None else f"patches are formed with rank {plateau}"
+        screen.print(f"\n{store}: {count} measurements for auto, {level}; see emblema policy", soft_wrap=True)
     listing = write_figures(report(model, engine, result, pictures), folder / "check.json")
     screen.print(f"\nplot: {draw(model, result, folder / 'check.png')}   figures: {listing}", soft_wrap=True)
 

@@ -32,7 +32,7 @@ def policy(
         show_json([line for name, one in found.items() for line in _lines(name, one)])
         return
     screen = console(plain)
-    if not any(one.lines() for one in found.values()):
+    if not any(one.lines() or one.plateaus() for one in found.values()):
         screen.print("Nothing was measured yet: the canary compares one linked prompt in a hundred.")
         return
     from rich.table import Table
@@ -59,9 +59,16 @@ def policy(
     screen.print(table)
     screen.print(
         "KL, agreement: the answer's first token against re-prefill's, over the latest measurements. taken: whether "
-        "auto takes the lane. turned: how often it was closed or opened. A window's own, settled rows are taken always."
+        "auto takes the lane. turned: how often it was closed or opened. "
+        "A window's settled rows are taken always, its survivors while they are trusted."
     )
+    for name, one in found.items():
+        for model, rank in sorted(one.plateaus().items()):
+            screen.print(
+                f"{name[:8]}, model {model[:8]}: patches gain nothing from rank {rank} on, and are formed with it"
+            )
 
 
 def _lines(owner: str, ledger: "Ledger") -> list[dict[str, Any]]:
-    return [{"owner": owner, **asdict(line)} for line in ledger.lines()]
+    ranks = ledger.plateaus()
+    return [{"owner": owner, **asdict(line), "plateau": ranks.get(line.model)} for line in ledger.lines()]

@@ -56,7 +56,7 @@ class Ledgers:
     def close(self) -> None:
         """Write all that hold anything."""
         with self._lock:
-            owners = [owner for owner, ledger in self._held.items() if ledger.lines()]
+            owners = [owner for owner, ledger in self._held.items() if ledger.lines() or ledger.plateaus()]
         for owner in owners:
             self.save(owner)
 

@@ -95,11 +95,11 @@ class Sightings:
         self._rows -= chunk.tokens
         self._count(rows=chunk.tokens)
         try:
-            self.view.put(replace(chunk, rows=rows))
+            made = self.view.put_unless_deleted(replace(chunk, rows=rows))
         except CapacityError:
             return False
-        self._count(made=1)
-        return True
+        self._count(made=int(made))
+        return made
 
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self.statistics, name) + change for name, change in more.items()}

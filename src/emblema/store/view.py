@@ -111,6 +111,19 @@ class Door:
             raise StoreError(f"{chunk.id[:12]} is the id of a patch: give a chunk.")
         return kept
 
+    def put_unless_deleted(self, chunk: Chunk) -> bool:
+        """As `put`, for a chunk made behind a caller's back: a deletion that came meanwhile wins. Whether it is here.
+
+        Raises:
+            CapacityError: as `put`.
+        """
+        with self._keeper.changed:
+            if self.deleted([chunk.id]):
+                return False
+            if self._keeper.lookup(self._owners, chunk.id) is None:
+                self._keeper.put(self.owner, chunk, None)
+            return True
+
     def delete(self, chunk: str) -> bool:
         """Delete an own chunk from every tier, with every patch made from it and every prefix that holds it.
 

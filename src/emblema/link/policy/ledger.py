@@ -67,6 +67,11 @@ class Ledger:
         with self._lock:
             self._plateaus[model] = rank
 
+    def plateaus(self) -> dict[str, int]:
+        """Every model's plateau."""
+        with self._lock:
+            return dict(self._plateaus)
+
     def lines(self) -> list[Line]:
         """Everything that was measured, by model, kind and lane."""
         with self._lock:
