@@ -154,7 +154,7 @@ class Desk:
             wish, found = self.capturing.get(request), self.links.get(request)
             if wish is not None and start + count >= wish.capture.chunk.tokens:
                 captures.append(Capture(wish.capture.salt, wish.capture.chunk, blocks(request)))
-            if found is None or not found.needs or found.claimed or not self.settings.capture:
+            if found is None or not found.needs or not self.settings.capture:
                 continue
             if start < found.prompt.tokens <= start + count:
                 needs = found.needs
