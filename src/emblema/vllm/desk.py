@@ -3,8 +3,10 @@
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor
 
 from emblema.link.prompt import TextPart
 from emblema.store import Store
@@ -114,7 +116,7 @@ class Desk:
         """
         link, step = self.links.get(request), self.step
         if step is None:
-            self.say_once("nothing is linked without --scheduler-cls emblema.vllm.scheduler.LinkingScheduler")
+            self.say_once("nothing is linked without --scheduler-cls emblema.vllm.LinkingScheduler")
         if link is None or link.off or step is None:
             return None
         return claim(link.holes, computed, step.tokens, step.places() - step.used - own, link.most)
@@ -153,13 +155,25 @@ class Desk:
         for request, (start, count) in scheduled.items():
             wish, found = self.capturing.get(request), self.links.get(request)
             if wish is not None and start + count >= wish.capture.chunk.tokens:
-                captures.append(Capture(wish.capture.salt, wish.capture.chunk, blocks(request)))
+                captures.append(replace(wish.capture, blocks=blocks(request)))
             if found is None or not found.needs or not self.settings.capture:
                 continue
             if start < found.prompt.tokens <= start + count:
                 needs = found.needs
                 conditioned.append(Conditioned(found.asked.store_salt, found.prompt, needs, blocks(request)))
         return Errand(tuple(loads), tuple(captures), tuple(conditioned))
+
+    def encoding(self, request: str, identifier: str) -> Tensor | None:
+        """[media tokens, width]: the kept encoder output of a request's picture, by the engine's digest of it."""
+        link = self.links.get(request)
+        if link is None:
+            return None
+        view = View(self.store, link.asked.store_salt)
+        for item, (_, stub) in zip(link.asked.items, link.prompt.chunk_segments, strict=True):
+            chunk = view.find(stub.id) if item.identifier == identifier else None
+            if chunk is not None and chunk.encoded.embeds.shape[1]:
+                return chunk.encoded.embeds[chunk.encoded.visual]
+        return None
 
     def fewer(self, request: str) -> None:
         """The encoder's budget is too small for all gaps that a request would jump over."""
@@ -210,7 +224,7 @@ class Desk:
             self._seen[chunk.id] = None
             while len(self._seen) > CAPTURED_BEFORE:
                 self._seen.popitem(last=False)
-            self.wishes.append(Wish(link.asked, item, Capture(link.asked.store_salt, chunk, ())))
+            self.wishes.append(Wish(link.asked, item, Capture(link.asked.store_salt, chunk, item.identifier)))
 
     def next_wishes(self, count: int) -> Iterator[Wish]:
         """Pieces to prefill alone now, each once."""

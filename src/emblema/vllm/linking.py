@@ -21,7 +21,6 @@ from emblema.vllm.holes import beyond, holes_of
 from emblema.vllm.media import Asked, prompt_of
 from emblema.vllm.shape import Shape
 
-
 Need = tuple[PatchKey, int, tuple[int, ...]]
 """A patch to be formed: its key, its rank and its layers."""
 

@@ -18,7 +18,8 @@ from emblema.errors import EmblemaError
 from emblema.models.load import BUNDLED, bundled_folder
 from emblema.vllm.settings import Settings
 
-SCHEDULER = "emblema.vllm.scheduler.LinkingScheduler"
+SCHEDULER = "emblema.vllm.LinkingScheduler"
+ENCODINGS = {"ec_connector": "EmblemaEncoderConnector", "ec_role": "ec_consumer"}
 MODULE = "vllm.entrypoints.openai.api_server"
 STARTING_SECONDS = 600.0
 RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
@@ -59,7 +60,8 @@ def command(
     line = [sys.executable, "-m", MODULE, "--model", folder, "--served-model-name", model]
     if store is not None:
         config = json.dumps(transfer_config(store, strategy, capture))
-        line += ["--kv-transfer-config", config, "--scheduler-cls", SCHEDULER, "--no-async-scheduling"]
+        line += ["--kv-transfer-config", config, "--ec-transfer-config", json.dumps(ENCODINGS)]
+        line += ["--scheduler-cls", SCHEDULER, "--no-async-scheduling"]
     return [*line, *more]
 
 
