@@ -18,10 +18,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from emblema.errors import EmblemaError, UnsupportedModelError
 from emblema.store import Store
 from emblema.vllm import internals
-from emblema.vllm.desk import Desk
+from emblema.vllm.desk import Counts, Desk
 from emblema.vllm.encodings import EmblemaEncoderConnector
 from emblema.vllm.hands import Hands
 from emblema.vllm.messages import Errand
+from emblema.vllm.metrics import LinkedCounters, LinkedStats
 from emblema.vllm.pages import Pages
 from emblema.vllm.settings import Settings
 from emblema.vllm.shape import Shape, files_fingerprint, shape_of
@@ -138,6 +139,22 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     def _pages_of(self, request: str) -> tuple[int, ...]:
         return () if self._blocks is None else tuple(self._blocks(request)[0])
+
+    def get_kv_connector_stats(self) -> LinkedStats | None:
+        if self.desk is None:
+            return None
+        found, self.desk.counts = self.desk.counts, Counts()
+        return LinkedStats.of(found)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> LinkedStats:
+        return LinkedStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, Any]
+    ) -> LinkedCounters:
+        return LinkedCounters(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         told = self._desk.finished(request.request_id)

@@ -47,6 +47,15 @@ class Step:
         self.used += len(claimed.gaps)
 
 
+@dataclass(slots=True)
+class Counts:
+    """What was linked since the counts were taken last: rows, bytes of them, and encoder outputs handed over."""
+
+    linked_tokens: int = 0
+    linked_bytes: int = 0
+    encodings: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """A piece to be prefilled alone: whose it is, where it stands in the request that showed it, and the chunk."""
@@ -74,6 +83,7 @@ class Desk:
         self.hide: Callable[[Any, int], None] = lambda request, computed: None
         self.wishes: deque[Wish] = deque(maxlen=WAITING_CAPTURES)
         self.capturing: dict[str, Wish] = {}
+        self.counts = Counts()
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._said: set[str] = set()
         if refusal is not None:
@@ -152,6 +162,8 @@ class Desk:
                 plan = within(link.plan, claimed)
                 loads.append(Load(request, link.asked.store_salt, link.prompt, plan, claimed, blocks(request)))
                 link.claimed += claimed.taken_rows
+                self.counts.linked_tokens += claimed.taken_rows
+                self.counts.linked_bytes += claimed.taken_rows * self._row_bytes
         for request, (start, count) in scheduled.items():
             wish, found = self.capturing.get(request), self.links.get(request)
             if wish is not None and start + count >= wish.capture.chunk.tokens:
@@ -174,6 +186,10 @@ class Desk:
             if chunk is not None and chunk.encoded.embeds.shape[1]:
                 return chunk.encoded.embeds[chunk.encoded.visual]
         return None
+
+    def handed(self) -> None:
+        """An encoder output went along with this step."""
+        self.counts.encodings += 1
 
     def fewer(self, request: str) -> None:
         """The encoder's budget is too small for all gaps that a request would jump over."""

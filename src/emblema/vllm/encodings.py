@@ -29,6 +29,7 @@ class EmblemaEncoderConnector(ECConnectorBase):
 
     Attributes:
         find: set by the scheduler.
+        count: told of each output that is handed over.
         asking: id of the request whose pictures are being scheduled.
         outputs: vLLM's encoder cache, on the side of the pages.
     """
@@ -36,6 +37,7 @@ class EmblemaEncoderConnector(ECConnectorBase):
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
         self.find: Find | None = None
+        self.count: Callable[[], None] = lambda: None
         self.asking: str | None = None
         self.outputs: Mapping[str, Tensor] = {}
         self._device = torch.device(vllm_config.device_config.device or "cpu")
@@ -56,6 +58,7 @@ class EmblemaEncoderConnector(ECConnectorBase):
         identifier = request.mm_features[index].identifier
         if identifier in self._found:
             self._handed[identifier] = self._found.pop(identifier)
+            self.count()
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
         handed, self._handed = self._handed, {}

@@ -37,7 +37,7 @@ class LinkingScheduler(Scheduler):
         self._desk.hide = self.hide
         self._encodings = self.ec_connector if isinstance(self.ec_connector, EmblemaEncoderConnector) else None
         if self._encodings is not None:
-            self._encodings.find = self._desk.encoding
+            self._encodings.find, self._encodings.count = self._desk.encoding, self._desk.handed
 
     @property
     def max_num_active_reqs(self) -> int:
