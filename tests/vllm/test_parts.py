@@ -14,11 +14,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from emblema.cli.app import app
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.models.load import bundled_folder
+from emblema.vllm.checkpoint import servable
 from emblema.vllm.pages import Pages
 from emblema.vllm.serving import command, transfer_config
 from emblema.vllm.settings import Settings
@@ -142,3 +145,17 @@ def test_the_tested_vllm_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=found))
         with nullcontext() if taken else pytest.raises(EmblemaError, match=re.escape(found)):
             check_version()
+
+
+def test_bundled_models_as_vllm_reads_them(tmp_path: Path) -> None:
+    assert servable("org/model") == "org/model" and Path(servable("reference")) == bundled_folder("reference")
+    folder = Path(servable("reference-mha", tmp_path))
+    assert servable("reference-mha", tmp_path) == str(folder) and list(tmp_path.iterdir()) == [folder]
+    kept, source = (load_file(path / "model.safetensors") for path in (folder, bundled_folder("reference-mha")))
+    assert len(kept) == len(source) and all(torch.equal(kept[_published(key)], source[key]) for key in source)
+    with pytest.raises(EmblemaError, match="reference-mla"):
+        servable("reference-mla")
+
+
+def _published(key: str) -> str:
+    return re.sub(r"^vision_tower[.]", "vision_tower.vision_model.", key)

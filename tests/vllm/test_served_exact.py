@@ -13,7 +13,7 @@ from tests.vllm.plans import Mixed
 
 TOLERANCE = 1e-5
 FAMILIES = ("qwen2.5-vl", "qwen3-vl", "llava-onevision")
-BUNDLED = ("reference", "reference-deepstack")
+BUNDLED = ("reference", "reference-deepstack", "reference-mha")
 STRATEGIES = ("blind", "mpic-4", "mpic-32")
 
 
@@ -52,7 +52,7 @@ def both(request, bench, subjects, tmp_path_factory) -> Both:
     plain = bench.serve(subject.folder, None, subject.vocabulary)
     stock = {name: plain.ask(one.token_ids, one.pictures).logits for name, one in given.items()}
     served = bench.serve(subject.folder, tmp_path_factory.mktemp("store"), subject.vocabulary)
-    engine = Engine.load(subject.folder)
+    engine = Engine.load(subject.name if subject.name == "reference-mha" else subject.folder)
     if subject.name == "reference-deepstack":
         # vLLM drops these biases of a Qwen3-VL without a word; so that one model is compared with itself.
         with torch.no_grad():

@@ -13,7 +13,6 @@ from emblema.link.policy.judgement import Judgement
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge, Strategy
-from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.registry import parse
 from emblema.store.keys import PatchKey
 from emblema.store.view import View
@@ -90,6 +89,10 @@ def link_of(asked: Asked, shape: Shape, view: View, default: str, say_once: Call
     if plan.decisions:
         taken = without(plan, frozenset(unknown))
         return Link(asked, prompt, taken, holes_of(taken), wanted, _of_decisions(plan, prompt, knowledge))
+    if any(key.orbit for key in plan.forming):
+        reason = "an orbit patch is not stored, and under vLLM none is formed, as that takes other orderings"
+        say_once(f"{plan.strategy} is computed plainly under vLLM: {reason}")
+        return Link(asked, prompt, plain, (), wanted, remark=f"{plan.strategy}: {reason}")
     needs = tuple((key, rank, tuple(sorted(kept))) for key, (rank, kept) in _needs(plan).items())
     if any(key.chunk not in unknown for key in plan.forming):
         return Link(asked, prompt, plain, (), wanted, needs, remark="patches are formed of this prompt's own rows")
@@ -133,10 +136,7 @@ def _of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) -> tuple
 def _strategy(name: object) -> Strategy:
     if not isinstance(name, str):
         raise EmblemaError(f"strategy is {name!r}: give a name")
-    strategy = parse(name)
-    if isinstance(strategy, Orbit):
-        raise EmblemaError(f"{name}: orbit patches are not formed under vLLM; use patch-M")
-    return strategy
+    return parse(name)
 
 
 def _knowledge(shape: Shape, view: View) -> Knowledge:

@@ -35,12 +35,12 @@ class LinkedStats(KVConnectorStats):
 
 
 class LinkedCounters(KVConnectorPromMetrics):
-    """`emblema:linked_tokens_total` and the others of `COUNTERS`."""
+    """`vllm:emblema_linked_tokens_total` and the others: an engine's end takes back what bears vLLM's name alone."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: dict[int, Any]) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine)
         made = {
-            name: self._counter_cls(name=f"emblema:{name}", documentation=words, labelnames=labelnames)
+            name: self._counter_cls(name=f"vllm:emblema_{name}", documentation=words, labelnames=labelnames)
             for name, words in COUNTERS.items()
         }
         self._counters = {

@@ -150,7 +150,7 @@ def _counted(client: Client) -> dict[str, float]:
     """The server's counters of linked rows and of its prefix cache."""
     with urllib.request.urlopen(f"{client.address}/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
-    pattern = re.compile(r"(emblema:\w+|vllm:prefix_cache_hits)_total(?:\{.*\})? (\S+)")
+    pattern = re.compile(r"vllm:(emblema_\w+|prefix_cache_hits)_total(?:\{.*\})? (\S+)")
     found: dict[str, float] = {}
     for match in filter(None, map(pattern.fullmatch, lines)):
         found[match[1]] = found.get(match[1], 0.0) + float(match[2])
@@ -178,7 +178,7 @@ def _summed(
         sum(text == other.strip() for text, other in zip(texts, plain, strict=True)),
         sum(text == answer for text, answer in zip(texts, answers, strict=True)) if all(answers) else None,
         told["total_input_tokens"],
-        moved.get("emblema:linked_tokens", 0),
-        moved.get("emblema:linked_bytes", 0),
-        moved.get("vllm:prefix_cache_hits", 0),
+        moved.get("emblema_linked_tokens", 0),
+        moved.get("emblema_linked_bytes", 0),
+        moved.get("prefix_cache_hits", 0),
     )
