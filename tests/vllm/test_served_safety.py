@@ -241,9 +241,10 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
                 key = orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[one] for one in before))
                 here = orbit_key(desk.shape.fingerprint, own[place], tuple(own[one] for one in before))
                 assert view.put_patch(here, engine.store.find_patch(key))
+            view.flush()
         served_once.forget_prefixes()
         answer = served_once.ask(turned.token_ids, turned.pictures, {"strategy": "orbit-8"})
-        assert answer.told["strategy"] == "orbit-8" and answer.told["linked_tokens"] > 0
+        assert answer.told["strategy"] == "orbit-8", (order, answer.told)
         assert error(answer, wanted(engine, turned, "orbit-8")) <= TOLERANCE
         assert error(answer, wanted(engine, turned, "blind")) > 300 * TOLERANCE
 
