@@ -3,14 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from emblema.engine.ledgers import Ledgers
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import ChunkOrigin, LinkPlan, Source
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.decisions import COMPUTED
-from emblema.link.policy.judgement import Judgement
-from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.registry import parse
@@ -140,18 +137,5 @@ def _strategy(name: object) -> Strategy:
 
 
 def _knowledge(shape: Shape, view: View) -> Knowledge:
-    """What is stored, and what embedded engines on the same store measured of each lane for this tenant."""
-    ledger, model = Ledgers.of_store(view.store).of(view.owner), shape.fingerprint
-    judgement = Judgement(
-        Policy(),
-        lambda kind, lane, policy: ledger.verdict(model, kind, lane, policy),
-        plateau=ledger.plateau(model),
-    )
-    return Knowledge(
-        model,
-        shape.layouts,
-        view.find_patch,
-        lambda prompt: None,
-        patch_keys=view.patch_keys,
-        judgement=judgement,
-    )
+    """What is stored; nothing is measured of a lane here, so `auto` decides by the policy as it is set by default."""
+    return Knowledge(shape.fingerprint, shape.layouts, view.find_patch, lambda prompt: None, patch_keys=view.patch_keys)
