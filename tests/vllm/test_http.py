@@ -12,6 +12,7 @@ import pytest
 
 from emblema.bench.tasks.two_page import two_page
 from emblema.bench.vllm.client import Client, Told, content_of
+from emblema.bench.vllm.load import counted
 from emblema.bench.vllm.measure import agreement, pages_of, ready, texts_of
 from emblema.errors import EmblemaError
 from emblema.vllm.asking import VARIABLE, Asking
@@ -120,6 +121,10 @@ def test_two_servers_share_a_store(client: Client, other: Client) -> None:
     told = other.ask(content, capture=False)
     assert told.linking["linked_tokens"] == here.linking["linked_tokens"] > 0
     assert told.text == here.text
+    # And what its encoder made, of both pages, comes from the store too, from one process to the other.
+    before = counted(other).get("emblema_encodings", 0)
+    assert other.ask(content, strategy="full", capture=False).text == here.text
+    assert counted(other)["emblema_encodings"] == before + 2
     fresh = contents(5)[0]
     ready(other, fresh, "auto")
     assert client.ask(fresh, capture=False).linking["linked_tokens"] > 0

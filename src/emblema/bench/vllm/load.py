@@ -87,9 +87,9 @@ def load(
             salt = f"{name} at {rate}"
             if name != PLAIN:
                 ready(client, content_of([*talks.pool, "which land ?"]), "blind", salt)
-            before = _counted(client)
+            before = counted(client)
             told = _run(client, tokenizer, prompts, name, salt, rate, len(talks.turns), tokens, folder)
-            after = _counted(client)
+            after = counted(client)
             plain = plain or told["generated_texts"]
             moved = {key: int(after.get(key, 0) - before.get(key, 0)) for key in after}
             found.append(_summed(talks, name, rate, told, plain, moved))
@@ -146,7 +146,7 @@ def _run(
     return told
 
 
-def _counted(client: Client) -> dict[str, float]:
+def counted(client: Client) -> dict[str, float]:
     """The server's counters of linked rows and of its prefix cache."""
     with urllib.request.urlopen(f"{client.address}/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
