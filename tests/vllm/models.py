@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from emblema.models.load import bundled_folder
+from emblema.vllm.checkpoint import servable
 from tests.families import picture, sharpen
 
 TEXT = {
@@ -87,8 +88,16 @@ class Given:
                      [self.pictures[index] for index in kept])  # fmt: skip
 
 
-def bundled(name: str) -> Subject:
-    """A bundled model of the Qwen-VL kind."""
+def _llava(folder: Path) -> Subject:
+    config = json.loads((folder / "config.json").read_text())
+    size = int(config["text_config"]["vocab_size"])
+    return Subject("reference-mha", folder, size, (), int(config["image_token_index"]), (), range(40, size - 1))
+
+
+def bundled(name: str, cache: Path | None = None) -> Subject:
+    """A bundled model; one that vLLM reads under other names, copied to a cache."""
+    if name == "reference-mha":
+        return _llava(Path(servable(name, cache)))
     folder = bundled_folder(name)
     config = json.loads((folder / "config.json").read_text())
     size = int(config["text_config"]["vocab_size"])

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from PIL import Image
 
+from emblema.vllm.serving import ENCODINGS, SCHEDULER
+
 VOCAB_TOP = -1
 
 
@@ -33,7 +35,8 @@ def plugin_options(store: Path, strategy: str = "blind", **extra: Any) -> dict[s
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"store": str(store), "strategy": strategy, **extra},
         },
-        "scheduler_cls": "emblema.vllm.scheduler.LinkingScheduler",
+        "ec_transfer_config": dict(ENCODINGS),
+        "scheduler_cls": SCHEDULER,
         "async_scheduling": False,
     }
 

@@ -1,5 +1,8 @@
 """Whole servers over HTTP: several processes, many clients, two servers on one store."""
 
+import json
+import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,10 +12,14 @@ import pytest
 
 from emblema.bench.tasks.two_page import two_page
 from emblema.bench.vllm.client import Client, Told, content_of
+from emblema.bench.vllm.load import counted
 from emblema.bench.vllm.measure import agreement, pages_of, ready, texts_of
+from emblema.errors import EmblemaError
+from emblema.vllm.asking import VARIABLE, Asking
 from emblema.vllm.serving import command, device_options, free_port, running
 
 CLIENTS = 32
+AFTER = "which land does the house stand on ?"
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +32,42 @@ def place(tmp_path_factory: pytest.TempPathFactory, bench: Any) -> Path:
 def serve(place: Path, name: str) -> Any:
     more = [*device_options()[1], "--dtype", "float32", "--no-enable-prefix-caching"]
     return running(command("reference", place / "store", "auto", more=more), place / f"{name}.log", free_port())
+
+
+def library_pages() -> list[Any]:
+    """A page to be shown and two to be found."""
+    return [*pages_of(two_page(78, 0, "emblema"))[:1], *pages_of(two_page(78, 1, "emblema"))[:2]]
+
+
+@pytest.fixture(scope="module")
+def other(place: Path) -> Iterator[Client]:
+    """A second server on the same store, whose model may ask for two pictures."""
+    library = place / "library"
+    library.mkdir()
+    for name, page in zip(("tent", "lake"), library_pages()[1:], strict=True):
+        page.save(library / f"{name}.png")
+    (library / "lake.txt").write_text("deep water")
+    more = [*device_options()[1], "--dtype", "float32", "--no-enable-prefix-caching"]
+    line = command("reference", place / "store", "auto", more=more, retrieving=True)
+    asking = {VARIABLE: Asking(str(library)).write()}
+    with running(line, place / "other.log", free_port(), asking) as address:
+        yield Client(address, "reference")
+
+
+def post(client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    """A request as it is, and the whole answer."""
+    return client.post(body)[0]
+
+
+def events(client: Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a streamed answer."""
+    request = urllib.request.Request(
+        f"{client.address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        lines = [line.removeprefix(b"data: ").strip() for line in reply if line.startswith(b"data: ")]
+    assert lines[-1] == b"[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +113,75 @@ def test_many_clients_at_once(client: Client) -> None:
         assert told.linking["linked_tokens"] > 0
 
 
-def test_two_servers_share_a_store(client: Client, place: Path) -> None:
+def test_two_servers_share_a_store(client: Client, other: Client) -> None:
     content = contents(4)[0]
     ready(client, content, "auto")
     here = client.ask(content, capture=False)
-    with serve(place, "second") as address:
-        other = Client(address, "reference")
-        # What one server made, the other links at first sight.
-        told = other.ask(content, capture=False)
-        assert told.linking["linked_tokens"] == here.linking["linked_tokens"] > 0
-        assert told.text == here.text
-        fresh = contents(5)[0]
-        ready(other, fresh, "auto")
-        assert client.ask(fresh, capture=False).linking["linked_tokens"] > 0
+    # What one server made, the other links at first sight.
+    told = other.ask(content, capture=False)
+    assert told.linking["linked_tokens"] == here.linking["linked_tokens"] > 0
+    assert told.text == here.text
+    # And what its encoder made, of both pages, comes from the store too, from one process to the other.
+    before = counted(other).get("emblema_encodings", 0)
+    assert other.ask(content, strategy="full", capture=False).text == here.text
+    assert counted(other)["emblema_encodings"] == before + 2
+    fresh = contents(5)[0]
+    ready(other, fresh, "auto")
+    assert client.ask(fresh, capture=False).linking["linked_tokens"] > 0
+
+
+@pytest.mark.parametrize("asked", ["tent", "lake"])
+def test_a_picture_that_the_model_asks_for_is_set_in_and_the_reply_goes_on(other: Client, asked: str) -> None:
+    shown, *library = library_pages()
+    body = {
+        "model": "reference",
+        "messages": [{"role": "user", "content": content_of([shown, f"which land does the {asked} stand on ?"])}],
+        "max_tokens": 6,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "kv_transfer_params": {"emblema": {"strategy": "blind", "retrieval": False}},
+    }
+    word = post(other, body | {"max_tokens": 1})["choices"][0]["message"]["content"]
+    # By hand: the conversation so far, and the page in a turn of its own.
+    page = content_of([library[asked == "lake"], AFTER])
+    turns = [*body["messages"], {"role": "assistant", "content": word}, {"role": "user", "content": page}]
+    by_hand = body | {"messages": turns, "max_tokens": 5}
+    until = time.monotonic() + 60
+    while not (linked := post(other, by_hand)["kv_transfer_params"]["emblema"])["stored"]:
+        assert time.monotonic() < until
+    wanted = word + post(other, by_hand)["choices"][0]["message"]["content"]
+    # Nothing has taught the bundled model to ask: the first word it says stands for a request.
+    asking = {"strategy": "blind", "retrieval": {"start": None, "end": word, "after": AFTER}}
+    body["kv_transfer_params"] = {"emblema": asking}
+    reply = post(other, body)
+    found = reply["kv_transfer_params"]["emblema"]["found"]
+    assert reply["choices"][0]["message"]["content"] == wanted != word
+    assert reply["usage"]["completion_tokens"] == 6 and reply["choices"][0]["finish_reason"] == "length"
+    assert [one["items"] for one in found] == [[f"{asked}.png"]]
+    assert found[0]["linking"]["linked_tokens"] == linked["linked_tokens"]
+    streamed = events(other, body | {"stream": True, "stream_options": {"include_usage": True}})
+    choices = [event["choices"][0] for event in streamed if event["choices"]]
+    assert "".join(one["delta"].get("content") or "" for one in choices) == wanted
+    assert [one["finish_reason"] for one in choices if one["finish_reason"]] == ["length"]
+    assert sum("role" in one["delta"] for one in choices) == 1 and len({event["id"] for event in streamed}) == 1
+    assert streamed[-2]["kv_transfer_params"]["emblema"]["found"][0]["items"] == [f"{asked}.png"]
+    assert streamed[-1]["usage"]["completion_tokens"] == 6
+
+
+def test_a_request_in_vain_and_one_too_many_are_plain_text(other: Client) -> None:
+    body: dict[str, Any] = {
+        "model": "reference",
+        "messages": [{"role": "user", "content": content_of([library_pages()[0], "which land is that ?"])}],
+        "max_tokens": 6,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "kv_transfer_params": {"emblema": {"strategy": "full", "retrieval": False}},
+    }
+    plain = post(other, body)["choices"][0]["message"]["content"]
+    word = post(other, body | {"max_tokens": 1})["choices"][0]["message"]["content"]
+    asking = {"strategy": "full", "retrieval": {"start": "no one says this", "end": word}}
+    reply = post(other, body | {"kv_transfer_params": {"emblema": asking}})
+    assert reply["choices"][0]["message"]["content"] == plain
+    assert reply["kv_transfer_params"]["emblema"]["found"] == []
+    with pytest.raises(EmblemaError, match="400.*shop"):
+        post(other, body | {"kv_transfer_params": {"emblema": {"retrieval": {"shop": 1}}}})

@@ -1,23 +1,31 @@
 """What the plugin does without vLLM: pages of any layout, settings, command lines."""
 
 import json
+import os
+import re
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from emblema.cli.app import app
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.models.load import bundled_folder
+from emblema.vllm.checkpoint import servable
 from emblema.vllm.pages import Pages
 from emblema.vllm.serving import command, transfer_config
 from emblema.vllm.settings import Settings
+from emblema.vllm.version import check_version
 
 BLOCKS, SIZE = 5, 4
 
@@ -113,8 +121,41 @@ def test_vllm_serve_hands_other_options_on(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
-    names = "desk, hands, holes, linking, media, messages, pages, plugin, serving, settings, shape"
+    names = "desk, hands, holes, linking, media, messages, pages, plugin, serving, settings, shape, version"
     code = (
         f"import sys; import emblema, emblema.cli; from emblema.vllm import {names}; assert 'vllm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("part", ["EmblemaConnector", "EmblemaEncoderConnector", "LinkingScheduler"])
+def test_another_vllm_is_refused_in_one_line_though_its_modules_have_moved(tmp_path: Path, part: str) -> None:
+    (tmp_path / "vllm.py").write_text("__version__ = '0.33.1'")
+    code = f"from emblema.vllm.plugin import register; register(); import emblema.vllm; emblema.vllm.{part}"
+    path = os.pathsep.join((str(tmp_path), *sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode and last.startswith("emblema.errors.EmblemaError: This is vLLM 0.33.1"), done.stderr
+
+
+def test_the_tested_vllm_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, taken in (("0.32.0", True), ("0.32.1+cpu", True), ("0.320.0", False), ("0.31.9", False)):
+        monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=found))
+        with nullcontext() if taken else pytest.raises(EmblemaError, match=re.escape(found)):
+            check_version()
+
+
+def test_bundled_models_as_vllm_reads_them(tmp_path: Path) -> None:
+    assert servable("org/model") == "org/model" and Path(servable("reference")) == bundled_folder("reference")
+    folder = Path(servable("reference-mha", tmp_path))
+    assert servable("reference-mha", tmp_path) == str(folder) and list(tmp_path.iterdir()) == [folder]
+    kept, source = (load_file(path / "model.safetensors") for path in (folder, bundled_folder("reference-mha")))
+    assert len(kept) == len(source) and all(torch.equal(kept[_published(key)], source[key]) for key in source)
+    with pytest.raises(EmblemaError, match="reference-mla"):
+        servable("reference-mla")
+
+
+def _published(key: str) -> str:
+    return re.sub(r"^vision_tower[.]", "vision_tower.vision_model.", key)

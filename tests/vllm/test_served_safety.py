@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from emblema import Engine
+from emblema.link.orderings import orbit_key
 from tests.vllm.plans import Behind
 
 TOLERANCE = 1e-5
@@ -196,7 +197,7 @@ def test_tenants_do_not_meet(served, subject, engine) -> None:
         ({"strategy": "cacheblend-15"}, {}, "layer by layer"),
         ({"strategy": "vlcache-50"}, {}, "some layers"),
         ({"strategy": "full-reuse"}, {}, "several steps"),
-        ({"strategy": "orbit-8"}, {}, "orbit"),
+        ({"strategy": "orbit-8"}, {}, "an orbit patch is not stored"),
         ({"strategy": "no-such"}, {}, "unknown strategy"),
         ({"strategy": 7}, {}, "give a name"),
     ],
@@ -211,6 +212,41 @@ def test_what_pages_cannot_do_is_computed_and_said(served_once, subject, engine,
 @pytest.fixture(scope="module")
 def served_once(bench, subject, tmp_path_factory) -> Any:
     return bench.serve(subject.folder, tmp_path_factory.mktemp("once"), subject.vocabulary)
+
+
+def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, monkeypatch) -> None:
+    given = subject.prompt(3, seed=62)
+    learn(served_once, given)
+    chunks = [engine.add(picture) for picture in given.pictures]
+    engine.prefill(given.parts(chunks), "orbit-8", template=False)
+    # The embedded engine's patches under the names that the same pictures have here.
+    desk, linked = served_once.scheduler.desk, []
+    stock = desk.finished
+    monkeypatch.setattr(desk, "finished", lambda name: (linked.append(desk.links.get(name)), stock(name))[1])
+    plain = served_once.ask(given.token_ids, given.pictures, {"strategy": "orbit-8"})
+    assert plain.told["linked_tokens"] == 0 and "orbit" in plain.told["remark"]
+    own = [chunk.id for _, chunk in linked[0].prompt.chunk_segments]
+    theirs, view = [chunk.id for chunk in chunks], served_once.store.view()
+    for place in range(len(own)):
+        patch = engine.store.find_patch(orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[:place])))
+        assert view.put_patch(orbit_key(desk.shape.fingerprint, own[place], tuple(own[:place])), patch)
+    view.flush()
+    for order in ((0, 1, 2), (1, 0, 2)):
+        turned = given.only(*order)
+        if order != (0, 1, 2):
+            # The second picture's set is another now; the third's is the same.
+            first = turned.only(0, 1)
+            engine.prefill(first.parts([chunks[1], chunks[0]]), "orbit-8", template=False)
+            for place, before in ((1, ()), (0, (1,))):
+                key = orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[one] for one in before))
+                here = orbit_key(desk.shape.fingerprint, own[place], tuple(own[one] for one in before))
+                assert view.put_patch(here, engine.store.find_patch(key))
+            view.flush()
+        served_once.forget_prefixes()
+        answer = served_once.ask(turned.token_ids, turned.pictures, {"strategy": "orbit-8"})
+        assert answer.told["strategy"] == "orbit-8", (order, answer.told)
+        assert error(answer, wanted(engine, turned, "orbit-8")) <= TOLERANCE
+        assert error(answer, wanted(engine, turned, "blind")) > 300 * TOLERANCE
 
 
 def test_prompt_logprobs_are_computed_plainly(served_once, subject, engine) -> None:

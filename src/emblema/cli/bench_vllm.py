@@ -1,5 +1,7 @@
 """`emblema bench vllm`."""
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,22 +16,25 @@ def vllm(
     shape: Annotated[str, typer.Option(help="The random model that is timed: 137m, or 7b for a GPU.")] = "137m",
     pictures: Annotated[int, typer.Option(min=1, help="Pictures in the timed prompt, of 256 tokens each.")] = 4,
     dtype: Annotated[str, typer.Option(help="Of the timed model: bfloat16, float16 or float32.")] = "bfloat16",
-    count: Annotated[int, typer.Option("--clients", min=0, help="Clients at once; 0 leaves them out.")] = 32,
+    clients: Annotated[int, typer.Option(min=0, help="Clients at once; 0 leaves them out.")] = 32,
     talks: Annotated[
         int, typer.Option("--conversations", min=0, help="Conversations over ten pictures; 0 leaves them out.")
     ] = 4,
-    figures: Annotated[Path | None, typer.Option("--json", help="File for every figure.", show_default=False)] = None,
+    rates: Annotated[str, typer.Option(help="Turns a second of those; inf for all at once.")] = "0.5,inf",
+    out: Annotated[Path | None, typer.Option(help="Folder for figures, page and picture.", show_default=False)] = None,
     seed: Seed = 0,
     plain: Plain = False,
 ) -> None:
-    """Measure vLLM with the plugin against vLLM alone: agreement, seconds to the first token, many clients."""
+    """Measure vLLM with the plugin against vLLM alone; conversations are sent by `vllm bench serve`."""
+    import os
+    import shlex
+    import sys
     from tempfile import TemporaryDirectory
 
     from emblema.bench.figures import write_figures
-    from emblema.bench.vllm.client import Client
-    from emblema.bench.vllm.conversations import conversations
-    from emblema.bench.vllm.measure import agreement, clients, first_tokens, plain_data
-    from emblema.bench.vllm.model import SHAPES, random_model
+    from emblema.bench.vllm.model import SHAPES
+    from emblema.bench.vllm.report import write
+    from emblema.bench.vllm.run import Bench, Settings, read, written
     from emblema.cli.screen import console, output_folder
     from emblema.errors import EmblemaError
     from emblema.vllm.serving import command, device_options, free_port, running
@@ -37,58 +42,26 @@ def vllm(
     screen = console(plain)
     if shape not in SHAPES:
         raise EmblemaError(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}")
-    if figures is not None:
-        output_folder(figures.parent, "--json")
+    try:
+        settings = Settings(questions, rounds, shape, pictures, dtype, clients, talks, written(rates), seed)
+    except ValueError as error:
+        raise EmblemaError(f"--rates {rates}: {error}") from error
+    folder = None if out is None else output_folder(out, "--out")
+    before = os.getloadavg()[0]
     device, options = device_options()
-    found: dict[str, object] = {"device": device, "seed": seed}
-    screen.print(f"device: {device}")
-    port = free_port()
     with TemporaryDirectory(prefix="emblema-vllm-") as place:
-        folder = Path(place)
-        if questions or count:
-            more = [*options, "--dtype", "float32", "--no-enable-prefix-caching"]
-            line = command("reference", folder / "store", "auto", more=more)
-            with running(line, folder / "agreement.log", port) as address:
-                client = Client(address, "reference")
-                if questions:
-                    told = agreement(client, ("auto", "blind"), questions, seed, lambda done: None)
-                    found["agreement"] = plain_data(told)
-                    for one in told:
-                        screen.print(
-                            f"{one.strategy}: {one.agreeing} of {one.questions} as plain prefill "
-                            f"[{one.low:.3f}, {one.high:.3f}], right {one.right} (plain {one.plain_right}), "
-                            f"{one.linked_rows / max(1, one.picture_rows):.3f} of the picture rows linked, "
-                            f"{one.fallbacks} not linked"
-                        )
-                if count:
-                    found["clients"] = many = clients(client, "auto", count, 4 * count, seed)
-                    screen.print(f"clients: {many}")
-        if rounds:
-            parameters = random_model(folder / shape, shape)
-            more = [*options, "--dtype", dtype, "--load-format", "dummy", "--no-enable-prefix-caching"]
-            line = command(str(folder / shape), folder / "timed", "blind", more=more)
-            with running(line, folder / "timing.log", port) as address:
-                timed = first_tokens(Client(address, str(folder / shape)), ("blind", "mpic-32"), pictures, 448, rounds)
-            found["first_tokens"] = {"parameters": parameters, "pictures": pictures, "arms": plain_data(timed)}
-            for arm in timed:
-                screen.print(
-                    f"{arm.strategy}: {arm.median:.3f} s to the first token, median of {rounds}; "
-                    f"{arm.linked_tokens} of {arm.prompt_tokens} tokens linked, {parameters / 1e6:.0f} M parameters"
-                )
-        if talks:
-            parameters = random_model(folder / shape, shape)
-            more = [*options, "--dtype", dtype, "--load-format", "dummy"]
-            line = command(str(folder / shape), folder / "talks", "blind", more=more)
-            with running(line, folder / "talks.log", port) as address:
-                client = Client(address, str(folder / shape))
-                held = conversations(client, ("blind", "mpic-32"), talks, (1, talks), 448, seed)
-            found["conversations"] = {"parameters": parameters, "held": plain_data(held)}
-            for talk in held:
-                screen.print(
-                    f"{talk.strategy}, {talk.at_once} at once: first turn {talk.first_turn:.2f} s, later turns "
-                    f"{talk.later_turns:.2f} s, {talk.turns_a_second:.2f} turns a second, "
-                    f"{talk.cached_tokens} of {talk.prompt_tokens} tokens cached, "
-                    f"{talk.kv_bytes / 2**20:.0f} MiB linked"
-                )
-    if figures is not None:
-        screen.print(f"figures: {write_figures(found, figures)}", soft_wrap=True)
+
+        def serve(model: str, store: Path, strategy: str, more: Sequence[str]) -> AbstractContextManager[str]:
+            port = free_port()
+            return running(command(model, store, strategy, more=[*options, *more]), store.with_suffix(".log"), port)
+
+        def say(line: str) -> None:
+            screen.print(line, soft_wrap=True, markup=False)
+
+        found = Bench(settings, Path(place), serve, device, say).run()
+    found["load"] = [before, os.getloadavg()[0]]
+    if folder is not None:
+        figures = write_figures(found, folder / "vllm.json")
+        line = shlex.join(["emblema", *sys.argv[1:]])
+        for path in (figures, *write(read(figures), folder, line)):
+            screen.print(str(path), soft_wrap=True)

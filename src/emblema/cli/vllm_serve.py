@@ -18,6 +18,12 @@ def vllm_serve(
         str, typer.Option(help="Of requests that name none: auto, blind, mpic-K, patch-M, patch-P%.")
     ] = "auto",
     capture: Annotated[bool, typer.Option(help="Keep the pictures that requests show, and form patches.")] = True,
+    library: Annotated[
+        Path | None,
+        typer.Option(help="Folder of pictures that the model may ask for while it answers.", show_default=False),
+    ] = None,
+    ask_start: Annotated[str, typer.Option(help="Text that begins such a request; empty: none.")] = "<search>",
+    ask_end: Annotated[str, typer.Option(help="Text that ends it.")] = "</search>",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print vLLM's command line and leave.")] = False,
     plain: Plain = False,
 ) -> None:
@@ -29,11 +35,17 @@ def vllm_serve(
     import shlex
 
     from emblema.cli.screen import console, output_folder
+    from emblema.vllm.asking import VARIABLE, asking_of
+    from emblema.vllm.pictures import Pictures
     from emblema.vllm.serving import RUNNER, command
 
-    line = command(model, output_folder(store, "--store"), strategy, capture, context.args)
+    line = command(model, output_folder(store, "--store"), strategy, capture, context.args, library is not None)
+    asking: dict[str, str] = {}
+    if library is not None:
+        Pictures(library)
+        asking[VARIABLE] = asking_of(library, ask_start, ask_end).write()
     if dry_run:
-        shown = [*(f"{name}={value}" for name, value in RUNNER.items()), *line]
+        shown = [*(f"{name}={value}" for name, value in (RUNNER | asking).items()), *line]
         console(plain).print(shlex.join(shown), soft_wrap=True, markup=False)
         return
-    os.execve(line[0], line, RUNNER | os.environ)
+    os.execve(line[0], line, RUNNER | os.environ | asking)

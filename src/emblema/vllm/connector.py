@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -17,9 +18,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from emblema.errors import EmblemaError, UnsupportedModelError
 from emblema.store import Store
 from emblema.vllm import internals
-from emblema.vllm.desk import Desk
+from emblema.vllm.desk import Counts, Desk
+from emblema.vllm.encodings import EmblemaEncoderConnector
 from emblema.vllm.hands import Hands
 from emblema.vllm.messages import Errand
+from emblema.vllm.metrics import LinkedCounters, LinkedStats
 from emblema.vllm.pages import Pages
 from emblema.vllm.settings import Settings
 from emblema.vllm.shape import Shape, files_fingerprint, shape_of
@@ -40,7 +43,6 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        internals.check_version()
         self.config = vllm_config
         transfer = vllm_config.kv_transfer_config
         self.settings = Settings.of(transfer.kv_connector_extra_config)
@@ -68,7 +70,7 @@ class EmblemaConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         if hasattr(self, "_shape"):
             pages = partial(_pages, self.config, kv_caches, self._shape)
-            self.hands = Hands(self._shape, self._kept, pages, self.config.cache_config.block_size)
+            self.hands = Hands(self._shape, self._kept, pages, self.config.cache_config.block_size, _encoder_output)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self.hands is not None:
@@ -138,6 +140,22 @@ class EmblemaConnector(KVConnectorBase_V1):
     def _pages_of(self, request: str) -> tuple[int, ...]:
         return () if self._blocks is None else tuple(self._blocks(request)[0])
 
+    def get_kv_connector_stats(self) -> LinkedStats | None:
+        if self.desk is None:
+            return None
+        found, self.desk.counts = self.desk.counts, Counts()
+        return LinkedStats.of(found)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> LinkedStats:
+        return LinkedStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, Any]
+    ) -> LinkedCounters:
+        return LinkedCounters(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         told = self._desk.finished(request.request_id)
         return False, None if told is None else {"emblema": told}
@@ -157,6 +175,12 @@ def _folder(model: Any) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+
+
+def _encoder_output(identifier: str) -> Tensor | None:
+    """What vLLM's encoder cache holds of a picture, where the plugin's connector of it is there."""
+    connector = get_ec_transfer() if has_ec_transfer() else None
+    return connector.outputs.get(identifier) if isinstance(connector, EmblemaEncoderConnector) else None
 
 
 def _pages(config: Any, kv_caches: dict[str, Tensor], shape: Shape) -> Pages:

@@ -3,8 +3,10 @@
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor
 
 from emblema.link.prompt import TextPart
 from emblema.store import Store
@@ -45,6 +47,15 @@ class Step:
         self.used += len(claimed.gaps)
 
 
+@dataclass(slots=True)
+class Counts:
+    """What was linked since the counts were taken last: rows, bytes of them, and encoder outputs handed over."""
+
+    linked_tokens: int = 0
+    linked_bytes: int = 0
+    encodings: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """A piece to be prefilled alone: whose it is, where it stands in the request that showed it, and the chunk."""
@@ -72,6 +83,7 @@ class Desk:
         self.hide: Callable[[Any, int], None] = lambda request, computed: None
         self.wishes: deque[Wish] = deque(maxlen=WAITING_CAPTURES)
         self.capturing: dict[str, Wish] = {}
+        self.counts = Counts()
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._said: set[str] = set()
         if refusal is not None:
@@ -114,7 +126,7 @@ class Desk:
         """
         link, step = self.links.get(request), self.step
         if step is None:
-            self.say_once("nothing is linked without --scheduler-cls emblema.vllm.scheduler.LinkingScheduler")
+            self.say_once("nothing is linked without --scheduler-cls emblema.vllm.LinkingScheduler")
         if link is None or link.off or step is None:
             return None
         return claim(link.holes, computed, step.tokens, step.places() - step.used - own, link.most)
@@ -150,16 +162,34 @@ class Desk:
                 plan = within(link.plan, claimed)
                 loads.append(Load(request, link.asked.store_salt, link.prompt, plan, claimed, blocks(request)))
                 link.claimed += claimed.taken_rows
+                self.counts.linked_tokens += claimed.taken_rows
+                self.counts.linked_bytes += claimed.taken_rows * self._row_bytes
         for request, (start, count) in scheduled.items():
             wish, found = self.capturing.get(request), self.links.get(request)
             if wish is not None and start + count >= wish.capture.chunk.tokens:
-                captures.append(Capture(wish.capture.salt, wish.capture.chunk, blocks(request)))
-            if found is None or not found.needs or found.claimed or not self.settings.capture:
+                captures.append(replace(wish.capture, blocks=blocks(request)))
+            if found is None or not found.needs or not self.settings.capture:
                 continue
             if start < found.prompt.tokens <= start + count:
                 needs = found.needs
                 conditioned.append(Conditioned(found.asked.store_salt, found.prompt, needs, blocks(request)))
         return Errand(tuple(loads), tuple(captures), tuple(conditioned))
+
+    def encoding(self, request: str, identifier: str) -> Tensor | None:
+        """[media tokens, width]: the kept encoder output of a request's picture, by the engine's digest of it."""
+        link = self.links.get(request)
+        if link is None:
+            return None
+        view = View(self.store, link.asked.store_salt)
+        for item, (_, stub) in zip(link.asked.items, link.prompt.chunk_segments, strict=True):
+            chunk = view.find(stub.id) if item.identifier == identifier else None
+            if chunk is not None and chunk.encoded.embeds.shape[1]:
+                return chunk.encoded.embeds[chunk.encoded.visual]
+        return None
+
+    def handed(self) -> None:
+        """An encoder output went along with this step."""
+        self.counts.encodings += 1
 
     def fewer(self, request: str) -> None:
         """The encoder's budget is too small for all gaps that a request would jump over."""
@@ -210,7 +240,7 @@ class Desk:
             self._seen[chunk.id] = None
             while len(self._seen) > CAPTURED_BEFORE:
                 self._seen.popitem(last=False)
-            self.wishes.append(Wish(link.asked, item, Capture(link.asked.store_salt, chunk, ())))
+            self.wishes.append(Wish(link.asked, item, Capture(link.asked.store_salt, chunk, item.identifier)))
 
     def next_wishes(self, count: int) -> Iterator[Wish]:
         """Pieces to prefill alone now, each once."""

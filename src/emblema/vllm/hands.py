@@ -9,8 +9,10 @@ from functools import partial
 from queue import SimpleQueue
 
 import torch
+from torch import Tensor
 
 from emblema.errors import EmblemaError, LoadError
+from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.assemble import Assembly, Resources
@@ -46,11 +48,19 @@ class Hands:
         store: where chunks are.
         pages: made when they are first needed, as the model's layers are ready only then.
         block_size: rows of a page.
+        encoder_output: what the encoder made of a picture, by the engine's digest of it; None where it is not at hand.
     """
 
-    def __init__(self, shape: Shape, store: Store, pages: Callable[[], Pages], block_size: int) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        store: Store,
+        pages: Callable[[], Pages],
+        block_size: int,
+        encoder_output: Callable[[str], Tensor | None] = lambda identifier: None,
+    ) -> None:
         self.shape, self.store, self.block_size = shape, store, block_size
-        self._make = pages
+        self._make, self._encoder_output = pages, encoder_output
         self._made: Pages | None = None
         self._failed: set[int] = set()
         self._conditioned: deque[tuple[Conditioned, dict[int, _Rows]]] = deque(maxlen=WAITING_PROMPTS)
@@ -93,7 +103,8 @@ class Hands:
     def _read_all(self, errand: Errand) -> None:
         for capture in errand.captures:
             alone = self._read(capture.blocks, 0, capture.chunk.tokens)
-            self._work.put(partial(self._put, capture, alone))
+            chunk = replace(capture.chunk, encoded=self._encoded(capture), rows=alone)
+            self._work.put(partial(self._put, capture.salt, chunk))
         for made in errand.conditioned:
             wanted = {key.chunk for key, _, _ in made.needs}
             rows = {
@@ -141,6 +152,16 @@ class Hands:
             for layer in range(len(self.shape.layouts)):
                 assembly.write(layer)
 
+    def _encoded(self, capture: Capture) -> Encoded:
+        """The chunk's encoding with what the encoder made of it, in the rows of its media tokens."""
+        encoded, output = capture.chunk.encoded, self._encoder_output(capture.identifier)
+        media = int(encoded.visual.sum())
+        if output is None or output.dim() != 2 or len(output) != media or output.dtype != self.shape.dtype:
+            return encoded
+        embeds = torch.zeros(encoded.tokens, output.shape[1], dtype=output.dtype, device=output.device)
+        embeds[encoded.visual.to(output.device)] = output
+        return replace(encoded, embeds=embeds)
+
     def _read(self, blocks: tuple[int, ...], start: int, stop: int) -> tuple[LayerRows, ...]:
         slots = self.pages.slots(blocks, stop)[start:]
         return tuple(self.pages.read(layer, slots) for layer in range(len(self.shape.layouts)))
@@ -156,8 +177,8 @@ class Hands:
                 # Whatever it is, the server goes on; the piece is only not kept.
                 _log.exception("emblema: a piece could not be kept")
 
-    def _put(self, capture: Capture, rows: tuple[LayerRows, ...]) -> None:
-        View(self.store, capture.salt).put(replace(capture.chunk, rows=rows))
+    def _put(self, salt: bytes, chunk: Chunk) -> None:
+        View(self.store, salt).put(chunk)
         self._form()
 
     def _form(self) -> None:

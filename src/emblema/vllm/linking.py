@@ -6,15 +6,19 @@ from dataclasses import dataclass, replace
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import ChunkOrigin, LinkPlan, Source
+from emblema.link.policy.choosing import rank_of
+from emblema.link.policy.decisions import COMPUTED
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge, Strategy
-from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.registry import parse
 from emblema.store.keys import PatchKey
 from emblema.store.view import View
 from emblema.vllm.holes import beyond, holes_of
 from emblema.vllm.media import Asked, prompt_of
 from emblema.vllm.shape import Shape
+
+Need = tuple[PatchKey, int, tuple[int, ...]]
+"""A patch to be formed: its key, its rank and its layers."""
 
 
 @dataclass(slots=True)
@@ -27,7 +31,7 @@ class Link:
         plan: what is carried out; every row computed where nothing is linked.
         holes: runs of taken rows.
         wanted: chunks that the store has not.
-        needs: patches that a plain run of this request would give.
+        needs: patches that rows of this request give, once they are computed.
         remark: why the plan is not what was asked for; None if it is.
         most: how many holes a step may jump over; grows smaller where the encoder's budget is too small.
         claimed: taken rows so far.
@@ -39,7 +43,7 @@ class Link:
     plan: LinkPlan
     holes: tuple[Rows, ...]
     wanted: tuple[Chunk, ...] = ()
-    needs: tuple[tuple[PatchKey, int, tuple[int, ...]], ...] = ()
+    needs: tuple[Need, ...] = ()
     remark: str | None = None
     most: int | None = None
     claimed: int = 0
@@ -69,7 +73,8 @@ def link_of(asked: Asked, shape: Shape, view: View, default: str, say_once: Call
     plain = LinkPlan("plain", prompt.tokens, layers, ())
     try:
         strategy = _strategy(name)
-        plan = strategy.plan(prompt, _knowledge(shape, view))
+        knowledge = _knowledge(shape, view)
+        plan = strategy.plan(prompt, knowledge)
     except EmblemaError as error:
         return Link(asked, prompt, plain, (), remark=str(error))
     unknown = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in view}
@@ -77,8 +82,15 @@ def link_of(asked: Asked, shape: Shape, view: View, default: str, say_once: Call
     if reason is not None:
         say_once(f"{plan.strategy} is computed plainly under vLLM: {reason}")
         return Link(asked, prompt, plain, (), tuple(unknown.values()), remark=f"{plan.strategy}: {reason}")
-    needs = tuple((key, rank, tuple(sorted(kept))) for key, (rank, kept) in _needs(plan).items())
     wanted = tuple(unknown.values())
+    if plan.decisions:
+        taken = without(plan, frozenset(unknown))
+        return Link(asked, prompt, taken, holes_of(taken), wanted, _of_decisions(plan, prompt, knowledge))
+    if any(key.orbit for key in plan.forming):
+        reason = "an orbit patch is not stored, and under vLLM none is formed, as that takes other orderings"
+        say_once(f"{plan.strategy} is computed plainly under vLLM: {reason}")
+        return Link(asked, prompt, plain, (), wanted, remark=f"{plan.strategy}: {reason}")
+    needs = tuple((key, rank, tuple(sorted(kept))) for key, (rank, kept) in _needs(plan).items())
     if any(key.chunk not in unknown for key in plan.forming):
         return Link(asked, prompt, plain, (), wanted, needs, remark="patches are formed of this prompt's own rows")
     taken = without(plan, frozenset(unknown))
@@ -101,14 +113,29 @@ def _needs(plan: LinkPlan) -> dict[PatchKey, tuple[int, frozenset[int]]]:
     return {key: plan.patch_need(key) for key in plan.forming}
 
 
+def _of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) -> tuple[Need, ...]:
+    """Patches of the chunks that `auto` computes in their place, where none is stored that serves."""
+    chunks = {segment.start: (segment, chunk) for segment, chunk in prompt.chunk_segments}
+    layers = tuple(range(plan.layers))
+    needs: dict[PatchKey, Need] = {}
+    for decision in plan.decisions:
+        segment, chunk = chunks[decision.start]
+        rank = rank_of(chunk, knowledge, knowledge.judgement.policy)
+        if decision.lane not in COMPUTED or rank == 0:
+            continue
+        key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+        patch = knowledge.find_patch(key)
+        if patch is None or patch.rank < rank or not patch.covers(layers):
+            needs[key] = (key, rank, layers)
+    return tuple(needs.values())
+
+
 def _strategy(name: object) -> Strategy:
     if not isinstance(name, str):
         raise EmblemaError(f"strategy is {name!r}: give a name")
-    strategy = parse(name)
-    if isinstance(strategy, Orbit):
-        raise EmblemaError(f"{name}: orbit patches are not formed under vLLM; use patch-M")
-    return strategy
+    return parse(name)
 
 
 def _knowledge(shape: Shape, view: View) -> Knowledge:
-    return Knowledge(shape.fingerprint, shape.layouts, view.find_patch, lambda prompt: None)
+    """What is stored; nothing is measured of a lane here, so `auto` decides by the policy as it is set by default."""
+    return Knowledge(shape.fingerprint, shape.layouts, view.find_patch, lambda prompt: None, patch_keys=view.patch_keys)

@@ -31,11 +31,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A chunk that was prefilled alone: its rows are read after the forward and kept."""
+    """A chunk that was prefilled alone: its rows are read after the forward and kept.
+
+    Attributes:
+        identifier: vLLM's digest of the picture, by which its encoder output is found.
+    """
 
     salt: bytes
     chunk: Chunk
-    blocks: tuple[int, ...]
+    identifier: str
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from emblema.errors import EmblemaError
 from emblema.vllm.desk import Desk, Step
+from emblema.vllm.encodings import EmblemaEncoderConnector
 from emblema.vllm.internals import NATIVE_GAPS, asked_of, gap_request, private_from, solo_request
 
 CAPTURES_AT_ONCE = 4
@@ -23,7 +24,7 @@ PLANNED_AHEAD = 16
 
 
 class LinkingScheduler(Scheduler):
-    """vLLM's scheduler with gaps: `--scheduler-cls emblema.vllm.scheduler.LinkingScheduler`.
+    """vLLM's scheduler with gaps: `--scheduler-cls emblema.vllm.LinkingScheduler`.
 
     The connector beside it claims rows; see `Desk`, which both share.
     """
@@ -34,6 +35,9 @@ class LinkingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.desk = getattr(self.connector, "desk", None)
         self._desk.hide = self.hide
+        self._encodings = self.ec_connector if isinstance(self.ec_connector, EmblemaEncoderConnector) else None
+        if self._encodings is not None:
+            self._encodings.find, self._encodings.count = self._desk.encoding, self._desk.handed
 
     @property
     def max_num_active_reqs(self) -> int:
@@ -105,6 +109,8 @@ class LinkingScheduler(Scheduler):
         name, room = request.request_id, desk.room(request.request_id, num_computed_tokens)
         if room is not None:
             num_new_tokens = min(num_new_tokens, room)
+        if self._encodings is not None:
+            self._encodings.asking = name
         result = super()._try_schedule_encoder_inputs(
             request, num_computed_tokens, num_new_tokens, encoder_compute_budget, **kwargs
         )
@@ -114,13 +120,13 @@ class LinkingScheduler(Scheduler):
         if claimed is None or claimed.stop != num_computed_tokens or result[1] == 0:
             return result
         inputs, rows, budget, loaded, twice = result
-        embeds = sum(request.get_num_encoder_embeds(index) for index in inputs)
-        held = {request.mm_features[index].identifier for index in inputs}
+        embeds = sum(request.get_num_encoder_embeds(index) for index in (*inputs, *loaded))
+        held = {request.mm_features[index].identifier for index in (*inputs, *loaded)}
         for index, feature in enumerate(request.mm_features):
             place = feature.mm_position
             if not any(place.offset < stop and start < place.offset + place.length for start, stop in claimed.gaps):
                 continue
-            if index in inputs or index in twice:
+            if index in inputs or index in loaded or index in twice:
                 continue
             if feature.identifier in held:
                 twice = [*twice, index]
@@ -128,9 +134,13 @@ class LinkingScheduler(Scheduler):
                 if not self.encoder_cache_manager.can_allocate(request, index, budget, embeds):
                     desk.fewer(name)
                     return [], 0, encoder_compute_budget, [], []
-                inputs, size = [*inputs, index], request.get_num_encoder_embeds(index)
+                size = request.get_num_encoder_embeds(index)
+                if self._encodings is not None and self._encodings.has_cache_item(feature.identifier):
+                    loaded = [*loaded, index]
+                else:
+                    inputs, budget = [*inputs, index], budget - size
                 held.add(feature.identifier)
-                budget, embeds = budget - size, embeds + size
+                embeds += size
         return inputs, rows, budget, loaded, twice
 
     def _add_gaps(self, output: SchedulerOutput, step: Step) -> None:

