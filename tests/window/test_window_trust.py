@@ -1,4 +1,4 @@
-"""Who keeps his rows when what stands before him has changed: the policy says it, by what was measured and its bounds."""
+"""Who keeps its rows when what stands before it has changed: what was measured says it, and the bounds."""
 
 from typing import Any
 
