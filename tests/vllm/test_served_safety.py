@@ -214,6 +214,27 @@ def served_once(bench, subject, tmp_path_factory) -> Any:
     return bench.serve(subject.folder, tmp_path_factory.mktemp("once"), subject.vocabulary)
 
 
+def test_auto_computes_what_is_new_behind_what_it_links(served_once, subject, engine) -> None:
+    given = subject.prompt(3, seed=63)
+    known = given.only(0, 1)
+
+    def ask(prompt: Any) -> Any:
+        answer = served_once.ask(prompt.token_ids, prompt.pictures, {"strategy": "auto"})
+        served_once.settle()
+        served_once.forget_prefixes()
+        return answer
+
+    first, again = ask(known), ask(known)
+    assert first.told["linked_tokens"] == 0 and error(first, wanted(engine, known, "full")) <= TOLERANCE
+    assert again.told["strategy"] == "auto:patch" and again.told["linked_tokens"] == again.told["media_tokens"]
+    mixed, whole = ask(given), ask(given)
+    assert mixed.told["strategy"] == "auto:patch+full" and mixed.cached == again.told["media_tokens"]
+    assert whole.told["strategy"] == "auto:patch" and whole.cached == whole.told["media_tokens"] > mixed.cached
+    # The third picture's patch was formed of its rows behind the first two, as they were linked.
+    full, blind = wanted(engine, given, "full"), wanted(engine, given, "blind")
+    assert error(whole, full) < error(whole, blind)
+
+
 def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, monkeypatch) -> None:
     given = subject.prompt(3, seed=62)
     learn(served_once, given)

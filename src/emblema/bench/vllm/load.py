@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ def load(
     rates: Sequence[float | None],
     tokens: int,
     folder: Path,
+    notify: Callable[[Loaded], None] = lambda one: None,
 ) -> list[Loaded]:
     """Send the turns under each strategy at each rate; every picture has been seen before.
 
@@ -75,6 +76,7 @@ def load(
         tokenizer: folder of the model's.
         tokens: of an answer, at most.
         folder: for the prompts and the generator's results.
+        notify: told of each as it comes.
 
     Raises:
         EmblemaError: the generator failed, or not every turn was answered.
@@ -93,6 +95,7 @@ def load(
             plain = plain or told["generated_texts"]
             moved = {key: int(after.get(key, 0) - before.get(key, 0)) for key in after}
             found.append(_summed(talks, name, rate, told, plain, moved))
+            notify(found[-1])
     return found
 
 

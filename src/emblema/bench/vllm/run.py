@@ -10,7 +10,7 @@ from typing import Any
 
 from emblema.bench.vllm.client import Client
 from emblema.bench.vllm.conversations import of_noise, of_pages
-from emblema.bench.vllm.load import load
+from emblema.bench.vllm.load import Loaded, load
 from emblema.bench.vllm.measure import agreement, clients, first_tokens, plain_data
 from emblema.bench.vllm.model import random_model
 from emblema.models.load import bundled_folder
@@ -118,19 +118,29 @@ class Bench:
         noise = of_noise(wanted.talks, SIDE, wanted.seed)
         more = ["--dtype", wanted.dtype, "--load-format", "dummy"]
         with self._serving(str(folder), "talks", "blind", more) as client:
-            held = load(client, folder, noise, TIMED, wanted.rates, 1, self.folder / "noise")
+            held = load(client, folder, noise, TIMED, wanted.rates, 1, self.folder / "noise", self._loaded)
         found["talks"] = {"parameters": parameters, "held": plain_data(held)}
         pages = of_pages(wanted.talks, wanted.seed)
         with self._serving("reference", "pages", "auto", ["--dtype", "float32"]) as client:
-            told = load(client, bundled_folder("reference"), pages, TALKING, wanted.rates, ANSWER, self.folder / "said")
-        found["answers"] = {"held": plain_data(told)}
-        for one in (*held, *told):
-            self.say(
-                f"{one.strategy} at {one.rate or 'once'}: {one.turns_a_second:.2f} turns a second, first turn "
-                f"{one.first_turn:.2f} s, later {one.later_turns:.2f} s, {one.linked_tokens} of {one.prompt_tokens} "
-                f"tokens linked, {one.kv_bytes / 2**20:.0f} MiB, {one.agreeing} of {one.turns} as plain"
+            told = load(
+                client,
+                bundled_folder("reference"),
+                pages,
+                TALKING,
+                wanted.rates,
+                ANSWER,
+                self.folder / "said",
+                self._loaded,
             )
+        found["answers"] = {"held": plain_data(told)}
         return found
+
+    def _loaded(self, one: Loaded) -> None:
+        self.say(
+            f"{one.strategy} at {one.rate or 'once'}: {one.turns_a_second:.2f} turns a second, first turn "
+            f"{one.first_turn:.2f} s, later {one.later_turns:.2f} s, {one.linked_tokens} of {one.prompt_tokens} tokens "
+            f"linked, {one.kv_bytes / 1e6:.0f} MB, {one.agreeing} of {one.turns} as plain"
+        )
 
     def _timed(self) -> tuple[Path, int]:
         folder = self.folder / self.settings.shape
