@@ -13,7 +13,7 @@ from emblema.bench.progress import steps
 from emblema.engine.conversation import PromptPart, slid
 from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.engine import Engine
-from emblema.engine.upkeep import Upkeep
+from emblema.engine.upkeep.upkeep import Upkeep
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.decisions import Lane

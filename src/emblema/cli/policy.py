@@ -23,7 +23,7 @@ def policy(
     """Say what the canary measured: which ways of taking a chunk `auto` trusts, by model and kind of content."""
     from emblema.cli.screen import console
     from emblema.cli.store_listing import show_json
-    from emblema.engine.ledgers import read_all
+    from emblema.engine.upkeep.ledgers import read_all
 
     if not Path(store).is_dir():
         raise StoreError(f"--store {store}: there is no such folder")

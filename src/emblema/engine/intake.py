@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from emblema.engine.conversation import MediaReader
-from emblema.engine.former import Former
 from emblema.engine.linker import Linker
 from emblema.engine.reader import PromptReader
 from emblema.engine.storing import StoreLike, open_store, shelf_of, view_of
-from emblema.engine.upkeep import Upkeep
+from emblema.engine.upkeep.former import Former
+from emblema.engine.upkeep.upkeep import Upkeep
 from emblema.engine.workshop import Workshop
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk

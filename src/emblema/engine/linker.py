@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from emblema.engine.upkeep import Upkeep
+from emblema.engine.upkeep.upkeep import Upkeep
 from emblema.errors import LoadError, PromptError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows

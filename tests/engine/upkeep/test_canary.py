@@ -13,8 +13,8 @@ import torch
 from emblema import AsyncEngine, Engine, Policy, Store, slid
 from emblema.bench.metrics import divergence as expected
 from emblema.bench.tasks import Episode, generate
-from emblema.engine.canary import divergence
-from emblema.engine.ledgers import read_all
+from emblema.engine.upkeep.canary import divergence
+from emblema.engine.upkeep.ledgers import read_all
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Factors, LayerPatch, Patch

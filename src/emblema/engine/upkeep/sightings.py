@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from emblema.engine.formable import Formable
+from emblema.engine.upkeep.formable import Formable
 from emblema.errors import CapacityError
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy

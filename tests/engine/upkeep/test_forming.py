@@ -12,10 +12,10 @@ import torch
 
 from emblema import Engine, Policy, Store, slid
 from emblema.bench.tasks import Episode
-from emblema.engine.formable import Formable
-from emblema.engine.former import Former
 from emblema.engine.linker import Linker
-from emblema.engine.upkeep import Upkeep
+from emblema.engine.upkeep.formable import Formable
+from emblema.engine.upkeep.former import Former
+from emblema.engine.upkeep.upkeep import Upkeep
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
 from emblema.link.executor import Linked

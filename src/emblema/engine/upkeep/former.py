@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
-from emblema.engine.formable import Formable
+from emblema.engine.upkeep.formable import Formable
 from emblema.errors import EmblemaError, LoadError
 from emblema.link.policy.policy import Policy
 from emblema.store.keys import PatchKey

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from emblema.engine.canary import Canary, CanaryStatistics, chunks_of
-from emblema.engine.formable import Formable, formable
-from emblema.engine.former import Former, FormingStatistics
-from emblema.engine.ledgers import Ledgers
-from emblema.engine.sightings import BroughtStatistics, Sightings
+from emblema.engine.upkeep.canary import Canary, CanaryStatistics, chunks_of
+from emblema.engine.upkeep.formable import Formable, formable
+from emblema.engine.upkeep.former import Former, FormingStatistics
+from emblema.engine.upkeep.ledgers import Ledgers
+from emblema.engine.upkeep.sightings import BroughtStatistics, Sightings
 from emblema.link.executor import Linked
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.costs import Costs, Rates
