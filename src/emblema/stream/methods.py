@@ -6,6 +6,7 @@ from emblema.errors import StreamError
 from emblema.models.adapter import Adapter
 from emblema.stream.baselines.full import Full
 from emblema.stream.baselines.sliding import Sliding
+from emblema.stream.memory import Mosaic
 from emblema.stream.method import Method
 from emblema.stream.positions import Places
 from emblema.stream.settings import StreamSettings
@@ -15,7 +16,7 @@ Maker = Callable[[Adapter, StreamSettings, Places], Method]
 
 def makers() -> dict[str, Maker]:
     """Name to maker; `mosaic` is ours."""
-    return {"full": Full, "sliding": Sliding}
+    return {"mosaic": Mosaic, "full": Full, "sliding": Sliding}
 
 
 def method_named(name: str) -> Maker:

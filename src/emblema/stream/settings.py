@@ -15,7 +15,7 @@ Drop = Literal["block", "oldest", "newest"]
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Settings of one stream; all but the last five hold for every method.
+    """Settings of one stream; those up to `drop` hold for every method.
 
     Attributes:
         sinks: first frames of the stream, seen for ever (StreamingVLM); the turn's opening always is.
@@ -31,6 +31,7 @@ class StreamSettings:
         representatives: whether centroids of clusters that were not retrieved are seen.
         weighted: whether a centroid counts for as many rows as it stands for (the log of their number on its logit).
         retrieve_while_encoding: whether frames retrieve clusters, beside window and representatives.
+        breadth: visual clusters are chosen until they hold so many times the budget.
         prefetch: whether layer l picks clusters for layer l + 1, copied on a thread meanwhile.
         splitting: what happens to a cluster that grew too wide while it is on the host: `deferred` until it is
             fetched for a question or a frame, or `eager`.
@@ -54,6 +55,7 @@ class StreamSettings:
     representatives: bool = True
     weighted: bool = True
     retrieve_while_encoding: bool = False
+    breadth: float = 2.0
     prefetch: bool = True
     splitting: Splitting = "deferred"
     tau_small: float = 0.1
@@ -73,7 +75,7 @@ class StreamSettings:
         for name, choices in (("positions", Positions), ("splitting", Splitting), ("direction", Direction)):
             _one_of(name, getattr(self, name), get_args(choices))
         _one_of("drop", self.drop, get_args(Drop))
-        for name in ("tau_small", "tau_large", "scale"):
+        for name in ("breadth", "tau_small", "tau_large", "scale"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise StreamError(f"{name} is {value!r}: it must be a number above 0")

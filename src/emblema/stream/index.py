@@ -1,0 +1,94 @@
+"""Representatives of one level's clusters, stacked on the device: matching and retrieval are matrix products."""
+
+import torch
+from torch import Tensor
+
+GROWTH = 1.25
+
+
+class Index:
+    """Rows side by side, one a cluster, in no order; a cluster that goes leaves its row to the last one.
+
+    Args:
+        width: of the vectors that are matched: mean keys with their heads side by side, or embeddings.
+        extra: of what is kept beside each (mean values); 0 for nothing.
+    """
+
+    def __init__(self, width: int, extra: int, device: torch.device) -> None:
+        self.ids: list[int] = []
+        self._slots: dict[int, int] = {}
+        self._width = width
+        self._means = torch.zeros(0, width + extra, device=device)
+        # Per row: members, mean frame, first frame, last frame, group.
+        self._facts = torch.zeros(0, 5, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the device, room for rows to come included."""
+        return self._means.nbytes
+
+    @property
+    def means(self) -> Tensor:
+        """[clusters, width] float32."""
+        return self._means[: len(self), : self._width]
+
+    @property
+    def extras(self) -> Tensor:
+        """[clusters, extra] float32."""
+        return self._means[: len(self), self._width :]
+
+    @property
+    def facts(self) -> Tensor:
+        """[clusters, 5] float64 on the host: members, mean frame, first frame, last frame, group."""
+        return self._facts[: len(self)]
+
+    def slot(self, id: int) -> int:
+        """The row of a cluster."""
+        return self._slots[id]
+
+    def mean(self, id: int) -> Tensor:
+        """[width + extra] of a cluster."""
+        return self._means[self._slots[id]]
+
+    def put(self, id: int, mean: Tensor, frames: list[int], group: int) -> None:
+        """Set a cluster's row; a new one gets one."""
+        if id not in self._slots:
+            self._reserve(len(self) + 1)
+            self._slots[id] = len(self)
+            self.ids.append(id)
+        slot = self._slots[id]
+        self._means[slot] = mean
+        facts = (len(frames), sum(frames) / len(frames), min(frames), max(frames), group)
+        self._facts[slot] = torch.tensor(facts, dtype=torch.float64)
+
+    def regroup(self, id: int, group: int) -> None:
+        """A cluster lies in another visual cluster now."""
+        self._facts[self._slots[id], 4] = group
+
+    def remove(self, id: int) -> None:
+        """A cluster is gone."""
+        slot, last = self._slots.pop(id), self.ids.pop()
+        if last == id:
+            return
+        end = len(self.ids)
+        self.ids[slot], self._slots[last] = last, slot
+        self._means[slot], self._facts[slot] = self._means[end], self._facts[end]
+
+    def _reserve(self, rows: int) -> None:
+        have = self._means.shape[0]
+        if rows <= have:
+            return
+        more = max(rows, int(have * GROWTH), 16) - have
+        self._means = torch.cat((self._means, self._means.new_zeros(more, self._means.shape[1])))
+        self._facts = torch.cat((self._facts, self._facts.new_zeros(more, 5)))
+
+    def similarities(self, vector: Tensor) -> Tensor:
+        """Cosines [clusters] of a vector [width] with every mean."""
+        return torch.nn.functional.cosine_similarity(self.means, vector[None, : self._width], dim=1)
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """Products [queries, clusters] of queries [queries, width] with every mean, on the host."""
+        return (queries @ self.means.T).cpu()

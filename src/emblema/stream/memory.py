@@ -1,0 +1,213 @@
+"""Mosaic's memory: frames in visual clusters, inside them in semantic clusters of each layer, members on the host."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from emblema.kv.rotation import PhaseBook
+from emblema.models.adapter import Adapter
+from emblema.stream.host import HostRows, Transfers
+from emblema.stream.layer import LayerMemory
+from emblema.stream.maintainer import Upkeep
+from emblema.stream.method import NOTHING, Bytes, Departed, Found, Means, Query, Sight, StreamRows
+from emblema.stream.positions import Places
+from emblema.stream.prefetch import Fetcher
+from emblema.stream.retrieval import choose
+from emblema.stream.settings import StreamSettings
+from emblema.stream.states import frame_vectors
+from emblema.stream.visual import VisualMemory
+
+Seen = NDArray[numpy.int64]
+
+
+class Mosaic:
+    """Clusters on two levels, retrieved in two stages, with representatives of the rest (Mosaic, arXiv 2604.10060)."""
+
+    name = "mosaic"
+    shares_local = True
+
+    def __init__(self, adapter: Adapter, settings: StreamSettings, places: Places) -> None:
+        self.adapter, self.settings, self.places = adapter, settings, places
+        self.transfers, self.visual_upkeep, self.upkeep = Transfers(), Upkeep(), Upkeep()
+        device = adapter.device
+        hosts = [HostRows(layout, places.tokens, adapter.dtype, self.transfers) for layout in adapter.layouts]
+        self.layers = [
+            LayerMemory(settings, layout, host, self.upkeep, device)
+            for layout, host in zip(adapter.layouts, hosts, strict=True)
+        ]
+        self.visual = VisualMemory(settings, adapter.hidden_size, self.layers, self.visual_upkeep, device)
+        self._fetcher = Fetcher(hosts, self.transfers, device)
+        self._constructed = False
+        self._found: Counter[int] = Counter()
+
+    def admit(self, departed: Departed) -> None:
+        self._fetcher.finish()
+        book, embeddings = PhaseBook(self.adapter.tables, departed.positions), departed.codes.embeds.float().mean(1)
+        held = [
+            (frame_vectors(rows, layout, book, self.places.tokens), memory.host.lines(rows))
+            for rows, layout, memory in zip(departed.layers, self.adapter.layouts, self.layers, strict=True)
+        ]
+        for row, frame in enumerate(departed.frames):
+            for memory, (vectors, lines) in zip(self.layers, held, strict=True):
+                memory.hold(frame, lines[row], vectors[row])
+            self._admit(frame, embeddings[row], [vectors[row] for vectors, _ in held])
+
+    def _admit(self, frame: int, embedding: Tensor, vectors: list[Tensor]) -> None:
+        if self._constructed:
+            group = self.visual.take(frame, embedding)
+            for memory, vector in zip(self.layers, vectors, strict=True):
+                memory.take(frame, vector, group)
+            return
+        group = self.visual.wait(frame, embedding)
+        for memory in self.layers:
+            memory.wait(frame, group)
+        if len(self.visual.level.clusters) >= self.settings.first:
+            groups = self.visual.construct()
+            for memory in self.layers:
+                memory.construct(groups)
+            self._constructed = True
+
+    def prepare(self, sight: Sight) -> None:
+        self._fetcher.begin()
+        self._found.clear()
+        for memory in self.layers:
+            memory.fetched.clear()
+
+    def read(self, layer: int, query: Query, sight: Sight) -> Found:
+        settings, index = self.settings, self.layers[layer].level.index
+        retrieving = query.purpose == "question" or settings.retrieve_while_encoding
+        if not len(index) or not (retrieving or settings.representatives):
+            return NOTHING
+        chosen = self._choose(layer, query, sight) if retrieving else [set[int]() for _ in range(query.count)]
+        wanted = self._recent(layer, sight)
+        taken = sorted(set[int]().union(*chosen, wanted))
+        found = self._rows(layer, query, taken, chosen, sight)
+        if retrieving and settings.prefetch and layer + 1 < len(self.layers):
+            self._guess(layer + 1, query, sight)
+        means = self._means(layer, query, chosen, wanted, sight) if settings.representatives else None
+        return Found(found[0], found[1], means)
+
+    def _choose(self, layer: int, query: Query, sight: Sight) -> list[set[int]]:
+        """For each group, the numbers of the clusters that it retrieves."""
+        level, settings = self.layers[layer].level, self.settings
+        sizes, groups = self._seen(layer, sight), level.index.facts[:, 4].long().numpy()
+        return [
+            {level.index.ids[slot] for slot in choose(scores, sizes, groups, settings.budget, settings.breadth)}
+            for scores in level.index.scores(query.pooled)
+        ]
+
+    def _guess(self, layer: int, query: Query, sight: Sight) -> None:
+        """Have the next layer's clusters copied, as this layer's queries would choose them there."""
+        memory = self.layers[layer]
+        if memory.level.width != query.pooled.shape[1]:
+            return
+        ids = set[int]().union(*self._choose(layer, query, sight), self._recent(layer, sight))
+        self._fetcher.start(layer, [id for id in sorted(ids) if id in memory.host])
+
+    def _seen(self, layer: int, sight: Sight) -> Seen:
+        """Frames in sight of each cluster."""
+        level = self.layers[layer].level
+        facts = level.index.facts.numpy()
+        sizes = facts[:, 0].astype(numpy.int64)
+        for slot in ((facts[:, 2] < sight.low) | (facts[:, 3] >= sight.high)).nonzero()[0]:
+            frames = level.clusters[level.index.ids[slot]].frames
+            sizes[slot] = sum(sight.low <= frame < sight.high for frame in frames)
+        return sizes
+
+    def _recent(self, layer: int, sight: Sight) -> set[int]:
+        """Clusters that hold frames which are shown whatever is retrieved."""
+        level = self.layers[layer].level
+        facts = level.index.facts.numpy()
+        found = set()
+        for slot in ((facts[:, 3] >= sight.recent) & (facts[:, 2] < sight.high)).nonzero()[0]:
+            cluster = level.clusters[level.index.ids[slot]]
+            if any(sight.recent <= frame < sight.high for frame in cluster.frames):
+                found.add(cluster.id)
+        return found
+
+    def _rows(
+        self, layer: int, query: Query, taken: list[int], chosen: list[set[int]], sight: Sight
+    ) -> tuple[StreamRows | None, Tensor | None]:
+        """Rows of clusters in the order of their frames, and which group sees which."""
+        if not taken:
+            return None, None
+        memory, device = self.layers[layer], self.adapter.device
+        stored = [id for id in taken if id in memory.host]
+        lines = dict(zip(stored, self._fetcher.get(layer, stored), strict=True))
+        memory.fetched.update(stored)
+        clusters = [memory.level.clusters[id] for id in taken]
+        blocks = [lines[one.id] if one.id in lines else memory.waiting[one.frames[0]][None] for one in clusters]
+        frames = torch.tensor([frame for one in clusters for frame in one.frames])
+        owners = torch.tensor([one.id for one in clusters for _ in one.frames])
+        order = frames.argsort()
+        frames, owners = frames[order], owners[order]
+        inside = (frames >= sight.low) & (frames < sight.high)
+        shown = torch.stack([torch.isin(owners, torch.tensor(sorted(own), dtype=torch.int64)) for own in chosen])
+        shown = (shown | (frames >= sight.recent)) & inside
+        if query.purpose == "question":
+            self._found.update(frames[shown[0]].tolist())
+        kv = memory.host.rows(torch.cat(blocks)[order.to(device)])
+        frames = frames.to(device)
+        rows = StreamRows(kv, self.places.written(frames), frames.repeat_interleave(self.places.tokens))
+        if bool(shown.all()):
+            return rows, None
+        return rows, shown.repeat_interleave(self.places.tokens, dim=1).to(device)
+
+    def _means(
+        self, layer: int, query: Query, chosen: list[set[int]], wanted: set[int], sight: Sight
+    ) -> Means | None:
+        """Representatives of the clusters that a group sees no row of; none of them knows what is out of sight."""
+        level, layout, device = self.layers[layer].level, self.adapter.layouts[layer], self.adapter.device
+        index = level.index
+        facts = index.facts
+        inside = (facts[:, 2] >= sight.low) & (facts[:, 3] < sight.high)
+        shown = inside.expand(query.count, -1).clone()
+        for group, own in enumerate(chosen):
+            shown[group, [index.slot(id) for id in own | wanted]] = False
+        keys, values = (
+            part.reshape(len(index), heads, width).transpose(0, 1)
+            for part, (heads, width) in ((index.means, layout.keys), (index.extras, layout.values))
+        )
+        counts = facts[:, 0] * self.places.tokens
+        weight = counts.log() if self.settings.weighted else torch.zeros_like(counts)
+        when = facts[:, 1].float()
+        return Means(keys, values, when.to(device), weight.float().to(device), shown.to(device))
+
+    def settle(self) -> None:
+        self._fetcher.finish()
+        groups = self.visual.fetched()
+        for memory in self.layers:
+            for id in sorted(memory.fetched):
+                memory.maintainer.refine(id)
+        for group in sorted(groups):
+            self.visual.maintainer.refine(group)
+
+    def bytes(self) -> Bytes:
+        device: Counter[str] = Counter()
+        for memory in self.layers:
+            device.update(memory.device_bytes)
+        device["index"] += self.visual.level.index.bytes
+        device["fetched"] = self._fetcher.bytes
+        vectors = sum(level.vectors.bytes for level in (self.visual.level, *(one.level for one in self.layers)))
+        return Bytes(dict(device), {"rows": sum(one.host.bytes for one in self.layers), "vectors": vectors})
+
+    def counts(self) -> Mapping[str, float]:
+        clusters = sum(len(memory.level.clusters) for memory in self.layers)
+        return {
+            **self.transfers.counts(),
+            **self.upkeep.counts("semantic"),
+            **self.visual_upkeep.counts("visual"),
+            "divided": float(self.visual.divided),
+            "clusters": float(clusters),
+            "visual_clusters": float(len(self.visual.level.clusters)),
+        }
+
+    def retrieved(self) -> Mapping[int, float]:
+        return {frame: count / len(self.layers) for frame, count in self._found.items()}
+
+    def close(self) -> None:
+        self._fetcher.close()
