@@ -26,7 +26,7 @@ class WindowError(EmblemaError):
 
 
 class StreamError(EmblemaError):
-    """A stream cannot do what was asked: nothing was seen yet, time went backwards, a setting is wrong, it is closed."""
+    """A stream cannot do what was asked: nothing was seen yet, time went back, a setting is wrong, it is closed."""
 
 
 class StrategyError(EmblemaError):

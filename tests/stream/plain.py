@@ -32,8 +32,12 @@ def plain_logits(made: Engine, opening: Sequence[int], frames: Sequence[Any], cl
     embeds = torch.cat([begin, *(code.embeds[0] for code in codes), end])
     visual = torch.zeros(len(embeds), dtype=torch.bool)
     visual[len(opening) : len(opening) + len(frames) * tokens] = True
-    deepstack = tuple(torch.cat([code.deepstack[index][0] for code in codes]) for index in range(len(codes[0].deepstack)))
+    deepstack = tuple(
+        torch.cat([code.deepstack[index][0] for code in codes]) for index in range(len(codes[0].deepstack))
+    )
     rows = torch.arange(len(embeds))
     table = adapter.table(len(embeds))
     table.allocate(rows)
-    return adapter.logits(adapter.forward(RowBatch(embeds, torch.cat(positions, 1), rows, visual, deepstack), table))[-1]
+    return adapter.logits(adapter.forward(RowBatch(embeds, torch.cat(positions, 1), rows, visual, deepstack), table))[
+        -1
+    ]

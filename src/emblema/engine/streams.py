@@ -1,7 +1,8 @@
 """An engine as a stream sees it: spells, encodes pictures and decodes for it."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from PIL import Image
 
 from emblema.engine.decoding import Place, Sampler, Sampling, decode_behind
 from emblema.engine.replies import TextStream
-from emblema.engine.spelling import ANCHOR, Spelling
+from emblema.engine.spelling import Spelling
 from emblema.media import load_image, sample_frames
 from emblema.models.adapter import Adapter
 from emblema.models.frames import FrameCodes, encode_frames
@@ -55,7 +56,9 @@ class StreamHost(Spelling):
         return load_image(frame, self._engine._limits)
 
     def video(self, source: Any, fps: float) -> Iterator[tuple[float, Image.Image]]:
-        return sample_frames(source, fps, self._engine._limits)
+        # Frames come one at a time and are not kept: how many there are is no matter.
+        limits = replace(self._engine._limits, video_frames=sys.maxsize, video_pixels=sys.maxsize)
+        return sample_frames(source, fps, limits)
 
     def codes(self, pictures: Sequence[Image.Image]) -> FrameCodes:
         return encode_frames(self.adapter, self._preparer, pictures)

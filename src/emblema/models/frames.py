@@ -87,7 +87,9 @@ def encode_frames(adapter: Adapter, preparer: Preparer, pictures: Sequence[Image
         features = adapter.kind.encode(adapter.model, adapter.on_device(_joined(prepared)))
     media, count = features.media, len(pictures)
     if media.shape[0] != count * tokens:
-        raise ModelError(f"the encoder of {adapter.family} gave {media.shape[0]} features for {count} x {tokens} tokens")
+        raise ModelError(
+            f"the encoder of {adapter.family} gave {media.shape[0]} features for {count} x {tokens} tokens"
+        )
     embeds = media.to(adapter.dtype).reshape(count, tokens, -1)
     deepstack = tuple(layer.to(adapter.dtype).reshape(count, tokens, -1) for layer in features.deepstack)
     offsets = frame_offsets(prepared[0], tokens, adapter.axes).to(adapter.device)

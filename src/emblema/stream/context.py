@@ -41,6 +41,7 @@ class Composer:
         if self.packed:
             target = positions.clone()
             target[:, moving] = places.packed(positions[:, moving], frames[moving], end)
+        self._still = torch.equal(positions, target)
         self._local = self._book(positions), self._book(target)
 
     def _book(self, positions: Tensor) -> PhaseBook:
@@ -49,7 +50,7 @@ class Composer:
     def local(self, layout: LayerLayout, rows: LayerRows) -> Part:
         """What is always seen, and by all."""
         bias = torch.zeros(1, rows.tokens, device=self.adapter.device)
-        return Part(relocate(rows, layout, *self._local) if self.packed else rows, bias)
+        return Part(rows if self._still else relocate(rows, layout, *self._local), bias)
 
     def found(self, layout: LayerLayout, found: Found) -> list[Part]:
         """What a memory handed out.

@@ -19,6 +19,7 @@ class Index:
         self._slots: dict[int, int] = {}
         self._width = width
         self._means = torch.zeros(0, width + extra, device=device)
+        self._lengths = torch.zeros(0, device=device)
         # Per row: members, mean frame, first frame, last frame, group.
         self._facts = torch.zeros(0, 5, dtype=torch.float64)
 
@@ -28,7 +29,7 @@ class Index:
     @property
     def bytes(self) -> int:
         """Bytes on the device, room for rows to come included."""
-        return self._means.nbytes
+        return self._means.nbytes + self._lengths.nbytes
 
     @property
     def means(self) -> Tensor:
@@ -61,6 +62,7 @@ class Index:
             self.ids.append(id)
         slot = self._slots[id]
         self._means[slot] = mean
+        self._lengths[slot] = mean[: self._width].norm().clamp_min(1e-12)
         facts = (len(frames), sum(frames) / len(frames), min(frames), max(frames), group)
         self._facts[slot] = torch.tensor(facts, dtype=torch.float64)
 
@@ -75,7 +77,8 @@ class Index:
             return
         end = len(self.ids)
         self.ids[slot], self._slots[last] = last, slot
-        self._means[slot], self._facts[slot] = self._means[end], self._facts[end]
+        for held in (self._means, self._lengths, self._facts):
+            held[slot] = held[end]
 
     def _reserve(self, rows: int) -> None:
         have = self._means.shape[0]
@@ -83,11 +86,12 @@ class Index:
             return
         more = max(rows, int(have * GROWTH), 16) - have
         self._means = torch.cat((self._means, self._means.new_zeros(more, self._means.shape[1])))
+        self._lengths = torch.cat((self._lengths, self._lengths.new_zeros(more)))
         self._facts = torch.cat((self._facts, self._facts.new_zeros(more, 5)))
 
-    def similarities(self, vector: Tensor) -> Tensor:
-        """Cosines [clusters] of a vector [width] with every mean."""
-        return torch.nn.functional.cosine_similarity(self.means, vector[None, : self._width], dim=1)
+    def likeness(self, vector: Tensor) -> Tensor:
+        """[clusters] on the host: cosines of a vector [width] with every mean, times the vector's own length."""
+        return (self.means @ vector[: self._width] / self._lengths[: len(self)]).cpu()
 
     def scores(self, queries: Tensor) -> Tensor:
         """Products [queries, clusters] of queries [queries, width] with every mean, on the host."""

@@ -37,7 +37,7 @@ class Level:
         """Of a group's clusters (None: of all), the most similar one, and the most similar one with room."""
         if not len(self.index):
             return None, None
-        cosines = self.index.similarities(vector).cpu()
+        cosines = self.index.likeness(vector)
         facts = self.index.facts
         if group is not None:
             cosines = cosines.masked_fill(facts[:, 4] != group, -torch.inf)

@@ -157,9 +157,7 @@ class Mosaic:
             return rows, None
         return rows, shown.repeat_interleave(self.places.tokens, dim=1).to(device)
 
-    def _means(
-        self, layer: int, query: Query, chosen: list[set[int]], wanted: set[int], sight: Sight
-    ) -> Means | None:
+    def _means(self, layer: int, query: Query, chosen: list[set[int]], wanted: set[int], sight: Sight) -> Means | None:
         """Representatives of the clusters that a group sees no row of; none of them knows what is out of sight."""
         level, layout, device = self.layers[layer].level, self.adapter.layouts[layer], self.adapter.device
         index = level.index

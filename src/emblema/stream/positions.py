@@ -44,7 +44,7 @@ class Places:
         return int(self.offsets.shape[1])
 
     def corner(self, frame: int) -> int:
-        """The position that frame number `frame` is, or would be, written from; what is asked behind it stands there."""
+        """The position that frame number `frame` is, or would be, written from; a question in its place stands there."""
         begun = frame - frame % self.block
         front = begun if self.zone is None else min(begun, self.zone)
         return self.opening + (front + frame - begun) * self.span
@@ -70,7 +70,8 @@ class Places:
         """
         own, rank = torch.unique_consecutive(frames, return_inverse=True)
         corner = end - (own.shape[0] - rank) * self.span
-        return positions - self.corners(frames)[None] + corner[None]
+        moved: Tensor = positions - self.corners(frames)[None] + corner[None]
+        return moved
 
     def means(self, when: Tensor, seen: Tensor, end: int) -> Tensor:
         """Positions [axes, centroids] of centroids of mean frame `when`: amid that frame, or where it would stand.

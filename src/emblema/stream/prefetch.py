@@ -9,7 +9,8 @@ from torch import Tensor
 
 from emblema.stream.host import HostRows, Transfers
 
-Copied = tuple[Tensor, float]
+Copied = tuple[dict[int, Tensor], float]
+"""Blocks by cluster, and the seconds that they took."""
 
 
 class Fetcher:
@@ -18,7 +19,8 @@ class Fetcher:
     def __init__(self, hosts: Sequence[HostRows], transfers: Transfers, device: torch.device) -> None:
         self._hosts, self._transfers, self._device = hosts, transfers, device
         self._pool: ThreadPoolExecutor | None = None
-        self._coming: list[dict[int, Future[Copied]]] = [{} for _ in hosts]
+        self._coming: list[Future[Copied] | None] = [None for _ in hosts]
+        self._guessed: list[frozenset[int]] = [frozenset() for _ in hosts]
         self._here: list[dict[int, Tensor]] = [{} for _ in hosts]
 
     @property
@@ -33,47 +35,52 @@ class Fetcher:
             here.clear()
 
     def start(self, layer: int, ids: Collection[int]) -> None:
-        """Copy blocks on a thread, as a later layer may ask for them."""
+        """Copy blocks on a thread, as a layer that comes later may ask for them; one guess a layer at a time."""
+        new = [id for id in ids if id not in self._here[layer]]
+        if not new or self._coming[layer] is not None:
+            return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "emblema-stream-fetch")
-        new = [id for id in ids if id not in self._here[layer] and id not in self._coming[layer]]
         self._transfers.predicted += len(new)
-        for id in new:
-            self._coming[layer][id] = self._pool.submit(self._copy, layer, id)
+        self._guessed[layer] = frozenset(new)
+        self._coming[layer] = self._pool.submit(self._copy, layer, new)
 
-    def _copy(self, layer: int, id: int) -> Copied:
+    def _copy(self, layer: int, ids: Sequence[int]) -> Copied:
         began = time.perf_counter()
-        lines = self._hosts[layer].copy(id, self._device)
-        return lines, time.perf_counter() - began
+        return {id: self._hosts[layer].copy(id, self._device) for id in ids}, time.perf_counter() - began
 
     def get(self, layer: int, ids: Sequence[int]) -> list[Tensor]:
         """Blocks on the device, waiting for those under way and copying those that are missing."""
         began = time.perf_counter()
-        here, coming = self._here[layer], self._coming[layer]
+        here = self._here[layer]
         if layer:
             self._transfers.asked += len(ids)
-            self._transfers.hits += sum(id in coming for id in ids)
-        for id in ids:
-            if id in coming:
-                here[id] = self._arrived(coming.pop(id).result())
-            elif id not in here:
-                here[id] = self._arrived(self._copy(layer, id))
+            self._transfers.hits += sum(id in self._guessed[layer] for id in ids)
+        if any(id in self._guessed[layer] for id in ids):
+            self._collect(layer)
+        missing = [id for id in ids if id not in here]
+        self._arrived(layer, self._copy(layer, missing))
         self._transfers.waited_seconds += time.perf_counter() - began
         return [here[id] for id in ids]
 
-    def _arrived(self, copied: Copied) -> Tensor:
-        lines, seconds = copied
-        self._transfers.fetches += 1
-        self._transfers.fetched_bytes += lines.nbytes
+    def _collect(self, layer: int) -> None:
+        coming = self._coming[layer]
+        if coming is not None:
+            self._arrived(layer, coming.result())
+            self._coming[layer] = None
+
+    def _arrived(self, layer: int, copied: Copied) -> None:
+        blocks, seconds = copied
+        self._here[layer].update(blocks)
+        self._transfers.fetches += len(blocks)
+        self._transfers.fetched_bytes += sum(lines.nbytes for lines in blocks.values())
         self._transfers.fetch_seconds += seconds
-        return lines
 
     def finish(self) -> None:
-        """Wait for guesses that nobody asked for, and drop them; blocks may be changed afterwards."""
-        for coming in self._coming:
-            for future in coming.values():
-                self._arrived(future.result())
-            coming.clear()
+        """Wait for guesses that nobody asked for; blocks may be changed afterwards."""
+        for layer in range(len(self._hosts)):
+            self._collect(layer)
+            self._guessed[layer] = frozenset()
 
     def close(self) -> None:
         """End the thread."""

@@ -90,7 +90,7 @@ def reading(adapter: Adapter, run: Reading) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
-        del ALL_ATTENTION_FUNCTIONS[name]
+        del ALL_ATTENTION_FUNCTIONS[name]  # type: ignore[no-untyped-call]
 
 
 def forward_reading(adapter: Adapter, batch: RowBatch, table: KVTable, run: Reading) -> Tensor:
