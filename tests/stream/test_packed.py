@@ -77,10 +77,12 @@ def test_a_long_stream_stays_in_range() -> None:
         stream.push(frames)
         stream.advance()
         assert stream._memory is not None
-        # As if so many frames had come already.
-        stream._memory[0].done = 4 * (length // 64)
+        span = stream._memory[0].places.span
         with pytest.raises(CapacityError, match="positions='packed'"):
-            stream.push([*frames, *frames])
+            stream.push(frames * (length // span))
+        # None of them was taken, and what was seen can be asked about.
+        assert stream.frames == 2 and stream.waiting == 0
+        assert torch.isfinite(stream.prefill(QUESTION)).all()
 
 
 def test_packing_needs_an_end() -> None:

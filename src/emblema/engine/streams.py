@@ -10,7 +10,7 @@ from PIL import Image
 
 from emblema.engine.decoding import Place, Sampler, Sampling, decode_behind
 from emblema.engine.replies import TextStream
-from emblema.engine.spelling import Spelling
+from emblema.engine.spelling import ANCHOR, Spelling
 from emblema.media import load_image, sample_frames
 from emblema.models.adapter import Adapter
 from emblema.models.frames import FrameCodes, encode_frames
@@ -51,6 +51,11 @@ class StreamHost(Spelling):
         shared = next((i for i, (a, b) in enumerate(zip(asked[::-1], bare[::-1], strict=False)) if a != b), len(bare))
         marker = tuple(self._preparer.markers("image")[1])
         return Closing((*marker, *asked), range(len(marker), len(marker) + len(asked) - shared))
+
+    def ending(self) -> TokenIds:
+        marker = tuple(self._preparer.markers("image")[1])
+        bare = self.close(BEHIND, "") if self._templated else ()
+        return (*marker, *bare) or ANCHOR
 
     def picture(self, frame: Any) -> Image.Image:
         return load_image(frame, self._engine._limits)

@@ -58,7 +58,7 @@ class Composer:
         Packed, a row's place depends on what else its group sees: every group then has rows of its own.
         """
         groups = 1 if found.shown is None else found.shown.shape[0]
-        if not self.packed or groups == 1:
+        if found.placed or not self.packed or groups == 1:
             return self._found(layout, found)
         parts = []
         for group in range(groups):
@@ -74,7 +74,7 @@ class Composer:
             rows, shown = found.rows, found.shown
             seen = torch.cat((torch.unique_consecutive(rows.frames), seen))
             kv = rows.kv
-            if self.packed:
+            if self.packed and not found.placed:
                 target = self.places.packed(rows.positions, rows.frames, self.start)
                 kv = relocate(kv, layout, self._book(rows.positions), self._book(target))
             bias = torch.zeros(1, kv.tokens, device=self.adapter.device)

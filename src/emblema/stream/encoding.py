@@ -14,15 +14,19 @@ from emblema.stream.source import MemorySource
 def encode(adapter: Adapter, method: Method, local: Local, codes: FrameCodes, batched: bool) -> None:
     """Run frames of the block under way; there is room for them. Their rows stay in its table.
 
+    For a method that does not encode, only their place is kept.
+
     Args:
         batched: in one forward, under a mask that keeps each frame to what came before it; else frame by frame.
     """
     sight = Sight(0, local.done, local.done)
     for start in range(0, codes.frames, codes.frames if batched else 1):
         part = codes if batched else codes.slice(start, start + 1)
+        batch, groups = _batch(adapter, local, part)
+        if not method.encodes:
+            continue
         method.prepare(sight)
         source = MemorySource(adapter, method, local, sight, local.places.corner(local.done), asked=False)
-        batch, groups = _batch(adapter, local, part)
         run = Reading(adapter, batch, groups, part.frames, "frames", source)
         forward_reading(adapter, batch, local.table, run)
 

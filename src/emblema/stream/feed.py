@@ -12,7 +12,7 @@ from emblema.stream.encoding import encode
 from emblema.stream.intake import Frame, Intake
 from emblema.stream.local import Local
 from emblema.stream.log import FrameLog
-from emblema.stream.method import Departed, Method
+from emblema.stream.method import Departed, Method, Scene
 from emblema.stream.methods import method_named
 from emblema.stream.positions import Places
 from emblema.stream.seam import Host
@@ -70,6 +70,7 @@ class Feed:
         """
         given = list(frames) if isinstance(frames, list | tuple) else [frames]
         times = self._times(at, len(given))
+        self._refuse_beyond(len(given))
         ready = [Frame(self._host.picture(one), when) for one, when in zip(given, times, strict=True)]
         own = threading.get_ident() == self._owner
         taken = self._intake.put(ready, wait=not own)
@@ -120,24 +121,31 @@ class Feed:
         adapter = self._host.adapter
         codes = self._host.codes([frame.picture for frame in frames])
         local, method = self._begun(codes)
-        end = local.places.corner(local.done) + (local.count - local.done + len(frames)) * local.places.span
-        if end > adapter.context_length:
-            raise CapacityError(
-                f"frame {self.frames + len(frames)} would stand at position {end}, but the model's context holds "
-                f"{adapter.context_length}: open the stream with positions='packed'"
-            )
         encode(adapter, method, local, codes, self.settings.batched)
         self.log.add(codes, [frame.at for frame in frames])
         if local.room == 0:
             self._end_block(local, method)
         return len(frames)
 
+    def _refuse_beyond(self, more: int) -> None:
+        """Refuse frames that would stand outside the model's context; the first block's are not known to."""
+        if self._memory is None:
+            return
+        places, context = self._memory[0].places, self._host.adapter.context_length
+        last = self.frames + self.waiting + more
+        if places.corner(last) > context:
+            raise CapacityError(
+                f"frame {last} would end at position {places.corner(last)}, but the model's context holds {context}: "
+                "open the stream with positions='packed'"
+            )
+
     def _begun(self, codes: FrameCodes) -> tuple[Local, Method]:
         if self._memory is None:
             adapter = self._host.adapter
             places = Places.of(self.settings, len(self._opening), codes.offsets)
             local = Local(adapter, self.settings, places, self._opening)
-            self._memory = local, self._make(adapter, self.settings, places)
+            scene = Scene(adapter, self.settings, places, self.log, self._opening, self._host.ending())
+            self._memory = local, self._make(scene)
         return self._memory
 
     def _end_block(self, local: Local, method: Method) -> None:

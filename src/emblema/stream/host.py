@@ -1,5 +1,7 @@
 """Members' rows on the host: one contiguous block a cluster and layer, the unit of transfer. Everything is counted."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -32,6 +34,17 @@ class Transfers:
     predicted: int = 0
     hits: int = 0
     asked: int = 0
+
+    def fetched(self, copy: Callable[[], Tensor]) -> Tensor:
+        """One transfer to the device that its layer waits for."""
+        began = time.perf_counter()
+        lines = copy()
+        seconds = time.perf_counter() - began
+        self.fetch_seconds += seconds
+        self.waited_seconds += seconds
+        self.fetches += 1
+        self.fetched_bytes += lines.nbytes
+        return lines
 
     def counts(self) -> dict[str, float]:
         """By name."""

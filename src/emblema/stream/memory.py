@@ -9,15 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.kv.rotation import PhaseBook
-from emblema.models.adapter import Adapter
 from emblema.stream.host import HostRows, Transfers
 from emblema.stream.layer import LayerMemory
 from emblema.stream.maintainer import Upkeep
-from emblema.stream.method import NOTHING, Bytes, Departed, Found, Means, Query, Sight, StreamRows
-from emblema.stream.positions import Places
+from emblema.stream.method import NOTHING, Bytes, Departed, Found, Means, Query, Scene, Sight, StreamRows
 from emblema.stream.prefetch import Fetcher
 from emblema.stream.retrieval import choose
-from emblema.stream.settings import StreamSettings
 from emblema.stream.states import frame_vectors
 from emblema.stream.visual import VisualMemory
 
@@ -29,9 +26,11 @@ class Mosaic:
 
     name = "mosaic"
     shares_local = True
+    encodes = True
 
-    def __init__(self, adapter: Adapter, settings: StreamSettings, places: Places) -> None:
-        self.adapter, self.settings, self.places = adapter, settings, places
+    def __init__(self, scene: Scene) -> None:
+        self.adapter, self.settings, self.places = scene.adapter, scene.settings, scene.places
+        adapter, settings, places = scene.adapter, scene.settings, scene.places
         self.transfers, self.visual_upkeep, self.upkeep = Transfers(), Upkeep(), Upkeep()
         device = adapter.device
         hosts = [HostRows(layout, places.tokens, adapter.dtype, self.transfers) for layout in adapter.layouts]

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerRows
+from emblema.models.adapter import Adapter
 from emblema.models.frames import FrameCodes
+from emblema.stream.log import FrameLog
+from emblema.stream.positions import Places
+from emblema.stream.settings import StreamSettings
 
 Purpose = Literal["frames", "question"]
 
@@ -97,11 +101,13 @@ class Found:
         rows: in the order of their frames; None for none.
         shown: [groups, rows] bool; None shows every row to all.
         means: centroids; None for none.
+        placed: whether the rows' keys stand where they are to be seen already, packed or not.
     """
 
     rows: StreamRows | None = None
     shown: Tensor | None = None
     means: Means | None = None
+    placed: bool = False
 
 
 NOTHING = Found()
@@ -137,16 +143,39 @@ class Bytes:
     host: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a memory is made for.
+
+    Attributes:
+        adapter: the model.
+        settings: of the stream.
+        places: where frames stand.
+        log: what the encoder made of the frames, as they come.
+        opening: token ids in front of the frames.
+        ending: token ids that stand behind any question: what is not known of it yet.
+    """
+
+    adapter: Adapter
+    settings: StreamSettings
+    places: Places
+    log: FrameLog
+    opening: tuple[int, ...]
+    ending: tuple[int, ...]
+
+
 class Method(Protocol):
     """A memory of the frames that have left the window.
 
     Attributes:
         name: what it is called.
         shares_local: whether sinks and window are seen beside what it hands out.
+        encodes: whether frames run through the decoder as they come.
     """
 
     name: str
     shares_local: bool
+    encodes: bool
 
     def admit(self, departed: Departed) -> None:
         """Take frames in; between two blocks only."""

@@ -3,20 +3,22 @@
 from collections.abc import Callable
 
 from emblema.errors import StreamError
-from emblema.models.adapter import Adapter
 from emblema.stream.baselines.full import Full
+from emblema.stream.baselines.livevlm import LiveVlm
+from emblema.stream.baselines.nocache import NoCache
+from emblema.stream.baselines.rekv import Rekv
 from emblema.stream.baselines.sliding import Sliding
+from emblema.stream.baselines.streammem import StreamMem
 from emblema.stream.memory import Mosaic
-from emblema.stream.method import Method
-from emblema.stream.positions import Places
-from emblema.stream.settings import StreamSettings
+from emblema.stream.method import Method, Scene
 
-Maker = Callable[[Adapter, StreamSettings, Places], Method]
+Maker = Callable[[Scene], Method]
 
 
 def makers() -> dict[str, Maker]:
     """Name to maker; `mosaic` is ours."""
-    return {"mosaic": Mosaic, "full": Full, "sliding": Sliding}
+    kinds = (Mosaic, Full, Sliding, NoCache, Rekv, LiveVlm, StreamMem)
+    return {kind.name: kind for kind in kinds}
 
 
 def method_named(name: str) -> Maker:

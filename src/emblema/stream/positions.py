@@ -44,7 +44,7 @@ class Places:
         return int(self.offsets.shape[1])
 
     def corner(self, frame: int) -> int:
-        """The position that frame number `frame` is, or would be, written from; a question in its place stands there."""
+        """The position that frame number `frame` is, or would be, written from; so is a question in its place."""
         begun = frame - frame % self.block
         front = begun if self.zone is None else min(begun, self.zone)
         return self.opening + (front + frame - begun) * self.span

@@ -100,6 +100,9 @@ class Host(Protocol):
             PromptError: there is nothing to ask.
         """
 
+    def ending(self) -> TokenIds:
+        """What stands behind any question; at least one token."""
+
     def picture(self, frame: Any) -> Image.Image:
         """A frame as a picture.
 

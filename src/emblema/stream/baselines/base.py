@@ -2,10 +2,7 @@
 
 from collections.abc import Mapping
 
-from emblema.models.adapter import Adapter
-from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Sight
-from emblema.stream.positions import Places
-from emblema.stream.settings import StreamSettings
+from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight
 
 
 class Base:
@@ -13,9 +10,11 @@ class Base:
 
     name = "none"
     shares_local = True
+    encodes = True
 
-    def __init__(self, adapter: Adapter, settings: StreamSettings, places: Places) -> None:
-        self.adapter, self.settings, self.places = adapter, settings, places
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.adapter, self.settings, self.places = scene.adapter, scene.settings, scene.places
 
     def admit(self, departed: Departed) -> None:
         """Forget them."""

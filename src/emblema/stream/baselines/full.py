@@ -5,11 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from emblema.kv.layout import LayerRows
-from emblema.models.adapter import Adapter
 from emblema.stream.baselines.base import Base
-from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Sight, StreamRows
-from emblema.stream.positions import Places
-from emblema.stream.settings import StreamSettings
+from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
 
 
 class Full(Base):
@@ -17,8 +14,8 @@ class Full(Base):
 
     name = "full"
 
-    def __init__(self, adapter: Adapter, settings: StreamSettings, places: Places) -> None:
-        super().__init__(adapter, settings, places)
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
         self._blocks: list[Departed] = []
 
     def admit(self, departed: Departed) -> None:
