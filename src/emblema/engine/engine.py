@@ -270,6 +270,15 @@ class Engine(MediaEngine):
         """
         return Stream(StreamHost(self, template, system), method, changed(settings or StreamSettings(), changes))
 
+    def load_stream(self, name: str, *, system: str | None = None, template: bool = True) -> Stream:
+        """A stream that `Stream.save` wrote to this engine's folder; it goes on as it was.
+
+        Raises:
+            StreamError: there is none of that name, or it was another model's or another template's.
+            StoreError: it is damaged.
+        """
+        return Stream.load(StreamHost(self, template, system), name)
+
     @property
     def template(self) -> ChatTemplate:
         """The model's chat template; ModelError if the model came without a processor."""

@@ -6,14 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 from emblema.engine.decoding import Place, Sampler, Sampling, decode_behind
 from emblema.engine.replies import TextStream
 from emblema.engine.spelling import ANCHOR, Spelling
+from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.layout import LayerRows
 from emblema.media import load_image, sample_frames
 from emblema.models.adapter import Adapter
 from emblema.models.frames import FrameCodes, encode_frames
+from emblema.store.identity import chunk_id
 from emblema.stream.seam import Asked, Closing, Decoded, TokenIds
 from emblema.window.seam import Run
 
@@ -39,21 +44,37 @@ class StreamHost(Spelling):
     @property
     def folder(self) -> Path | None:
         disk = self._engine.store.store.disk
-        return None if disk is None else Path(disk.path)
+        return None if disk is None else Path(disk.path) / "streams" / self._engine.store.owner
 
     def opening(self) -> TokenIds:
-        front = super().opening()
-        return (*front, *self._preparer.markers("image")[0])
+        return (*super().opening(), *self.markers()[0])
+
+    def markers(self) -> tuple[TokenIds, TokenIds]:
+        before, after = self._preparer.markers("image")
+        return tuple(before), tuple(after)
+
+    def keep(self, encoded: Encoded, rows: Sequence[LayerRows]) -> Chunk:
+        adapter, view = self.adapter, self._engine.store
+        media = [_bytes(tensor) for layer in rows for tensor in (layer.keys, layer.values)]
+        id = chunk_id(
+            (b"frames of a stream", _bytes(encoded.embeds), *media),
+            options={},
+            model_fingerprint=adapter.fingerprint,
+            dtype=adapter.dtype,
+            adapter_version=adapter.version,
+            salt=view.salt,
+        )
+        return view.put(Chunk(id, "video", adapter.fingerprint, encoded, tuple(rows)))
 
     def closing(self, question: str | Sequence[int]) -> Closing:
         asked = self.close(BEHIND, question)
         bare = self.close(BEHIND, "") if self._templated else ()
         shared = next((i for i, (a, b) in enumerate(zip(asked[::-1], bare[::-1], strict=False)) if a != b), len(bare))
-        marker = tuple(self._preparer.markers("image")[1])
+        marker = self.markers()[1]
         return Closing((*marker, *asked), range(len(marker), len(marker) + len(asked) - shared))
 
     def ending(self) -> TokenIds:
-        marker = tuple(self._preparer.markers("image")[1])
+        marker = self.markers()[1]
         bare = self.close(BEHIND, "") if self._templated else ()
         return (*marker, *bare) or ANCHOR
 
@@ -70,6 +91,10 @@ class StreamHost(Spelling):
 
     def decoder(self, knobs: Mapping[str, Any]) -> "StreamDecoder":
         return StreamDecoder(self._engine, Sampling.of(**knobs))
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
 
 
 class StreamDecoder:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from emblema.stream.saved import Saved
+
 
 @dataclass(slots=True)
 class Cluster:
@@ -67,3 +69,13 @@ class Spread:
             self.mean = torch.zeros_like(vector)
         grown = Grown.by(vector, self.mean, self.variance, self.count)
         self.mean, self.variance, self.count = grown.mean, max(0.0, grown.variance), self.count + 1
+
+    def saved(self) -> Saved:
+        """For a file."""
+        return Saved({} if self.mean is None else {"mean": self.mean}, {"count": self.count, "variance": self.variance})
+
+    def resume(self, saved: Saved, device: torch.device) -> None:
+        """Go on from what was saved."""
+        mean = saved.tensors.get("mean")
+        self.mean = None if mean is None else mean.to(device)
+        self.count, self.variance = saved.facts["count"], saved.facts["variance"]

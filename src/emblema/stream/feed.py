@@ -5,9 +5,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from emblema.errors import CapacityError, StreamError, UnsupportedModelError
 from emblema.models.adapter import Adapter
-from emblema.models.frames import FrameCodes
 from emblema.stream.encoding import encode
 from emblema.stream.intake import Frame, Intake
 from emblema.stream.local import Local
@@ -120,7 +121,7 @@ class Feed:
     def _take_in(self, frames: list[Frame]) -> int:
         adapter = self._host.adapter
         codes = self._host.codes([frame.picture for frame in frames])
-        local, method = self._begun(codes)
+        local, method = self._begun(codes.offsets)
         encode(adapter, method, local, codes, self.settings.batched)
         self.log.add(codes, [frame.at for frame in frames])
         if local.room == 0:
@@ -139,10 +140,10 @@ class Feed:
                 "open the stream with positions='packed'"
             )
 
-    def _begun(self, codes: FrameCodes) -> tuple[Local, Method]:
+    def _begun(self, offsets: Tensor) -> tuple[Local, Method]:
         if self._memory is None:
             adapter = self._host.adapter
-            places = Places.of(self.settings, len(self._opening), codes.offsets)
+            places = Places.of(self.settings, len(self._opening), offsets)
             local = Local(adapter, self.settings, places, self._opening)
             scene = Scene(adapter, self.settings, places, self.log, self._opening, self._host.ending())
             self._memory = local, self._make(scene)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.stream.saved import Saved
 
 
 @dataclass(slots=True)
@@ -119,3 +120,16 @@ class HostRows:
             self._blocks[new] = block[torch.tensor(lines)]
             self._counts[new] = len(lines)
             self.transfers.moved_bytes += self._blocks[new].nbytes
+
+    def saved(self) -> Saved:
+        """For a file: the blocks one behind the other."""
+        ids = list(self._blocks)
+        blocks = [self._blocks[id][: self._counts[id]] for id in ids]
+        return Saved({"lines": torch.cat(blocks)} if ids else {}, {"ids": ids, "counts": list(self._counts.values())})
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from what was saved."""
+        ids, counts = saved.facts["ids"], saved.facts["counts"]
+        blocks = saved.tensors["lines"].split(counts) if ids else ()
+        self._blocks = {id: block.clone() for id, block in zip(ids, blocks, strict=True)}
+        self._counts = dict(zip(ids, counts, strict=True))

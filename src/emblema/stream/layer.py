@@ -11,6 +11,7 @@ from emblema.stream.constructor import partition
 from emblema.stream.host import HostRows
 from emblema.stream.level import Level
 from emblema.stream.maintainer import Maintainer, Upkeep
+from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
 
 
@@ -100,3 +101,31 @@ class LayerMemory:
         place = {frame: index for index, frame in enumerate(cluster.frames)}
         self.host.cut(cluster.id, {part.id: [place[frame] for frame in part.frames] for part in parts})
         self.fetched.discard(cluster.id)
+
+    def lines_of(self, frames: Sequence[int]) -> Tensor:
+        """Lines [frames, features] of frames wherever they are, read where they lie; no transfer is counted."""
+        place = {
+            frame: (one.id, index) for one in self.level.clusters.values() for index, frame in enumerate(one.frames)
+        }
+        cpu = torch.device("cpu")
+        blocks = {id: self.host.copy(id, cpu) for id in {place[frame][0] for frame in frames} if id in self.host}
+        waiting = self.waiting
+        return torch.stack(
+            [
+                waiting[frame].to(cpu) if frame in waiting else blocks[place[frame][0]][place[frame][1]]
+                for frame in frames
+            ]
+        )
+
+    def saved(self) -> Saved:
+        """For a file."""
+        state = Saved({str(frame): line for frame, line in self.waiting.items()}, {"waiting": list(self.waiting)})
+        state.put("level", self.level.saved())
+        state.put("host", self.host.saved())
+        return state
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from what was saved."""
+        self.level.resume(saved.part("level"))
+        self.host.resume(saved.part("host"))
+        self.waiting = {frame: saved.tensors[str(frame)].to(self.level.device) for frame in saved.facts["waiting"]}

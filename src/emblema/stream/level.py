@@ -1,12 +1,14 @@
 """One level of a memory: the clusters of one space, their representatives, and the vectors of their members."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
 from emblema.stream.clusters import Cluster, Grown, Spread, spread_of
 from emblema.stream.index import Index
+from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
 from emblema.stream.vectors import Vectors
 
@@ -104,3 +106,22 @@ class Level:
     def of_group(self, group: int) -> list[Cluster]:
         """The clusters of a visual cluster."""
         return [cluster for cluster in self.clusters.values() if cluster.group == group]
+
+    def saved(self) -> Saved:
+        """For a file: clusters in the order of their rows in the index, so that they lie there as they did."""
+        clusters = [asdict(self.clusters[id]) for id in self.index.ids]
+        means = torch.stack([self.index.mean(id) for id in self.index.ids]) if clusters else torch.zeros(0)
+        state = Saved({"means": means}, {"clusters": clusters, "next": self._next})
+        state.put("vectors", self.vectors.saved())
+        state.put("spread", self.spread.saved())
+        return state
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from what was saved; nothing has come yet."""
+        self.vectors.resume(saved.part("vectors"))
+        self.spread.resume(saved.part("spread"), self.device)
+        self._next = saved.facts["next"]
+        for facts, mean in zip(saved.facts["clusters"], saved.tensors["means"], strict=True):
+            cluster = Cluster(**facts)
+            self.clusters[cluster.id] = cluster
+            self.index.put(cluster.id, mean.to(self.device), cluster.frames, cluster.group)

@@ -11,6 +11,7 @@ from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
 from emblema.stream.method import StreamRows
 from emblema.stream.positions import Places
+from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
 
 
@@ -100,6 +101,29 @@ class Local:
         self.frames, self.positions = self.frames[stay], self.positions[:, stay]
         self.layers = [layer.select(stay) for layer in self.layers]
         return departed
+
+    def saved(self) -> Saved:
+        """For a file."""
+        state = Saved({"frames": self.frames, "positions": self.positions}, {"done": self.done})
+        for index, rows in enumerate(self.layers):
+            table = self.table.read(index)
+            parts = {"keys": rows.keys, "values": rows.values, "new_keys": table.keys, "new_values": table.values}
+            state.put(str(index), Saved(parts))
+        return state
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from what was saved."""
+        device = self.adapter.device
+        self.done = saved.facts["done"]
+        self.frames, self.positions = saved.tensors["frames"].to(device), saved.tensors["positions"].to(device)
+        self.table = self._table()
+        for index in range(len(self.layers)):
+            parts = {name: tensor.to(device) for name, tensor in saved.part(str(index)).tensors.items()}
+            self.layers[index] = LayerRows(parts["keys"], parts["values"])
+            new = LayerRows(parts["new_keys"], parts["new_values"])
+            if index == 0:
+                self.table.allocate(torch.arange(new.tokens, device=device))
+            self.table.write(index, slice(0, new.tokens), new)
 
 
 def joined(first: StreamRows, second: StreamRows) -> StreamRows:

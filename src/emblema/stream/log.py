@@ -3,8 +3,10 @@
 from bisect import bisect_right
 
 import torch
+from torch import Tensor
 
 from emblema.models.frames import FrameCodes
+from emblema.stream.saved import Saved
 
 HOST = torch.device("cpu")
 
@@ -41,3 +43,23 @@ class FrameLog:
             index = bisect_right(self._starts, frame) - 1
             parts.append(self._codes[index].slice(frame - self._starts[index], frame - self._starts[index] + 1))
         return FrameCodes.joined(parts)
+
+    def saved(self) -> Saved:
+        """For a file; frames were seen."""
+        codes = FrameCodes.joined(self._codes)
+        layers = {f"deepstack{index}": layer for index, layer in enumerate(codes.deepstack)}
+        times = torch.tensor(self.times, dtype=torch.float64)
+        tensors = {"times": times, "embeds": codes.embeds, "offsets": codes.offsets, **layers}
+        return Saved(tensors, {"token": codes.token_id, "deepstack": len(layers)})
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from what was saved."""
+        tensors = saved.tensors
+        layers = tuple(tensors[f"deepstack{index}"] for index in range(saved.facts["deepstack"]))
+        codes = FrameCodes(tensors["embeds"], tensors["offsets"], layers, saved.facts["token"])
+        self.add(codes, tensors["times"].tolist())
+
+    @property
+    def offsets(self) -> Tensor:
+        """Positions [axes, tokens] of a frame's rows, counted from its corner; frames were seen."""
+        return self._codes[0].offsets

@@ -15,6 +15,7 @@ from emblema.stream.maintainer import Upkeep
 from emblema.stream.method import NOTHING, Bytes, Departed, Found, Means, Query, Scene, Sight, StreamRows
 from emblema.stream.prefetch import Fetcher
 from emblema.stream.retrieval import choose
+from emblema.stream.saved import Saved
 from emblema.stream.states import frame_vectors
 from emblema.stream.visual import VisualMemory
 
@@ -208,3 +209,18 @@ class Mosaic:
 
     def close(self) -> None:
         self._fetcher.close()
+
+    def saved(self) -> Saved:
+        """For a file."""
+        state = Saved({}, {"constructed": self._constructed})
+        state.put("visual", self.visual.level.saved())
+        for index, memory in enumerate(self.layers):
+            state.put(f"layer{index}", memory.saved())
+        return state
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from what was saved; counts begin anew."""
+        self._constructed = saved.facts["constructed"]
+        self.visual.level.resume(saved.part("visual"))
+        for index, memory in enumerate(self.layers):
+            memory.resume(saved.part(f"layer{index}"))

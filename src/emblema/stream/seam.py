@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from PIL import Image
 from torch import Tensor
 
+from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.layout import LayerRows
 from emblema.models.adapter import Adapter
 from emblema.models.frames import FrameCodes
 from emblema.models.table import KVTable
@@ -99,6 +101,12 @@ class Host(Protocol):
         Raises:
             PromptError: there is nothing to ask.
         """
+
+    def markers(self) -> tuple[TokenIds, TokenIds]:
+        """What a piece of media stands between."""
+
+    def keep(self, encoded: Encoded, rows: Sequence[LayerRows]) -> Chunk:
+        """Keep frames of a stream in the store, as a chunk that a prompt can be given."""
 
     def ending(self) -> TokenIds:
         """What stands behind any question; at least one token."""

@@ -2,16 +2,22 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from torch import Tensor
 
 from emblema.errors import StreamError
+from emblema.kv.chunk import Chunk
 from emblema.stream.answering import Moment, StreamPiece, StreamReply, StreamUsage, ask, difference
+from emblema.stream.chunks import ChunkMaker, parts
 from emblema.stream.feed import Feed
-from emblema.stream.method import Bytes, Sight
-from emblema.stream.seam import Asked, Decoder
+from emblema.stream.local import Local
+from emblema.stream.memory import Mosaic
+from emblema.stream.method import Bytes, Method, Sight
+from emblema.stream.saving import Savable, load, save
+from emblema.stream.seam import Asked, Decoder, Host
 
 RESERVE = 64
 """Rows that a question's table keeps room for before it has to grow."""
@@ -103,6 +109,59 @@ class Stream(Feed):
     def counts(self) -> dict[str, float]:
         """What the memory has counted since the stream began: transfers, bytes moved, splits and more."""
         return {} if self._memory is None else dict(self._memory[1].counts())
+
+    def save(self, name: str) -> Path:
+        """Write the stream to the engine's folder, frames that wait encoded first; one saved under the name goes.
+
+        Raises:
+            StreamError: there is no folder, nothing has been seen, this is no name, or the method cannot be saved.
+            StoreError: the folder cannot be written.
+        """
+        local, method = self._seen()
+        last, size = self._intake.last, self._intake.size
+        about = {"last": last, "size": size, "dropped": self.dropped}
+        return save(self._host, name, about, self.log, local, method)
+
+    @classmethod
+    def load(cls, host: Host, name: str) -> Self:
+        """A stream that was saved, as it was: it gives the same answers, and goes on.
+
+        Raises:
+            StreamError: there is none of that name, or it was another model's or another template's.
+            StoreError: it is damaged.
+        """
+        state, settings = load(host, name)
+        stream = cls(host, state.facts["method"], settings)
+        stream.log.resume(state.part("log"))
+        local, method = stream._begun(stream.log.offsets.to(host.adapter.device))
+        local.resume(state.part("local"))
+        assert isinstance(method, Savable)  # another one is not saved
+        method.resume(state.part("memory"))
+        facts = state.facts
+        stream._intake.resume(facts["last"], tuple(facts["size"]), facts["dropped"])
+        return stream
+
+    def chunks(self) -> list[Chunk]:
+        """The stream's frames as chunks in the engine's store, to be set into any prompt at any position.
+
+        One for each visual cluster, its frames in order, and one for those that have not left the window. Their rows
+        are those that the stream wrote; if the store loses one, it is prefilled alone from what the encoder made.
+
+        Raises:
+            StreamError: nothing has been seen, or the method has no clusters.
+        """
+        local, method = self._seen()
+        if not isinstance(method, Mosaic):
+            raise StreamError(f"a stream with the method {method.name!r} has no clusters: use mosaic")
+        maker = ChunkMaker(self._host.adapter, self.log, local, method, self._host.markers())
+        return [self._host.keep(*maker.chunk(frames)) for frames in parts(local, method)]
+
+    def _seen(self) -> tuple[Local, Method]:
+        self._intake.refuse_closed()
+        self.advance()
+        if self._memory is None:
+            raise StreamError("nothing has been seen yet: push frames first")
+        return self._memory
 
     def close(self) -> None:
         """Take no more frames, and give back what is held. Closing twice does nothing."""

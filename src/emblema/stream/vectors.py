@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from emblema.stream.saved import Saved
+
 HOST = torch.device("cpu")
 
 
@@ -27,10 +29,20 @@ class Vectors:
         if self.count == 0:
             self.first, self._held = frame, torch.zeros(16, vector.shape[0])
         if self.count == self._held.shape[0]:
-            self._held = torch.cat((self._held, torch.zeros_like(self._held)))
+            more = max(16, len(self._held) // 2)
+            self._held = torch.cat((self._held, self._held.new_zeros(more, self._held.shape[1])))
         self._held[self.count] = vector.to(HOST)
         self.count += 1
 
     def of(self, frames: list[int]) -> Tensor:
         """[frames, width]."""
         return self._held[torch.tensor(frames) - self.first]
+
+    def saved(self) -> Saved:
+        """For a file."""
+        return Saved({"held": self._held[: self.count]}, {"first": self.first})
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from what was saved."""
+        self._held, self.first = saved.tensors["held"], saved.facts["first"]
+        self.count = len(self._held)
