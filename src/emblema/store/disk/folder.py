@@ -34,7 +34,8 @@ FORMAT, LOCK, INDEX = "FORMAT", "lock", "index.sqlite"
 PIECES, PINNED, TEMPORARY, QUARANTINE = "pieces", "pinned", "temporary", "quarantine"
 LIBRARIES, STREAMS = "libraries", "streams"
 _FOLDERS = (PIECES, PINNED, TEMPORARY, QUARANTINE)
-KNOWN = frozenset({FORMAT, LOCK, INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal", LIBRARIES, STREAMS, *_FOLDERS})
+_INDEXES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal")
+KNOWN = frozenset({FORMAT, LOCK, *_INDEXES, LIBRARIES, STREAMS, *_FOLDERS})
 
 _FORMAT_LINE = re.compile(rb"emblema store, format (\d{1,9}), checksum ([0-9a-f]{16})\n")
 
