@@ -42,9 +42,10 @@ def test_batched_is_frame_by_frame(positions: str, retrieving: bool) -> None:
     assert counts["clusters"] == single["clusters"]
 
 
+@pytest.mark.parametrize("guess", ["queries", "frames"])
 @pytest.mark.parametrize("positions", ["native", "packed"])
-def test_prefetching_changes_no_bit(positions: str) -> None:
-    options = {"positions": positions, "retrieve_while_encoding": True, "budget": 5}
+def test_prefetching_changes_no_bit(positions: str, guess: str) -> None:
+    options = {"positions": positions, "retrieve_while_encoding": True, "budget": 5, "guess": guess}
     guessed, counts = answered("qwen2_5_vl", "mosaic", prefetch=True, **options)
     asked, plain = answered("qwen2_5_vl", "mosaic", prefetch=False, **options)
     assert guessed.equal(asked)

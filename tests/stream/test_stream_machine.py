@@ -39,7 +39,7 @@ class StreamMachine(RuleBasedStateMachine):
     def open(self, splitting: Any, retrieving: bool, positions: Any, tau: float, waiting: int) -> None:
         options: dict[str, Any] = {
             "window": 2, "block": 3, "sinks": 1, "budget": 5, "first": 4, "largest": 4, "waiting": waiting,
-            "splitting": splitting, "retrieve_while_encoding": retrieving, "positions": positions,
+            "splitting": splitting, "prefetch": True, "retrieve_while_encoding": retrieving, "positions": positions,
             "tau_small": tau, "tau_large": tau,
         }  # fmt: skip
         self.stream = engine(NAME).stream("mosaic", template=False, **options)

@@ -150,9 +150,10 @@ class Feed:
         return self._memory
 
     def _end_block(self, local: Local, method: Method) -> None:
-        method.settle()
         leaving = local.advance()
-        if leaving is not None:
+        if leaving is None:
+            method.settle()
+        else:
             codes = self.log.codes(leaving.frames).to(self._host.adapter.device)
             method.admit(Departed(leaving.frames, leaving.layers, leaving.positions, codes))
 

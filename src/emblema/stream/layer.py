@@ -22,7 +22,7 @@ class LayerMemory:
         level: the clusters.
         host: their blocks.
         waiting: frame to its line on the device: those that wait, and those before the first partition.
-        fetched: clusters whose rows the last reading brought to the device.
+        fetched: clusters whose rows were brought to the device since a block ended or a question was answered.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class LayerMemory:
     def hold(self, frame: int, line: Tensor, vector: Tensor) -> None:
         """A frame's rows, as one line, and its vector; before it is taken into a cluster."""
         self.level.note(frame, vector)
-        self.waiting[frame] = line
+        # A view would keep the rows of all frames that left together.
+        self.waiting[frame] = line.clone()
 
     def wait(self, frame: int, group: int) -> None:
         """A frame is a cluster of its own until the first partition."""

@@ -20,12 +20,14 @@ class Level:
         nested: whether its clusters lie in visual ones; else each is a group of its own.
         largest: frames that a cluster may have; None for any number.
         clusters: by id.
+        home: the cluster of each frame.
     """
 
     def __init__(self, settings: StreamSettings, width: int, extra: int, nested: bool, device: torch.device) -> None:
         self.settings, self.width, self.nested, self.device = settings, width, nested, device
         self.largest = settings.largest if nested else None
         self.clusters: dict[int, Cluster] = {}
+        self.home: dict[int, int] = {}
         self.index = Index(width, extra, device)
         self.vectors, self.spread = Vectors(), Spread()
         self._next = 0
@@ -72,6 +74,7 @@ class Level:
         mean = self.index.mean(cluster.id)
         moved = mean + (vector - mean) / (cluster.size + 1)
         cluster.frames.append(frame)
+        self.home[frame] = cluster.id
         cluster.variance = variance
         self.index.put(cluster.id, moved, cluster.frames, cluster.group)
 
@@ -82,12 +85,14 @@ class Level:
         variance = spread_of(vectors[:, : self.width]) if len(frames) > 1 else 0.0
         cluster = Cluster(id, id if group is None else group, list(frames), variance, parent=parent)
         self.clusters[id] = cluster
+        self.home.update(dict.fromkeys(frames, id))
         self.index.put(id, vectors.mean(0).to(self.device), cluster.frames, cluster.group)
         return cluster
 
     def join(self, cluster: Cluster, other: Cluster) -> None:
         """Another cluster's states become this one's; the other is gone."""
         cluster.frames += other.frames
+        self.home.update(dict.fromkeys(other.frames, cluster.id))
         self.remove(other.id)
         vectors = self.vectors.of(cluster.frames)
         cluster.variance = spread_of(vectors[:, : self.width])
@@ -124,4 +129,5 @@ class Level:
         for facts, mean in zip(saved.facts["clusters"], saved.tensors["means"], strict=True):
             cluster = Cluster(**facts)
             self.clusters[cluster.id] = cluster
+            self.home.update(dict.fromkeys(cluster.frames, cluster.id))
             self.index.put(cluster.id, mean.to(self.device), cluster.frames, cluster.group)

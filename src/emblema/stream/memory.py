@@ -41,11 +41,13 @@ class Mosaic:
         ]
         self.visual = VisualMemory(settings, adapter.hidden_size, self.layers, self.visual_upkeep, device)
         self._fetcher = Fetcher(hosts, self.transfers, device)
+        # Where rows lie in one memory anyhow, a thread that copies them only takes time from the model.
+        self._prefetching = device.type != "cpu" if settings.prefetch is None else settings.prefetch
         self._constructed = False
         self._found: Counter[int] = Counter()
 
     def admit(self, departed: Departed) -> None:
-        self._fetcher.finish()
+        self._refine()
         book, embeddings = PhaseBook(self.adapter.tables, departed.positions), departed.codes.embeds.float().mean(1)
         held = [
             (frame_vectors(rows, layout, book, self.places.tokens), memory.host.lines(rows))
@@ -55,6 +57,7 @@ class Mosaic:
             for memory, (vectors, lines) in zip(self.layers, held, strict=True):
                 memory.hold(frame, lines[row], vectors[row])
             self._admit(frame, embeddings[row], [vectors[row] for vectors, _ in held])
+        self._release()
 
     def _admit(self, frame: int, embedding: Tensor, vectors: list[Tensor]) -> None:
         if self._constructed:
@@ -74,8 +77,6 @@ class Mosaic:
     def prepare(self, sight: Sight) -> None:
         self._fetcher.begin()
         self._found.clear()
-        for memory in self.layers:
-            memory.fetched.clear()
 
     def read(self, layer: int, query: Query, sight: Sight) -> Found:
         settings, index = self.settings, self.layers[layer].level.index
@@ -86,8 +87,8 @@ class Mosaic:
         wanted = self._recent(layer, sight)
         taken = sorted(set[int]().union(*chosen, wanted))
         found = self._rows(layer, query, taken, chosen, sight)
-        if retrieving and settings.prefetch and layer + 1 < len(self.layers):
-            self._guess(layer + 1, query, sight)
+        if retrieving and self._prefetching and layer + 1 < len(self.layers):
+            self._guess(layer + 1, query, sight, taken)
         means = self._means(layer, query, chosen, wanted, sight) if settings.representatives else None
         return Found(found[0], found[1], means)
 
@@ -100,12 +101,17 @@ class Mosaic:
             for scores in level.index.scores(query.pooled)
         ]
 
-    def _guess(self, layer: int, query: Query, sight: Sight) -> None:
-        """Have the next layer's clusters copied, as this layer's queries would choose them there."""
+    def _guess(self, layer: int, query: Query, sight: Sight, taken: list[int]) -> None:
+        """Have the next layer's clusters copied that it is likely to ask for; `taken` are this layer's."""
         memory = self.layers[layer]
-        if memory.level.width != query.pooled.shape[1]:
+        if self.settings.guess == "frames":
+            own = self.layers[layer - 1].level.clusters
+            shared = Counter(memory.level.home[frame] for id in taken for frame in own[id].frames)
+            ids = {id for id, frames in shared.items() if 2 * frames > memory.level.clusters[id].size}
+        elif memory.level.width == query.pooled.shape[1]:
+            ids = set[int]().union(*self._choose(layer, query, sight), self._recent(layer, sight))
+        else:
             return
-        ids = set[int]().union(*self._choose(layer, query, sight), self._recent(layer, sight))
         self._fetcher.start(layer, [id for id in sorted(ids) if id in memory.host])
 
     def _seen(self, layer: int, sight: Sight) -> Seen:
@@ -176,6 +182,11 @@ class Mosaic:
         return Means(keys, values, when.to(device), weight.float().to(device), shown.to(device))
 
     def settle(self) -> None:
+        self._refine()
+        self._release()
+
+    def _refine(self) -> None:
+        """Cut what was fetched and waits for it."""
         self._fetcher.finish()
         groups = self.visual.fetched()
         for memory in self.layers:
@@ -183,6 +194,12 @@ class Mosaic:
                 memory.maintainer.refine(id)
         for group in sorted(groups):
             self.visual.maintainer.refine(group)
+
+    def _release(self) -> None:
+        """Nothing of what was fetched is on the device any more."""
+        self._fetcher.begin()
+        for memory in self.layers:
+            memory.fetched.clear()
 
     def bytes(self) -> Bytes:
         device: Counter[str] = Counter()

@@ -178,7 +178,7 @@ class Method(Protocol):
     encodes: bool
 
     def admit(self, departed: Departed) -> None:
-        """Take frames in; between two blocks only."""
+        """Take frames in, behind a block's end; what was put off until something was on the device is done first."""
 
     def prepare(self, sight: Sight) -> None:
         """A reading begins, for what `sight` lets be seen."""

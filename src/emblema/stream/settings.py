@@ -10,6 +10,7 @@ from emblema.errors import StreamError
 Positions = Literal["native", "packed"]
 Splitting = Literal["deferred", "eager"]
 Direction = Literal["relaxing", "tightening"]
+Guess = Literal["queries", "frames"]
 Drop = Literal["block", "oldest", "newest"]
 
 
@@ -32,7 +33,10 @@ class StreamSettings:
         weighted: whether a centroid counts for as many rows as it stands for (the log of their number on its logit).
         retrieve_while_encoding: whether frames retrieve clusters, beside window and representatives.
         breadth: visual clusters are chosen until they hold so many times the budget.
-        prefetch: whether layer l picks clusters for layer l + 1, copied on a thread meanwhile.
+        prefetch: whether layer l picks clusters for layer l + 1, copied on a thread meanwhile; None: where the device
+            has memory of its own.
+        guess: by what it picks them: its `queries` against the next layer's representatives, or the `frames` that it
+            retrieved itself.
         splitting: what happens to a cluster that grew too wide while it is on the host: `deferred` until it is
             fetched for a question or a frame, or `eager`.
         tau_small, tau_large: width that a cluster may have when it is small and when it is large, as a share of the
@@ -56,7 +60,8 @@ class StreamSettings:
     weighted: bool = True
     retrieve_while_encoding: bool = False
     breadth: float = 2.0
-    prefetch: bool = True
+    prefetch: bool | None = None
+    guess: Guess = "queries"
     splitting: Splitting = "deferred"
     tau_small: float = 0.1
     tau_large: float = 0.3
@@ -75,6 +80,7 @@ class StreamSettings:
         for name, choices in (("positions", Positions), ("splitting", Splitting), ("direction", Direction)):
             _one_of(name, getattr(self, name), get_args(choices))
         _one_of("drop", self.drop, get_args(Drop))
+        _one_of("guess", self.guess, get_args(Guess))
         for name in ("breadth", "tau_small", "tau_large", "scale"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):

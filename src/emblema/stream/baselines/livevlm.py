@@ -1,6 +1,6 @@
 """LiveVLM (arXiv 2505.15269): ReKV's retrieval over frames whose rows are thinned as they leave the window.
 
-The attention that the newest block's queries give a frame's rows, positions left out, says which of them are kept; each
+The attention that the newest frames' queries give a frame's rows, positions left out, says which of them are kept; each
 other row is merged into the kept one of its frame whose key is most like its own.
 """
 
@@ -22,7 +22,8 @@ class LiveVlm(Rekv):
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
-        self._queries: dict[int, Tensor] = {}
+        # Per layer, those of the frames that came since others left.
+        self._queries: dict[int, list[Tensor]] = {}
         # Per layer, which rows of each frame were kept: [frames, kept].
         self._chosen = [torch.zeros(0, self.kept, dtype=torch.int64, device=self.adapter.device) for _ in self._hosts]
 
@@ -32,13 +33,13 @@ class LiveVlm(Rekv):
 
     def read(self, layer: int, query: Query, sight: Sight) -> Found:
         if query.purpose == "frames":
-            self._queries[layer] = query.states
+            self._queries.setdefault(layer, []).append(query.states)
         return super().read(layer, query, sight)
 
     def _thinned(self, layer: int, rows: LayerRows, departed: Departed) -> LayerRows:
         layout, tokens = self.adapter.layouts[layer], departed.tokens
         free = unplace(rows, layout, PhaseBook(self.adapter.tables, departed.positions))
-        mass = saliency(self._queries[layer], free.keys).reshape(-1, tokens)
+        mass = saliency(torch.cat(self._queries.pop(layer), dim=1), free.keys).reshape(-1, tokens)
         chosen = mass.topk(self.kept, dim=1).indices.sort(dim=1).values
         self._chosen[layer] = torch.cat((self._chosen[layer], chosen))
         keys, values = (part.unflatten(1, (-1, tokens)).transpose(0, 1) for part in (free.keys, free.values))
