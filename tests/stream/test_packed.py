@@ -85,6 +85,22 @@ def test_a_long_stream_stays_in_range() -> None:
         assert torch.isfinite(stream.prefill(QUESTION)).all()
 
 
+def test_rows_of_more_frames_than_there_is_room_for_share_places() -> None:
+    with engine("llava").stream("sliding", **{**SMALL, "positions": "packed", "budget": 3}) as stream:
+        stream.push(shown("llava", 4))
+        assert stream._memory is not None
+        places = stream._memory[0].places
+    end = places.corner(1000)
+    room = (end - places.opening) // places.span - places.sinks
+    for count in (room, 2 * room + 1):
+        frames = torch.arange(50, 50 + count)
+        corners = places.packed(places.corners(frames)[None], frames, end)[0]
+        assert corners[-1] == end - places.span and corners[0] == end - room * places.span
+        assert (corners.diff() >= 0).all() and (corners.diff() <= places.span).all()
+
+
 def test_packing_needs_an_end() -> None:
+    with pytest.raises(StreamError, match="'full' sees everything"):
+        engine("llava").stream("full", positions="packed")
     with pytest.raises(StreamError, match="need a budget"):
         engine("llava").stream("sliding", positions="packed", budget=None)

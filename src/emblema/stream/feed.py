@@ -26,7 +26,7 @@ class Feed:
     def __init__(self, host: Host, method: str, settings: StreamSettings) -> None:
         refuse_unreadable(host.adapter)
         self.settings, self.log = settings, FrameLog()
-        self._host, self._name, self._make = host, method, method_named(method)
+        self._host, self._name, self._make = host, method, method_named(method, settings)
         self._intake, self._owner = Intake(settings), threading.get_ident()
         self._opening = host.opening()
         self._memory: tuple[Local, Method] | None = None

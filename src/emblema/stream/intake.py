@@ -73,9 +73,12 @@ class Intake:
             self._check(frames)
             taken = 0
             for frame in frames:
-                if wait and len(self._waiting) >= self.settings.queue and not self._room():
-                    self._after(frame)
-                    continue
+                if wait and len(self._waiting) >= self.settings.queue:
+                    if not self._room():
+                        self._after(frame)
+                        continue
+                    # Others may have pushed while this one waited.
+                    self._check([frame])
                 self._waiting.append(frame)
                 self._after(frame)
                 taken += 1

@@ -3,23 +3,20 @@
 from collections import Counter
 from collections.abc import Mapping
 
-import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.kv.rotation import PhaseBook
 from emblema.stream.host import HostRows, Transfers
 from emblema.stream.layer import LayerMemory
+from emblema.stream.looking import representatives, sizes_in_sight, with_recent
 from emblema.stream.maintainer import Upkeep
-from emblema.stream.method import NOTHING, Bytes, Departed, Found, Means, Query, Scene, Sight, StreamRows
+from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
 from emblema.stream.prefetch import Fetcher
 from emblema.stream.retrieval import choose
 from emblema.stream.saved import Saved
 from emblema.stream.states import frame_vectors
 from emblema.stream.visual import VisualMemory
-
-Seen = NDArray[numpy.int64]
 
 
 class Mosaic:
@@ -28,6 +25,7 @@ class Mosaic:
     name = "mosaic"
     shares_local = True
     encodes = True
+    bounded = True
 
     def __init__(self, scene: Scene) -> None:
         self.adapter, self.settings, self.places = scene.adapter, scene.settings, scene.places
@@ -79,23 +77,26 @@ class Mosaic:
         self._found.clear()
 
     def read(self, layer: int, query: Query, sight: Sight) -> Found:
-        settings, index = self.settings, self.layers[layer].level.index
+        settings, level = self.settings, self.layers[layer].level
         retrieving = query.purpose == "question" or settings.retrieve_while_encoding
-        if not len(index) or not (retrieving or settings.representatives):
+        if not level.clusters or not (retrieving or settings.representatives):
             return NOTHING
         chosen = self._choose(layer, query, sight) if retrieving else [set[int]() for _ in range(query.count)]
-        wanted = self._recent(layer, sight)
-        taken = sorted(set[int]().union(*chosen, wanted))
-        found = self._rows(layer, query, taken, chosen, sight)
+        recent = with_recent(level, sight)
+        taken = sorted(recent.union(*chosen))
+        rows, shown = self._rows(layer, query, taken, chosen, sight)
         if retrieving and self._prefetching and layer + 1 < len(self.layers):
             self._guess(layer + 1, query, sight, taken)
-        means = self._means(layer, query, chosen, wanted, sight) if settings.representatives else None
-        return Found(found[0], found[1], means)
+        if not settings.representatives:
+            return Found(rows, shown)
+        counted = self.places.tokens if settings.weighted else None
+        seen = [own | recent for own in chosen]
+        return Found(rows, shown, representatives(level, self.adapter.layouts[layer], counted, sight, seen))
 
     def _choose(self, layer: int, query: Query, sight: Sight) -> list[set[int]]:
         """For each group, the numbers of the clusters that it retrieves."""
         level, settings = self.layers[layer].level, self.settings
-        sizes, groups = self._seen(layer, sight), level.index.facts[:, 4].long().numpy()
+        sizes, groups = sizes_in_sight(level, sight), level.index.facts[:, 4].long().numpy()
         return [
             {level.index.ids[slot] for slot in choose(scores, sizes, groups, settings.budget, settings.breadth)}
             for scores in level.index.scores(query.pooled)
@@ -109,31 +110,10 @@ class Mosaic:
             shared = Counter(memory.level.home[frame] for id in taken for frame in own[id].frames)
             ids = {id for id, frames in shared.items() if 2 * frames > memory.level.clusters[id].size}
         elif memory.level.width == query.pooled.shape[1]:
-            ids = set[int]().union(*self._choose(layer, query, sight), self._recent(layer, sight))
+            ids = with_recent(memory.level, sight).union(*self._choose(layer, query, sight))
         else:
             return
         self._fetcher.start(layer, [id for id in sorted(ids) if id in memory.host])
-
-    def _seen(self, layer: int, sight: Sight) -> Seen:
-        """Frames in sight of each cluster."""
-        level = self.layers[layer].level
-        facts = level.index.facts.numpy()
-        sizes = facts[:, 0].astype(numpy.int64)
-        for slot in ((facts[:, 2] < sight.low) | (facts[:, 3] >= sight.high)).nonzero()[0]:
-            frames = level.clusters[level.index.ids[slot]].frames
-            sizes[slot] = sum(sight.low <= frame < sight.high for frame in frames)
-        return sizes
-
-    def _recent(self, layer: int, sight: Sight) -> set[int]:
-        """Clusters that hold frames which are shown whatever is retrieved."""
-        level = self.layers[layer].level
-        facts = level.index.facts.numpy()
-        found = set()
-        for slot in ((facts[:, 3] >= sight.recent) & (facts[:, 2] < sight.high)).nonzero()[0]:
-            cluster = level.clusters[level.index.ids[slot]]
-            if any(sight.recent <= frame < sight.high for frame in cluster.frames):
-                found.add(cluster.id)
-        return found
 
     def _rows(
         self, layer: int, query: Query, taken: list[int], chosen: list[set[int]], sight: Sight
@@ -154,32 +134,17 @@ class Mosaic:
         inside = (frames >= sight.low) & (frames < sight.high)
         shown = torch.stack([torch.isin(owners, torch.tensor(sorted(own), dtype=torch.int64)) for own in chosen])
         shown = (shown | (frames >= sight.recent)) & inside
+        if query.count == 1:
+            # One alone sees no more than its own.
+            frames, order, shown = frames[shown[0]], order[shown[0]], shown[:, shown[0]]
         if query.purpose == "question":
-            self._found.update(frames[shown[0]].tolist())
+            self._found.update(frames.tolist())
         kv = memory.host.rows(torch.cat(blocks)[order.to(device)])
         frames = frames.to(device)
         rows = StreamRows(kv, self.places.written(frames), frames.repeat_interleave(self.places.tokens))
         if bool(shown.all()):
             return rows, None
         return rows, shown.repeat_interleave(self.places.tokens, dim=1).to(device)
-
-    def _means(self, layer: int, query: Query, chosen: list[set[int]], wanted: set[int], sight: Sight) -> Means | None:
-        """Representatives of the clusters that a group sees no row of; none of them knows what is out of sight."""
-        level, layout, device = self.layers[layer].level, self.adapter.layouts[layer], self.adapter.device
-        index = level.index
-        facts = index.facts
-        inside = (facts[:, 2] >= sight.low) & (facts[:, 3] < sight.high)
-        shown = inside.expand(query.count, -1).clone()
-        for group, own in enumerate(chosen):
-            shown[group, [index.slot(id) for id in own | wanted]] = False
-        keys, values = (
-            part.reshape(len(index), heads, width).transpose(0, 1)
-            for part, (heads, width) in ((index.means, layout.keys), (index.extras, layout.values))
-        )
-        counts = facts[:, 0] * self.places.tokens
-        weight = counts.log() if self.settings.weighted else torch.zeros_like(counts)
-        when = facts[:, 1].float()
-        return Means(keys, values, when.to(device), weight.float().to(device), shown.to(device))
 
     def settle(self) -> None:
         self._refine()

@@ -171,9 +171,11 @@ class Method(Protocol):
         name: what it is called.
         shares_local: whether sinks and window are seen beside what it hands out.
         encodes: whether frames run through the decoder as they come.
+        bounded: whether what it hands out has an end, however long the stream.
     """
 
     name: str
+    bounded: bool
     shares_local: bool
     encodes: bool
 

@@ -1,6 +1,6 @@
 """The memories that a stream can have, by name."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from emblema.errors import StreamError
 from emblema.stream.baselines.full import Full
@@ -11,8 +11,16 @@ from emblema.stream.baselines.sliding import Sliding
 from emblema.stream.baselines.streammem import StreamMem
 from emblema.stream.memory import Mosaic
 from emblema.stream.method import Method, Scene
+from emblema.stream.settings import StreamSettings
 
-Maker = Callable[[Scene], Method]
+
+class Maker(Protocol):
+    """Makes a memory."""
+
+    name: str
+    bounded: bool
+
+    def __call__(self, scene: Scene) -> Method: ...
 
 
 def makers() -> dict[str, Maker]:
@@ -21,13 +29,15 @@ def makers() -> dict[str, Maker]:
     return {kind.name: kind for kind in kinds}
 
 
-def method_named(name: str) -> Maker:
+def method_named(name: str, settings: StreamSettings) -> Maker:
     """The maker of a method.
 
     Raises:
-        StreamError: there is none of that name.
+        StreamError: there is none of that name, or it does not go with the settings.
     """
     found = makers().get(name)
     if found is None:
         raise StreamError(f"there is no stream method {name!r}: choose one of {', '.join(makers())}")
+    if settings.positions == "packed" and not found.bounded:
+        raise StreamError(f"{name!r} sees everything: packed positions need an end; use native ones")
     return found

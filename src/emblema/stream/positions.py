@@ -60,17 +60,23 @@ class Places:
         corners = self.corners(frames)
         return (corners[None, :, None] + self.offsets[:, None, :]).reshape(self.offsets.shape[0], -1)
 
-    def packed(self, positions: Tensor, frames: Tensor, end: int) -> Tensor:
+    def packed(self, positions: Tensor, frames: Tensor, end: int, sinks: bool = True) -> Tensor:
         """Positions of rows [axes, rows] set one frame behind the other so that the last one ends at `end`.
+
+        Frames for which there is no room share places with their neighbours.
 
         Args:
             positions: as first written.
             frames: [rows] int64, rising, the frame of each row.
             end: the position behind the last of them.
+            sinks: whether the first places are kept for the sinks.
         """
         own, rank = torch.unique_consecutive(frames, return_inverse=True)
-        corner = end - (own.shape[0] - rank) * self.span
-        moved: Tensor = positions - self.corners(frames)[None] + corner[None]
+        count, room = own.shape[0], (end - self.opening) // self.span - sinks * self.sinks
+        behind = count - rank
+        if count > room:
+            behind = (behind * room + count - 1) // count
+        moved: Tensor = positions - self.corners(frames)[None] + (end - behind * self.span)[None]
         return moved
 
     def means(self, when: Tensor, seen: Tensor, end: int) -> Tensor:

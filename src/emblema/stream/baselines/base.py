@@ -11,6 +11,7 @@ class Base:
     name = "none"
     shares_local = True
     encodes = True
+    bounded = True
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene

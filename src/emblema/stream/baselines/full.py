@@ -13,6 +13,7 @@ class Full(Base):
     """Keeps everything."""
 
     name = "full"
+    bounded = False
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)

@@ -38,7 +38,7 @@ class NoCache(Base):
         positions = places.written(frames)
         owners = frames.repeat_interleave(places.tokens)
         if places.zone is not None:
-            positions = places.packed(positions, owners, places.corner(sight.high))
+            positions = places.packed(positions, owners, places.corner(sight.high), sinks=False)
         begin = torch.arange(len(opening), device=device).expand(adapter.axes, -1)
         visual = torch.cat((torch.zeros(len(opening), dtype=torch.bool, device=device), owners >= 0))
         rows = torch.arange(len(visual), device=device)
