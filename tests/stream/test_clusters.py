@@ -85,7 +85,11 @@ def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
             del held[gone]
             index.remove(gone)
         held[id] = states(1, seed=id)[0], [id, id + 4], id % 3
-        index.put(id, *held[id])
+        if random.random() < 0.5:
+            index.put(id, *held[id])
+        else:
+            index.put(id, states(1, seed=99)[0], [id + 4], id % 3)
+            index.grow(id, held[id][0], id)
     assert sorted(index.ids) == sorted(held) and len(index) == len(held)
     probe = states(1, width=3, seed=seed)[0]
     likeness, scores = index.likeness(probe), index.scores(probe[None])[0]

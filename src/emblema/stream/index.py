@@ -66,6 +66,16 @@ class Index:
         facts = (len(frames), sum(frames) / len(frames), min(frames), max(frames), group)
         self._facts[slot] = torch.tensor(facts, dtype=torch.float64)
 
+    def grow(self, id: int, mean: Tensor, frame: int) -> None:
+        """A cluster has one member more, and another mean."""
+        slot = self._slots[id]
+        self._means[slot] = mean
+        self._lengths[slot] = mean[: self._width].norm().clamp_min(1e-12)
+        facts = self._facts.numpy()[slot]
+        facts[0] += 1
+        facts[1] += (frame - facts[1]) / facts[0]
+        facts[2], facts[3] = min(facts[2], frame), max(facts[3], frame)
+
     def regroup(self, id: int, group: int) -> None:
         """A cluster lies in another visual cluster now."""
         self._facts[self._slots[id], 4] = group

@@ -76,7 +76,7 @@ class Level:
         cluster.frames.append(frame)
         self.home[frame] = cluster.id
         cluster.variance = variance
-        self.index.put(cluster.id, moved, cluster.frames, cluster.group)
+        self.index.grow(cluster.id, moved, frame)
 
     def found(self, frames: Sequence[int], group: int | None = None, parent: int | None = None) -> Cluster:
         """A new cluster of states that are known; without a group it is its own."""
