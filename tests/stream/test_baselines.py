@@ -39,24 +39,30 @@ def test_nocache_is_a_turn_of_the_frames_that_it_samples() -> None:
         assert largest_error(stream.prefill(QUESTION), expected) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "kimi_k25"])
 @pytest.mark.parametrize("method", ["rekv", "livevlm", "streammem", "sliding", "mosaic"])
-def test_what_fits_in_the_window_needs_no_memory(method: str) -> None:
-    made, frames = engine("qwen2_5_vl"), shown("qwen2_5_vl", 4)
+def test_what_fits_in_the_window_needs_no_memory(method: str, name: str) -> None:
+    made, frames = engine(name), shown(name, 4)
     with made.stream(method, **{**SMALL, "window": 4}) as stream:
         stream.push(frames)
         host = stream._host
         expected = plain_logits(made, host.opening(), frames, host.closing(QUESTION).token_ids)
         assert largest_error(stream.prefill(QUESTION), expected) < 1e-4
+        # Behind more frames it is asked, and the answer is a real one.
+        stream.push(shown(name, 12))
+        later = stream.prefill(QUESTION)
+        assert torch.isfinite(later).all() and largest_error(later, expected) > 1e-3
 
 
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "kimi_k25"])
 @pytest.mark.parametrize("positions", ["native", "packed"])
-def test_rekv_that_retrieves_everything_sees_what_full_retrieval_sees(positions: str) -> None:
+def test_rekv_that_retrieves_everything_sees_what_full_retrieval_sees(positions: str, name: str) -> None:
     """Behind the same sliding window, all frames retrieved one by one are all frames retrieved in clusters."""
     answers = []
     for method in ("rekv", "mosaic"):
         options = {**SMALL, "positions": positions, "budget": 40, "representatives": False}
-        with engine("qwen2_5_vl").stream(method, **options) as stream:
-            stream.push(shown("qwen2_5_vl", 27))
+        with engine(name).stream(method, **options) as stream:
+            stream.push(shown(name, 27))
             answers.append(stream.prefill(QUESTION))
             assert len(stream.ask(QUESTION, max_new_tokens=1).moments) == 21
     assert largest_error(answers[0], answers[1]) < 1e-4

@@ -95,7 +95,7 @@ def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
     likeness, scores = index.likeness(probe), index.scores(probe[None])[0]
     for id, (mean, frames, group) in held.items():
         slot = index.slot(id)
-        assert index.mean(id).equal(mean) and index.extras[slot].equal(mean[3:])
+        assert index.mean(id).equal(mean) and index.vectors[slot].equal(mean)
         assert index.facts[slot].tolist() == [2, id + 2, *frames, group]
         assert float(scores[slot]) == pytest.approx(float(mean[:3] @ probe), rel=1e-4, abs=1e-5)
         assert float(likeness[slot]) == pytest.approx(float(mean[:3] @ probe / mean[:3].norm()), rel=1e-4, abs=1e-5)

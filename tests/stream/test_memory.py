@@ -21,7 +21,7 @@ def answered(name: str, method: str, count: int = 27, **changes: Any) -> tuple[T
         return stream.prefill(QUESTION), stream.counts
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "internvl"])
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "kimi_k25_yarn"])
 @pytest.mark.parametrize("splitting", ["deferred", "eager"])
 def test_retrieving_everything_is_full_attention(name: str, splitting: str) -> None:
     every = {"representatives": False, "budget": None, "retrieve_while_encoding": True, "splitting": splitting}

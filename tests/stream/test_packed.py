@@ -29,7 +29,7 @@ def test_a_stream_that_fits_stands_as_it_came() -> None:
     assert packed.equal(logits("qwen2_5_vl", "sliding", 8, positions="native"))
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "kimi_k25_yarn"])
 def test_a_window_far_out_stands_right_behind_the_sinks(name: str) -> None:
     """Rows as first written, turned by hand to where packing sets them, and the stock forward of the question."""
     made, budget = engine(name), 3

@@ -166,10 +166,10 @@ def refuse_unreadable(adapter: Adapter) -> None:
     """Refuse a model whose layers cannot read a memory.
 
     Raises:
-        UnsupportedModelError: a layer keeps latent rows, or has a sliding window of its own.
+        UnsupportedModelError: a layer has a sliding window of its own, or keeps latent rows that it does not expand.
     """
-    for name, layout in zip(adapter.names, adapter.layouts, strict=True):
-        if layout.kind == "latent":
-            raise UnsupportedModelError(f"{name} keeps latent (MLA) rows: streams read keys and values of heads only")
+    for name, layer, layout in zip(adapter.names, adapter.layers, adapter.layouts, strict=True):
         if layout.window is not None:
             raise UnsupportedModelError(f"{name} sees its last {layout.window} rows only: it cannot read a memory")
+        if layout.kind == "latent" and not any(hasattr(part, "expand_kv") for part in layer.modules()):
+            raise UnsupportedModelError(f"{name} keeps latent rows and has no expand_kv: it cannot read a memory")

@@ -37,9 +37,9 @@ class Index:
         return self._means[: len(self), : self._width]
 
     @property
-    def extras(self) -> Tensor:
-        """[clusters, extra] float32."""
-        return self._means[: len(self), self._width :]
+    def vectors(self) -> Tensor:
+        """[clusters, width + extra] float32."""
+        return self._means[: len(self)]
 
     @property
     def facts(self) -> Tensor:

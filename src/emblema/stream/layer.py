@@ -13,6 +13,7 @@ from emblema.stream.level import Level
 from emblema.stream.maintainer import Maintainer, Upkeep
 from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
+from emblema.stream.states import matched_width
 
 
 class LayerMemory:
@@ -28,11 +29,11 @@ class LayerMemory:
     def __init__(
         self, settings: StreamSettings, layout: LayerLayout, host: HostRows, upkeep: Upkeep, device: torch.device
     ) -> None:
-        width, extra = (heads * size for heads, size in (layout.keys, layout.values))
+        width = matched_width(layout)
         self.settings, self.host = settings, host
         self.waiting: dict[int, Tensor] = {}
         self.fetched: set[int] = set()
-        self.level = Level(settings, width, extra, True, device)
+        self.level = Level(settings, width, layout.features - width, True, device)
         self.maintainer = Maintainer(self.level, settings, self, upkeep)
 
     @property

@@ -3,6 +3,7 @@
 import numpy
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
 from emblema.stream.level import Level
@@ -45,7 +46,12 @@ def representatives(level: Level, layout: LayerLayout, rows: int | None, sight: 
         shown[group, [index.slot(id) for id in own]] = False
     keys, values = (
         part.reshape(len(index), heads, width).transpose(0, 1)
-        for part, (heads, width) in ((index.means, layout.keys), (index.extras, layout.values))
+        for part, (heads, width) in zip(_split(index.vectors, layout), (layout.keys, layout.values), strict=True)
     )
     weight = torch.zeros(len(index)) if rows is None else (facts[:, 0] * rows).log().float()
     return Means(keys, values, facts[:, 1].float().to(device), weight.to(device), shown.to(device))
+
+
+def _split(vectors: Tensor, layout: LayerLayout) -> tuple[Tensor, Tensor]:
+    middle = layout.keys[0] * layout.keys[1]
+    return vectors[:, :middle], vectors[:, middle:]

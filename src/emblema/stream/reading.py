@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from emblema.errors import ModelError
-from emblema.kv.rotation import PhaseBook, rotate
+from emblema.kv.rotation import PhaseBook
 from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
+from emblema.models.queries import position_free
 from emblema.models.table import KVTable
 from emblema.stream.context import Part
 from emblema.stream.method import Purpose, Query
@@ -54,19 +55,21 @@ class Reading:
         scaling = extra.get("scaling")
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         groups = self.groups[start:stop]
-        part = self.source(layer, self._query(layer, query[0], groups, start, stop, scale))
+        part = self.source(layer, self._query(layer, module, query[0] * scale, start, stop))
         lines = part.bias if part.bias.shape[0] == 1 else part.bias[groups.clamp_min(0)]
         bias = lines.to(mask.dtype).expand(query.shape[2], -1)
-        keys = torch.cat((part.rows.keys[None], key), dim=2)
-        values = torch.cat((part.rows.values[None], value), dim=2)
+        seen = part.rows.keys[None], part.rows.values[None]
+        if self.adapter.layouts[layer].kind == "latent":
+            seen = module.expand_kv(*seen)
+        keys, values = torch.cat((seen[0], key), dim=2), torch.cat((seen[1], value), dim=2)
         return stock(module, query, keys, values, torch.cat((bias[None, None], mask), dim=3), **extra)
 
-    def _query(self, layer: int, states: Tensor, groups: Tensor, start: int, stop: int, scale: float) -> Query:
+    def _query(self, layer: int, module: Any, states: Tensor, start: int, stop: int) -> Query:
         layout = self.adapter.layouts[layer]
-        free = states.float() * scale
-        if layout.rotary is not None:
-            free = rotate(free, layout.rotary, self._book(layout.rotary).slice(start, stop).inverse())
-        return Query(free, groups, self.count, layout.keys[0], self.purpose)
+        free = position_free(states.float(), module, layout, self._book, slice(start, stop))
+        if free is None:
+            raise ModelError(f"the queries of {self.adapter.names[layer]} do not fit the rows that it keeps: no stream")
+        return Query(free, self.groups[start:stop], self.count, layout.keys[0], self.purpose)
 
 
 @contextmanager

@@ -19,6 +19,12 @@ def frame_vectors(rows: LayerRows, layout: LayerLayout, book: PhaseBook, tokens:
     return torch.cat([_means(free.keys, tokens), _means(free.values, tokens)], dim=1)
 
 
+def matched_width(layout: LayerLayout) -> int:
+    """How much of a vector queries meet and clusters are made by: the mean key; of latent rows all of it."""
+    keys, values = (heads * width for heads, width in (layout.keys, layout.values))
+    return keys + values if layout.kind == "latent" else keys
+
+
 def _means(rows: Tensor, tokens: int) -> Tensor:
     heads, _, width = rows.shape
     return rows.reshape(heads, -1, tokens, width).mean(2).transpose(0, 1).reshape(-1, heads * width)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook, place, unplace
+from emblema.models.queries import matched
 from emblema.stream.baselines.rekv import Rekv
 from emblema.stream.baselines.saliency import saliency
 from emblema.stream.method import Bytes, Departed, Found, Query, Scene, Sight, StreamRows
@@ -39,7 +40,7 @@ class LiveVlm(Rekv):
     def _thinned(self, layer: int, rows: LayerRows, departed: Departed) -> LayerRows:
         layout, tokens = self.adapter.layouts[layer], departed.tokens
         free = unplace(rows, layout, PhaseBook(self.adapter.tables, departed.positions))
-        mass = saliency(torch.cat(self._queries.pop(layer), dim=1), free.keys).reshape(-1, tokens)
+        mass = saliency(torch.cat(self._queries.pop(layer), dim=1), matched(free, layout)).reshape(-1, tokens)
         chosen = mass.topk(self.kept, dim=1).indices.sort(dim=1).values
         self._chosen[layer] = torch.cat((self._chosen[layer], chosen))
         keys, values = (part.unflatten(1, (-1, tokens)).transpose(0, 1) for part in (free.keys, free.values))

@@ -16,7 +16,7 @@ from emblema.kv.rotation import PhaseBook
 from emblema.stream.baselines.base import Base
 from emblema.stream.host import HostRows, Transfers
 from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
-from emblema.stream.states import frame_vectors
+from emblema.stream.states import frame_vectors, matched_width
 
 
 class Rekv(Base):
@@ -31,8 +31,7 @@ class Rekv(Base):
             HostRows(layout, self.kept, self.adapter.dtype, self.transfers) for layout in self.adapter.layouts
         ]
         self._keys: list[Tensor] = [
-            torch.zeros(0, layout.keys[0] * layout.keys[1], device=self.adapter.device)
-            for layout in self.adapter.layouts
+            torch.zeros(0, matched_width(layout), device=self.adapter.device) for layout in self.adapter.layouts
         ]
         self._first, self._count = 0, 0
         self._found: Counter[int] = Counter()

@@ -9,7 +9,7 @@ import torch
 
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook, place, unplace
-from emblema.models.queries import queries
+from emblema.models.queries import matched, queries
 from emblema.stream.baselines.base import Base
 from emblema.stream.baselines.saliency import saliency
 from emblema.stream.local import joined
@@ -48,7 +48,7 @@ class StreamMem(Base):
     def _with_means(self, layer: int, rows: StreamRows) -> StreamRows:
         """Rows of new frames with one more for each frame, amid it."""
         tokens, free = self.places.tokens, self._free(layer, rows)
-        weights = saliency(self._queries.layers[layer], free.keys).reshape(-1, tokens)
+        weights = saliency(self._queries.layers[layer], matched(free, self.adapter.layouts[layer])).reshape(-1, tokens)
         weights = (weights / weights.sum(1, keepdim=True).clamp_min(1e-12))[None, :, :, None]
         means = [(part.unflatten(1, (-1, tokens)) * weights).sum(2) for part in (free.keys, free.values)]
         middle = rows.positions.unflatten(1, (-1, tokens)).float().mean(2).floor().long()
@@ -59,7 +59,8 @@ class StreamMem(Base):
     def _thinned(self, layer: int, rows: StreamRows) -> StreamRows:
         kept = torch.arange(len(rows.frames), device=rows.frames.device)
         if self._room is not None and len(kept) > self._room:
-            kept = saliency(self._queries.layers[layer], self._free(layer, rows).keys).topk(self._room).indices
+            keys = matched(self._free(layer, rows), self.adapter.layouts[layer])
+            kept = saliency(self._queries.layers[layer], keys).topk(self._room).indices
         # In the order of their frames, and inside a frame as they came.
         kept = kept.sort().values
         kept = kept[rows.frames[kept].argsort(stable=True)]
