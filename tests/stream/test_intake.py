@@ -21,7 +21,7 @@ def opened(**changes: Any) -> Stream:
 
 
 SETTINGS: dict[str, Any] = {
-    "budget": 0, "window": 0, "block": 2.5, "sinks": -1, "positions": "far", "splitting": "never", "drop": "all",
+    "budget": 0, "window": -1, "block": 2.5, "sinks": -1, "positions": "far", "splitting": "never", "drop": "all",
     "tau_small": 0.9, "scale": float("nan"), "largest": 1, "colour": "red", "queue": True,
 }  # fmt: skip
 

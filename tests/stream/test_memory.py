@@ -50,3 +50,27 @@ def test_prefetching_changes_no_bit(positions: str, guess: str) -> None:
     asked, plain = answered("qwen2_5_vl", "mosaic", prefetch=False, **options)
     assert guessed.equal(asked)
     assert counts["hits"] > 0 and plain["predicted"] == 0
+
+
+@pytest.mark.parametrize("levels", ["visual", "semantic"])
+def test_one_level_alone(levels: str) -> None:
+    """Without the visual level all frames are one visual cluster; either way everything retrieved is everything."""
+    every = {"representatives": False, "budget": None, "retrieve_while_encoding": True, "levels": levels}
+    found, counts = answered("qwen2_5_vl", "mosaic", **every)
+    assert largest_error(found, answered("qwen2_5_vl", "full")[0]) < 1e-4
+    assert (counts["visual_clusters"] == 1) == (levels == "semantic")
+    assert counts["semantic_cuts"] == 0 or levels == "semantic"
+
+
+def test_without_a_window() -> None:
+    every = {"representatives": False, "budget": None, "retrieve_while_encoding": True, "window": 0, "sinks": 0}
+    found, _ = answered("qwen2_5_vl", "mosaic", **every)
+    assert largest_error(found, answered("qwen2_5_vl", "full", window=0, sinks=0)[0]) < 1e-4
+
+
+def test_long_blocks_run_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is longer than the adapter's rows at once goes through the decoder in several forwards."""
+    options = {"retrieve_while_encoding": True, "budget": 5}
+    whole, _ = answered("qwen2_5_vl", "mosaic", **options)
+    monkeypatch.setattr(type(engine("qwen2_5_vl").adapter), "block_rows", 13)
+    assert largest_error(answered("qwen2_5_vl", "mosaic", **options)[0], whole) < 1e-4

@@ -108,6 +108,10 @@ def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
                 found = prefill.kv[layer].slice(start, start + frames * tokens)
                 assert largest_error(found.keys, expected.keys) < 1e-4
                 assert largest_error(found.values, expected.values) < 1e-4
+            smaller = stream.chunks(most=2)
+            assert max(int(chunk.encoded.visual.sum()) for chunk in smaller) == 2 * tokens
+            with pytest.raises(StreamError, match="most"):
+                stream.chunks(most=0)
         ids = [chunk.id for chunk in chunks]
     with kept(tmp_path) as made:
         again = made.prefill([list(words(7).tolist()), made.store.get(ids[0])], "blind", template=False)

@@ -18,13 +18,12 @@ from emblema.stream.seam import TokenIds
 Markers = tuple[TokenIds, TokenIds]
 
 
-def parts(local: Local, memory: Mosaic) -> Iterator[list[int]]:
-    """Frames of every chunk, rising: those of each visual cluster, then what has not left the window."""
-    for cluster in memory.visual.level.clusters.values():
-        yield sorted(cluster.frames)
-    near = sorted({int(frame) for frame in local.frames if frame >= 0} | set(range(local.done, local.count)))
-    if near:
-        yield near
+def parts(local: Local, memory: Mosaic, most: int) -> Iterator[list[int]]:
+    """Frames of every chunk, rising, `most` at the most: of each visual cluster, then what has not left the window."""
+    near = {int(frame) for frame in local.frames if frame >= 0} | set(range(local.done, local.count))
+    for group in (*(cluster.frames for cluster in memory.visual.level.clusters.values()), near):
+        frames = sorted(group)
+        yield from (frames[start : start + most] for start in range(0, len(frames), most))
 
 
 class ChunkMaker:

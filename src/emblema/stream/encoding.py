@@ -17,11 +17,13 @@ def encode(adapter: Adapter, method: Method, local: Local, codes: FrameCodes, ba
     For a method that does not encode, only their place is kept.
 
     Args:
-        batched: in one forward, under a mask that keeps each frame to what came before it; else frame by frame.
+        batched: in one forward, or as few as the adapter's rows at once allow, under a mask that keeps each frame to
+            what came before it; else frame by frame.
     """
+    together = max(1, adapter.block_rows // codes.tokens) if batched else 1
     sight = Sight(0, local.done, local.done)
-    for start in range(0, codes.frames, codes.frames if batched else 1):
-        part = codes if batched else codes.slice(start, start + 1)
+    for start in range(0, codes.frames, together):
+        part = codes.slice(start, min(start + together, codes.frames))
         batch, groups = _batch(adapter, local, part)
         if not method.encodes:
             continue

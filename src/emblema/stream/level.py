@@ -1,5 +1,6 @@
 """One level of a memory: the clusters of one space, their representatives, and the vectors of their members."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -26,6 +27,7 @@ class Level:
     def __init__(self, settings: StreamSettings, width: int, extra: int, nested: bool, device: torch.device) -> None:
         self.settings, self.width, self.nested, self.device = settings, width, nested, device
         self.largest = settings.largest if nested else None
+        self._watched = settings.levels in ("both", "semantic" if nested else "visual")
         self.clusters: dict[int, Cluster] = {}
         self.home: dict[int, int] = {}
         self.index = Index(width, extra, device)
@@ -67,7 +69,7 @@ class Level:
         return spread_of(vectors[:, : self.width]) <= self._bound(len(vectors) - 1)
 
     def _bound(self, size: int) -> float:
-        return self.settings.threshold(size) * self.spread.variance
+        return self.settings.threshold(size) * self.spread.variance if self._watched else math.inf
 
     def absorb(self, cluster: Cluster, frame: int, vector: Tensor, variance: float) -> None:
         """A state joins a cluster."""

@@ -11,6 +11,7 @@ Positions = Literal["native", "packed"]
 Splitting = Literal["deferred", "eager"]
 Direction = Literal["relaxing", "tightening"]
 Guess = Literal["queries", "frames"]
+Levels = Literal["both", "visual", "semantic"]
 Drop = Literal["block", "oldest", "newest"]
 
 
@@ -37,6 +38,8 @@ class StreamSettings:
             has memory of its own.
         guess: by what it picks them: its `queries` against the next layer's representatives, or the `frames` that it
             retrieved itself.
+        levels: where clusters may grow too wide: on `both` levels, at the `visual` one alone, so that layers follow it,
+            or at the `semantic` one alone, so that all frames are one visual cluster.
         splitting: what happens to a cluster that grew too wide while it is on the host: `deferred` until it is
             fetched for a question or a frame, or `eager`.
         tau_small, tau_large: width that a cluster may have when it is small and when it is large, as a share of the
@@ -62,6 +65,7 @@ class StreamSettings:
     breadth: float = 2.0
     prefetch: bool | None = None
     guess: Guess = "queries"
+    levels: Levels = "both"
     splitting: Splitting = "deferred"
     tau_small: float = 0.1
     tau_large: float = 0.3
@@ -72,7 +76,7 @@ class StreamSettings:
     waiting: int = 8
 
     def __post_init__(self) -> None:
-        least = {"sinks": 0, "window": 1, "block": 1, "queue": 1, "largest": 2, "first": 1, "waiting": 0}
+        least = {"sinks": 0, "window": 0, "block": 1, "queue": 1, "largest": 2, "first": 1, "waiting": 0}
         for name, bound in least.items():
             _whole(name, getattr(self, name), bound)
         if self.budget is not None:
@@ -80,6 +84,7 @@ class StreamSettings:
         for name, choices in (("positions", Positions), ("splitting", Splitting), ("direction", Direction)):
             _one_of(name, getattr(self, name), get_args(choices))
         _one_of("drop", self.drop, get_args(Drop))
+        _one_of("levels", self.levels, get_args(Levels))
         _one_of("guess", self.guess, get_args(Guess))
         for name in ("breadth", "tau_small", "tau_large", "scale"):
             value = getattr(self, name)

@@ -141,20 +141,25 @@ class Stream(Feed):
         stream._intake.resume(facts["last"], tuple(facts["size"]), facts["dropped"])
         return stream
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self, most: int = 64) -> list[Chunk]:
         """The stream's frames as chunks in the engine's store, to be set into any prompt at any position.
 
         One for each visual cluster, its frames in order, and one for those that have not left the window. Their rows
         are those that the stream wrote; if the store loses one, it is prefilled alone from what the encoder made.
 
+        Args:
+            most: frames of a chunk; a larger cluster gives several.
+
         Raises:
-            StreamError: nothing has been seen, or the method has no clusters.
+            StreamError: nothing has been seen, the method has no clusters, or `most` is no whole number of 1 or more.
         """
+        if type(most) is not int or most < 1:
+            raise StreamError(f"most is {most!r}: it must be a whole number of frames, 1 or more")
         local, method = self._seen()
         if not isinstance(method, Mosaic):
             raise StreamError(f"a stream with the method {method.name!r} has no clusters: use mosaic")
         maker = ChunkMaker(self._host.adapter, self.log, local, method, self._host.markers())
-        return [self._host.keep(*maker.chunk(frames)) for frames in parts(local, method)]
+        return [self._host.keep(*maker.chunk(frames)) for frames in parts(local, method, most)]
 
     def _seen(self) -> tuple[Local, Method]:
         self._intake.refuse_closed()
