@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from emblema.store.memory import MemoryStore
     from emblema.store.record import Terms
     from emblema.store.store import Store
+    from emblema.stream.settings import StreamSettings
+    from emblema.stream.stream import Stream
     from emblema.window.budget import WindowBudget
     from emblema.window.window import Window
 
@@ -27,6 +29,8 @@ __all__ = [
     "Policy",
     "Retrieval",
     "Store",
+    "Stream",
+    "StreamSettings",
     "Terms",
     "Window",
     "WindowBudget",
@@ -43,6 +47,8 @@ _HOMES = {
     "Policy": "emblema.link.policy.policy",
     "Retrieval": "emblema.engine.retrieval",
     "Store": "emblema.store.store",
+    "Stream": "emblema.stream.stream",
+    "StreamSettings": "emblema.stream.settings",
     "Terms": "emblema.store.record",
     "Window": "emblema.window.window",
     "WindowBudget": "emblema.window.budget",

@@ -25,6 +25,10 @@ class WindowError(EmblemaError):
     """A window cannot do what was asked: a part is unknown or gone for good, an order is none, the window is closed."""
 
 
+class StreamError(EmblemaError):
+    """A stream cannot do what was asked: nothing was seen yet, time went back, a setting is wrong, it is closed."""
+
+
 class StrategyError(EmblemaError):
     """A strategy's name is unknown or its knob is out of range."""
 

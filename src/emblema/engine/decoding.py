@@ -10,7 +10,9 @@ from torch import Tensor
 from emblema.errors import PromptError
 from emblema.link.executor import Linked
 from emblema.link.prompt import Prompt
-from emblema.models.adapter import Adapter, RowBatch
+from emblema.models.batch import RowBatch
+from emblema.models.table import KVTable
+from emblema.stream.seam import Runner
 
 
 class SamplingKnobs(TypedDict, total=False):
@@ -92,29 +94,51 @@ class Sampler:
         return int(tokens[torch.multinomial(ordered, 1, generator=self.generator)])
 
 
-@torch.inference_mode()
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the first new token stands: its row in the prompt, and its position on each of the axes."""
+
+    row: int
+    position: int
+    axes: int
+
+
 def decode(
-    adapter: Adapter, linked: Linked, prompt: Prompt, sampler: Sampler, ends: Collection[int], most: int | None = None
+    adapter: Runner, linked: Linked, prompt: Prompt, sampler: Sampler, ends: Collection[int], most: int | None = None
+) -> Iterator[int]:
+    """Yield new tokens behind a linked prompt; see `decode_behind`."""
+    place = Place(prompt.tokens, prompt.next_position, prompt.axes)
+    return decode_behind(adapter, linked.table, linked.logits, place, sampler, ends, most)
+
+
+@torch.inference_mode()
+def decode_behind(
+    runner: Runner,
+    table: KVTable,
+    logits: Tensor,
+    place: Place,
+    sampler: Sampler,
+    ends: Collection[int],
+    most: int | None = None,
 ) -> Iterator[int]:
     """Yield new tokens until an end token (yielded too) or `most` of them, by default what the sampling allows.
 
-    A token's row is appended to the linked table when the next token is asked for.
+    A token's row is appended to the table when the next token is asked for.
     """
-    table, logits = linked.table, linked.logits
     most = sampler.sampling.max_new_tokens if most is None else most
     for step in range(most):
         token = sampler(logits)
         yield token
         if token in ends or step + 1 == most:
             return
-        row = torch.tensor([prompt.tokens + step], device=adapter.device)
+        row = torch.tensor([place.row + step], device=runner.device)
         slots = table.allocate(row, torch.full_like(row, -1))
         batch = RowBatch(
-            embeds=adapter.embed(torch.tensor([token], device=adapter.device)),
-            positions=torch.full((prompt.axes, 1), prompt.next_position + step, device=adapter.device),
-            slots=torch.arange(slots.start, slots.stop, device=adapter.device),
-            visual=torch.zeros(1, dtype=torch.bool, device=adapter.device),
+            embeds=runner.embed(torch.tensor([token], device=runner.device)),
+            positions=torch.full((place.axes, 1), place.position + step, device=runner.device),
+            slots=torch.arange(slots.start, slots.stop, device=runner.device),
+            visual=torch.zeros(1, dtype=torch.bool, device=runner.device),
             deepstack=(),
             hidden_from=None,
         )
-        logits = adapter.logits(adapter.forward(batch, table))[0]
+        logits = runner.logits(runner.forward(batch, table))[0]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from emblema.engine.decoding import Sampler, Sampling, SamplingKnobs
 from emblema.engine.intake import MediaEngine
@@ -12,6 +12,7 @@ from emblema.engine.reader import PromptLike
 from emblema.engine.replies import Piece, Prefill, Reply, TextStream, last_of, stream_reply
 from emblema.engine.replying import Replying
 from emblema.engine.retrieval import RequestReader, Retrieval, question_of
+from emblema.engine.streams import StreamHost
 from emblema.engine.template import ChatTemplate
 from emblema.engine.windows import EngineHost
 from emblema.errors import PromptError
@@ -20,6 +21,8 @@ from emblema.link.prompt import Prompt
 from emblema.link.strategies.auto import Auto, bounded
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import Usage
+from emblema.stream.settings import StreamSettings, changed
+from emblema.stream.stream import Stream
 from emblema.window.budget import WindowBudget
 from emblema.window.graph import Cascade
 from emblema.window.window import Window
@@ -241,6 +244,40 @@ class Engine(MediaEngine):
             PromptError: the template refuses the system turn.
         """
         return Window.of(EngineHost(self, template, system), budget or WindowBudget(), cascade)
+
+    def stream(
+        self,
+        method: str = "mosaic",
+        settings: StreamSettings | None = None,
+        *,
+        system: str | None = None,
+        template: bool = True,
+        **changes: Any,
+    ) -> Stream:
+        """A stream of frames to be asked at any time; see `Stream`.
+
+        Args:
+            method: how frames that leave the window are remembered; see `emblema.stream.methods`.
+            settings: how much is seen, and how clusters are kept.
+            system: text in front of the user's turn.
+            template: write the turn as the model's chat template does; without it the question is taken as it is.
+            changes: single settings by name, such as `budget=32`.
+
+        Raises:
+            StreamError: there is no such method or setting.
+            UnsupportedModelError: the model's layers cannot read a memory.
+            PromptError: the template refuses the system turn.
+        """
+        return Stream(StreamHost(self, template, system), method, changed(settings or StreamSettings(), changes))
+
+    def load_stream(self, name: str, *, system: str | None = None, template: bool = True) -> Stream:
+        """A stream that `Stream.save` wrote to this engine's folder; it goes on as it was.
+
+        Raises:
+            StreamError: there is none of that name, or it was another model's or another template's.
+            StoreError: it is damaged.
+        """
+        return Stream.load(StreamHost(self, template, system), name)
 
     @property
     def template(self) -> ChatTemplate:

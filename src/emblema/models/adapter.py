@@ -118,7 +118,7 @@ class Adapter:
         placeholder = self.kind.placeholder(self.model.config, prepared.kind)
         visual = prepared.token_ids == (-1 if placeholder is None else placeholder)
         with torch.inference_mode():
-            features = self.kind.encode(self.model, self._on_device(prepared))
+            features = self.kind.encode(self.model, self.on_device(prepared))
             if features.media.shape[0] != int(visual.sum()):
                 raise ModelError(
                     f"The encoder of {self.family} gave {features.media.shape[0]} features for {int(visual.sum())} "
@@ -153,7 +153,8 @@ class Adapter:
         before = torch.nn.functional.pad(visual, (1, 0))[:-1]
         return torch.where(visual, (visual & ~before).long().cumsum(0) - 1, -1)
 
-    def _on_device(self, prepared: Prepared) -> Prepared:
+    def on_device(self, prepared: Prepared) -> Prepared:
+        """The same piece with its features where the model is, in its dtype."""
         moved = {
             name: value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
             for name, value in prepared.features.items()

@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from emblema.errors import PromptError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.kv.rotation import PhaseBook, rotate, unplace
+from emblema.kv.rotation import PhaseBook, Phases, rotate, unplace
 from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 
@@ -111,28 +111,47 @@ def _position_free(noted: _Noted | None, layout: LayerLayout, book: PhaseBook, t
     """Queries [heads, tokens, width] with their position taken out; None where they do not fit the layer's rows."""
     if noted is None or noted.states.dim() != 3 or noted.states.shape[1] != tokens:
         return None
-    states = noted.states.float() * noted.scaling
+    return position_free(noted.states.float() * noted.scaling, noted.module, layout, book, slice(0, tokens))
+
+
+def position_free(states: Tensor, module: Any, layout: LayerLayout, book: PhaseBook, tokens: slice) -> Tensor | None:
+    """Queries [heads, tokens, width] float32 of one layer with their position taken out.
+
+    Args:
+        states: as the layer's attention is called with them.
+        module: the layer's attention; latent (MLA) queries are carried into the latent space by its `kv_b_proj`.
+        layout: of the rows that they are to meet.
+        book: phases of the positions of a run of tokens.
+        tokens: which of the run these are.
+
+    Returns:
+        What meets the layer's rows as they are cached; None where the queries do not fit them.
+    """
+    band = layout.rotary
+    turn = None if band is None else book(band).slice(tokens.start, tokens.stop).inverse()
     if layout.kind == "latent":
-        return _latent(states, noted.module, layout, book)
+        return _latent(states, module, layout, turn)
     if states.shape[-1] != layout.keys[1] or states.shape[0] % layout.keys[0]:
         return None
-    band = layout.rotary
-    return states if band is None else rotate(states, band, book(band).inverse())
+    return states if band is None or turn is None else rotate(states, band, turn)
 
 
-def _latent(states: Tensor, module: Any, layout: LayerLayout, book: PhaseBook) -> Tensor | None:
+def _latent(states: Tensor, module: Any, layout: LayerLayout, turn: Phases | None) -> Tensor | None:
     band, rank, turned = layout.rotary, layout.keys[1], layout.values[1]
     weight = getattr(getattr(module, "kv_b_proj", None), "weight", None)
     heads, plain = states.shape[0], states.shape[-1] - turned
-    if band is None or weight is None or not weight.is_floating_point() or weight.shape[-1] != rank:
+    if band is None or turn is None or weight is None or not weight.is_floating_point() or weight.shape[-1] != rank:
         return None
     if plain < 0 or weight.shape[0] % heads or weight.shape[0] // heads < plain:
         return None
     up = weight.float().reshape(heads, -1, rank)[:, :plain]
-    rotary = rotate(states[..., plain:], band, book(band).inverse())
-    return torch.cat((states[..., :plain] @ up, rotary), dim=-1)
+    return torch.cat((states[..., :plain] @ up, rotate(states[..., plain:], band, turn)), dim=-1)
 
 
 def _keys(rows: LayerRows, layout: LayerLayout, book: PhaseBook) -> Tensor:
-    free = unplace(rows, layout, book)
+    return matched(unplace(rows, layout, book), layout)
+
+
+def matched(free: LayerRows, layout: LayerLayout) -> Tensor:
+    """What queries meet of position-free rows, [key heads, tokens, width]: keys, or a latent with its rotary key."""
     return torch.cat((free.keys, free.values), dim=-1) if layout.kind == "latent" else free.keys

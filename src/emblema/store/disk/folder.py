@@ -7,7 +7,7 @@
     pinned/<id>                 an empty file for every pinned piece
     temporary/                  pieces while they are written, each locked by its writer
     quarantine/                 the last files that did not verify
-    libraries/                  kept beside the pieces by `emblema.library`, and none of this tier's
+    libraries/, streams/        kept beside the pieces by `emblema.library` and `emblema.stream`, none of this tier's
 
 Every name is resolved within its own folder and no link is followed.
 """
@@ -32,9 +32,10 @@ VERSION = 1
 SUFFIX = ".safetensors"
 FORMAT, LOCK, INDEX = "FORMAT", "lock", "index.sqlite"
 PIECES, PINNED, TEMPORARY, QUARANTINE = "pieces", "pinned", "temporary", "quarantine"
-LIBRARIES = "libraries"
+LIBRARIES, STREAMS = "libraries", "streams"
 _FOLDERS = (PIECES, PINNED, TEMPORARY, QUARANTINE)
-KNOWN = frozenset({FORMAT, LOCK, INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal", LIBRARIES, *_FOLDERS})
+_INDEXES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal")
+KNOWN = frozenset({FORMAT, LOCK, *_INDEXES, LIBRARIES, STREAMS, *_FOLDERS})
 
 _FORMAT_LINE = re.compile(rb"emblema store, format (\d{1,9}), checksum ([0-9a-f]{16})\n")
 

@@ -1,0 +1,54 @@
+"""What the layers of one forward are handed: what is always seen, and what a memory finds for their queries."""
+
+import torch
+from torch import Tensor
+
+from emblema.kv.layout import LayerRows
+from emblema.models.adapter import Adapter
+from emblema.stream.context import Composer, Part
+from emblema.stream.local import Local
+from emblema.stream.method import NOTHING, Method, Query, Sight
+
+
+class MemorySource:
+    """Reads a method's memory for one block or one question.
+
+    Args:
+        method: the memory.
+        local: what is always seen.
+        sight: what may be seen.
+        end: the position at which the forward's own rows begin.
+        asked: for a question, whose rows are behind the block under way and see all the same in every forward; a
+            block's own rows see one another through their table instead.
+    """
+
+    def __init__(self, adapter: Adapter, method: Method, local: Local, sight: Sight, end: int, asked: bool) -> None:
+        self.adapter, self.method, self.local, self.sight, self.asked = adapter, method, local, sight, asked
+        first = local.all(0) if asked else local.rows(0)
+        seen = sight.of(first.frames) if method.shares_local else torch.zeros_like(first.frames, dtype=torch.bool)
+        self._seen: Tensor | None = None if bool(seen.all()) else seen.nonzero().squeeze(1)
+        frames, positions = first.frames, first.positions
+        if self._seen is not None:
+            frames, positions = frames[self._seen], positions[:, self._seen]
+        self._composer = Composer(adapter, local.places, positions, frames, end)
+        self._kept: dict[int, Part] = {}
+
+    def __call__(self, layer: int, query: Query) -> Part:
+        if layer in self._kept:
+            return self._kept[layer]
+        layout = self.adapter.layouts[layer]
+        rows = (self.local.all(layer) if self.asked else self.local.rows(layer)).kv
+        if self._seen is not None:
+            rows = rows.select(self._seen)
+        found = self.method.read(layer, query, self.sight) or NOTHING
+        part = _joined([*self._composer.found(layout, found), self._composer.local(layout, rows)])
+        if self.asked:
+            self._kept[layer] = part
+        return part
+
+
+def _joined(parts: list[Part]) -> Part:
+    groups = max(part.bias.shape[0] for part in parts)
+    keys = torch.cat([part.rows.keys for part in parts], dim=1)
+    values = torch.cat([part.rows.values for part in parts], dim=1)
+    return Part(LayerRows(keys, values), torch.cat([part.bias.expand(groups, -1) for part in parts], dim=1))

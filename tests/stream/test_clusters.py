@@ -1,0 +1,128 @@
+"""The algebra of clusters: running statistics, thresholds, cuts, the first partition, the index, retrieval."""
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from emblema.stream.clusters import Grown, Spread, spread_of
+from emblema.stream.constructor import cut_in_two, directions, partition
+from emblema.stream.index import Index
+from emblema.stream.retrieval import choose
+from emblema.stream.settings import StreamSettings
+
+SEEDS = st.integers(0, 10_000)
+
+
+def states(count: int, width: int = 5, seed: int = 0) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
+
+
+@given(SEEDS, st.integers(1, 30))
+def test_running_statistics_are_those_of_all_states(seed: int, count: int) -> None:
+    vectors, spread = states(count, seed=seed) * 3 + 2, Spread()
+    for vector in vectors:
+        spread.add(vector)
+    assert spread.mean is not None
+    torch.testing.assert_close(spread.mean, vectors.mean(0), rtol=1e-4, atol=1e-4)
+    assert spread.variance == pytest.approx(spread_of(vectors), rel=1e-3, abs=1e-4)
+    assert spread.count == count
+
+
+def test_one_state_more_by_hand() -> None:
+    """n = 1: the mean moves half of the way, the variance is a quarter of the squared distance."""
+    grown = Grown.by(torch.tensor([4.0, 0.0]), torch.tensor([0.0, 0.0]), 0.0, 1)
+    assert grown.mean.tolist() == [2.0, 0.0] and grown.variance == 4.0
+
+
+@given(st.integers(0, 500), st.floats(0.01, 0.5), st.floats(0.5, 2), st.floats(0.5, 50))
+def test_the_threshold_goes_from_one_bound_to_the_other(size: int, small: float, large: float, scale: float) -> None:
+    relaxing = StreamSettings(tau_small=small, tau_large=large, scale=scale)
+    tightening = StreamSettings(tau_small=small, tau_large=large, scale=scale, direction="tightening")
+    assert relaxing.threshold(0) == pytest.approx(small) and tightening.threshold(0) == pytest.approx(large)
+    assert relaxing.threshold(size) <= relaxing.threshold(size + 1) <= large + 1e-12
+    assert tightening.threshold(size) >= tightening.threshold(size + 1) >= small - 1e-12
+    assert relaxing.threshold(10_000) == pytest.approx(large)
+
+
+@given(SEEDS, st.integers(2, 20))
+def test_a_cut_has_two_sides_and_every_state_lies_on_its_own(seed: int, count: int) -> None:
+    vectors = states(count, seed=seed)
+    left, right = cut_in_two(vectors)
+    assert left and right and sorted(left + right) == list(range(count))
+    centres = directions(torch.stack([directions(vectors)[side].mean(0) for side in (left, right)]))
+    nearest = (directions(vectors) @ centres.T).argmax(1)
+    assert nearest[left].tolist() == [0] * len(left) and nearest[right].tolist() == [1] * len(right)
+
+
+def test_states_that_cannot_be_told_apart_are_cut_in_the_middle() -> None:
+    assert cut_in_two(torch.ones(5, 3)) == ([0, 1], [2, 3, 4])
+
+
+def test_two_heaps_are_two_clusters() -> None:
+    heaps = torch.cat([states(6, seed=1) * 0.05 + torch.eye(5)[0], states(9, seed=2) * 0.05 + torch.eye(5)[3]])
+    mixed = torch.randperm(15, generator=torch.Generator().manual_seed(0))
+    parts = partition(heaps[mixed], lambda vectors: spread_of(vectors) < 0.1)
+    assert sorted(sorted(mixed[part].tolist()) for part in parts) == [list(range(6)), list(range(6, 15))]
+
+
+@given(SEEDS, st.integers(1, 25), st.floats(0.0, 3.0))
+def test_every_part_of_a_partition_fits(seed: int, count: int, bound: float) -> None:
+    vectors = states(count, seed=seed)
+    parts = partition(vectors, lambda part: spread_of(part) <= bound)
+    assert sorted(index for part in parts for index in part) == list(range(count))
+    assert all(len(part) == 1 or spread_of(vectors[part]) <= bound for part in parts)
+
+
+@given(SEEDS)
+def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
+    random, index, held = numpy.random.default_rng(seed), Index(3, 2, torch.device("cpu")), {}
+    for id in range(40):
+        if held and random.random() < 0.4:
+            gone = int(random.choice(list(held)))
+            del held[gone]
+            index.remove(gone)
+        held[id] = states(1, seed=id)[0], [id, id + 4], id % 3
+        if random.random() < 0.5:
+            index.put(id, *held[id])
+        else:
+            index.put(id, states(1, seed=99)[0], [id + 4], id % 3)
+            index.grow(id, held[id][0], id)
+    assert sorted(index.ids) == sorted(held) and len(index) == len(held)
+    probe = states(1, width=3, seed=seed)[0]
+    likeness, scores = index.likeness(probe), index.scores(probe[None])[0]
+    for id, (mean, frames, group) in held.items():
+        slot = index.slot(id)
+        assert index.mean(id).equal(mean) and index.vectors[slot].equal(mean)
+        assert index.facts[slot].tolist() == [2, id + 2, *frames, group]
+        assert float(scores[slot]) == pytest.approx(float(mean[:3] @ probe), rel=1e-4, abs=1e-5)
+        assert float(likeness[slot]) == pytest.approx(float(mean[:3] @ probe / mean[:3].norm()), rel=1e-4, abs=1e-5)
+
+
+def chosen(scores: list[float], sizes: list[int], groups: list[int], budget: int | None, breadth: float) -> list[int]:
+    return sorted(choose(torch.tensor(scores), numpy.array(sizes), numpy.array(groups), budget, breadth))
+
+
+def test_two_stages() -> None:
+    scores, sizes, groups = [9.0, -9.0, 5.0, 4.0, 1.0], [1, 3, 2, 2, 2], [0, 0, 1, 1, 2]
+    # By size, visual cluster 0 scores -4.5 in spite of its best part; 1 scores 4.5, 2 scores 1.
+    assert chosen(scores, sizes, groups, 4, 1.0) == [2, 3]
+    # With more breadth, 2 is chosen too, and 0 at last: then its best part comes first.
+    assert chosen(scores, sizes, groups, 4, 3.0) == [0, 2]
+    assert chosen(scores, sizes, groups, 5, 3.0) == [0, 2, 3]
+    assert chosen(scores, sizes, groups, None, 1.0) == [0, 1, 2, 3, 4]
+    assert chosen(scores, [0, 3, 0, 2, 2], groups, None, 1.0) == [1, 3, 4]
+
+
+@given(SEEDS, st.integers(1, 40), st.integers(1, 60), st.floats(0.5, 4))
+def test_a_budget_is_never_exceeded_nor_left_where_something_fits(
+    seed: int, count: int, budget: int, breadth: float
+) -> None:
+    random = numpy.random.default_rng(seed)
+    scores, sizes, groups = random.normal(size=count), random.integers(0, 9, count), random.integers(0, 5, count)
+    found = choose(torch.tensor(scores), sizes, groups, budget, breadth)
+    left = budget - int(sizes[found].sum())
+    assert left >= 0 and len(set(found)) == len(found) and all(sizes[found] > 0)
+    assert not any(0 < sizes[row] <= left for row in range(count) if row not in found)

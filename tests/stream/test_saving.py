@@ -1,0 +1,146 @@
+"""Streams that are saved, killed and loaded answer as before; their clusters stand in other prompts."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from emblema import Engine
+from emblema.errors import StoreError, StreamError
+from emblema.kv.rotation import PhaseBook, relocate
+from tests.engine.engines import engine, largest_error
+from tests.families import loaded, words
+from tests.stream.plain import shown
+
+NAME = "qwen2_5_vl"
+QUESTION = tuple(words(5, 3).tolist())
+SMALL: dict[str, Any] = {"window": 3, "block": 4, "sinks": 1, "first": 6, "largest": 4, "budget": 6, "template": False}
+
+
+def kept(folder: Path, name: str = NAME) -> Engine:
+    item = loaded(name)
+    return Engine(item.model, item.bundle, store=folder)
+
+
+@pytest.mark.parametrize("options", [{}, {"retrieve_while_encoding": True, "positions": "packed"}], ids=str)
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("count", [2, 22])
+def test_a_loaded_stream_goes_on_as_it_was(name: str, count: int, options: dict[str, Any], tmp_path: Path) -> None:
+    frames = shown(name, count + 11)
+    with kept(tmp_path, name) as made, made.stream(**{**SMALL, **options}) as stream:
+        stream.push(frames[:count], at=list(range(count)))
+        stream.save("walk")
+        now = stream.prefill(QUESTION)
+        past = stream.prefill(QUESTION, at=1.0)
+        stream.push(frames[count:])
+        later = stream.prefill(QUESTION)
+        held = stream.bytes
+    with kept(tmp_path, name) as made, made.load_stream("walk", template=False) as stream:
+        assert stream.frames == count and stream.settings.window == 3
+        assert stream.prefill(QUESTION).equal(now)
+        assert stream.prefill(QUESTION, at=1.0).equal(past)
+        with pytest.raises(StreamError, match="time does not go back"):
+            stream.push(frames[count], at=0.5)
+        stream.push(frames[count:])
+        assert stream.prefill(QUESTION).equal(later)
+        assert stream.bytes.host["rows"] <= held.host["rows"] * 1.5
+
+
+def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
+    with engine(NAME).stream(**SMALL) as stream:
+        stream.push(shown(NAME, 4))
+        with pytest.raises(StreamError, match="open it with store="):
+            stream.save("walk")
+    with kept(tmp_path) as made:
+        with made.stream(**SMALL) as stream:
+            with pytest.raises(StreamError, match="nothing has been seen"):
+                stream.save("walk")
+            stream.push(shown(NAME, 4))
+            for name in ("", "../walk", "a/b", ".hidden", 5):
+                with pytest.raises(StreamError, match="no name"):
+                    stream.save(name)  # type: ignore[arg-type]
+            path = stream.save("walk")
+        with made.stream("sliding", **SMALL) as stream:
+            stream.push(shown(NAME, 4))
+            with pytest.raises(StreamError, match="cannot be saved"):
+                stream.save("walk")
+            with pytest.raises(StreamError, match="has no clusters"):
+                stream.chunks()
+        with pytest.raises(StreamError, match="no saved stream 'run'"):
+            made.load_stream("run", template=False)
+        whole = path.read_bytes()
+        middle = len(whole) // 2
+        for damaged in (whole[:middle], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :], b""):
+            path.write_bytes(damaged)
+            with pytest.raises(StoreError, match="damaged"):
+                made.load_stream("walk", template=False)
+    path.write_bytes(whole)
+    with kept(tmp_path, "qwen2_vl") as made, pytest.raises(StreamError, match="another model"):
+        made.load_stream("walk", template=False)
+
+
+def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
+    """Every frame is in one of them, and its rows stand in another prompt as the stream wrote them, relocated."""
+    with kept(tmp_path) as made:
+        with made.stream(**SMALL) as stream:
+            stream.push(shown(NAME, 22))
+            chunks = stream.chunks()
+            assert stream._memory is not None
+            local = stream._memory[0]
+            tokens, adapter = local.places.tokens, made.adapter
+            front, last = len(stream._host.markers()[0]), chunks[-1]
+            assert sum(int(chunk.encoded.visual.sum()) for chunk in chunks) == 22 * tokens
+            near = [local.all(layer) for layer in range(len(adapter.layouts))]
+            parts = [list(words(7).tolist()), chunks[0], list(words(3, 1).tolist()), last, list(words(4, 2).tolist())]
+            prefill = made.prefill(parts, "blind", template=False)
+            start = 7 + chunks[0].tokens + 3 + front
+            moved = start - (7 + chunks[0].tokens + 3) + 7 + chunks[0].encoded.span + 3
+            frames = int(last.encoded.visual.sum()) // tokens
+            corners = torch.arange(frames) * local.places.span + moved
+            target = (corners[None, :, None] + local.places.offsets[:, None]).flatten(1)
+            for layer, (layout, rows) in enumerate(zip(adapter.layouts, near, strict=True)):
+                own = (rows.frames >= 0).nonzero().squeeze(1)
+                books = (PhaseBook(adapter.tables, one) for one in (rows.positions[:, own], target))
+                expected = relocate(rows.kv.select(own), layout, *books)
+                found = prefill.kv[layer].slice(start, start + frames * tokens)
+                assert largest_error(found.keys, expected.keys) < 1e-4
+                assert largest_error(found.values, expected.values) < 1e-4
+            smaller = stream.chunks(most=2)
+            assert max(int(chunk.encoded.visual.sum()) for chunk in smaller) == 2 * tokens
+            with pytest.raises(StreamError, match="most"):
+                stream.chunks(most=0)
+        ids = [chunk.id for chunk in chunks]
+    with kept(tmp_path) as made:
+        again = made.prefill([list(words(7).tolist()), made.store.get(ids[0])], "blind", template=False)
+        assert torch.isfinite(again.logits).all()
+
+
+KILLED = """
+import sys, os, signal, torch
+from emblema import Engine
+from tests.families import loaded, words
+from tests.stream.plain import shown
+from tests.stream.test_saving import NAME, QUESTION, SMALL, kept
+made = kept(sys.argv[1])
+stream = made.stream(**SMALL)
+for number, frame in enumerate(shown(NAME, 40)):
+    stream.push(frame)
+    if number == 20:
+        stream.save("walk")
+        torch.save(stream.prefill(QUESTION), sys.argv[1] + "/expected")
+    if number == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_stream_resumes_from_where_it_was_saved(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True, timeout=120
+    )
+    assert run.returncode == -9, run.stderr.decode()[-2000:]
+    with kept(tmp_path) as made, made.load_stream("walk", template=False) as stream:
+        assert stream.frames == 21
+        assert largest_error(stream.prefill(QUESTION), torch.load(tmp_path / "expected")) < 1e-6
