@@ -49,9 +49,9 @@ class Batch:
     """Tensors of B streams: C context rows each, then S asked rows (questions of one padded length).
 
     table: [B, C + S] rows of the table of words and cells. positions: [3, B, C + S]; read: [3, B, C] where questions
-    see the context, None: in the same place. encoding: [C, C] mask of the context, None: causal. sees: [B, 1, S, C + S].
-    answers: [n, 4] (row among the B * S asked, word, form, stream). cells: name -> [B, 4 * frames] labels. opening:
-    context rows in front of the frames. longest: asked rows of a question.
+    see the context, None: in the same place. encoding: [C, C] mask of the context, None: causal. sees: [B, 1, S,
+    C + S]. answers: [n, 4] (row among the B * S asked, word, form, stream). cells: name -> [B, 4 * frames] labels.
+    opening: context rows in front of the frames. longest: asked rows of a question.
     """
 
     table: torch.Tensor
@@ -88,8 +88,13 @@ def collate(
     front = words(SYSTEM if setting.system else "") + words("<|im_start|> user")
     opening = len(front) + setting.chatter + 1
     context = opening + 4 * frames
-    said = [[words(f"<|vision_end|> {each.text} <|im_end|> <|im_start|> assistant {each.answer} <|im_end|>")
-             for each in group] for group in asked]
+    said = [
+        [
+            words(f"<|vision_end|> {each.text} <|im_end|> <|im_start|> assistant {each.answer} <|im_end|>")
+            for each in group
+        ]
+        for group in asked
+    ]
     most, longest = max(map(len, asked)), max(len(text) for group in said for text in group)
     total = context + most * longest
     table = np.zeros((len(streams), total), dtype=np.int64)
@@ -165,12 +170,10 @@ def _kept(random: np.random.Generator, frames: int, group: Sequence[Asked], sett
 
 
 def window_mask(opening: int, frames: int, window: int | None) -> torch.Tensor | None:
-    """[C, C] True where a context row may see another: the opening, `window` frames before its own, its own causally."""
+    """[C, C] True where a context row may see another: the opening, `window` frames before its own, and causally."""
     if window is None or window >= frames:
         return None
     frame = np.concatenate([np.full(opening, -1), np.repeat(np.arange(frames), 4)])
     causal = np.tril(np.ones((len(frame), len(frame)), dtype=bool))
     near = (frame[:, None] - frame[None, :] <= window) | (frame[None, :] < 0)
     return torch.from_numpy(causal & near)
-
-

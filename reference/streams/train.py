@@ -1,14 +1,13 @@
 """Train `reference-stream`: `python -m reference.streams.train --minutes 80`.
 
-It starts from the weights of `reference`, tower frozen. Streams grow from 8 to 256 frames as the questions are answered
-or as time goes. Checkpoints go to --work every two minutes; --resume goes on from the last one, with the minutes that it
-has left. The finished folder goes to --out.
+It starts from the weights of `reference`, tower frozen. Streams grow from 8 to 256 frames as the questions are
+answered or as time goes. Checkpoints go to --work every two minutes; --resume goes on from the last one, with the
+minutes that are left. The finished folder goes to --out.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +45,14 @@ class Heads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        sizes = {"land": len(LANDS), "glyph": NOTHING + 1, "colour": COLOUR_COUNT, "begins": 2, "before": len(LANDS), "order": MOST + 1}
+        sizes = {
+            "land": len(LANDS),
+            "glyph": NOTHING + 1,
+            "colour": COLOUR_COUNT,
+            "begins": 2,
+            "before": len(LANDS),
+            "order": MOST + 1,
+        }
         self.heads = nn.ModuleDict({name: nn.Linear(WIDTH, size) for name, size in sizes.items()})
 
     def losses(self, hidden: list[torch.Tensor], batch: Batch) -> dict[str, torch.Tensor]:
@@ -87,8 +93,12 @@ def losses(output: Output, heads: Heads, batch: Batch) -> tuple[torch.Tensor, to
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--start", type=Path, default=RECIPES["reference"].folder, help="folder of weights to start from")
-    parser.add_argument("--minutes", type=float, default=80, help="how long the whole run takes, earlier parts included")
+    parser.add_argument(
+        "--start", type=Path, default=RECIPES["reference"].folder, help="folder of weights to start from"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=80, help="how long the whole run takes, earlier parts included"
+    )
     parser.add_argument("--tokens", type=int, default=6000, help="rows of a batch")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--stage", type=int, default=-1, help="begin at, or go on from, this stage of the curriculum")
@@ -145,7 +155,7 @@ def train(options: argparse.Namespace) -> None:
             shown = " ".join(f"{name} {part:.2f}" for name, part in zip(SHORT, state.right, strict=True))
             marks = " ".join(f"{name} {float(part):.3f}" for name, part in parts.items())
             tqdm.write(
-                f"step {state.step} {state.seconds / 60:.1f} min (cpu {time.process_time() / 60:.1f}) stage {state.stage} rows {batch.table.numel()} "
+                f"step {state.step}, {state.seconds / 60:.1f} min, stage {state.stage}, rows {batch.table.numel()}, "
                 f"loss {float(total):.2f} | {shown} | {marks}"
             )
         if state.stage + 1 < len(STAGES) and state.step - state.entered >= 40:

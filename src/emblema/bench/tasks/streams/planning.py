@@ -155,9 +155,14 @@ def _meeting(random: np.random.Generator, lands: list[int]) -> tuple[list[int], 
 
 
 def _things(
-    random: np.random.Generator, shape: Shape, begin: int, end: int, chosen: list[int] | tuple[int, ...], common: list[int]
+    random: np.random.Generator,
+    shape: Shape,
+    begin: int,
+    end: int,
+    chosen: list[int] | tuple[int, ...],
+    common: list[int],
 ) -> tuple[Thing, ...]:
-    """What comes into view in a stay: first what has to, in slots of their own, then common icons where there is room."""
+    """What comes into view in a stay: what has to, in slots of its own, and common icons where there is room."""
     least, most = shape.views
     slots = [int(slot) for slot in random.permutation(SLOTS)]
     others = [int(icon) for icon in random.permutation(common)]

@@ -133,9 +133,7 @@ def _far(held: Seen) -> list[Asked]:
 def _repeated(held: Seen) -> list[Asked]:
     """Two icons in view twice each, in two lands each, of which one is common, though not on the same visit."""
     twice = {
-        icon: views
-        for icon, views in held.views.items()
-        if len(views) == 2 and views[0][0].land != views[1][0].land
+        icon: views for icon, views in held.views.items() if len(views) == 2 and views[0][0].land != views[1][0].land
     }
     found = []
     for one, two in combinations(sorted(twice), 2):
