@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from emblema.bench.tasks.streams import STREAM_KINDS, Asked, Stream, ask, make_stream
-from reference.streams.rows import Batch, Setting, collate
+from emblema.bench.tasks.streams.questions import HERE, WHERE
+from reference.streams.rows import FORMS, Batch, Setting, collate, form_of
 
 STAGES: tuple[tuple[int, ...], ...] = (
     (8, 8, 12, 16),
@@ -14,7 +17,20 @@ STAGES: tuple[tuple[int, ...], ...] = (
     (16, 24, 32, 64, 96, 128),
     (16, 32, 64, 128, 192, 256),
 )
-LIMITS = {"recent": 1, "far": 2, "repeated": 4, "ordered": 4, "counted": 4}
+LIMITS = {"recent": 4, "far": 12, "repeated": 6, "ordered": 9, "counted": 6}
+"""Questions of each kind to choose from."""
+ASKED = 12
+"""Questions of a stream."""
+BASIC = (FORMS.index(HERE), FORMS.index(WHERE))
+"""Wordings that the others build on."""
+
+
+def weights(right: Sequence[float]) -> np.ndarray:
+    """How much each wording is asked for, from how well it is answered; the basic ones first."""
+    wanted = 1.1 - np.asarray(right)
+    if min(right[form] for form in BASIC) < 0.8:
+        wanted[list(BASIC)] *= 4
+    return np.asarray(wanted / wanted.sum())
 
 
 def setting_for(random: np.random.Generator, stage: int, frames: int, variants: int) -> Setting:
@@ -26,23 +42,27 @@ def setting_for(random: np.random.Generator, stage: int, frames: int, variants: 
     return Setting(window, keep, int(random.integers(1, 17)), system, words, jump, variants)
 
 
-def drawn(random: np.random.Generator, frames: int, whole: bool) -> tuple[Stream, tuple[Asked, ...]]:
+def drawn(
+    random: np.random.Generator, frames: int, whole: bool, wanted: np.ndarray
+) -> tuple[Stream, tuple[Asked, ...]]:
     """A stream and questions, all at its end, or half of them earlier."""
     while True:
         stream = make_stream(random, STREAM_KINDS[int(random.integers(len(STREAM_KINDS)))], frames)
-        asked = ask(random, stream, frames, LIMITS)
-        if not whole:
-            earlier = ask(random, stream, int(random.integers(max(2, frames // 4), frames + 1)), LIMITS)
-            both = [*asked, *earlier]
-            asked = tuple(both[index] for index in random.permutation(len(both))[: (len(both) + 1) // 2])
+        times = [frames] if whole else [frames, int(random.integers(max(2, frames // 4), frames + 1))]
+        asked = [each for at in times for each in ask(random, stream, at, LIMITS)]
         if asked:
-            return stream, asked
+            chances = wanted[[form_of(each) for each in asked]]
+            order = random.choice(len(asked), min(ASKED, len(asked)), replace=False, p=chances / chances.sum())
+            return stream, tuple(asked[index] for index in order)
 
 
-def make_batch(random: np.random.Generator, stage: int, tokens: int, variants: int) -> Batch:
+def make_batch(
+    random: np.random.Generator, stage: int, tokens: int, variants: int, right: Sequence[float] = (0.0,) * len(FORMS)
+) -> Batch:
     """A batch of about `tokens` rows."""
     frames = int(random.choice(STAGES[stage]))
-    setting = setting_for(random, stage, frames, variants)
+    setting, wanted = setting_for(random, stage, frames, variants), weights(right)
     count = int(np.clip(tokens // (4 * frames + 200), 2, 40))
-    streams, asked = zip(*(drawn(random, frames, setting.keep is not None) for _ in range(count)), strict=True)
+    pairs = [drawn(random, frames, setting.keep is not None, wanted) for _ in range(count)]
+    streams, asked = zip(*pairs, strict=True)
     return collate(random, streams, asked, setting)

@@ -12,13 +12,17 @@ from reference.families.base import Recipe
 from reference.streams.rows import Batch
 
 HALF = torch.bfloat16
+SPOKEN = 2
 
 
 @dataclass
 class Output:
-    """hidden: [B, C, width] states of the context after each layer; asked: [B * S, width] after the last norm."""
+    """hidden: [B, C, width] states of the context after each layer; spoken: those behind layer SPOKEN as the word table
+    would read them; asked: [B * S, width] after the last norm; words: the word table.
+    """
 
     hidden: list[torch.Tensor]
+    spoken: torch.Tensor
     asked: torch.Tensor
     words: torch.Tensor
 
@@ -69,7 +73,7 @@ def forward(model: nn.Module, features: torch.Tensor, batch: Batch, half: bool =
             state = state + attention.o_proj(mixed)
             state = state + layer.mlp(layer.post_attention_layernorm(state))
         kept.append(state[:, :count])
-    return Output(kept, decoder.norm(state[:, count:]).flatten(0, 1), words)
+    return Output(kept, decoder.norm(kept[SPOKEN]), decoder.norm(state[:, count:]).flatten(0, 1), words)
 
 
 def _ask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Batch) -> torch.Tensor:

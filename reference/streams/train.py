@@ -2,12 +2,13 @@
 
 It starts from the weights of `reference`, tower frozen. Streams grow from 8 to 256 frames as the questions are
 answered or as time goes. Checkpoints go to --work every two minutes; --resume goes on from the last one, with the
-minutes that are left. The finished folder goes to --out.
+minutes that are left; so does a run that was asked to terminate. The finished folder goes to --out.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,13 +29,13 @@ from reference.streams.curriculum import STAGES, make_batch
 from reference.streams.forward import Output, cell_features, forward
 from reference.streams.labels import MOST, NOTHING, UNSAID
 from reference.streams.rows import FORMS, Batch
-from reference.train import rate
+from reference.train import LAND_IDS, rate
 from reference.words import INDEX
 
 SHORT = ("here", "now", "where", "under", "both", "first", "last", "after", "times")
 LAYERS = {"land": 1, "glyph": 1, "colour": 1, "begins": 1, "before": 1, "order": 2}
 """Number of the layer behind which a head reads what a cell means: later layers, and questions, build on it."""
-WEIGHTS = {"land": 0.5, "glyph": 0.3, "colour": 0.3, "begins": 2.0, "before": 0.7, "order": 0.5}
+WEIGHTS = {"land": 0.5, "glyph": 0.3, "colour": 0.3, "begins": 2.0, "before": 0.7, "order": 0.5, "spoken": 1.0}
 BAR = 0.9
 LATEST = (0.15, 0.3, 0.5, 0.7)
 """Share of the run after which each stage ends at the latest."""
@@ -86,6 +87,8 @@ def losses(output: Output, heads: Heads, batch: Batch) -> tuple[torch.Tensor, to
     ends = output.asked[row + 1] @ output.words.T
     total = 3 * entropy(logits, target) + 0.1 * entropy(ends, torch.full_like(row, INDEX["<|im_end|>"]))
     parts = heads.losses(output.hidden, batch)
+    spoken = output.spoken[:, batch.opening :] @ output.words[LAND_IDS].T
+    parts["spoken"] = entropy(spoken.flatten(0, 1), batch.cells["land"].flatten())
     total = total + sum(WEIGHTS[name] * part for name, part in parts.items())
     return total, torch.stack([form, (logits.argmax(-1) == target).long()], 1), parts
 
@@ -129,16 +132,18 @@ def train(options: argparse.Namespace) -> None:
         state = State(**held["state"])
     if options.stage >= 0:
         state.stage = options.stage
-    pool = tile_pool(np.random.default_rng(options.seed), 16)
+    pool = tile_pool(np.random.default_rng(options.seed), 8)
     features = cell_features(recipe, model, pool)
     random = np.random.default_rng([options.seed, state.step])
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     begun, earlier, written, progress = time.monotonic(), state.seconds, time.monotonic(), 0.0
     bar = tqdm(desc="training", unit="step", initial=state.step, mininterval=10)
-    while progress < 1:
+    while progress < 1 and not ended:
         progress = state.seconds / 60 / options.minutes
         for group in optimiser.param_groups:
             group["lr"] = rate(progress, state.step, options.rate)
-        batch = make_batch(random, state.stage, options.tokens, len(pool))
+        batch = make_batch(random, state.stage, options.tokens, len(pool), state.right)
         total, outcome, parts = losses(forward(model, features, batch, half=True), heads, batch)
         optimiser.zero_grad(set_to_none=True)
         total.backward()
@@ -166,6 +171,8 @@ def train(options: argparse.Namespace) -> None:
             save(options.work, model, heads, optimiser, state)
             written = time.monotonic()
     save(options.work, model, heads, optimiser, state)
+    if ended:
+        return
     write_folder(recipe, model, options.out)
 
 

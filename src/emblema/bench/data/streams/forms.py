@@ -62,12 +62,12 @@ def _windows(record: Record) -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def _chosen(record: Record, name: str, field: str, answer: str) -> tuple[tuple[str, ...], int, str]:
-    """Choices, the index of the right one, and its text."""
+def _chosen(record: Record, field: str, answer: str = "answer") -> tuple[tuple[str, ...], int, str]:
+    """Choices, the index of the right one, and its text; a question without choices has its answer alone."""
+    if not record.has(field):
+        return (), -1, record.text(answer)
     choices = tuple(record.texts(field))
     correct = option_index(record, record.fields.get(answer), choices)
-    if not choices:
-        raise record.wrong(f"question {name[:60]} has no choices")
     return choices, correct, choices[correct]
 
 
@@ -101,9 +101,7 @@ def _conversation(record: Record, name: str) -> StreamQuestion:
     record.need("question", "answer")
     at = seconds(record, "end_time") if record.has("end_time") else None
     kind, windows = record.text("question_type", ""), _windows(record)
-    choices, correct, answer = (), -1, record.text("answer")
-    if record.has("choices"):
-        choices, correct, answer = _chosen(record, name, "choices", "answer")
+    choices, correct, answer = _chosen(record, "choices")
     return StreamQuestion(name, record.text("question"), answer, at, choices, correct, kind, windows)
 
 
@@ -112,9 +110,7 @@ def read_mlvu(source: Source) -> Iterator[StreamItem]:
     for place, record in enumerate(source.records()):
         record.need("video", "question", "answer")
         name = f"{record.text('video')}-{place}"
-        kind, choices, correct, answer = record.text("question_type", ""), (), -1, record.text("answer")
-        if record.has("candidates"):
-            choices, correct, answer = _chosen(record, name, "candidates", "answer")
+        kind, (choices, correct, answer) = record.text("question_type", ""), _chosen(record, "candidates")
         path = source.folder.find(record, record.text("video"), (*PLACES, *_beside(kind)), SUFFIXES)
         duration = seconds(record, "duration") if record.has("duration") else 0.0
         question = StreamQuestion(name, record.text("question"), answer, None, choices, correct, kind)
@@ -133,7 +129,7 @@ def read_longvideobench(source: Source) -> Iterator[StreamItem]:
     for record in source.records():
         record.need("id", "video_path", "question", "candidates", "correct_choice")
         name = record.text("id")
-        choices, correct, answer = _chosen(record, name, "candidates", "correct_choice")
+        choices, correct, answer = _chosen(record, "candidates", "correct_choice")
         path = source.folder.find(record, record.text("video_path"), ("videos", "", "video", "data"), SUFFIXES)
         duration = seconds(record, "duration") if record.has("duration") else 0.0
         question = StreamQuestion(

@@ -125,10 +125,10 @@ def _roles(random: np.random.Generator, lands: list[int]) -> _Roles:
 
     for _ in range(3):
         one, two = special.pop(), special.pop()
-        stays = _meeting(random, lands)
-        if stays and free([*stays[0], *stays[1]]):
-            show(one, stays[0])
-            show(two, stays[1])
+        met = _meeting(random, lands)
+        if met and free([*met[0], *met[1]]):
+            show(one, met[0])
+            show(two, met[1])
     for _ in range(4):
         icon = special.pop()
         stays = [int(number) for number in random.permutation(len(lands))[: int(random.integers(2, 5))]]
