@@ -19,6 +19,8 @@ STAGES: tuple[tuple[int, ...], ...] = (
 )
 LIMITS = {"recent": 4, "far": 12, "repeated": 6, "ordered": 9, "counted": 6}
 """Questions of each kind to choose from."""
+WINDOWED, PACKED, JUMPED = 0.3, 0.25, 0.2
+"""Shares of the batches, from the third stage on, in which frames see a window, questions a part, positions jump."""
 ASKED = 12
 """Questions of a stream."""
 BASIC = (FORMS.index(HERE), FORMS.index(WHERE))
@@ -34,12 +36,14 @@ def weights(right: Sequence[float]) -> np.ndarray:
 
 
 def setting_for(random: np.random.Generator, stage: int, frames: int, variants: int) -> Setting:
-    """A random way to show streams; the first stage stays plain."""
-    window = int(random.integers(16, 65)) if stage > 1 and random.random() < 0.3 else None
-    keep = float(random.uniform(0.0, 0.6)) if stage > 1 and random.random() < 0.25 else None
+    """A random way to show streams; the first stages stay plain."""
+    later = stage > 1
+    window = int(random.integers(16, 65)) if later and random.random() < WINDOWED else None
+    keep = float(random.uniform(0.0, 0.6)) if later and random.random() < PACKED else None
     system, words = bool(random.random() < 0.2), int(random.integers(9)) if random.random() < 0.3 else 0
-    jump = 1500 if stage > 1 and random.random() < 0.2 else 0
-    return Setting(window, keep, int(random.integers(1, 17)), system, words, jump, variants)
+    jump = 1500 if later and random.random() < JUMPED else 0
+    ends = bool(random.random() < 0.1)
+    return Setting(window, keep, int(random.integers(1, 17)), system, words, jump, variants, ends)
 
 
 def drawn(

@@ -9,21 +9,25 @@ import torch
 from torch import nn
 
 from reference.families.base import Recipe
+from reference.streams.hints import ROLES
 from reference.streams.rows import Batch
 
 HALF = torch.bfloat16
-SPOKEN = 2
+SPOKEN, HINTED = 2, 3
 
 
 @dataclass
 class Output:
     """hidden: [B, C, width] states of the context after each layer; spoken: those behind layer SPOKEN as the word table
-    would read them; asked: [B * S, width] after the last norm; words: the word table.
+    would read them; asked: [B * S, width] after the last norm; hinted: the same behind layer HINTED; words: the word
+    table; looks: role -> [rows of that role, C + S] log of what its head gives to every row.
     """
 
     hidden: list[torch.Tensor]
     spoken: torch.Tensor
     asked: torch.Tensor
+    hinted: torch.Tensor
+    looks: dict[str, torch.Tensor]
     words: torch.Tensor
 
 
@@ -49,8 +53,9 @@ def forward(model: nn.Module, features: torch.Tensor, batch: Batch, half: bool =
     turns = decoder.rotary_emb(state, batch.positions)
     read = None if batch.read is None else decoder.rotary_emb(state, batch.read)
     attend = nn.functional.scaled_dot_product_attention
-    kept = []
-    for layer in decoder.layers:
+    kept, hinted = [], state
+    looks: dict[str, torch.Tensor] = {}
+    for number, layer in enumerate(decoder.layers):
         attention = layer.self_attn
         with torch.autocast("cpu", HALF, enabled=half):
             normed = layer.input_layernorm(state)
@@ -68,12 +73,20 @@ def forward(model: nn.Module, features: torch.Tensor, batch: Batch, half: bool =
             is_causal=batch.encoding is None,
         )
         asked = _ask(query[:, :, count:], seen, value, batch)
+        for role, (name, (_, head)) in enumerate(ROLES.items()):
+            stream, row, _ = batch.looked[batch.looked[:, 2] == role].unbind(1)
+            if ROLES[name][0] == number and len(stream):
+                scores = torch.einsum("ld,lkd->lk", query[stream, head, count + row], seen[stream, head])
+                scores = scores * attention.scaling
+                looks[name] = torch.log_softmax(scores.masked_fill(~batch.sees[stream, 0, row], -1e9), -1)
         mixed = torch.cat([context, asked], dim=2).transpose(1, 2).flatten(2)
         with torch.autocast("cpu", HALF, enabled=half):
             state = state + attention.o_proj(mixed)
             state = state + layer.mlp(layer.post_attention_layernorm(state))
         kept.append(state[:, :count])
-    return Output(kept, decoder.norm(kept[SPOKEN]), decoder.norm(state[:, count:]).flatten(0, 1), words)
+        hinted = state[:, count:] if number == HINTED else hinted
+    asked, hinted = (decoder.norm(each).flatten(0, 1) for each in (state[:, count:], hinted))
+    return Output(kept, decoder.norm(kept[SPOKEN]), asked, hinted, looks, words)
 
 
 def _ask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Batch) -> torch.Tensor:

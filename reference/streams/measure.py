@@ -28,6 +28,8 @@ WINDOWS = (None, 64, 16)
 SEEDS = (101, 102, 103)
 OF_FORM = tuple(kind for kind, group in TEMPLATES.items() for _ in group)
 Counts = dict[str, dict[str, list[list[int]]]]
+Figures = dict[str, dict[str, dict[str, dict[str, float]]]]
+"""length -> encoding -> name -> accuracy, low, high, questions."""
 
 
 def encoding(window: int | None) -> str:
@@ -99,10 +101,8 @@ def main() -> None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def measured(
-    model: nn.Module, lengths: list[int], items: int, windows: tuple[int | None, ...]
-) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """length -> encoding -> name -> figures, printed as they come."""
+def measured(model: nn.Module, lengths: list[int], items: int, windows: tuple[int | None, ...]) -> Figures:
+    """The figures of every length, printed as they come."""
     pool = tile_pool(np.random.default_rng(1000), 8)
     features = cell_features(RECIPES["reference"], model, pool)
     found = {}

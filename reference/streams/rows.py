@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from emblema.bench.tasks.streams import Asked, Stream
+from emblema.bench.tasks.streams import Asked, Stream, seen
 from emblema.bench.tasks.streams.questions import TEMPLATES
 from emblema.bench.tasks.tiles import TILE_COUNT
 from reference.layout import chatter, words
+from reference.streams.hints import ROLES, hints
 from reference.streams.labels import label
 from reference.words import INDEX, VOCABULARY
 
@@ -33,6 +34,7 @@ class Setting:
     window: frames that a frame sees before it, None for all. keep: share of frames that questions see beside the
     evidence and the `recent` last ones, their positions packed; None: all, where they stand. system, chatter: an
     opening with a system turn, with so many random words. jump: most positions left out at two places of the stream.
+    ends: whether the answers stand behind the questions, so that their ends are learnt too.
     """
 
     window: int | None = None
@@ -42,6 +44,7 @@ class Setting:
     chatter: int = 0
     jump: int = 0
     variants: int = 1
+    ends: bool = True
 
 
 @dataclass
@@ -52,6 +55,9 @@ class Batch:
     see the context, None: in the same place. encoding: [C, C] mask of the context, None: causal. sees: [B, 1, S,
     C + S]. answers: [n, 4] (row among the B * S asked, word, form, stream). cells: name -> [B, 4 * frames] labels.
     opening: context rows in front of the frames. longest: asked rows of a question.
+    ends: whether the row behind an answer's is the answer. says: [m, 3] (row among the B * S asked, word that it may
+    say, how likely). looked: [l, 3] (stream, row among its S asked, role) of rows that may look into the stream; looks:
+    [k, 3] (which of `looked`, context row, share of its look).
     """
 
     table: torch.Tensor
@@ -63,6 +69,10 @@ class Batch:
     cells: dict[str, torch.Tensor]
     opening: int
     longest: int
+    ends: bool
+    says: torch.Tensor
+    looked: torch.Tensor
+    looks: torch.Tensor
 
     @property
     def context(self) -> int:
@@ -88,13 +98,7 @@ def collate(
     front = words(SYSTEM if setting.system else "") + words("<|im_start|> user")
     opening = len(front) + setting.chatter + 1
     context = opening + 4 * frames
-    said = [
-        [
-            words(f"<|vision_end|> {each.text} <|im_end|> <|im_start|> assistant {each.answer} <|im_end|>")
-            for each in group
-        ]
-        for group in asked
-    ]
+    said = [[words(_said(each, setting.ends)) for each in group] for group in asked]
     most, longest = max(map(len, asked)), max(len(text) for group in said for text in group)
     total = context + most * longest
     table = np.zeros((len(streams), total), dtype=np.int64)
@@ -104,6 +108,9 @@ def collate(
     own = np.kron(np.eye(most, dtype=bool), np.tril(np.ones((longest, longest), dtype=bool)))
     sees[:, :, context:] = own
     answers, labels = [], []
+    says: list[tuple[int, int, float]] = []
+    looked: list[tuple[int, int, int]] = []
+    looks: list[tuple[int, int, float]] = []
     for index, (stream, group) in enumerate(zip(streams, asked, strict=True)):
         held = label(stream)
         labels.append(held)
@@ -117,9 +124,9 @@ def collate(
                 place[int(random.choice(still)) :] += int(random.integers(setting.jump + 1))
         kept = _kept(random, frames, group, setting)
         packed = opening + STEP * np.concatenate([[0], np.cumsum(kept)])
-        for target, start in ((positions, place), (read, packed if setting.keep is not None else place)):
+        for target, begins in ((positions, place), (read, packed if setting.keep is not None else place)):
             target[:, index, :opening] = np.arange(opening)
-            target[:, index, opening:context] = _spread(start[:-1])
+            target[:, index, opening:context] = _spread(begins[:-1])
         ends = packed if setting.keep is not None else place
         for number, (question, text) in enumerate(zip(group, said[index], strict=True)):
             first = number * longest
@@ -128,9 +135,21 @@ def collate(
             positions[:, index, context + first : context + first + longest] = ends[question.at] + np.arange(longest)
             sees[index, rows, :opening] = True
             sees[index, rows, opening:context] = np.repeat(kept & (np.arange(frames) < question.at), 4)
-            answers.append(
-                (index * most * longest + first + len(text) - 3, INDEX[question.answer], form_of(question), index)
-            )
+            start = index * most * longest + first
+            for hint in hints(seen(stream, question.at), question):
+                row = start + 1 + hint.place
+                says += [(row, INDEX[word], 1 / len(hint.says)) for word in hint.says]
+                if hint.looks:
+                    looked.append((index, row - index * most * longest, list(ROLES).index(hint.role)))
+                    looks += [
+                        (
+                            len(looked) - 1,
+                            opening + 4 * frame + cell if frame >= 0 else opening - 1,
+                            1 / len(hint.looks),
+                        )
+                        for frame, cell in hint.looks
+                    ]
+            answers.append((start + len(text) - 1 - setting.ends, INDEX[question.answer], form_of(question), index))
     cells = {
         name: torch.from_numpy(np.stack([getattr(each, name).reshape(-1) for each in labels]))
         for name in ("land", "glyph", "colour", "begins", "before", "order")
@@ -145,7 +164,15 @@ def collate(
         cells,
         opening,
         longest,
+        setting.ends,
+        torch.tensor(says, dtype=torch.float64),
+        torch.tensor(looked),
+        torch.tensor(looks, dtype=torch.float64),
     )
+
+
+def _said(asked: Asked, ends: bool) -> str:
+    return f"<|vision_end|> {asked.text} <|im_end|> <|im_start|> assistant" + f" {asked.answer}" * ends
 
 
 def _spread(place: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from reference.folder import write_folder
 from reference.pictures import tile_pool
 from reference.streams.curriculum import STAGES, make_batch
 from reference.streams.forward import Output, cell_features, forward
+from reference.streams.hints import ROLES
 from reference.streams.labels import MOST, NOTHING, UNSAID
 from reference.streams.rows import FORMS, Batch
 from reference.train import LAND_IDS, rate
@@ -35,9 +36,12 @@ from reference.words import INDEX
 SHORT = ("here", "now", "where", "under", "both", "first", "last", "after", "times")
 LAYERS = {"land": 1, "glyph": 1, "colour": 1, "begins": 1, "before": 1, "order": 2}
 """Number of the layer behind which a head reads what a cell means: later layers, and questions, build on it."""
-WEIGHTS = {"land": 0.5, "glyph": 0.3, "colour": 0.3, "begins": 2.0, "before": 0.7, "order": 0.5, "spoken": 1.0}
+WEIGHTS = {"land": 0.5, "glyph": 0.3, "colour": 0.3, "begins": 2.0, "before": 0.7, "order": 0.5}
+WEIGHTS |= {"spoken": 0.7, "says": 2.0}
+LOOKS = 0.7
+"""Weight of each of the losses on where heads look."""
 BAR = 0.9
-LATEST = (0.15, 0.3, 0.5, 0.7)
+LATEST = (0.4, 0.5, 0.62, 0.76)
 """Share of the run after which each stage ends at the latest."""
 
 
@@ -84,13 +88,33 @@ def losses(output: Output, heads: Heads, batch: Batch) -> tuple[torch.Tensor, to
     row, target, form, _ = batch.answers.unbind(1)
     entropy = nn.functional.cross_entropy
     logits = output.asked[row] @ output.words.T
-    ends = output.asked[row + 1] @ output.words.T
-    total = 3 * entropy(logits, target) + 0.1 * entropy(ends, torch.full_like(row, INDEX["<|im_end|>"]))
+    total = 3 * entropy(logits, target)
+    if batch.ends:
+        total = total + 0.3 * entropy(output.asked[row + 1] @ output.words.T, torch.full_like(row, INDEX["<|im_end|>"]))
     parts = heads.losses(output.hidden, batch)
+    row, word, chance = batch.says.unbind(1)
+    likely = torch.log_softmax(output.hinted[row.long()] @ output.words.T, -1).gather(1, word.long()[:, None])[:, 0]
+    parts["says"] = -(chance * likely).sum().float() / len(batch.says)
+    parts |= look_losses(output, batch)
     spoken = output.spoken[:, batch.opening :] @ output.words[LAND_IDS].T
     parts["spoken"] = entropy(spoken.flatten(0, 1), batch.cells["land"].flatten())
-    total = total + sum(WEIGHTS[name] * part for name, part in parts.items())
+    total = total + sum(WEIGHTS.get(name, LOOKS) * part for name, part in parts.items())
     return total, torch.stack([form, (logits.argmax(-1) == target).long()], 1), parts
+
+
+def look_losses(output: Output, batch: Batch) -> dict[str, torch.Tensor]:
+    """For every role, how far its head is from looking where it may: cross-entropy over the rows that it sees."""
+    which, row, part = batch.looks.unbind(1)
+    place = torch.zeros(len(batch.looked), dtype=torch.long)
+    found = {}
+    for role, name in enumerate(ROLES):
+        mine = batch.looked[:, 2] == role
+        if name in output.looks:
+            place[mine] = torch.arange(int(mine.sum()))
+            chosen = mine[which.long()]
+            given = output.looks[name][place[which[chosen].long()], row[chosen].long()]
+            found[f"look {name}"] = -(part[chosen].float() * given).sum() / mine.sum()
+    return found
 
 
 def main() -> None:
