@@ -128,6 +128,7 @@ def collate(
             target[:, index, :opening] = np.arange(opening)
             target[:, index, opening:context] = _spread(begins[:-1])
         ends = packed if setting.keep is not None else place
+        shown = {at: seen(stream, at) for at in {question.at for question in group}}
         for number, (question, text) in enumerate(zip(group, said[index], strict=True)):
             first = number * longest
             rows = slice(first, first + longest)
@@ -136,7 +137,7 @@ def collate(
             sees[index, rows, :opening] = True
             sees[index, rows, opening:context] = np.repeat(kept & (np.arange(frames) < question.at), 4)
             start = index * most * longest + first
-            for hint in hints(seen(stream, question.at), question):
+            for hint in hints(shown[question.at], question):
                 row = start + 1 + hint.place
                 says += [(row, INDEX[word], 1 / len(hint.says)) for word in hint.says]
                 if hint.looks:

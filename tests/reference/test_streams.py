@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from emblema.bench.tasks.streams import STREAM_KINDS, Asked, Stream, generate, questions_of, seen
-from emblema.bench.tasks.tiles import COLOUR_COUNT, FIRST_LAND, assemble
+from emblema.bench.tasks.streams import QUESTION_KINDS, STREAM_KINDS, Asked, Stream, ask, generate, questions_of, seen
+from emblema.bench.tasks.tiles import COLOUR_COUNT, FIRST_LAND, ICON_NAMES, assemble
+from emblema.bench.tasks.world import LANDS
 from emblema.models.load import load_model
 from reference.families import RECIPES
 from reference.pictures import tile_pool
 from reference.streams.curriculum import STAGES, make_batch
 from reference.streams.forward import cell_features, forward
+from reference.streams.hints import ROLES, SINK, hints
 from reference.streams.labels import NOTHING, UNSAID, label
 from reference.streams.rows import FORMS, Batch, Setting, collate, form_of, window_mask
 from reference.streams.train import main
@@ -90,6 +92,45 @@ def test_every_wording_has_its_form() -> None:
     assert found == set(range(len(FORMS)))
     with pytest.raises(ValueError, match="no form"):
         form_of(Asked("recent", "who goes there ?", "me", 1, ()))
+
+
+@pytest.mark.parametrize("kind", STREAM_KINDS)
+def test_hints_look_at_what_the_words_are_about(kind: str) -> None:
+    made, _ = stream(kind, 96)
+    asked = ask(np.random.default_rng(0), made, 96, dict.fromkeys(QUESTION_KINDS, 200))
+    held, shown = label(made), seen(made, 96)
+    roles = set()
+    for question in asked:
+        said = question.text.split()
+        for hint in hints(shown, question):
+            roles.add(hint.role)
+            word = said[hint.place]
+            for frame, cell in hint.looks:
+                if (frame, cell) == SINK:
+                    assert hint.role == "count"
+                elif hint.role in ("icon", "order"):
+                    icon = next(name for name in said if name in ICON_NAMES) if hint.role == "order" else word
+                    assert held.glyph[frame, cell] == ICON_NAMES.index(icon) and held.begins[frame, cell]
+                    assert LANDS[held.land[frame, cell]] in hint.says
+                elif hint.role == "count":
+                    assert LANDS[held.land[frame, 0]] == word and held.begins[frame, cell]
+                else:
+                    assert LANDS[held.land[frame, 0]] == question.answer
+                    assert hint.role == "here" or LANDS[held.before[frame, 0]] == word
+    assert roles == set(ROLES)
+
+
+def test_looks_are_rows_that_the_question_sees() -> None:
+    made, asked = stream(frames=60)
+    batch = collate(np.random.default_rng(0), [made], [asked], Setting(keep=0.1, recent=2))
+    which, row, share = batch.looks.unbind(1)
+    for index, place, part in zip(which.long(), row.long(), share, strict=True):
+        owner, asking, _ = batch.looked[index]
+        assert batch.sees[owner, 0, asking, place] and 0 < part <= 1
+    torch.testing.assert_close(
+        torch.zeros(len(batch.looked), dtype=torch.float64).index_add(0, which.long(), share),
+        torch.ones(len(batch.looked), dtype=torch.float64),
+    )
 
 
 def test_questions_do_not_see_frames_behind_their_time_or_each_other() -> None:
