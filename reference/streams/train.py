@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=80, help="how long the whole run takes, earlier parts included"
     )
-    parser.add_argument("--tokens", type=int, default=6000, help="rows of a batch")
+    parser.add_argument("--tokens", type=int, default=2400, help="rows of a batch")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--stage", type=int, default=-1, help="begin at, or go on from, this stage of the curriculum")
     parser.add_argument("--seed", type=int, default=0)
