@@ -15,15 +15,17 @@ from emblema.bench.tasks.tiles import ICON_NAMES
 from emblema.bench.tasks.world import COLOUR_NAMES, LANDS
 
 SINK = (-1, 0)
+SINK_SHARE = 3
+"""Weight of the sink beside each visit when visits are counted: its share of the look then tells one to four apart."""
 ROLES = {"icon": (2, 0), "count": (2, 1), "here": (2, 2), "after": (3, 3), "order": (3, 4)}
 """Layer and head that each kind of look is taught to."""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """For one word of a question, by its place: what it may say, and where a head may look, each equally likely.
+    """For one word of a question, by its place: what it may say, and where a head may look, each equally.
 
-    looks: (frame, cell), SINK for the opening's last row.
+    looks: (frame, cell), SINK for the opening's last row; what stands there several times gets as much more.
     """
 
     place: int
@@ -53,7 +55,7 @@ def hints(held: Seen, asked: Asked) -> list[Hint]:
         elif word in LANDS:
             visits = held.visits[LANDS.index(word)]
             if asked.text == TIMES.format(word):
-                looks = (SINK, *((stay.begin, 0) for stay in visits))
+                looks = (*(SINK,) * SINK_SHARE, *((stay.begin, 0) for stay in visits))
                 found.append(Hint(place, (asked.answer,), "count", looks))
             elif asked.text == AFTER.format(word):
                 found.append(Hint(place, (asked.answer,), "after", ((visits[0].end, 0),)))

@@ -166,9 +166,9 @@ def collate(
         opening,
         longest,
         setting.ends,
-        torch.tensor(says, dtype=torch.float64),
-        torch.tensor(looked),
-        torch.tensor(looks, dtype=torch.float64),
+        torch.tensor(says, dtype=torch.float64).reshape(-1, 3),
+        torch.tensor(looked, dtype=torch.long).reshape(-1, 3),
+        torch.tensor(looks, dtype=torch.float64).reshape(-1, 3),
     )
 
 
