@@ -87,9 +87,11 @@ results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and 
 
 MODEL ?= reference
 TEACHER = $(if $(filter-out reference,$(MODEL)),--teacher src/emblema/assets/reference)
+ROOM = $(if $(filter reference-stream,$(MODEL)),reference.streams,reference)
+NAMED = $(if $(filter reference,$(ROOM)),--model $(MODEL))
 reference: $(VENV)/installed-dev  ## Train a bundled model anew in its place (MODEL=reference-mha): up to 80 minutes, resumes
-	$(BIN)/python -m reference.train --model $(MODEL) $(TEACHER) --resume
-	$(BIN)/python -m reference.card --model $(MODEL)
+	$(BIN)/python -m $(ROOM).train $(NAMED) $(if $(NAMED),$(TEACHER)) --resume
+	$(BIN)/python -m $(ROOM).card $(NAMED)
 
 lint: $(VENV)/installed-dev  ## Check style with ruff
 	$(BIN)/ruff check .

@@ -9,5 +9,6 @@ draws the demo's pictures and clip again.
 
 words: the vocabulary. families: one recipe a family of models. folder: tokenizer, processor files, weights. layout: an
 episode as decoder rows. batches: the curriculum and masks. pictures: tiles, corrupted. forward: the forward pass.
-teach: what another family takes over from `reference`. The world itself is emblema.bench.tasks.
+teach: what another family takes over from `reference`. streams: `reference-stream`, with a recipe of its own. The
+world itself is emblema.bench.tasks.
 """

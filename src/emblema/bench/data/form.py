@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from emblema.bench.data.folder import Folder
-from emblema.bench.data.limits import DataLimits
+from emblema.bench.data.limits import DataError, DataLimits
 from emblema.bench.data.reading import document, member, records
 from emblema.bench.data.record import Record
 from emblema.bench.tasks.asking import LETTERS
@@ -135,6 +135,21 @@ def file_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise PromptError(f"{name[:80]!r} cannot name a file: use letters, digits, '-', '_' and '.'")
     return name
+
+
+def records_file(path: Path, usual: Sequence[str], title: str) -> Path:
+    """A file of records, given itself or as a folder that has one file of the usual names.
+
+    Raises:
+        DataError: the folder has none, or several.
+    """
+    if not path.is_dir():
+        return path
+    found = [file for pattern in usual for file in sorted(path.glob(pattern))]
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found[:8]) or f"none like {' or '.join(usual)}"
+        raise DataError(path, f"a folder with one file of records is needed for {title}; it has {names}")
+    return found[0]
 
 
 class MediaWriter:

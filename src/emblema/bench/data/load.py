@@ -7,7 +7,7 @@ from pathlib import Path
 
 from emblema.bench.data import egoschema, milebench, mm_niah, mmdu, muirbench, musique, own, sparkleseval, video_mme
 from emblema.bench.data.folder import Folder
-from emblema.bench.data.form import Form, Source
+from emblema.bench.data.form import Form, Source, records_file
 from emblema.bench.data.limits import DataError, DataLimits
 from emblema.bench.tasks.items import Item
 from emblema.errors import PromptError
@@ -35,7 +35,7 @@ def load_items(
     if form not in FORMS:
         raise PromptError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
     chosen, bounds = FORMS[form], limits or DataLimits()
-    file = _file(Path(path), chosen)
+    file = records_file(Path(path), chosen.usual, chosen.title)
     source = Source(file, Folder.of(file) if media is None else Folder(Path(media).absolute()), bounds)
     return _checked(source, chosen)
 
@@ -67,13 +67,3 @@ def _checked(source: Source, form: Form) -> Iterator[Item]:
         yield item
     if count == 0:
         raise DataError(source.path, f"it holds no items of {form.title}")
-
-
-def _file(path: Path, form: Form) -> Path:
-    if not path.is_dir():
-        return path
-    found = [file for pattern in form.usual for file in sorted(path.glob(pattern))]
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found[:8]) or f"none like {' or '.join(form.usual)}"
-        raise DataError(path, f"a folder with one file of records is needed for {form.title}; it has {names}")
-    return found[0]

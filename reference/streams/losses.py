@@ -1,0 +1,85 @@
+"""What training on streams is held to: answers, what cells mean, what the words of a question know and look at."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from emblema.bench.tasks.tiles import COLOUR_COUNT
+from emblema.bench.tasks.world import LANDS
+from reference.families.base import WIDTH
+from reference.streams.forward import Output
+from reference.streams.hints import ROLES
+from reference.streams.labels import MOST, NOTHING, UNSAID
+from reference.streams.rows import Batch
+from reference.words import INDEX
+
+LAYERS = {"land": 1, "glyph": 1, "colour": 1, "begins": 1, "before": 1, "order": 2}
+"""Number of the layer behind which a head reads what a cell means: later layers, and questions, build on it."""
+SIZES = {"land": len(LANDS), "glyph": NOTHING + 1, "colour": COLOUR_COUNT, "begins": 2, "before": len(LANDS)}
+WEIGHTS = {"land": 0.5, "glyph": 0.3, "colour": 0.3, "begins": 2.0, "before": 0.7, "order": 0.5}
+WEIGHTS |= {"spoken": 0.7, "says": 2.0}
+ANSWERS, ENDS, LOOKS = 3.0, 0.3, 0.7
+"""Weights of the answers, of their ends, and of each of the losses on where heads look."""
+LAND_IDS = [INDEX[name] for name in LANDS]
+entropy = nn.functional.cross_entropy
+
+
+class Heads(nn.Module):
+    """Linear heads for what a cell means, used while training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {**SIZES, "order": MOST + 1}
+        self.heads = nn.ModuleDict({name: nn.Linear(WIDTH, size) for name, size in sizes.items()})
+
+    def losses(self, hidden: list[torch.Tensor], batch: Batch) -> dict[str, torch.Tensor]:
+        """Cross-entropy of each label; hidden: [B, C, width] behind every layer. Through a window nothing can count."""
+        found = {}
+        for name, head in self.heads.items():
+            labels = batch.cells[name].flatten()
+            if (name == "order" and batch.encoding is not None) or not bool((labels != UNSAID).any()):
+                continue
+            state = nn.functional.rms_norm(hidden[LAYERS[name]][:, batch.opening :], (WIDTH,))
+            found[name] = entropy(head(state).flatten(0, 1), labels, ignore_index=UNSAID)
+        return found
+
+
+def losses(output: Output, heads: Heads, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """The training loss; for every answer (form, right); and the parts of the loss beside the answers'."""
+    row, target, form, _ = batch.answers.unbind(1)
+    logits = output.asked[row] @ output.words.T
+    total = ANSWERS * entropy(logits, target)
+    if batch.ends:
+        ends = output.asked[row + 1] @ output.words.T
+        total = total + ENDS * entropy(ends, torch.full_like(row, INDEX["<|im_end|>"]))
+    parts = heads.losses(output.hidden, batch)
+    parts |= said(output, batch) | looked(output, batch)
+    spoken = output.spoken[:, batch.opening :] @ output.words[LAND_IDS].T
+    parts["spoken"] = entropy(spoken.flatten(0, 1), batch.cells["land"].flatten())
+    total = total + sum(WEIGHTS.get(name, LOOKS) * part for name, part in parts.items())
+    return total, torch.stack([form, (logits.argmax(-1) == target).long()], 1), parts
+
+
+def said(output: Output, batch: Batch) -> dict[str, torch.Tensor]:
+    """How far the words of the questions are from saying what they may."""
+    if not len(batch.says):
+        return {}
+    row, word, chance = batch.says.unbind(1)
+    likely = torch.log_softmax(output.hinted[row.long()] @ output.words.T, -1).gather(1, word.long()[:, None])[:, 0]
+    return {"says": -(chance.float() * likely).sum() / len(batch.says)}
+
+
+def looked(output: Output, batch: Batch) -> dict[str, torch.Tensor]:
+    """For every role, how far its head is from looking where it may: cross-entropy over the rows that it sees."""
+    which, row, part = batch.looks.unbind(1)
+    place = torch.zeros(len(batch.looked), dtype=torch.long)
+    found = {}
+    for role, name in enumerate(ROLES):
+        mine = batch.looked[:, 2] == role
+        if name in output.looks:
+            place[mine] = torch.arange(int(mine.sum()))
+            chosen = mine[which.long()]
+            given = output.looks[name][place[which[chosen].long()], row[chosen].long()]
+            found[f"look {name}"] = -(part[chosen].float() * given).sum() / mine.sum()
+    return found
