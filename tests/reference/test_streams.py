@@ -9,7 +9,7 @@ import torch
 
 from emblema.bench.tasks.streams import QUESTION_KINDS, STREAM_KINDS, Asked, Stream, ask, generate, questions_of, seen
 from emblema.bench.tasks.tiles import COLOUR_COUNT, FIRST_LAND, ICON_NAMES, assemble
-from emblema.bench.tasks.world import LANDS
+from emblema.bench.tasks.world import COLOUR_NAMES, LANDS
 from emblema.models.load import load_model
 from reference.families import RECIPES
 from reference.pictures import tile_pool
@@ -118,6 +118,8 @@ def test_hints_look_at_what_the_words_are_about() -> None:
                     else:
                         assert land == question.answer
                         assert hint.role == "here" or LANDS[held.before[frame, 0]] == said[hint.place]
+                if hint.role == "colour":
+                    assert hint.says == (question.answer,) and question.answer in COLOUR_NAMES
     assert roles == set(ROLES)
 
 
