@@ -56,8 +56,8 @@ class Batch:
     C + S]. answers: [n, 4] (row among the B * S asked, word, form, stream). cells: name -> [B, 4 * frames] labels.
     opening: context rows in front of the frames. longest: asked rows of a question.
     ends: whether the row behind an answer's is the answer. says: [m, 4] (row among the B * S asked, word that it may
-    say, how likely, role). looked: [l, 3] (stream, row among its S asked, role) of rows that may look into the stream; looks:
-    [k, 3] (which of `looked`, context row, share of its look).
+    say, how likely, role). looked: [l, 3] (stream, row among its S asked, role) of rows that may look into the
+    stream; looks: [k, 3] (which of `looked`, context row, share of its look).
     """
 
     table: torch.Tensor
