@@ -17,8 +17,8 @@ from emblema.bench.tasks.world import COLOUR_NAMES, LANDS
 SINK = (-1, 0)
 SINK_SHARE = 3
 """Weight of the sink beside each visit when visits are counted: its share of the look then tells one to four apart."""
-ROLES = {"icon": (2, 0), "count": (2, 1), "here": (2, 2), "after": (3, 3), "order": (3, 4)}
-"""Layer and head that each kind of look is taught to."""
+ROLES = {"icon": (2, 0), "count": (2, 1), "here": (2, 2), "after": (3, 3), "order": (3, 4), "colour": (0, 0)}
+"""Layer and head that each kind of look is taught to; a colour needs no teaching."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def hints(held: Seen, asked: Asked) -> list[Hint]:
         if word in ICON_NAMES:
             mine = held.views[ICON_NAMES.index(word)]
             if asked.answer in COLOUR_NAMES:
-                found.append(Hint(place, (asked.answer,), "icon", ()))
+                found.append(Hint(place, (asked.answer,), "colour", ()))
                 continue
             looks = tuple((thing.begin, thing.slot + 1) for _, thing in mine)
             found.append(Hint(place, tuple(LANDS[stay.land] for stay, _ in mine), "icon", looks))

@@ -18,9 +18,9 @@ LAYERS = {"land": 1, "glyph": 1, "colour": 1, "begins": 1, "before": 1, "order":
 """Number of the layer behind which a head reads what a cell means: later layers, and questions, build on it."""
 SIZES = {"land": len(LANDS), "glyph": NOTHING + 1, "colour": COLOUR_COUNT, "begins": 2, "before": len(LANDS)}
 WEIGHTS = {"land": 0.5, "glyph": 0.3, "colour": 0.3, "begins": 2.0, "before": 0.7, "order": 0.5}
-WEIGHTS |= {"spoken": 0.7, "says": 2.0}
-ANSWERS, ENDS, LOOKS = 3.0, 0.3, 0.7
-"""Weights of the answers, of their ends, and of each of the losses on where heads look."""
+WEIGHTS |= {"spoken": 0.7}
+ANSWERS, ENDS, HINTS = 3.0, 0.3, 0.7
+"""Weights of the answers, of their ends, and of each role's losses on what its words say and where its head looks."""
 LAND_IDS = [INDEX[name] for name in LANDS]
 entropy = nn.functional.cross_entropy
 
@@ -57,17 +57,20 @@ def losses(output: Output, heads: Heads, batch: Batch) -> tuple[torch.Tensor, to
     parts |= said(output, batch) | looked(output, batch)
     spoken = output.spoken[:, batch.opening :] @ output.words[LAND_IDS].T
     parts["spoken"] = entropy(spoken.flatten(0, 1), batch.cells["land"].flatten())
-    total = total + sum(WEIGHTS.get(name, LOOKS) * part for name, part in parts.items())
+    total = total + sum(WEIGHTS.get(name, HINTS) * part for name, part in parts.items())
     return total, torch.stack([form, (logits.argmax(-1) == target).long()], 1), parts
 
 
 def said(output: Output, batch: Batch) -> dict[str, torch.Tensor]:
-    """How far the words of the questions are from saying what they may."""
-    if not len(batch.says):
-        return {}
-    row, word, chance = batch.says.unbind(1)
-    likely = torch.log_softmax(output.hinted[row.long()] @ output.words.T, -1).gather(1, word.long()[:, None])[:, 0]
-    return {"says": -(chance.float() * likely).sum() / len(batch.says)}
+    """For every role, how far the words of the questions are from saying what they may."""
+    found = {}
+    for role, name in enumerate(ROLES):
+        row, word, chance, _ = batch.says[batch.says[:, 3] == role].unbind(1)
+        if len(row):
+            likely = torch.log_softmax(output.hinted[row.long()] @ output.words.T, -1)
+            likely = likely.gather(1, word.long()[:, None])[:, 0]
+            found[f"say {name}"] = -(chance.float() * likely).sum() / chance.float().sum()
+    return found
 
 
 def looked(output: Output, batch: Batch) -> dict[str, torch.Tensor]:

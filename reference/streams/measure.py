@@ -107,8 +107,9 @@ def measured(model: nn.Module, lengths: list[int], items: int, windows: tuple[in
     features = cell_features(RECIPES["reference"], model, pool)
     found = {}
     for frames in lengths:
-        count = items if frames <= 256 else max(3, items // 4)
-        found[str(frames)] = summary(measure(model, features, len(pool), frames, count, windows))
+        narrow = tuple(window for window in windows if window is None or window < frames)
+        count = max(len(STREAM_KINDS), items if frames <= 256 else items // 4)
+        found[str(frames)] = summary(measure(model, features, len(pool), frames, count, narrow))
         print(f"{frames} frames\n{describe(found[str(frames)])}", flush=True)
     return found
 

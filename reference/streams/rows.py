@@ -55,9 +55,9 @@ class Batch:
     see the context, None: in the same place. encoding: [C, C] mask of the context, None: causal. sees: [B, 1, S,
     C + S]. answers: [n, 4] (row among the B * S asked, word, form, stream). cells: name -> [B, 4 * frames] labels.
     opening: context rows in front of the frames. longest: asked rows of a question.
-    ends: whether the row behind an answer's is the answer. says: [m, 3] (row among the B * S asked, word that it may
-    say, how likely). looked: [l, 3] (stream, row among its S asked, role) of rows that may look into the stream; looks:
-    [k, 3] (which of `looked`, context row, share of its look).
+    ends: whether the row behind an answer's is the answer. says: [m, 4] (row among the B * S asked, word that it may
+    say, how likely, role). looked: [l, 3] (stream, row among its S asked, role) of rows that may look into the
+    stream; looks: [k, 3] (which of `looked`, context row, share of its look).
     """
 
     table: torch.Tensor
@@ -108,7 +108,7 @@ def collate(
     own = np.kron(np.eye(most, dtype=bool), np.tril(np.ones((longest, longest), dtype=bool)))
     sees[:, :, context:] = own
     answers, labels = [], []
-    says: list[tuple[int, int, float]] = []
+    says: list[tuple[int, int, float, int]] = []
     looked: list[tuple[int, int, int]] = []
     looks: list[tuple[int, int, float]] = []
     for index, (stream, group) in enumerate(zip(streams, asked, strict=True)):
@@ -139,9 +139,10 @@ def collate(
             start = index * most * longest + first
             for hint in hints(shown[question.at], question):
                 row = start + 1 + hint.place
-                says += [(row, INDEX[word], 1 / len(hint.says)) for word in hint.says]
+                role = list(ROLES).index(hint.role)
+                says += [(row, INDEX[word], 1 / len(hint.says), role) for word in hint.says]
                 if hint.looks:
-                    looked.append((index, row - index * most * longest, list(ROLES).index(hint.role)))
+                    looked.append((index, row - index * most * longest, role))
                     looks += [
                         (
                             len(looked) - 1,
@@ -166,7 +167,7 @@ def collate(
         opening,
         longest,
         setting.ends,
-        torch.tensor(says, dtype=torch.float64).reshape(-1, 3),
+        torch.tensor(says, dtype=torch.float64).reshape(-1, 4),
         torch.tensor(looked, dtype=torch.long).reshape(-1, 3),
         torch.tensor(looks, dtype=torch.float64).reshape(-1, 3),
     )

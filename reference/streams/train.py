@@ -165,7 +165,7 @@ def train(options: argparse.Namespace) -> None:
         bar.update()
         if state.step % 20 == 0:
             shown = " ".join(f"{name} {part:.2f}" for name, part in zip(SHORT, state.right, strict=True))
-            marks = " ".join(f"{name} {float(part):.3f}" for name, part in parts.items())
+            marks = " ".join(f"{name} {float(part.detach()):.3f}" for name, part in parts.items())
             when = f"step {state.step}, {state.seconds / 60:.1f} min, stage {state.stage}"
             tqdm.write(f"{when}, loss {total:.2f} | {shown} | {marks}")
         if state.moves_on(progress):

@@ -9,14 +9,16 @@ import torch
 
 from emblema.bench.tasks.streams import QUESTION_KINDS, STREAM_KINDS, Asked, Stream, ask, generate, questions_of, seen
 from emblema.bench.tasks.tiles import COLOUR_COUNT, FIRST_LAND, ICON_NAMES, assemble
-from emblema.bench.tasks.world import LANDS
+from emblema.bench.tasks.world import COLOUR_NAMES, LANDS
 from emblema.models.load import load_model
 from reference.families import RECIPES
 from reference.pictures import tile_pool
+from reference.streams.card import learnt
 from reference.streams.curriculum import STAGES, make_batch
 from reference.streams.forward import cell_features, forward
 from reference.streams.hints import ROLES, SINK, hints
 from reference.streams.labels import NOTHING, UNSAID, label
+from reference.streams.measure import measured
 from reference.streams.rows import FORMS, Batch, Setting, collate, form_of, window_mask
 from reference.streams.train import main
 
@@ -118,6 +120,8 @@ def test_hints_look_at_what_the_words_are_about() -> None:
                     else:
                         assert land == question.answer
                         assert hint.role == "here" or LANDS[held.before[frame, 0]] == said[hint.place]
+                if hint.role == "colour":
+                    assert hint.says == (question.answer,) and question.answer in COLOUR_NAMES
     assert roles == set(ROLES)
 
 
@@ -183,6 +187,27 @@ def test_batches_of_every_stage_are_of_about_the_rows_asked_for() -> None:
         batch = make_batch(np.random.default_rng(stage), stage, 3000, 1)
         assert 1000 < batch.table.numel() < 6000
         assert batch.table.max() < 794 + len(features())
+
+
+def test_every_question_is_measured_once_under_its_kind_its_wording_and_its_stream() -> None:
+    held = measured(model(), [8], 3, (None, 4))["8"]
+    assert list(held) == ["full", "window 4"]
+    for figures in held.values():
+        asked = figures["all"]["questions"]
+        for names in (QUESTION_KINDS, FORMS, STREAM_KINDS):
+            assert sum(figures[name]["questions"] for name in names) == asked > 0
+        right = sum(figures[kind]["accuracy"] * figures[kind]["questions"] for kind in QUESTION_KINDS)
+        assert right / asked == pytest.approx(figures["all"]["accuracy"], abs=1e-3)
+
+
+def test_a_kind_of_stream_is_listed_only_if_every_trained_length_holds_the_bar() -> None:
+    def figures(accuracy: float) -> dict[str, dict[str, float]]:
+        return {kind: {"accuracy": accuracy} for kind in STREAM_KINDS}
+
+    held = {"64": {"full": figures(0.95)}, "256": {"full": figures(0.9)}, "1024": {"full": figures(0.2)}}
+    assert learnt(held) == list(STREAM_KINDS)
+    held["256"]["full"]["live"] = {"accuracy": 0.89}
+    assert learnt(held) == ["ego", "movie"]
 
 
 @pytest.mark.slow

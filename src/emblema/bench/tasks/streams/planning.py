@@ -176,7 +176,6 @@ def _things(
         return start + length
 
     for place, slot in enumerate(slots):
-        free = begin
         if place < len(chosen):
             view(chosen[place], slot, begin, end)
             spans = [(begin, things[-1].begin), (things[-1].end, end)]

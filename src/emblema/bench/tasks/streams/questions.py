@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -143,9 +142,8 @@ def _repeated(held: Seen) -> list[Asked]:
             continue
         names = (ICON_NAMES[one], ICON_NAMES[two])
         evidence = tuple(sorted(_span(thing) for icon in (one, two) for _, thing in twice[icon]))
-        for order in (names, names[::-1]):
-            found.append(Asked("repeated", BOTH.format(*order), LANDS[common.pop()], held.at, evidence))
-            common = {land for land in range(len(LANDS)) if LANDS[land] == found[-1].answer}
+        answer = LANDS[common.pop()]
+        found += [Asked("repeated", BOTH.format(*order), answer, held.at, evidence) for order in (names, names[::-1])]
     return found
 
 
@@ -182,8 +180,3 @@ def _counted(held: Seen) -> list[Asked]:
         for land, visits in held.visits.items()
         if len(visits) <= MOST_VISITS
     ]
-
-
-def spread(asked: Sequence[Asked]) -> dict[str, int]:
-    """How many questions of each kind."""
-    return {kind: sum(each.kind == kind for each in asked) for kind in KINDS}
