@@ -97,9 +97,13 @@ class Mosaic:
         """For each group, the numbers of the clusters that it retrieves."""
         level, settings = self.layers[layer].level, self.settings
         sizes, groups = sizes_in_sight(level, sight), level.index.facts[:, 4].long().numpy()
+        if settings.scoring == "attention":
+            every = query.densities(level.index.means, torch.from_numpy(sizes).to(self.adapter.device))
+        else:
+            every = query.products(level.index.means)
         return [
             {level.index.ids[slot] for slot in choose(scores, sizes, groups, settings.budget, settings.breadth)}
-            for scores in level.index.scores(query.pooled)
+            for scores in every.cpu()
         ]
 
     def _guess(self, layer: int, query: Query, sight: Sight, taken: list[int]) -> None:
