@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from emblema.stream.clusters import Grown, Spread, spread_of
-from emblema.stream.constructor import cut_in_two, directions, partition
-from emblema.stream.index import Index
 from emblema.stream.method import Query
-from emblema.stream.retrieval import choose
+from emblema.stream.mosaic.clusters import Grown, Spread, spread_of
+from emblema.stream.mosaic.constructor import cut_in_two, directions, partition
+from emblema.stream.mosaic.index import Index
+from emblema.stream.mosaic.retrieval import choose
 from emblema.stream.settings import StreamSettings
 
 SEEDS = st.integers(0, 10_000)

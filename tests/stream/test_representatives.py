@@ -8,8 +8,8 @@ import torch
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook, rotate
 from emblema.stream.context import Composer
-from emblema.stream.memory import Mosaic
 from emblema.stream.method import Found, Means, Query, Sight
+from emblema.stream.mosaic.memory import Mosaic
 from tests.engine.engines import engine, largest_error
 from tests.families import words
 from tests.stream.plain import shown

@@ -14,8 +14,8 @@ from emblema.stream.answering import Moment, StreamPiece, StreamReply, StreamUsa
 from emblema.stream.chunks import ChunkMaker, parts
 from emblema.stream.feed import Feed
 from emblema.stream.local import Local
-from emblema.stream.memory import Mosaic
 from emblema.stream.method import Bytes, Method, Sight
+from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.saving import Savable, load, save
 from emblema.stream.seam import Asked, Decoder, Host
 

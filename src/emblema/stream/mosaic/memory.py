@@ -8,15 +8,15 @@ from torch import Tensor
 
 from emblema.kv.rotation import PhaseBook
 from emblema.stream.host import HostRows, Transfers
-from emblema.stream.layer import LayerMemory
-from emblema.stream.looking import representatives, sizes_in_sight, with_recent
-from emblema.stream.maintainer import Upkeep
 from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
-from emblema.stream.prefetch import Fetcher
-from emblema.stream.retrieval import choose
+from emblema.stream.mosaic.layer import LayerMemory
+from emblema.stream.mosaic.looking import representatives, sizes_in_sight, with_recent
+from emblema.stream.mosaic.maintainer import Upkeep
+from emblema.stream.mosaic.prefetch import Fetcher
+from emblema.stream.mosaic.retrieval import choose
+from emblema.stream.mosaic.visual import VisualMemory
 from emblema.stream.saved import Saved
 from emblema.stream.states import frame_vectors
-from emblema.stream.visual import VisualMemory
 
 
 class Mosaic:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
-from emblema.stream.clusters import Cluster
-from emblema.stream.constructor import partition
 from emblema.stream.host import HostRows
-from emblema.stream.level import Level
-from emblema.stream.maintainer import Maintainer, Upkeep
+from emblema.stream.mosaic.clusters import Cluster
+from emblema.stream.mosaic.constructor import partition
+from emblema.stream.mosaic.level import Level
+from emblema.stream.mosaic.maintainer import Maintainer, Upkeep
 from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
 from emblema.stream.states import matched_width
