@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from emblema.stream.clusters import Grown, Spread, spread_of
-from emblema.stream.constructor import cut_in_two, directions, partition
-from emblema.stream.index import Index
-from emblema.stream.retrieval import choose
+from emblema.stream.method import Query
+from emblema.stream.mosaic.clusters import Grown, Spread, spread_of
+from emblema.stream.mosaic.constructor import cut_in_two, directions, partition
+from emblema.stream.mosaic.index import Index
+from emblema.stream.mosaic.retrieval import choose
 from emblema.stream.settings import StreamSettings
 
 SEEDS = st.integers(0, 10_000)
@@ -92,13 +93,39 @@ def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
             index.grow(id, held[id][0], id)
     assert sorted(index.ids) == sorted(held) and len(index) == len(held)
     probe = states(1, width=3, seed=seed)[0]
-    likeness, scores = index.likeness(probe), index.scores(probe[None])[0]
+    likeness, scores = index.likeness(probe), index.means @ probe
     for id, (mean, frames, group) in held.items():
         slot = index.slot(id)
         assert index.mean(id).equal(mean) and index.vectors[slot].equal(mean)
         assert index.facts[slot].tolist() == [2, id + 2, *frames, group]
         assert float(scores[slot]) == pytest.approx(float(mean[:3] @ probe), rel=1e-4, abs=1e-5)
         assert float(likeness[slot]) == pytest.approx(float(mean[:3] @ probe / mean[:3].norm()), rel=1e-4, abs=1e-5)
+
+
+def asking(queries: Tensor, key_heads: int) -> Query:
+    return Query(queries, torch.zeros(queries.shape[1]).long(), 1, key_heads, "question")
+
+
+@given(SEEDS)
+def test_densities_are_the_attention_that_one_frame_would_get(seed: int) -> None:
+    """Each cluster's mean key as many times as it has frames, attended by hand; frames of one cluster get the same."""
+    queries, means, sizes = states(12, 6, seed).reshape(4, 3, 6), states(5, 12, seed + 1), torch.tensor([1, 4, 0, 2, 7])
+    found = asking(queries, 2).densities(means, sizes)[0]
+    frames = means.repeat_interleave(sizes, dim=0).reshape(-1, 2, 6)
+    by_hand = sum(torch.softmax(queries[head] @ frames[:, head // 2].T, -1).mean(0) for head in range(4)) / 4
+    owner = torch.arange(5).repeat_interleave(sizes)
+    for cluster in (0, 1, 3, 4):
+        torch.testing.assert_close(found[cluster].expand(int(sizes[cluster])), by_hand[owner == cluster])
+    assert found[2] == 0 and float(found @ sizes.float()) == pytest.approx(1, rel=1e-4)
+
+
+@given(SEEDS)
+def test_a_pooled_query_is_the_mean_of_all_products(seed: int) -> None:
+    queries, means = states(12, 6, seed).reshape(4, 3, 6), states(5, 12, seed + 1)
+    found = asking(queries, 2).products(means)[0]
+    heads = means.reshape(5, 2, 6)
+    by_hand = sum((queries[head] @ heads[:, head // 2].T).mean(0) for head in range(4)) / 2
+    torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
 
 
 def chosen(scores: list[float], sizes: list[int], groups: list[int], budget: int | None, breadth: float) -> list[int]:

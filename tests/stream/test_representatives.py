@@ -8,8 +8,8 @@ import torch
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook, rotate
 from emblema.stream.context import Composer
-from emblema.stream.memory import Mosaic
 from emblema.stream.method import Found, Means, Query, Sight
+from emblema.stream.mosaic.memory import Mosaic
 from tests.engine.engines import engine, largest_error
 from tests.families import words
 from tests.stream.plain import shown
@@ -83,14 +83,18 @@ def test_a_centroid_of_equal_rows_counts_as_all_of_them() -> None:
 
 
 def test_each_part_can_be_left_out() -> None:
-    """Representatives, their weight, and retrieval while encoding each change the answer."""
+    """Representatives, their weight, retrieval while encoding and what scores clusters each change the answer."""
     answers = {}
-    for name in ("none", "representatives", "weighted", "retrieve_while_encoding"):
-        options = {"representatives": name in ("representatives", "weighted"), "weighted": name == "weighted"}
+    for name in ("none", "representatives", "weighted", "retrieve_while_encoding", "attention"):
+        options: dict[str, Any] = {
+            "representatives": name in ("representatives", "weighted"),
+            "weighted": name == "weighted",
+        }
         options["retrieve_while_encoding"] = name == "retrieve_while_encoding"
+        options["scoring"] = "attention" if name == "attention" else "pooled"
         with engine(NAME).stream(**{**SMALL, **options}) as stream:
             stream.push(shown(NAME, 27))
             answers[name] = stream.prefill(QUESTION)
-    for name in ("representatives", "retrieve_while_encoding"):
+    for name in ("representatives", "retrieve_while_encoding", "attention"):
         assert largest_error(answers[name], answers["none"]) > 1e-3
     assert largest_error(answers["weighted"], answers["representatives"]) > 1e-3

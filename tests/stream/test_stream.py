@@ -104,3 +104,31 @@ def test_device_bytes_grow_with_clusters_alone() -> None:
     assert held[1][0] <= 1.5 * held[0][0]
     assert held[1][1] <= 1.5 * held[0][1]
     assert held[0][2] == held[1][2]
+
+
+@pytest.mark.parametrize("system", [None, "You answer in one word."])
+def test_a_turn_is_spelled_as_the_template_spells_one_of_a_picture(reference: Engine, system: str | None) -> None:
+    """Opening, one frame and closing are the tokens of a prompt of that picture and that question."""
+    text = "Which land does the tent stand on?"
+    frame = picture(56, 56, seed=1)
+    with reference.stream(system=system) as stream:
+        host = stream._host
+        closing = host.closing(text)
+        opening, tokens = host.opening(), host.codes([frame]).tokens
+        asked = [closing.token_ids[index] for index in closing.question]
+        plain = reference.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert asked == plain
+    user = {"role": "user", "content": [{"type": "image", "image": frame}, {"type": "text", "text": text}]}
+    messages = [user] if system is None else [{"role": "system", "content": system}, user]
+    whole = reference.prompt(messages).token_ids.tolist()
+    assert whole[: len(opening)] == list(opening)
+    assert whole[len(opening) + tokens :] == list(closing.token_ids)
+
+
+def test_one_frame_is_a_picture_in_a_prompt(reference: Engine) -> None:
+    """The answer over a stream of one frame is the engine's own over that picture."""
+    text, frame = "Which land does the tent stand on?", picture(56, 56, seed=1)
+    with reference.stream() as stream:
+        stream.push(frame)
+        found = stream.prefill(text)
+    assert largest_error(found, reference.prefill([reference.add(frame), text], "full").logits) < 1e-4

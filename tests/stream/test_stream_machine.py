@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from PIL import Image
 
 from emblema.kv.rotation import PhaseBook
-from emblema.stream.clusters import spread_of
-from emblema.stream.layer import LayerMemory
-from emblema.stream.memory import Mosaic
+from emblema.stream.mosaic.clusters import spread_of
+from emblema.stream.mosaic.layer import LayerMemory
+from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.states import frame_vectors
 from tests.engine.engines import engine
 from tests.families import picture, words

@@ -12,7 +12,7 @@ from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 from emblema.stream.local import Local
 from emblema.stream.log import FrameLog
-from emblema.stream.memory import Mosaic
+from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.seam import TokenIds
 
 Markers = tuple[TokenIds, TokenIds]

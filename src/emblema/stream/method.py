@@ -58,6 +58,28 @@ class Query:
         weights = asking.float() / asking.sum(1, keepdim=True).clamp_min(1)
         return torch.einsum("gr,hrw->ghw", weights, shared).reshape(self.count, -1)
 
+    def products(self, means: Tensor) -> Tensor:
+        """[groups, means]: the pooled query of each group with mean keys [means, key heads x width]."""
+        return self.pooled @ means.T
+
+    def densities(self, means: Tensor, sizes: Tensor) -> Tensor:
+        """[groups, means]: the attention that a group's queries would give to one frame of each cluster.
+
+        Every query of every head attends the mean keys as if each stood for all of its frames; what a cluster gets is
+        averaged over heads and queries, and divided among its frames. So heads do not cancel one another as they do in
+        a pooled query, and one that looks for a single thing counts as much as one that looks everywhere.
+
+        Args:
+            means: [means, key heads x width].
+            sizes: [means] frames of each; 0 hides it.
+        """
+        keys = means.reshape(len(means), self.key_heads, -1).transpose(0, 1)
+        shared = keys.repeat_interleave(self.states.shape[0] // self.key_heads, dim=0)
+        share = torch.softmax(self.states @ shared.transpose(1, 2) + sizes.float().log(), dim=-1).mean(0)
+        asking = self.groups[None, :] == torch.arange(self.count, device=self.groups.device)[:, None]
+        weights = asking.float() / asking.sum(1, keepdim=True).clamp_min(1)
+        return weights @ share / sizes.float().clamp_min(1)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamRows:

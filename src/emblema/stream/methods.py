@@ -9,8 +9,8 @@ from emblema.stream.baselines.nocache import NoCache
 from emblema.stream.baselines.rekv import Rekv
 from emblema.stream.baselines.sliding import Sliding
 from emblema.stream.baselines.streammem import StreamMem
-from emblema.stream.memory import Mosaic
 from emblema.stream.method import Method, Scene
+from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.settings import StreamSettings
 
 

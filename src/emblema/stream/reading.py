@@ -1,6 +1,6 @@
 """The attention function of a stream: a forward's rows attend what a memory hands out, beside one another."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,8 @@ from emblema.models.table import KVTable
 from emblema.stream.context import Part
 from emblema.stream.method import Purpose, Query
 
-Source = Callable[[int, Query], Part]
-"""Layer and queries to the rows that they see; the bias has a line for every group of the queries, or one for all."""
+Source = Callable[[int, Query], Sequence[Part]]
+"""Layer and queries to the rows that they see; a bias has a line for every group of the queries, or one for all."""
 
 
 class Reading:
@@ -54,15 +54,16 @@ class Reading:
         self._done[layer] = stop
         scaling = extra.get("scaling")
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        groups = self.groups[start:stop]
-        part = self.source(layer, self._query(layer, module, query[0] * scale, start, stop))
-        lines = part.bias if part.bias.shape[0] == 1 else part.bias[groups.clamp_min(0)]
-        bias = lines.to(mask.dtype).expand(query.shape[2], -1)
-        seen = part.rows.keys[None], part.rows.values[None]
+        groups = self.groups[start:stop].clamp_min(0)
+        parts = self.source(layer, self._query(layer, module, query[0] * scale, start, stop))
+        biases = [part.bias.expand(query.shape[2], -1) if len(part.bias) == 1 else part.bias[groups] for part in parts]
+        mask = torch.cat([*(bias.to(mask.dtype)[None, None] for bias in biases), mask], dim=3)
+        seen = [(part.rows.keys[None], part.rows.values[None]) for part in parts]
         if self.adapter.layouts[layer].kind == "latent":
-            seen = module.expand_kv(*seen)
-        keys, values = torch.cat((seen[0], key), dim=2), torch.cat((seen[1], value), dim=2)
-        return stock(module, query, keys, values, torch.cat((bias[None, None], mask), dim=3), **extra)
+            seen = [module.expand_kv(*rows) for rows in seen]
+        keys = torch.cat([*(rows[0] for rows in seen), key], dim=2)
+        values = torch.cat([*(rows[1] for rows in seen), value], dim=2)
+        return stock(module, query, keys, values, mask, **extra)
 
     def _query(self, layer: int, module: Any, states: Tensor, start: int, stop: int) -> Query:
         layout = self.adapter.layouts[layer]

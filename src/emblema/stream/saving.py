@@ -11,7 +11,7 @@ from emblema.stream.log import FrameLog
 from emblema.stream.method import Method
 from emblema.stream.saved import Saved, read_state, write_state
 from emblema.stream.seam import Host
-from emblema.stream.settings import StreamSettings
+from emblema.stream.settings import StreamSettings, changed
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -74,4 +74,4 @@ def load(host: Host, name: str) -> tuple[Saved, StreamSettings]:
         raise StreamError(f"the stream {name!r} was saved with another model: load that one")
     if tuple(state.facts["opening"]) != host.opening():
         raise StreamError(f"the stream {name!r} was opened with another template or system text: give the same")
-    return state, StreamSettings(**state.facts["settings"])
+    return state, changed(StreamSettings(), state.facts["settings"])

@@ -12,6 +12,7 @@ Splitting = Literal["deferred", "eager"]
 Direction = Literal["relaxing", "tightening"]
 Guess = Literal["queries", "frames"]
 Levels = Literal["both", "visual", "semantic"]
+Scoring = Literal["pooled", "attention"]
 Drop = Literal["block", "oldest", "newest"]
 
 
@@ -34,6 +35,8 @@ class StreamSettings:
         weighted: whether a centroid counts for as many rows as it stands for (the log of their number on its logit).
         retrieve_while_encoding: whether frames retrieve clusters, beside window and representatives.
         breadth: visual clusters are chosen until they hold so many times the budget.
+        scoring: what clusters are chosen by: the product of a `pooled` query with their mean keys (the paper's), or the
+            `attention` that the queries would give to one of their frames.
         prefetch: whether layer l picks clusters for layer l + 1, copied on a thread meanwhile; None: where the device
             has memory of its own.
         guess: by what it picks them: its `queries` against the next layer's representatives, or the `frames` that it
@@ -63,6 +66,7 @@ class StreamSettings:
     weighted: bool = True
     retrieve_while_encoding: bool = False
     breadth: float = 2.0
+    scoring: Scoring = "pooled"
     prefetch: bool | None = None
     guess: Guess = "queries"
     levels: Levels = "both"
@@ -85,6 +89,7 @@ class StreamSettings:
             _one_of(name, getattr(self, name), get_args(choices))
         _one_of("drop", self.drop, get_args(Drop))
         _one_of("levels", self.levels, get_args(Levels))
+        _one_of("scoring", self.scoring, get_args(Scoring))
         _one_of("guess", self.guess, get_args(Guess))
         for name in ("breadth", "tau_small", "tau_large", "scale"):
             value = getattr(self, name)

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from emblema.kv.layout import LayerRows
 from emblema.models.adapter import Adapter
 from emblema.stream.context import Composer, Part
 from emblema.stream.local import Local
-from emblema.stream.method import NOTHING, Method, Query, Sight
+from emblema.stream.method import Method, Query, Sight
 
 
 class MemorySource:
@@ -31,24 +30,17 @@ class MemorySource:
         if self._seen is not None:
             frames, positions = frames[self._seen], positions[:, self._seen]
         self._composer = Composer(adapter, local.places, positions, frames, end)
-        self._kept: dict[int, Part] = {}
+        self._kept: dict[int, list[Part]] = {}
 
-    def __call__(self, layer: int, query: Query) -> Part:
+    def __call__(self, layer: int, query: Query) -> list[Part]:
         if layer in self._kept:
             return self._kept[layer]
         layout = self.adapter.layouts[layer]
         rows = (self.local.all(layer) if self.asked else self.local.rows(layer)).kv
         if self._seen is not None:
             rows = rows.select(self._seen)
-        found = self.method.read(layer, query, self.sight) or NOTHING
-        part = _joined([*self._composer.found(layout, found), self._composer.local(layout, rows)])
+        found = self.method.read(layer, query, self.sight)
+        parts = [*self._composer.found(layout, found), self._composer.local(layout, rows)]
         if self.asked:
-            self._kept[layer] = part
-        return part
-
-
-def _joined(parts: list[Part]) -> Part:
-    groups = max(part.bias.shape[0] for part in parts)
-    keys = torch.cat([part.rows.keys for part in parts], dim=1)
-    values = torch.cat([part.rows.values for part in parts], dim=1)
-    return Part(LayerRows(keys, values), torch.cat([part.bias.expand(groups, -1) for part in parts], dim=1))
+            self._kept[layer] = parts
+        return parts

@@ -8,14 +8,14 @@ from typing import Any, Literal, Self, overload
 
 from torch import Tensor
 
-from emblema.errors import StreamError
+from emblema.errors import StoreError, StreamError
 from emblema.kv.chunk import Chunk
 from emblema.stream.answering import Moment, StreamPiece, StreamReply, StreamUsage, ask, difference
 from emblema.stream.chunks import ChunkMaker, parts
 from emblema.stream.feed import Feed
 from emblema.stream.local import Local
-from emblema.stream.memory import Mosaic
 from emblema.stream.method import Bytes, Method, Sight
+from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.saving import Savable, load, save
 from emblema.stream.seam import Asked, Decoder, Host
 
@@ -135,7 +135,8 @@ class Stream(Feed):
         stream.log.resume(state.part("log"))
         local, method = stream._begun(stream.log.offsets.to(host.adapter.device))
         local.resume(state.part("local"))
-        assert isinstance(method, Savable)  # another one is not saved
+        if not isinstance(method, Savable):
+            raise StoreError(f"the stream {name!r} says that its method is {method.name!r}, which is never saved")
         method.resume(state.part("memory"))
         facts = state.facts
         stream._intake.resume(facts["last"], tuple(facts["size"]), facts["dropped"])

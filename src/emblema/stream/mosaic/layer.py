@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
-from emblema.stream.clusters import Cluster
-from emblema.stream.constructor import partition
 from emblema.stream.host import HostRows
-from emblema.stream.level import Level
-from emblema.stream.maintainer import Maintainer, Upkeep
+from emblema.stream.mosaic.clusters import Cluster
+from emblema.stream.mosaic.constructor import partition
+from emblema.stream.mosaic.level import Level
+from emblema.stream.mosaic.maintainer import Maintainer, Upkeep
 from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
 from emblema.stream.states import matched_width
@@ -106,18 +106,14 @@ class LayerMemory:
 
     def lines_of(self, frames: Sequence[int]) -> Tensor:
         """Lines [frames, features] of frames wherever they are, read where they lie; no transfer is counted."""
-        place = {
-            frame: (one.id, index) for one in self.level.clusters.values() for index, frame in enumerate(one.frames)
-        }
-        cpu = torch.device("cpu")
-        blocks = {id: self.host.copy(id, cpu) for id in {place[frame][0] for frame in frames} if id in self.host}
-        waiting = self.waiting
-        return torch.stack(
-            [
-                waiting[frame].to(cpu) if frame in waiting else blocks[place[frame][0]][place[frame][1]]
-                for frame in frames
-            ]
-        )
+        cpu, level = torch.device("cpu"), self.level
+        blocks = {id: self.host.copy(id, cpu) for id in {level.home[frame] for frame in frames} if id in self.host}
+        lines = []
+        for frame in frames:
+            cluster = level.clusters[level.home[frame]]
+            waits = frame in self.waiting
+            lines.append(self.waiting[frame].to(cpu) if waits else blocks[cluster.id][cluster.frames.index(frame)])
+        return torch.stack(lines)
 
     def saved(self) -> Saved:
         """For a file."""

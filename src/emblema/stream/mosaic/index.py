@@ -102,7 +102,3 @@ class Index:
     def likeness(self, vector: Tensor) -> Tensor:
         """[clusters] on the host: cosines of a vector [width] with every mean, times the vector's own length."""
         return (self.means @ vector[: self._width] / self._lengths[: len(self)]).cpu()
-
-    def scores(self, queries: Tensor) -> Tensor:
-        """Products [queries, clusters] of queries [queries, width] with every mean, on the host."""
-        return (queries @ self.means.T).cpu()

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
-from emblema.stream.level import Level
 from emblema.stream.method import Means, Sight
+from emblema.stream.mosaic.level import Level
 
 
 def sizes_in_sight(level: Level, sight: Sight) -> NDArray[numpy.int64]:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from emblema.stream.clusters import Cluster
-from emblema.stream.constructor import partition
-from emblema.stream.layer import LayerMemory
-from emblema.stream.level import Level
-from emblema.stream.maintainer import Maintainer, Upkeep
+from emblema.stream.mosaic.clusters import Cluster
+from emblema.stream.mosaic.constructor import partition
+from emblema.stream.mosaic.layer import LayerMemory
+from emblema.stream.mosaic.level import Level
+from emblema.stream.mosaic.maintainer import Maintainer, Upkeep
 from emblema.stream.settings import StreamSettings
 
 

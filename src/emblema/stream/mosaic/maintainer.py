@@ -12,9 +12,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from emblema.stream.clusters import Cluster
-from emblema.stream.constructor import cut_in_two
-from emblema.stream.level import Level
+from emblema.stream.mosaic.clusters import Cluster
+from emblema.stream.mosaic.constructor import cut_in_two
+from emblema.stream.mosaic.level import Level
 from emblema.stream.settings import StreamSettings
 
 

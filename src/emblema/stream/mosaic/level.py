@@ -7,11 +7,11 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from emblema.stream.clusters import Cluster, Grown, Spread, spread_of
-from emblema.stream.index import Index
+from emblema.stream.mosaic.clusters import Cluster, Grown, Spread, spread_of
+from emblema.stream.mosaic.index import Index
+from emblema.stream.mosaic.vectors import Vectors
 from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
-from emblema.stream.vectors import Vectors
 
 
 class Level:

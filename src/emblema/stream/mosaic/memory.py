@@ -8,15 +8,15 @@ from torch import Tensor
 
 from emblema.kv.rotation import PhaseBook
 from emblema.stream.host import HostRows, Transfers
-from emblema.stream.layer import LayerMemory
-from emblema.stream.looking import representatives, sizes_in_sight, with_recent
-from emblema.stream.maintainer import Upkeep
 from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
-from emblema.stream.prefetch import Fetcher
-from emblema.stream.retrieval import choose
+from emblema.stream.mosaic.layer import LayerMemory
+from emblema.stream.mosaic.looking import representatives, sizes_in_sight, with_recent
+from emblema.stream.mosaic.maintainer import Upkeep
+from emblema.stream.mosaic.prefetch import Fetcher
+from emblema.stream.mosaic.retrieval import choose
+from emblema.stream.mosaic.visual import VisualMemory
 from emblema.stream.saved import Saved
 from emblema.stream.states import frame_vectors
-from emblema.stream.visual import VisualMemory
 
 
 class Mosaic:
@@ -97,9 +97,13 @@ class Mosaic:
         """For each group, the numbers of the clusters that it retrieves."""
         level, settings = self.layers[layer].level, self.settings
         sizes, groups = sizes_in_sight(level, sight), level.index.facts[:, 4].long().numpy()
+        if settings.scoring == "attention":
+            every = query.densities(level.index.means, torch.from_numpy(sizes).to(self.adapter.device))
+        else:
+            every = query.products(level.index.means)
         return [
             {level.index.ids[slot] for slot in choose(scores, sizes, groups, settings.budget, settings.breadth)}
-            for scores in level.index.scores(query.pooled)
+            for scores in every.cpu()
         ]
 
     def _guess(self, layer: int, query: Query, sight: Sight, taken: list[int]) -> None:
