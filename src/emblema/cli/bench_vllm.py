@@ -62,6 +62,7 @@ def vllm(
     found["load"] = [before, os.getloadavg()[0]]
     if folder is not None:
         figures = write_figures(found, folder / "vllm.json")
-        line = shlex.join(["emblema", *sys.argv[1:]])
+        # The report says how it was made, not where it was written.
+        line = shlex.join(["emblema", *(word for word in sys.argv[1:] if word not in ("--out", str(out)))])
         for path in (figures, *write(read(figures), folder, line)):
             screen.print(str(path), soft_wrap=True)
