@@ -162,23 +162,35 @@ class ReplySource(Protocol):
     found: tuple[Answered, ...]
 
 
+def said_of(
+    tokens: Iterator[int], stream: TextStream, ends: frozenset[int], said: list[int]
+) -> Iterator[tuple[str, FinishReason | None]]:
+    """The text of every token, perhaps empty, and None; at last what was held back, and why it ended.
+
+    Args:
+        said: takes the tokens, the one that ended it included.
+    """
+    reason: FinishReason = "length"
+    for token in tokens:
+        said.append(token)
+        if token in ends:
+            reason = "stop"
+            break
+        yield stream.push(token), None
+        if stream.stopped:
+            break
+    rest = stream.finish()
+    yield rest, "stop" if stream.stopped else reason
+
+
 def stream_reply(
     tokens: Iterator[int], stream: TextStream, source: ReplySource, ends: frozenset[int]
 ) -> Iterator[Piece]:
     """A piece of text for every token, perhaps empty; the last piece holds the reply."""
-    reason: FinishReason = "length"
-    count = 0
-    for token in tokens:
-        count += 1
-        if token in ends:
-            reason = "stop"
-            break
-        yield Piece(stream.push(token))
-        if stream.stopped:
-            reason = "stop"
-            break
-    rest = stream.finish()
-    if stream.stopped:
-        reason = "stop"
-    usage = replace(source.usage, completion_tokens=count)
-    yield Piece(rest, Reply(stream.text, tuple(stream.token_ids), reason, usage, source.found, source.plan))
+    said: list[int] = []
+    for text, reason in said_of(tokens, stream, ends, said):
+        if reason is None:
+            yield Piece(text)
+            continue
+        usage = replace(source.usage, completion_tokens=len(said))
+        yield Piece(text, Reply(stream.text, tuple(stream.token_ids), reason, usage, source.found, source.plan))

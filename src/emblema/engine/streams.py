@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from emblema.engine.decoding import Place, Sampler, Sampling, decode_behind
-from emblema.engine.replies import TextStream
+from emblema.engine.replies import TextStream, said_of
 from emblema.engine.spelling import ANCHOR, Spelling
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
@@ -106,19 +106,9 @@ class StreamDecoder:
 
     def __call__(self, asked: Asked) -> Iterator[Decoded]:
         ends, text = self._engine.end_tokens, TextStream(self._engine.tokenizer, self._sampling.stop)
-        made: list[int] = []
-        reason = "length"
         place = Place(asked.table.length, asked.position, self._engine.adapter.axes)
         sampler = Sampler(self._sampling)
         tokens = decode_behind(asked.runner, asked.table, asked.logits, place, sampler, ends)
-        for token in tokens:
-            made.append(token)
-            if token in ends:
-                reason = "stop"
-                break
-            yield Decoded(text.push(token))
-            if text.stopped:
-                reason = "stop"
-                break
-        rest = text.finish()
-        yield Decoded(rest, tuple(made), "stop" if text.stopped else reason)
+        made: list[int] = []
+        for piece, reason in said_of(tokens, text, ends, made):
+            yield Decoded(piece) if reason is None else Decoded(piece, tuple(made), reason)

@@ -2,14 +2,13 @@
 
 import json
 import logging
-import os
-import tempfile
 import threading
 from pathlib import Path
 
 from emblema.errors import StoreError
 from emblema.link.policy.ledger import Ledger
 from emblema.store.store import Store
+from emblema.store.whole import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -89,18 +88,9 @@ def read_all(folder: Path) -> dict[str, Ledger]:
 
 
 def write(path: Path, ledger: Ledger) -> None:
-    """Write a ledger whole, under another name, and move it into place."""
+    """Write a ledger whole, in place of an earlier one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(ledger.to_json(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, [json.dumps(ledger.to_json()).encode()])
 
 
 def _opened(path: Path) -> Ledger:
