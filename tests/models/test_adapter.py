@@ -1,6 +1,7 @@
 """Every family against its own stock forward: all rows, some rows, layer by layer; the model left as found."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -255,7 +256,7 @@ def _causal(adapter: Adapter) -> bool:
     return not adapter.kind.bidirectional
 
 
-def test_fingerprint_follows_weights_and_configuration() -> None:
+def test_fingerprint_follows_weights_and_configuration(tmp_path: Path) -> None:
     from emblema.models.fingerprint import fingerprint
 
     model, _ = matrix.CASES["llava"].build(0)
@@ -264,6 +265,7 @@ def test_fingerprint_follows_weights_and_configuration() -> None:
     assert len(first) == 64
     assert first == fingerprint(same)
     same.config._name_or_path = "somewhere/else"
+    same.save_pretrained(tmp_path)
     assert first == fingerprint(same)
     with torch.no_grad():
         same.lm_head.weight[3, 5] += 1e-3

@@ -7,13 +7,14 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-_INCIDENTAL = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+_INCIDENTAL = ("_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype")
 
 
 def fingerprint(model: nn.Module) -> str:
     """256-bit hex digest over the configuration and every parameter's and buffer's name, shape, dtype and contents.
 
-    Quantisation and adapters change it, since they change modules or contents; where the model lies on disk does not.
+    Quantisation and adapters change it, since they change modules or contents; where the model lies on disk does not, nor
+    does saving it.
     """
     digest = blake3(max_threads=blake3.AUTO)
     config: Any = getattr(model, "config", None)
