@@ -13,8 +13,8 @@ _INCIDENTAL = ("_name_or_path", "architectures", "transformers_version", "torch_
 def fingerprint(model: nn.Module) -> str:
     """256-bit hex digest over the configuration and every parameter's and buffer's name, shape, dtype and contents.
 
-    Quantisation and adapters change it, since they change modules or contents; where the model lies on disk does not, nor
-    does saving it.
+    Quantisation and adapters change it, since they change modules or contents; where the model lies on disk does not,
+    nor does saving it.
     """
     digest = blake3(max_threads=blake3.AUTO)
     config: Any = getattr(model, "config", None)
