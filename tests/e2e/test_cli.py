@@ -164,6 +164,13 @@ def test_ask_takes_videos_and_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_process_ends_well_while_its_forming_thread_does() -> None:
+    for _ in range(6):
+        done = emblema("ask", "--image", str(DEMO / "map-01.png"), "what colour is under the tent ?", "--model", MODEL)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_models() -> None:
     done = emblema("models", "--model", MODEL)
     assert done.returncode == 0, done.stderr

@@ -97,6 +97,8 @@ class _Work:
         self._keys: set[tuple[str, PatchKey]] = set()
         self._bytes = 0
         self._thread: threading.Thread | None = None
+        # Threads that have gone idle, of which one may still be about to end: the process must not end before it.
+        self._ending: list[threading.Thread] = []
         self._closed = False
         self._current: Formable | None = None
         self._counts = FormingStatistics()
@@ -122,6 +124,7 @@ class _Work:
             self._keys.add((job.view.owner, job.key))
             self._bytes += job.bytes
             if self._thread is None or not self._thread.is_alive():
+                self._ending = [thread for thread in self._ending if thread.is_alive()]
                 self._thread = threading.Thread(target=self._run, name="emblema-forming", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
@@ -150,10 +153,11 @@ class _Work:
                 self._queue.remove(job)
                 self._forget(job)
             self._count(dropped=len(gone))
-            thread = self._thread if view is None else None
+            threads = [*self._ending, *([] if self._thread is None else [self._thread])] if view is None else []
             self._changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(CLOSING_SECONDS)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(CLOSING_SECONDS)
 
     def statistics(self) -> FormingStatistics:
         with self._changed:
@@ -166,6 +170,7 @@ class _Work:
                 self._changed.wait_for(lambda: self._queue or self._closed, IDLE_SECONDS)
                 if not self._queue:
                     # Decided under the lock: whoever queues after this begins another thread.
+                    self._ending.append(threading.current_thread())
                     self._thread = None
                     return
                 job = self._current = self._queue.popleft()
@@ -181,6 +186,8 @@ class _Work:
                     self._forget(job)
                     self._spent.append((time.monotonic(), seconds))
                     self._count(**{outcome: 1}, seconds=seconds)
+                    # Its rows are let go here, and not when the next job comes or the thread ends.
+                    del job
                     self._changed.notify_all()
 
     def _forget(self, job: Formable) -> None:
