@@ -11,7 +11,7 @@ from emblema.link.strategies.auto import Auto
 from emblema.window.graph import unseen
 from tests.engine.engines import largest_error
 from tests.families import loaded
-from tests.window.test_window import QUESTION, filled, shown
+from tests.window.windows import QUESTION, filled, shown
 
 
 def distrusting(*kinds: str, **options: Any) -> Engine:

@@ -1,0 +1,32 @@
+"""Windows on a small random model, and what stands in them."""
+
+from typing import Any
+
+from torch import Tensor
+
+from emblema import Engine
+from emblema.window.parts import Handle
+from emblema.window.window import Window
+from tests.families import loaded, picture, words
+
+QUESTION = tuple(words(4, 9).tolist())
+
+
+def shown(seed: int) -> Any:
+    return picture(*loaded("qwen2_5_vl").case.sizes[0], seed=2000 + seed)
+
+
+def filled(made: Engine, *seeds: int, **options: Any) -> tuple[Window[Any, Any], list[Handle]]:
+    window = made.window(template=False, **options)
+    return window, [window.append(shown(seed)) for seed in seeds]
+
+
+def settled(window: Window[Any, Any]) -> Tensor:
+    """The logits once every part has rows: the same each time from then on, to the bit."""
+    window.prefill(QUESTION)
+    logits: Tensor = window.prefill(QUESTION).logits
+    return logits
+
+
+def row_bytes(made: Engine) -> int:
+    return sum(one.features for one in made.adapter.layouts) * made.adapter.dtype.itemsize
