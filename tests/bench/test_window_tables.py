@@ -8,6 +8,7 @@ import pytest
 
 from emblema.bench.deficit.ledger import Ledger
 from emblema.bench.metrics import Interval, Share
+from emblema.bench.table import Bar, Cell, Table, Wanted
 from emblema.bench.window.divergence import Divergence
 from emblema.bench.window.orbit import SETS, Orbit, _orders
 from emblema.bench.window.probe import eta_gap, measured
@@ -15,7 +16,6 @@ from emblema.bench.window.recall import Recall, _turnovers
 from emblema.bench.window.refresh import Refresh
 from emblema.bench.window.superset import Superset
 from emblema.bench.window.survivors import Survivors
-from emblema.bench.window.table import Bar, Cell, Table, Wanted
 from emblema.bench.window.tables import TABLES, measure_tables
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError

@@ -12,6 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 from emblema.bench.metrics import Interval, Share
+from emblema.bench.table import Bar, Plot, Table
 from emblema.bench.window.arms import ARMS, AUTO, BLIND, BROUGHT, FULL, PREFIX
 from emblema.bench.window.counting import counted
 from emblema.bench.window.kept import KeptTables
@@ -20,7 +21,6 @@ from emblema.bench.window.plots import draw_table
 from emblema.bench.window.records import Records, StepRecord
 from emblema.bench.window.report import Measured, text_of, write_report
 from emblema.bench.window.run import run_trace
-from emblema.bench.window.table import Bar, Plot, Table
 from emblema.bench.window.tables import TABLES
 from emblema.bench.window.tables_trace import trace_tables
 from emblema.bench.window.trace import TraceSettings, agent_trace, novelty_trace

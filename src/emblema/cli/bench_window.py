@@ -29,8 +29,8 @@ def window(
 ) -> None:
     """Measure the window: reorder, slide, recall and drift, and an agent's trace; a killed run goes on where it was."""
     from emblema.bench.deficit.places import models_of, report_places
+    from emblema.bench.table import Wanted
     from emblema.bench.window.parts import parts_of
-    from emblema.bench.window.table import Wanted
     from emblema.bench.window.trace import TraceSettings
     from emblema.cli.screen import console, load_engine
 

@@ -11,12 +11,12 @@ from emblema.bench.deficit.places import names_of
 from emblema.bench.fidelity.files import write_rows
 from emblema.bench.figures import environment, plain
 from emblema.bench.progress import steps
+from emblema.bench.table import Table, Wanted
 from emblema.bench.window.kept import KeptTables
 from emblema.bench.window.parts import PARTS, TABLES
 from emblema.bench.window.records import Records, StepRecord, digest
 from emblema.bench.window.report import Measured, bars_of, show, write_report
 from emblema.bench.window.run import run_trace
-from emblema.bench.window.table import Table, Wanted
 from emblema.bench.window.tables import measure_tables
 from emblema.bench.window.tables_trace import trace_tables
 from emblema.bench.window.trace import TraceSettings, agent_trace, novelty_trace

@@ -7,10 +7,10 @@ import torch
 
 from emblema.bench.deficit.ledger import BLIND, FULL, Ledger
 from emblema.bench.metrics import MEASURABLE, Interval, divergence
+from emblema.bench.table import Cell, Plot, Table, Wanted
 from emblema.bench.tasks.prompting import SETTINGS
 from emblema.bench.window.bed import SUBJECT, Bed, Logits, added
 from emblema.bench.window.probe import COLUMNS, READING, cells, measured, note, quarter
-from emblema.bench.window.table import Cell, Plot, Table, Wanted
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch
 

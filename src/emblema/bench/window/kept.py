@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from emblema.bench.metrics import Interval, Share
-from emblema.bench.window.table import Bar, Cell, Plot, Table
+from emblema.bench.table import Bar, Cell, Plot, Table
 from emblema.errors import EmblemaError
 
 

@@ -8,10 +8,10 @@ from math import factorial
 
 from emblema.bench.deficit.ledger import BLIND, FULL, Ledger
 from emblema.bench.metrics import Interval
+from emblema.bench.table import Bar, Cell, Plot, Table, Wanted
 from emblema.bench.tasks.prompting import SETTINGS
 from emblema.bench.window.bed import SUBJECT, Bed, Rows, added, difference, norm
 from emblema.bench.window.probe import COLUMNS, READING, cells, eta_gap, measured, note, quarter
-from emblema.bench.window.table import Bar, Cell, Plot, Table, Wanted
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch
 from emblema.link.orderings import EXHAUSTIVE, SAMPLED, mean_deficits

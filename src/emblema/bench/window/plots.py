@@ -7,7 +7,7 @@ from typing import Any
 
 from emblema.bench.deficit.drawing import COLOURS, FAINT, INK, save, style
 from emblema.bench.metrics import Interval, Share
-from emblema.bench.window.table import Cell, Plot, Table
+from emblema.bench.table import Cell, Plot, Table
 
 SETTING = "setting"
 ACROSS = 2

@@ -9,9 +9,9 @@ import numpy as np
 
 from emblema.bench.deficit.ledger import BLIND, FULL, Ledger
 from emblema.bench.metrics import Interval, bootstrap_ratio
+from emblema.bench.table import Cell, Table, Wanted
 from emblema.bench.tasks.prompting import SETTINGS
 from emblema.bench.window.bed import Bed, Logits
-from emblema.bench.window.table import Cell, Table, Wanted
 from emblema.engine.engine import Engine
 from emblema.kv.patch import rank_for_share
 from emblema.models.adapter import Adapter

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from emblema.bench.deficit.ledger import BLIND, FULL, Ledger
 from emblema.bench.fidelity.sources import POOL_SEED
+from emblema.bench.table import Cell, Plot, Table, Wanted
 from emblema.bench.tasks.prompting import SETTINGS
 from emblema.bench.window.bed import SUBJECT, Bed, added, difference
 from emblema.bench.window.probe import COLUMNS, READING, cells, measured, note, quarter, weight
-from emblema.bench.window.table import Cell, Plot, Table, Wanted
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch
 from emblema.link.directions import Directions, on_directions, pooled_directions

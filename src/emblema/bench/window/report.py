@@ -13,10 +13,10 @@ from rich.text import Text
 
 from emblema.bench.figures import environment
 from emblema.bench.metrics import Interval, Share
+from emblema.bench.table import Bar, Cell, Table
 from emblema.bench.window.plots import draw_table
 from emblema.bench.window.plots_trace import draw_trace
 from emblema.bench.window.records import StepRecord
-from emblema.bench.window.table import Bar, Cell, Table
 
 
 @dataclass(frozen=True, slots=True)

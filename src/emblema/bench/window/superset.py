@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from emblema.bench.deficit.ledger import BLIND, FULL, Ledger
+from emblema.bench.table import Cell, Plot, Table, Wanted
 from emblema.bench.tasks.prompting import SETTINGS
 from emblema.bench.window.bed import SPARE, SUBJECT, Bed, added
 from emblema.bench.window.probe import COLUMNS, READING, cells, measured, note, quarter
-from emblema.bench.window.table import Cell, Plot, Table, Wanted
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch
 

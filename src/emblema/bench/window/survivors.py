@@ -8,10 +8,10 @@ import numpy as np
 from emblema.bench.deficit.ledger import BLIND, FULL, Ledger
 from emblema.bench.deficit.rank import NOISE, SLOTS, directions, matrix, singular
 from emblema.bench.metrics import Interval
+from emblema.bench.table import Bar, Cell, Plot, Table, Wanted
 from emblema.bench.tasks.prompting import SETTINGS
 from emblema.bench.window.bed import SUBJECT, Bed, Rows, added, difference, norm
 from emblema.bench.window.probe import COLUMNS, READING, cells, measured, note, quarter
-from emblema.bench.window.table import Bar, Cell, Plot, Table, Wanted
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch
 

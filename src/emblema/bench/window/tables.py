@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+from emblema.bench.table import Table, Wanted
 from emblema.bench.window.divergence import Divergence
 from emblema.bench.window.orbit import Orbit
 from emblema.bench.window.probe import Probe, measured
@@ -9,7 +10,6 @@ from emblema.bench.window.recall import Recall
 from emblema.bench.window.refresh import Refresh
 from emblema.bench.window.superset import Superset
 from emblema.bench.window.survivors import Survivors
-from emblema.bench.window.table import Table, Wanted
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 

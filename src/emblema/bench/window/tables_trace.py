@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from emblema.bench.metrics import Interval, bootstrap
+from emblema.bench.table import Bar, Cell, Table
 from emblema.bench.window.arms import AUTO, BROUGHT, FULL
 from emblema.bench.window.records import StepRecord
-from emblema.bench.window.table import Bar, Cell, Table
 
 AGREEMENT, ROWS, NOVEL = 0.99, 1.25, 1.05
 BLOCK = 8

@@ -1,4 +1,4 @@
-"""The shape that every table of the window has: what was measured, row by row, and what has to hold."""
+"""The shape that a table of a bench has: what was measured, row by row, and what has to hold."""
 
 import math
 from dataclasses import asdict, dataclass
