@@ -13,13 +13,14 @@ from rich.console import Console
 
 from emblema.bench.metrics import Interval, Share
 from emblema.bench.table import Bar, Plot, Table
+from emblema.bench.table_file import KeptTables
+from emblema.bench.table_plots import draw_table
+from emblema.bench.table_words import text_of
 from emblema.bench.window.arms import ARMS, AUTO, BLIND, BROUGHT, FULL, PREFIX
 from emblema.bench.window.counting import counted
-from emblema.bench.window.kept import KeptTables
 from emblema.bench.window.parts import PARTS, TRACES, parts_of
-from emblema.bench.window.plots import draw_table
 from emblema.bench.window.records import Records, StepRecord
-from emblema.bench.window.report import Measured, text_of, write_report
+from emblema.bench.window.report import Measured, write_report
 from emblema.bench.window.run import run_trace
 from emblema.bench.window.tables import TABLES
 from emblema.bench.window.tables_trace import trace_tables

@@ -90,7 +90,7 @@ def test_episodes_are_written(tmp_path: Path) -> None:
 
 def test_streams_are_written(tmp_path: Path) -> None:
     options = ["--kind", "live", "--frames", "12", "--items", "2", "--times", "3", "--seed", "4"]
-    done = emblema("bench", "streams", *options, "--out", str(tmp_path / "deep"))
+    done = emblema("bench", "videos", *options, "--out", str(tmp_path / "deep"))
     assert done.returncode == 0, done.stderr
     entries = json.loads((tmp_path / "deep" / "streams.json").read_text())
     assert len(entries) == 2
@@ -121,7 +121,7 @@ def test_an_unknown_strategy_or_a_knob_out_of_range_is_one_line() -> None:
 
 def test_other_bad_input_is_one_line(tmp_path: Path) -> None:
     assert "unknown task 'chess'" in refused("bench", "episodes", "--task", "chess", "--out", str(tmp_path))
-    assert "unknown kind of stream 'soap'" in refused("bench", "streams", "--kind", "soap", "--out", str(tmp_path))
+    assert "unknown kind of stream 'soap'" in refused("bench", "videos", "--kind", "soap", "--out", str(tmp_path))
     assert "unknown task 'chess'" in refused("bench", "reference", "--task", "chess", "--out", str(tmp_path))
     assert "empty" in refused("ask", "  ")
     assert "--slide 1" in refused("ask", "--slide", "1", "what ?")

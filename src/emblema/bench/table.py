@@ -29,12 +29,14 @@ class Plot:
 
     Attributes:
         bars: bars, where `x` is a name rather than a number.
+        split: a panel for each value of this column.
     """
 
     x: str
     y: str
     by: str | None = None
     bars: bool = False
+    split: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Bar:
         value: what was measured; None where nothing was, for which nothing holds.
         bound: what it is held against, from below if `least`, else from above.
         count: items behind the value.
+        strict: whether a value on the bound does not hold.
     """
 
     name: str
@@ -52,12 +55,15 @@ class Bar:
     bound: float
     least: bool = True
     count: int = 0
+    strict: bool = False
 
     @property
     def holds(self) -> bool:
         if self.value is None or math.isnan(self.value):
             return False
-        return self.value >= self.bound if self.least else self.value <= self.bound
+        if self.value == self.bound:
+            return not self.strict
+        return self.value > self.bound if self.least else self.value < self.bound
 
 
 @dataclass(frozen=True, slots=True)

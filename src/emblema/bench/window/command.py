@@ -12,7 +12,7 @@ from emblema.bench.fidelity.files import write_rows
 from emblema.bench.figures import environment, plain
 from emblema.bench.progress import steps
 from emblema.bench.table import Table, Wanted
-from emblema.bench.window.kept import KeptTables
+from emblema.bench.table_file import KeptTables
 from emblema.bench.window.parts import PARTS, TABLES
 from emblema.bench.window.records import Records, StepRecord, digest
 from emblema.bench.window.report import Measured, bars_of, show, write_report

@@ -1,4 +1,4 @@
-"""`emblema bench streams`."""
+"""`emblema bench videos`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from emblema.cli.options import Plain, Seed
 
 
-def streams(
+def videos(
     out: Annotated[Path, typer.Option(help="Folder for videos and streams.json.")],
     kind: Annotated[str, typer.Option(help="ego, movie or live.")] = "ego",
     frames: Annotated[int, typer.Option(min=1, help="Frames of a stream, one every two seconds.")] = 256,

@@ -13,7 +13,7 @@ SETTING = "setting"
 ACROSS = 2
 LOGARITHMIC = 1e-7
 """Nats below which a divergence is drawn on the axis."""
-SHARES = ("eta", "gap closed", "flips restored", "same answer", "right")
+SHARES = ("eta", "gap closed", "flips restored", "same answer", "right", "accuracy")
 MARKS = "os^DvP"
 LETTERS = 52
 """Of names side by side below a panel, before they are turned."""
@@ -23,13 +23,7 @@ Row = dict[str, Cell]
 
 def draw_table(table: Table, model: str, folder: Path) -> Path | None:
     """Write a table's plots as one PNG; None if it has none."""
-    settings = _settings(table)
-    wanted = [
-        (plot, setting, rows)
-        for plot in table.plots
-        for setting in settings
-        if (rows := [row for row in table.records if setting is None or row[SETTING] == setting])
-    ]
+    wanted = [(plot, setting, rows) for plot in table.plots for setting, rows in _panes(table, plot)]
     wanted = [one for one in wanted if any(_drawn(row, one[0]) for row in one[2])]
     if not wanted:
         return None
@@ -70,9 +64,17 @@ def _entries(axes: Sequence[Any], order: Sequence[str]) -> dict[str, Any]:
     return dict(sorted(found.items(), key=lambda one: order.index(one[0])))
 
 
-def _settings(table: Table) -> Sequence[Cell]:
-    split = SETTING in table.columns and not any(SETTING in (plot.x, plot.by) for plot in table.plots)
-    return list(dict.fromkeys(row[SETTING] for row in table.records)) if split else [None]
+def _panes(table: Table, plot: Plot) -> list[tuple[Cell, list[Row]]]:
+    """What each panel of a plot is about, and its rows; one panel of them all where nothing splits them."""
+    split = plot.split
+    if split is None and SETTING in table.columns and not any(SETTING in (one.x, one.by) for one in table.plots):
+        split = SETTING
+    if split is None:
+        return [(None, list(table.records))]
+    found: dict[Cell, list[Row]] = {}
+    for row in table.records:
+        found.setdefault(row[split], []).append(row)
+    return list(found.items())
 
 
 def _colours(table: Table) -> dict[Cell, str]:
