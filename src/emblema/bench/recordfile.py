@@ -21,6 +21,7 @@ class Keyed(Protocol):
 
 
 R = TypeVar("R", bound=Keyed)
+T = TypeVar("T")
 
 
 class RecordFile(Generic[R]):
@@ -52,14 +53,11 @@ class RecordFile(Generic[R]):
             # A run was killed while it wrote: what it left of a line goes.
             self._file.truncate(sum(len(line.encode()) for line in lines[:-1]))
             lines.pop()
-        for number, line in enumerate(lines, 1):
-            try:
-                yield read(line)
-            except (ValueError, TypeError, KeyError) as error:
-                self._file.close()
-                raise EmblemaError(
-                    f"{self.path}, line {number}: this is no record of the bench; remove the file to begin anew"
-                ) from error
+        try:
+            yield from parsed(self.path, lines, read)
+        except EmblemaError:
+            self._file.close()
+            raise
 
     def add(self, records: Iterable[R]) -> None:
         """Keep records, written before this returns."""
@@ -78,3 +76,32 @@ class RecordFile(Generic[R]):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+
+
+def parsed(path: Path, lines: Iterable[str], read: Callable[[str], T]) -> Iterator[T]:
+    """What the lines of a file say.
+
+    Raises:
+        EmblemaError: one of them is no record.
+    """
+    for number, line in enumerate(lines, 1):
+        try:
+            yield read(line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise EmblemaError(
+                f"{path}, line {number}: this is no record of the bench; remove the file to begin anew"
+            ) from error
+
+
+def records_in(path: Path, read: Callable[[str], T]) -> list[T]:
+    """The records of a file that another run writes, or wrote; a line that is under way is left out. None are in a
+    file that is not there.
+
+    Raises:
+        EmblemaError: the file cannot be read, or holds something else than records.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise EmblemaError(f"{path}: it cannot be read ({error}); give a run's own file") from error
+    return list(parsed(path, (line for line in lines if line.endswith("\n")), read))

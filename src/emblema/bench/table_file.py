@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from emblema.bench.metrics import Interval, Share
+from emblema.bench.recordfile import parsed, records_in
 from emblema.bench.table import Bar, Cell, Plot, Table
 from emblema.errors import EmblemaError
 
@@ -30,20 +31,27 @@ class KeptTables:
                 lines.pop()
         except OSError as error:
             raise EmblemaError(f"{path}: it cannot be written ({error.strerror}); give another place") from error
-        for number, line in enumerate(lines, 1):
-            try:
-                key, table = json.loads(line)
-                self.held[key] = _read(table)
-            except (ValueError, TypeError, KeyError, AttributeError, EmblemaError) as error:
-                raise EmblemaError(
-                    f"{path}, line {number}: this is no table of the bench; remove the file to begin anew"
-                ) from error
+        self.held.update(parsed(path, lines, _kept))
 
     def add(self, key: str, table: Table) -> None:
         """Keep a table."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([key, _written(table)]) + "\n")
         self.held[key] = table
+
+
+def tables_in(path: Path) -> dict[str, Table]:
+    """The tables by key of a file that another run writes, or wrote; none are in a file that is not there.
+
+    Raises:
+        EmblemaError: the file cannot be read, or holds something else.
+    """
+    return dict(records_in(path, _kept))
+
+
+def _kept(line: str) -> tuple[str, Table]:
+    key, table = json.loads(line)
+    return key, _read(table)
 
 
 def _written(table: Table) -> dict[str, Any]:

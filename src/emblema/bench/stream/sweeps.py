@@ -1,0 +1,103 @@
+"""Accuracy by budget, by length of the stream, and with one thing of Mosaic changed."""
+
+from collections.abc import Sequence
+
+from emblema.bench.stream.arms import OURS
+from emblema.bench.stream.estimates import accuracy, counted, encoded, median_ms, questions
+from emblema.bench.stream.passes import Results
+from emblema.bench.stream.records import PassRecord
+from emblema.bench.stream.tables import ALL, asked_words, by_arm, kinds_of, less
+from emblema.bench.stream.wanted import FITS, Wanted
+from emblema.bench.table import Plot, Table
+
+
+def budget_table(results: Results, wanted: Wanted) -> Table:
+    """Figure 10."""
+    rows = []
+    for kind in kinds_of(wanted):
+        for budget in wanted.budgets:
+            own: dict[str, list[PassRecord]] = {}
+            for one, record in results.items():
+                if one.budget == budget and kind in (ALL, one.place.kind):
+                    own.setdefault(one.arm, []).append(record)
+            rows += [
+                (
+                    kind,
+                    budget,
+                    arm,
+                    accuracy(records),
+                    less(own[OURS], records, arm == OURS) if OURS in own else None,
+                    median_ms(records),
+                    median_ms(records, cpu=True),
+                    questions(records),
+                )
+                for arm, records in own.items()
+            ]
+    columns = ("kind", "budget", "method", "accuracy", "mosaic less it", "TTFT ms", "TTFT CPU ms", "asked")
+    note = (
+        "Mosaic's figure 10: retrieved frames, Mosaic against ReKV. Both have the same window beside them. "
+        f"{asked_words(wanted).replace(f'budget {wanted.budget} frames a layer, ', '')}"
+    )
+    plots = (Plot("budget", "accuracy", "method", split="kind"), Plot("budget", "TTFT CPU ms", "method", split="kind"))
+    return Table("budgets", "Accuracy by budget", note, columns, tuple(rows), plots)
+
+
+def length_table(results: Results, wanted: Wanted) -> Table:
+    """Figure 12."""
+    rows = [
+        (
+            kind,
+            frames,
+            arm,
+            accuracy(records),
+            median_ms(records),
+            median_ms(records, cpu=True),
+            encoded(records),
+            questions(records),
+        )
+        for kind in kinds_of(wanted)
+        for frames in wanted.lengths
+        for arm, records in by_arm(results, kind, frames).items()
+    ]
+    columns = ("kind", "frames", "method", "accuracy", "TTFT ms", "TTFT CPU ms", "frames/CPU s", "asked")
+    note = (
+        "Mosaic's figure 12: streams of several lengths, each drawn for its length. Full attention is measured to "
+        f"{FITS:,} frames. "
+        f"{asked_words(wanted).replace(f'Streams of {wanted.frames} frames, asked', 'Streams are asked')}"
+    )
+    plots = (Plot("frames", "accuracy", "method", split="kind"), Plot("frames", "TTFT CPU ms", "method", split="kind"))
+    return Table("lengths", "Accuracy by length of the stream", note, columns, tuple(rows), plots)
+
+
+def ablation_table(results: Results, wanted: Wanted) -> Table:
+    """Table IV, and what else was chosen where the paper left room."""
+    own = by_arm(results)
+    rows = [
+        (
+            name,
+            wanted.arm(name).told or _TOLD.get(name, ""),
+            accuracy(records),
+            less(records, own[OURS], name == OURS) if OURS in own else None,
+            median_ms(records, cpu=True),
+            encoded(records),
+            _cuts(records),
+            counted(records, "clusters"),
+        )
+        for name, records in own.items()
+    ]
+    columns = ("arm", "what", "accuracy", "less mosaic", "TTFT CPU ms", "frames/CPU s", "cuts", "clusters")
+    note = (
+        "Mosaic's table IV: without clusters (ReKV, which shows nothing of what it does not retrieve, and mosaic-flat, "
+        "which shows a mean row of every frame), the visual level alone, the semantic level alone; then single "
+        "choices, each against Mosaic as it is by default, over the same questions; an arm that is the default's own "
+        f"setting is the same. Cuts and clusters: mean over streams, all layers together. {asked_words(wanted)}"
+    )
+    plots = (Plot("arm", "accuracy", bars=True), Plot("arm", "less mosaic", bars=True))
+    return Table("ablation", "Mosaic with one thing changed", note, columns, tuple(rows), plots)
+
+
+_TOLD = {OURS: "as it is", "rekv": "no clusters, no representatives"}
+
+
+def _cuts(records: Sequence[PassRecord]) -> float | None:
+    return counted(records, "semantic_cuts", "visual_cuts")
