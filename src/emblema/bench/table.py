@@ -30,6 +30,8 @@ class Plot:
     Attributes:
         bars: bars, where `x` is a name rather than a number.
         split: a panel for each value of this column.
+        only: column and value of the rows that are drawn; all of them without.
+        doubling: `x` on an axis of powers of two.
     """
 
     x: str
@@ -37,6 +39,8 @@ class Plot:
     by: str | None = None
     bars: bool = False
     split: str | None = None
+    only: tuple[str, Cell] | None = None
+    doubling: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A plot for every table that says what of it to draw: a panel for each of its plots and settings."""
 
 from collections.abc import Sequence
+from math import log2
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -14,6 +15,7 @@ ACROSS = 2
 LOGARITHMIC = 1e-7
 """Nats below which a divergence is drawn on the axis."""
 SHARES = ("eta", "gap closed", "flips restored", "same answer", "right", "accuracy")
+TIME = " ms"
 MARKS = "os^DvP"
 LETTERS = 52
 """Of names side by side below a panel, before they are turned."""
@@ -69,10 +71,11 @@ def _panes(table: Table, plot: Plot) -> list[tuple[Cell, list[Row]]]:
     split = plot.split
     if split is None and SETTING in table.columns and not any(SETTING in (one.x, one.by) for one in table.plots):
         split = SETTING
+    rows = [row for row in table.records if plot.only is None or row[plot.only[0]] == plot.only[1]]
     if split is None:
-        return [(None, list(table.records))]
+        return [(None if plot.only is None else plot.only[1], rows)] if rows else []
     found: dict[Cell, list[Row]] = {}
-    for row in table.records:
+    for row in rows:
         found.setdefault(row[split], []).append(row)
     return list(found.items())
 
@@ -101,12 +104,12 @@ def _groups(plot: Plot, rows: Sequence[Row]) -> dict[Cell, list[Row]]:
 
 def _lines(axes: Any, plot: Plot, rows: Sequence[Row], colours: dict[Cell, str]) -> None:
     groups = _groups(plot, rows)
-    ticks = sorted({float(_number(row[plot.x]) or 0.0) for row in rows if _number(row[plot.x]) is not None})
+    ticks = sorted({_across(row, plot) for row in rows if _number(row[plot.x]) is not None})
     # Lines that lie on one another stay apart by a little.
     apart = (ticks[-1] - ticks[0]) * 0.012 if ticks else 0.0
     for place, (group, own) in enumerate(groups.items()):
         points = sorted(
-            ((float(_number(row[plot.x]) or 0.0), row[plot.y]) for row in own if _number(row[plot.x]) is not None),
+            ((_across(row, plot), row[plot.y]) for row in own if _number(row[plot.x]) is not None),
             key=lambda point: point[0],
         )
         if not points:
@@ -121,7 +124,13 @@ def _lines(axes: Any, plot: Plot, rows: Sequence[Row], colours: dict[Cell, str])
         edge = max(0.05 * (ticks[-1] - ticks[0]), len(groups) * apart)
         axes.set_xlim(ticks[0] - edge, ticks[-1] + edge)
     if len(ticks) <= 8:
-        axes.set_xticks(ticks, [f"{one:g}" for one in ticks])
+        axes.set_xticks(ticks, [f"{2**one if plot.doubling else one:g}" for one in ticks])
+
+
+def _across(row: Row, plot: Plot) -> float:
+    """Where a row stands on a panel of lines."""
+    value = float(_number(row[plot.x]) or 0.0)
+    return log2(value) if plot.doubling else value
 
 
 def _bars(axes: Any, plot: Plot, rows: Sequence[Row], colours: dict[Cell, str]) -> None:
@@ -162,6 +171,8 @@ def _range(axes: Any, plot: Plot) -> None:
             axes.minorticks_off()
             low, high = 1.5 * low, 1.2
         axes.set_ylim(low, high)
+    elif plot.y.endswith(TIME) and low > 0:
+        axes.set_ylim(0, high)
     if low < -0.02 and high > 0:
         axes.axhline(0, color=FAINT, linewidth=0.8)
 
