@@ -75,7 +75,6 @@ def ablation_table(results: Results, wanted: Wanted) -> Table:
     rows = [
         (
             name,
-            wanted.arm(name).told or _TOLD.get(name, ""),
             accuracy(records),
             less(records, own[OURS], name == OURS) if OURS in own else None,
             median_ms(records, cpu=True),
@@ -85,12 +84,14 @@ def ablation_table(results: Results, wanted: Wanted) -> Table:
         )
         for name, records in own.items()
     ]
-    columns = ("arm", "what", "accuracy", "less mosaic", "TTFT CPU ms", "frames/CPU s", "cuts", "clusters")
+    changed = "; ".join(f"{arm.name}: {arm.told}" for arm in map(wanted.arm, own) if arm.told)
+    columns = ("arm", "accuracy", "less mosaic", "TTFT CPU ms", "frames/CPU s", "cuts", "clusters")
     note = (
         "Mosaic's table IV: without clusters (ReKV, which shows nothing of what it does not retrieve, and mosaic-flat, "
         "which shows a mean row of every frame), the visual level alone, the semantic level alone; then single "
         "choices, each against Mosaic as it is by default, over the same questions; an arm that is the default's own "
-        f"setting is the same. Cuts and clusters: mean over streams, all layers together. {asked_words(wanted)}"
+        f"setting is the same. {changed}. Cuts and clusters: mean over streams, all layers together. "
+        f"{asked_words(wanted)}"
     )
     plots = (Plot("arm", "accuracy", bars=True), Plot("arm", "less mosaic", bars=True))
     return Table("ablation", "Mosaic with one thing changed", note, columns, tuple(rows), plots)
@@ -102,9 +103,6 @@ def _plots(x: str, wanted: Wanted) -> tuple[Plot, ...]:
         Plot(x, "accuracy", "method", split="kind", doubling=True),
         Plot(x, "TTFT CPU ms", "method", only=("kind", whole), doubling=True),
     )
-
-
-_TOLD = {OURS: "as it is", "rekv": "no clusters, no representatives"}
 
 
 def _cuts(records: Sequence[PassRecord]) -> float | None:
