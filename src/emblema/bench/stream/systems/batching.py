@@ -48,7 +48,9 @@ def measure_batching(engine: Engine, wanted: SystemsWanted, console: Console) ->
         }
         spent = feed(streams, film, 0, frames, together, tick)
     rows = tuple(_row(arm, spent, frames) for arm in arms)
-    plots = tuple(Plot("block", y, "decoder") for y in ("CPU ms a frame", "frames/s", "CPU over frame by frame"))
+    plots = tuple(
+        Plot("block", y, "decoder", doubling=True) for y in ("CPU ms a frame", "frames/s", "CPU over frame by frame")
+    )
     title, note = "Blocks in one forward against frame by frame", NOTE.format(together=together)
     return Table("batching", title, note, COLUMNS, rows, plots, seconds=time.perf_counter() - began)
 

@@ -62,7 +62,7 @@ def measure_growth(engine: Engine, wanted: SystemsWanted, console: Console) -> T
         rows = [_row(key, asks, rates[key], streams[key], shares[key], _shorter(lengths)) for key in sorted(keys)]
     note = NOTE.format(rounds=wanted.rounds, short=_shorter(lengths))
     plots = tuple(
-        Plot("frames", y, "method")
+        Plot("frames", y, "method", doubling=True)
         for y in ("TTFT ms", "CPU ms", "TTFT over shorter", "device bytes", "memory", "transfers", "attention")
     )
     bars = _bars(asks, lengths)

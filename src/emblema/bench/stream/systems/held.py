@@ -20,7 +20,7 @@ SHORTEST = 64
 ASKED = 3
 COMPARED = ("mosaic", "rekv")
 COLUMNS = (
-    "setting",
+    "kind",
     "method",
     "frames",
     "memory bytes",
@@ -38,8 +38,8 @@ NOTE = (
     "sinks, window and the block under way, the same for all; 'fetched' is the most that one of the questions brought "
     "there, given back behind it. Host bytes hold members' rows, vectors that clusters are cut by, and what the "
     f"encoder made, which every stream keeps. Every stream is asked {ASKED} questions at each length, so that cuts "
-    "that were put off can be done. 'setting' is the kind of film; methods other than Mosaic and ReKV run on the "
-    "first. Clusters are counted over all layers, the visual ones too. The bars go by the worst kind of film."
+    "that were put off can be done. Methods other than Mosaic and ReKV run on the first kind. Clusters are counted "
+    "over all layers, the visual ones too. The bars go by the worst kind of film."
 )
 
 
@@ -106,9 +106,9 @@ def measure_bytes(engine: Engine, wanted: SystemsWanted, console: Console) -> Ta
                     feed(streams, film, start, stop, together, tick)
                     found += _held(kind, stop, streams, [one.text for one in questions(film, stop)][:ASKED])
     plots = (
-        Plot("frames", "memory bytes", "method"),
-        Plot("frames", "memory over ReKV", "method"),
-        Plot("clusters", "memory bytes", "method"),
+        Plot("frames", "memory bytes", "method", split="kind", doubling=True),
+        Plot("frames", "memory over ReKV", "method", split="kind", doubling=True),
+        Plot("clusters", "bytes a cluster", "kind", only=("method", "mosaic")),
     )
     rows = tuple(one.row for one in found)
     spent = time.perf_counter() - began

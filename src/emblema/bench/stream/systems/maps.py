@@ -80,7 +80,9 @@ def draw_questions(table: Table, folder: Path) -> list[Path]:
 
 def _map(figure: Any, axes: Any, table: Table, names: list[str]) -> None:
     values = np.asarray([[float(row[name]) for name in names] for row in table.records])  # type: ignore[arg-type]
-    drawn = axes.imshow(values, cmap="GnBu", vmin=0, vmax=max(values.max(), 1e-9), aspect="auto")
+    drawn = axes.imshow(values, cmap="GnBu", vmin=min(values.min(), 0.999), vmax=values.max(), aspect="auto")
     labels = [name.removeprefix(f"{CLUSTER} ").removeprefix(f"{WITH} ") for name in names]
     axes.set_xticks(range(len(names)), labels, rotation=45, ha="right", color=INK)
-    figure.colorbar(drawn, ax=axes, shrink=0.8).outline.set_visible(False)
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.8)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=INK, labelsize=8, length=0)

@@ -37,8 +37,8 @@ NOTE = (
     "in turns, {rounds} times; one stream of each kind. The hit ratio is the share of blocks that layers asked for "
     "and that were guessed for them, the first layer's aside, which nobody can guess; then the share of guessed "
     "blocks that were asked for. 'hidden' is the share of transfer time that no layer waited for (1 - waited / "
-    "transfers; below 0 where waiting took longer than copying would have). Times are means an answer, TTFT and CPU "
-    "medians; ratios are medians question by question with 95 % bootstrap intervals. On {device}: {memory}."
+    "transfers; below 0 where waiting took longer than copying would have). Times and 'hidden' are medians over "
+    "answers, ratios medians question by question, with 95 % bootstrap intervals. On {device}: {memory}."
 )
 SHARED = "there a transfer is a copy inside one memory, and a thread that copies takes its time from the model"
 APART = "transfers go from the host's memory to the device's own"

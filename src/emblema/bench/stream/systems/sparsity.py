@@ -49,7 +49,7 @@ def measure_sparsity(engine: Engine, wanted: SystemsWanted, console: Console) ->
                 looks += _looks(engine, wanted, kind, frames)
                 tick()
             rows += _rows(looks, frames, wanted.seed)
-    plots = (Plot("top %", "mass", "layer"), Plot("layer", "frames for 90 %, a layer", bars=True))
+    plots = (Plot("top %", "mass", "layer", doubling=True), Plot("layer", "frames for 90 %, a layer", bars=True))
     spent = time.perf_counter() - began
     return Table("sparsity", "Attention to frames is sparse", NOTE, COLUMNS, tuple(rows), plots, seconds=spent)
 
