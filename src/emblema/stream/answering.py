@@ -105,7 +105,7 @@ class MemoryRunner:
         groups = torch.full((batch.embeds.shape[0],), -1, dtype=torch.int64, device=self.device)
         if asking is not None:
             groups[asking.start : asking.stop] = 0
-        run = Reading(self.adapter, batch, groups, 1, "question", self._source)
+        run = Reading(self.adapter, batch, groups, 1, "question", self._source, self._source.local.phases)
         return forward_reading(self.adapter, batch, table, run)
 
 

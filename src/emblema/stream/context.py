@@ -9,6 +9,7 @@ from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, place, relocate
 from emblema.models.adapter import Adapter
 from emblema.stream.method import Found, Means, StreamRows
+from emblema.stream.phases import PhaseTables
 from emblema.stream.positions import Places
 
 
@@ -29,10 +30,20 @@ class Composer:
         positions: [axes, rows] of what is always seen, as first written.
         frames: [rows] int64, rising, whose rows these are; the opening and the sinks stay where they were written.
         end: the position at which the forward's own rows begin.
+        phases: kept for the stream; by default they are worked out anew.
     """
 
-    def __init__(self, adapter: Adapter, places: Places, positions: Tensor, frames: Tensor, end: int) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        places: Places,
+        positions: Tensor,
+        frames: Tensor,
+        end: int,
+        phases: PhaseTables | None = None,
+    ) -> None:
         self.adapter, self.places, self.end = adapter, places, end
+        self.phases = PhaseTables(adapter.tables) if phases is None else phases
         self.packed = places.zone is not None
         moving = frames >= places.sinks
         self.frames = torch.unique_consecutive(frames[moving])
@@ -45,7 +56,7 @@ class Composer:
         self._local = self._book(positions), self._book(target)
 
     def _book(self, positions: Tensor) -> PhaseBook:
-        return PhaseBook(self.adapter.tables, positions)
+        return self.phases.book(positions)
 
     def local(self, layout: LayerLayout, rows: LayerRows) -> Part:
         """What is always seen, and by all."""

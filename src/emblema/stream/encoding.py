@@ -29,7 +29,7 @@ def encode(adapter: Adapter, method: Method, local: Local, codes: FrameCodes, ba
             continue
         method.prepare(sight)
         source = MemorySource(adapter, method, local, sight, local.places.corner(local.done), asked=False)
-        run = Reading(adapter, batch, groups, part.frames, "frames", source)
+        run = Reading(adapter, batch, groups, part.frames, "frames", source, local.phases)
         forward_reading(adapter, batch, local.table, run)
 
 

@@ -15,6 +15,7 @@ from emblema.stream.local import Local
 from emblema.stream.log import FrameLog
 from emblema.stream.method import Departed, Method, Scene
 from emblema.stream.methods import method_named
+from emblema.stream.phases import PhaseTables
 from emblema.stream.positions import Places
 from emblema.stream.seam import Host
 from emblema.stream.settings import StreamSettings
@@ -144,8 +145,9 @@ class Feed:
         if self._memory is None:
             adapter = self._host.adapter
             places = Places.of(self.settings, len(self._opening), offsets)
-            local = Local(adapter, self.settings, places, self._opening)
-            scene = Scene(adapter, self.settings, places, self.log, self._opening, self._host.ending())
+            phases = PhaseTables(adapter.tables)
+            local = Local(adapter, self.settings, places, self._opening, phases)
+            scene = Scene(adapter, self.settings, places, self.log, self._opening, self._host.ending(), phases)
             self._memory = local, self._make(scene)
         return self._memory
 

@@ -10,6 +10,7 @@ from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
 from emblema.stream.method import StreamRows
+from emblema.stream.phases import PhaseTables
 from emblema.stream.positions import Places
 from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
@@ -32,10 +33,18 @@ class Local:
         frames: [rows] int64, the frame of each row in front of the block; -1 for the opening.
         positions: [axes, rows] int64, where they were written.
         table: rows of the block under way.
+        phases: kept for the stream.
     """
 
-    def __init__(self, adapter: Adapter, settings: StreamSettings, places: Places, opening: tuple[int, ...]) -> None:
-        self.adapter, self.settings, self.places = adapter, settings, places
+    def __init__(
+        self,
+        adapter: Adapter,
+        settings: StreamSettings,
+        places: Places,
+        opening: tuple[int, ...],
+        phases: PhaseTables,
+    ) -> None:
+        self.adapter, self.settings, self.places, self.phases = adapter, settings, places, phases
         self.done = 0
         device = adapter.device
         self.frames = torch.full((len(opening),), -1, dtype=torch.int64, device=device)

@@ -12,6 +12,7 @@ from emblema.kv.layout import LayerRows
 from emblema.models.adapter import Adapter
 from emblema.models.frames import FrameCodes
 from emblema.stream.log import FrameLog
+from emblema.stream.phases import PhaseTables
 from emblema.stream.positions import Places
 from emblema.stream.settings import StreamSettings
 
@@ -176,6 +177,7 @@ class Scene:
         log: what the encoder made of the frames, as they come.
         opening: token ids in front of the frames.
         ending: token ids that stand behind any question: what is not known of it yet.
+        phases: kept for the stream.
     """
 
     adapter: Adapter
@@ -184,6 +186,7 @@ class Scene:
     log: FrameLog
     opening: tuple[int, ...]
     ending: tuple[int, ...]
+    phases: PhaseTables
 
 
 class Method(Protocol):

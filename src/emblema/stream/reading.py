@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from emblema.errors import ModelError
-from emblema.kv.rotation import PhaseBook
 from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 from emblema.models.queries import position_free
 from emblema.models.table import KVTable
 from emblema.stream.context import Part
 from emblema.stream.method import Purpose, Query
+from emblema.stream.phases import PhaseTables
 
 Source = Callable[[int, Query], Sequence[Part]]
 """Layer and queries to the rows that they see; a bias has a line for every group of the queries, or one for all."""
@@ -31,13 +31,21 @@ class Reading:
         count: number of groups.
         purpose: whether frames ask or a question.
         source: hands out what is seen.
+        phases: kept for the stream.
     """
 
     def __init__(
-        self, adapter: Adapter, batch: RowBatch, groups: Tensor, count: int, purpose: Purpose, source: Source
+        self,
+        adapter: Adapter,
+        batch: RowBatch,
+        groups: Tensor,
+        count: int,
+        purpose: Purpose,
+        source: Source,
+        phases: PhaseTables,
     ) -> None:
         self.adapter, self.groups, self.count, self.purpose, self.source = adapter, groups, count, purpose, source
-        self._book = PhaseBook(adapter.tables, batch.positions)
+        self._book = phases.book(batch.positions)
         # An adapter may run a long batch in runs: each layer's next call goes on where its last one ended.
         self._done = [0] * len(adapter.layouts)
 

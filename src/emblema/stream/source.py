@@ -29,7 +29,7 @@ class MemorySource:
         frames, positions = first.frames, first.positions
         if self._seen is not None:
             frames, positions = frames[self._seen], positions[:, self._seen]
-        self._composer = Composer(adapter, local.places, positions, frames, end)
+        self._composer = Composer(adapter, local.places, positions, frames, end, local.phases)
         self._kept: dict[int, list[Part]] = {}
 
     def __call__(self, layer: int, query: Query) -> list[Part]:

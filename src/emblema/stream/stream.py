@@ -103,7 +103,9 @@ class Stream(Feed):
             return Bytes({}, {})
         local, method = self._memory
         held = method.bytes()
-        return Bytes({"local": local.bytes, **held.device}, {"codes": self.log.bytes, **held.host})
+        return Bytes(
+            {"local": local.bytes, "phases": local.phases.bytes, **held.device}, {"codes": self.log.bytes, **held.host}
+        )
 
     @property
     def counts(self) -> dict[str, float]:

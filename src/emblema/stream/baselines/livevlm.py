@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerRows
-from emblema.kv.rotation import PhaseBook, place, unplace
+from emblema.kv.rotation import place, unplace
 from emblema.models.queries import matched
 from emblema.stream.baselines.rekv import Rekv
 from emblema.stream.baselines.saliency import saliency
@@ -39,7 +39,7 @@ class LiveVlm(Rekv):
 
     def _thinned(self, layer: int, rows: LayerRows, departed: Departed) -> LayerRows:
         layout, tokens = self.adapter.layouts[layer], departed.tokens
-        free = unplace(rows, layout, PhaseBook(self.adapter.tables, departed.positions))
+        free = unplace(rows, layout, self.scene.phases.book(departed.positions))
         mass = saliency(torch.cat(self._queries.pop(layer), dim=1), matched(free, layout)).reshape(-1, tokens)
         chosen = mass.topk(self.kept, dim=1).indices.sort(dim=1).values
         self._chosen[layer] = torch.cat((self._chosen[layer], chosen))
@@ -51,7 +51,7 @@ class LiveVlm(Rekv):
         home = torch.nn.functional.one_hot(nearest, self.kept).to(keys.dtype)
         weights = (home / home.sum(1, keepdim=True)).transpose(1, 2)[:, None]
         merged = [(weights @ part).transpose(0, 1).flatten(1, 2) for part in (keys, values)]
-        book = PhaseBook(self.adapter.tables, self._positions(layer, departed.frames))
+        book = self.scene.phases.book(self._positions(layer, departed.frames))
         return place(LayerRows(merged[0], merged[1]), layout, book, self.adapter.dtype)
 
     def _positions(self, layer: int, frames: range | Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerRows
-from emblema.kv.rotation import PhaseBook
 from emblema.stream.baselines.base import Base
 from emblema.stream.host import HostRows, Transfers
 from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
@@ -44,7 +43,7 @@ class Rekv(Base):
     def admit(self, departed: Departed) -> None:
         if self._count == 0:
             self._first = departed.frames.start
-        book = PhaseBook(self.adapter.tables, departed.positions)
+        book = self.scene.phases.book(departed.positions)
         for layer, (rows, layout, host) in enumerate(
             zip(departed.layers, self.adapter.layouts, self._hosts, strict=True)
         ):

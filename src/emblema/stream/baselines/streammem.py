@@ -8,7 +8,7 @@ beside them one row for each new frame, the mean of the frame's rows weighted by
 import torch
 
 from emblema.kv.layout import LayerRows
-from emblema.kv.rotation import PhaseBook, place, unplace
+from emblema.kv.rotation import place, unplace
 from emblema.models.queries import matched, queries
 from emblema.stream.baselines.base import Base
 from emblema.stream.baselines.saliency import saliency
@@ -43,7 +43,7 @@ class StreamMem(Base):
         ]
 
     def _free(self, layer: int, rows: StreamRows) -> LayerRows:
-        return unplace(rows.kv, self.adapter.layouts[layer], PhaseBook(self.adapter.tables, rows.positions))
+        return unplace(rows.kv, self.adapter.layouts[layer], self.scene.phases.book(rows.positions))
 
     def _with_means(self, layer: int, rows: StreamRows) -> StreamRows:
         """Rows of new frames with one more for each frame, amid it."""
@@ -52,7 +52,7 @@ class StreamMem(Base):
         weights = (weights / weights.sum(1, keepdim=True).clamp_min(1e-12))[None, :, :, None]
         means = [(part.unflatten(1, (-1, tokens)) * weights).sum(2) for part in (free.keys, free.values)]
         middle = rows.positions.unflatten(1, (-1, tokens)).float().mean(2).floor().long()
-        book = PhaseBook(self.adapter.tables, middle)
+        book = self.scene.phases.book(middle)
         placed = place(LayerRows(means[0], means[1]), self.adapter.layouts[layer], book, self.adapter.dtype)
         return joined(rows, StreamRows(placed, middle, rows.frames[::tokens]))
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from emblema.kv.rotation import PhaseBook
 from emblema.stream.host import HostRows, Transfers
 from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
 from emblema.stream.mosaic.layer import LayerMemory
@@ -29,6 +28,7 @@ class Mosaic:
 
     def __init__(self, scene: Scene) -> None:
         self.adapter, self.settings, self.places = scene.adapter, scene.settings, scene.places
+        self._phases = scene.phases
         adapter, settings, places = scene.adapter, scene.settings, scene.places
         self.transfers, self.visual_upkeep, self.upkeep = Transfers(), Upkeep(), Upkeep()
         device = adapter.device
@@ -46,7 +46,7 @@ class Mosaic:
 
     def admit(self, departed: Departed) -> None:
         self._refine()
-        book, embeddings = PhaseBook(self.adapter.tables, departed.positions), departed.codes.embeds.float().mean(1)
+        book, embeddings = self._phases.book(departed.positions), departed.codes.embeds.float().mean(1)
         held = [
             (frame_vectors(rows, layout, book, self.places.tokens), memory.host.lines(rows))
             for rows, layout, memory in zip(departed.layers, self.adapter.layouts, self.layers, strict=True)
