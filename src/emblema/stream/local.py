@@ -89,15 +89,25 @@ class Local:
         owners = frames.repeat_interleave(self.places.tokens)
         return StreamRows(self.table.read(layer), self.places.written(frames), owners)
 
+    def every(self, layer: int) -> LayerRows:
+        """Rows of both."""
+        front, new = self.layers[layer], self.table.read(layer)
+        if not new.tokens:
+            return front
+        return LayerRows(torch.cat((front.keys, new.keys), dim=1), torch.cat((front.values, new.values), dim=1))
+
     def all(self, layer: int) -> StreamRows:
         """Both."""
-        return joined(self.rows(layer), self.block(layer))
+        front, new = self.rows(layer), self.block(layer)
+        positions = torch.cat((front.positions, new.positions), dim=1)
+        return StreamRows(self.every(layer), positions, torch.cat((front.frames, new.frames)))
 
     def advance(self) -> Leaving | None:
         """The block is whole: it joins the window. Returns the frames that leave it, if there are any."""
         sinks, window = self.settings.sinks, self.settings.window
-        both = [self.all(layer) for layer in range(len(self.layers))]
-        self.layers, self.positions, self.frames = [one.kv for one in both], both[0].positions, both[0].frames
+        both = self.all(0)
+        self.layers = [both.kv, *(self.every(layer) for layer in range(1, len(self.layers)))]
+        self.positions, self.frames = both.positions, both.frames
         self.done, self.table = self.count, self._table()
         moving = self.frames[self.frames >= sinks]
         oldest = int(moving[0]) if moving.shape[0] else self.done

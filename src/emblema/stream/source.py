@@ -36,7 +36,7 @@ class MemorySource:
         if layer in self._kept:
             return self._kept[layer]
         layout = self.adapter.layouts[layer]
-        rows = (self.local.all(layer) if self.asked else self.local.rows(layer)).kv
+        rows = self.local.every(layer) if self.asked else self.local.layers[layer]
         if self._seen is not None:
             rows = rows.select(self._seen)
         found = self.method.read(layer, query, self.sight)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -131,24 +132,24 @@ class Mosaic:
         memory.fetched.update(stored)
         clusters = [memory.level.clusters[id] for id in taken]
         blocks = [lines[one.id] if one.id in lines else memory.waiting[one.frames[0]][None] for one in clusters]
-        frames = torch.tensor([frame for one in clusters for frame in one.frames])
-        owners = torch.tensor([one.id for one in clusters for _ in one.frames])
-        order = frames.argsort()
-        frames, owners = frames[order], owners[order]
-        inside = (frames >= sight.low) & (frames < sight.high)
-        shown = torch.stack([torch.isin(owners, torch.tensor(sorted(own), dtype=torch.int64)) for own in chosen])
-        shown = (shown | (frames >= sight.recent)) & inside
+        numbers = numpy.array([frame for one in clusters for frame in one.frames])
+        order = numbers.argsort()
+        numbers = numbers[order]
+        inside = (numbers >= sight.low) & (numbers < sight.high)
+        own = numpy.array([[id in mine for id in taken] for mine in chosen])
+        shown = own.repeat([one.size for one in clusters], axis=1)[:, order]
+        shown = (shown | (numbers >= sight.recent)) & inside
         if query.count == 1:
             # One alone sees no more than its own.
-            frames, order, shown = frames[shown[0]], order[shown[0]], shown[:, shown[0]]
+            numbers, order, shown = numbers[shown[0]], order[shown[0]], shown[:, shown[0]]
         if query.purpose == "question":
-            self._found.update(frames.tolist())
-        kv = memory.host.rows(torch.cat(blocks)[order.to(device)])
-        frames = frames.to(device)
+            self._found.update(numbers.tolist())
+        kv = memory.host.rows(torch.cat(blocks)[torch.from_numpy(order).to(device)])
+        frames = torch.from_numpy(numbers).to(device)
         rows = StreamRows(kv, self.places.written(frames), frames.repeat_interleave(self.places.tokens))
-        if bool(shown.all()):
+        if shown.all():
             return rows, None
-        return rows, shown.repeat_interleave(self.places.tokens, dim=1).to(device)
+        return rows, torch.from_numpy(shown).repeat_interleave(self.places.tokens, dim=1).to(device)
 
     def settle(self) -> None:
         self._refine()
