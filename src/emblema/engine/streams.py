@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +69,19 @@ class StreamHost(Spelling):
 
     def closing(self, question: str | Sequence[int]) -> Closing:
         asked = self.close(BEHIND, question)
-        bare = self.close(BEHIND, "") if self._templated else ()
+        bare = self._bare
         shared = next((i for i, (a, b) in enumerate(zip(asked[::-1], bare[::-1], strict=False)) if a != b), len(bare))
         marker = self.markers()[1]
         return Closing((*marker, *asked), range(len(marker), len(marker) + len(asked) - shared))
 
     def ending(self) -> TokenIds:
         marker = self.markers()[1]
-        bare = self.close(BEHIND, "") if self._templated else ()
-        return (*marker, *bare) or ANCHOR
+        return (*marker, *self._bare) or ANCHOR
+
+    @cached_property
+    def _bare(self) -> TokenIds:
+        """What stands behind a question of no words."""
+        return self.close(BEHIND, "") if self._templated else ()
 
     def picture(self, frame: Any) -> Image.Image:
         return load_image(frame, self._engine._limits)
