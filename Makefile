@@ -13,7 +13,7 @@ SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test test-slow test-519 test-vllm wheel-test crash-test results-check reference lint format types imports check clean
+.PHONY: help setup servers demo test test-slow test-519 test-vllm wheel-test crash-test soak soak-short results-check reference lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,13 @@ wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside t
 
 crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look at the store: report in docs/results
 	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json docs/results/crash.json
+
+SOAK = $(BIN)/emblema bench soak --plain
+soak: $(VENV)/installed-dev  ## Ask a stream of 20,000 frames all the way and kill it half way: report in docs/results
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --report docs/results/soak
+
+soak-short: $(VENV)/installed-dev  ## About two minutes of the soak, held to the same
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2 --report $(VENV)/soak
 
 results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small sample measured anew
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/emblema bench results --check --items 2 --plain

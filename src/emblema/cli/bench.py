@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli import bench_stream, bench_videos, bench_vllm, bench_window
+from emblema.cli import bench_soak, bench_stream, bench_videos, bench_vllm, bench_window
 from emblema.cli.options import Device, Model, Out, Plain, Seed
 from emblema.errors import EmblemaError
 
 app = typer.Typer(help="Fresh episodes, and how well strategies answer them.", no_args_is_help=True)
 app.command()(bench_stream.stream)
 app.command()(bench_videos.videos)
+app.command()(bench_soak.soak)
 app.command()(bench_window.window)
 app.command()(bench_vllm.vllm)
 

@@ -1,0 +1,44 @@
+"""`emblema bench soak`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emblema.cli.options import Device, Model, Plain, Seed
+
+
+def soak(
+    model: Model = "reference-stream",
+    frames: Annotated[int, typer.Option(help="Frames of the stream.")] = 20_000,
+    every: Annotated[int, typer.Option(help="Frames between one round of questions and the next.")] = 200,
+    stretch: Annotated[int, typer.Option(help="Frames of one kind, before those of the next begin.")] = 500,
+    minutes: Annotated[float | None, typer.Option(help="End after about so long, wherever it is then.")] = None,
+    seed: Seed = 0,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="name=value of a setting of the stream; may come again.")
+    ] = None,
+    report: Annotated[Path, typer.Option(help="Folder for the report and its plots.")] = Path("soak"),
+    device: Device = None,
+    plain: Plain = False,
+) -> None:
+    """Soak one stream for hours of video, kill it half way, and hold memory, times and answers to what they were."""
+    from emblema.bench.deficit.places import names_of, report_places
+    from emblema.bench.fidelity.command import source_of
+    from emblema.bench.progress import steps
+    from emblema.bench.stream.options import settings_of
+    from emblema.bench.stream.soak.plan import SoakPlan
+    from emblema.bench.stream.soak.report import report as written
+    from emblema.bench.stream.soak.run import soak as run
+    from emblema.cli.screen import console
+
+    settings = settings_of(None, None, "packed", changes or ())
+    plan = SoakPlan(source_of(model), device, frames, every, stretch, seed, minutes, settings)
+    folder, _ = report_places(report, None)
+    screen = console(plain)
+    with steps(screen, f"soak of {frames:,} frames", frames // every) as advance:
+        said = run(plan, lambda _: advance())
+    bars = written(said, plan.told(names_of([model])[0]), folder, screen)
+    screen.print(f"report: {folder / 'soak.md'}   figures: {folder / 'soak.json'}", soft_wrap=True)
+    if not all(bar.holds for bar in bars):
+        raise typer.Exit(1)
