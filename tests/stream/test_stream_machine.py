@@ -35,12 +35,16 @@ class StreamMachine(RuleBasedStateMachine):
         positions=st.sampled_from(["native", "packed"]),
         tau=st.sampled_from([0.3, 0.5, 0.7]),
         waiting=st.integers(0, 3),
+        parts=st.integers(1, 3),
+        scoring=st.sampled_from(["pooled", "attention"]),
     )
-    def open(self, splitting: Any, retrieving: bool, positions: Any, tau: float, waiting: int) -> None:
+    def open(
+        self, splitting: Any, retrieving: bool, positions: Any, tau: float, waiting: int, parts: int, scoring: Any
+    ) -> None:
         options: dict[str, Any] = {
             "window": 2, "block": 3, "sinks": 1, "budget": 5, "first": 4, "largest": 4, "waiting": waiting,
             "splitting": splitting, "prefetch": True, "retrieve_while_encoding": retrieving, "positions": positions,
-            "tau_small": tau, "tau_large": tau,
+            "tau_small": tau, "tau_large": tau, "parts": parts, "scoring": scoring,
         }  # fmt: skip
         self.stream = engine(NAME).stream("mosaic", template=False, **options)
         self.written: dict[int, list[torch.Tensor]] = {}
@@ -133,7 +137,7 @@ class StreamMachine(RuleBasedStateMachine):
             # The rows are those of the frames: their vectors come out of them again.
             positions = memory.places.written(torch.tensor(cluster.frames))
             book = PhaseBook(memory.adapter.tables, positions)
-            vectors = frame_vectors(layer.host.rows(lines), layout, book, memory.places.tokens)
+            vectors = frame_vectors(layer.host.rows(lines), layout, book, memory.places.tokens, layer.parts)
             torch.testing.assert_close(vectors, layer.level.vectors.of(cluster.frames), rtol=1e-4, atol=1e-4)
         assert held <= layer.host.bytes
         settings = memory.settings

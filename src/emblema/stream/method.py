@@ -59,27 +59,27 @@ class Query:
         weights = asking.float() / asking.sum(1, keepdim=True).clamp_min(1)
         return torch.einsum("gr,hrw->ghw", weights, shared).reshape(self.count, -1)
 
-    def products(self, means: Tensor) -> Tensor:
-        """[groups, means]: the pooled query of each group with mean keys [means, key heads x width]."""
-        return self.pooled @ means.T
+    def products(self, keys: Tensor) -> Tensor:
+        """[groups, means]: the pooled query of each group with mean keys [key heads, means, width]."""
+        return self.pooled @ keys.transpose(0, 1).flatten(1).T
 
-    def densities(self, means: Tensor, sizes: Tensor) -> Tensor:
-        """[groups, means]: the attention that a group's queries would give to one frame of each cluster.
+    def densities(self, logits: Tensor, sizes: Tensor) -> Tensor:
+        """[groups, means]: the most attention that any query of a group would give to one frame of each cluster.
 
         Every query of every head attends the mean keys as if each stood for all of its frames; what a cluster gets is
-        averaged over heads and queries, and divided among its frames. So heads do not cancel one another as they do in
-        a pooled query, and one that looks for a single thing counts as much as one that looks everywhere.
+        divided among its frames. So heads do not cancel one another as they do in a pooled query, and one that looks
+        for a single thing is not drowned by those that look everywhere.
 
         Args:
-            means: [means, key heads x width].
+            logits: [query heads, rows, means, parts], of the queries with the mean keys.
             sizes: [means] frames of each; 0 hides it.
         """
-        keys = means.reshape(len(means), self.key_heads, -1).transpose(0, 1)
-        shared = keys.repeat_interleave(self.states.shape[0] // self.key_heads, dim=0)
-        share = torch.softmax(self.states @ shared.transpose(1, 2) + sizes.float().log(), dim=-1).mean(0)
-        asking = self.groups[None, :] == torch.arange(self.count, device=self.groups.device)[:, None]
-        weights = asking.float() / asking.sum(1, keepdim=True).clamp_min(1)
-        return weights @ share / sizes.float().clamp_min(1)
+        heads, rows, count, parts = logits.shape
+        weighted = logits + sizes.float().log()[:, None]
+        most = torch.softmax(weighted.flatten(2), dim=2).reshape(heads, rows, count, parts).sum(3).amax(0)
+        groups = torch.where(self.groups < 0, self.count, self.groups)[:, None].expand_as(most)
+        found = most.new_zeros(self.count + 1, count).scatter_reduce(0, groups, most, "amax")
+        return found[: self.count] / sizes.float().clamp_min(1)
 
 
 @dataclass(frozen=True, slots=True)

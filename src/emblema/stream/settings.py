@@ -36,7 +36,8 @@ class StreamSettings:
         retrieve_while_encoding: whether frames retrieve clusters, beside window and representatives.
         breadth: visual clusters are chosen until they hold so many times the budget.
         scoring: what clusters are chosen by: the product of a `pooled` query with their mean keys (the paper's), or the
-            `attention` that the queries would give to one of their frames.
+            most `attention` that any of the queries would give to one of their frames.
+        parts: runs of rows that a frame's mean key is kept for, one by one; a frame of fewer rows has one for each.
         prefetch: whether layer l picks clusters for layer l + 1, copied on a thread meanwhile; None: where the device
             has memory of its own.
         guess: by what it picks them: its `queries` against the next layer's representatives, or the `frames` that it
@@ -66,7 +67,8 @@ class StreamSettings:
     weighted: bool = True
     retrieve_while_encoding: bool = False
     breadth: float = 2.0
-    scoring: Scoring = "pooled"
+    scoring: Scoring = "attention"
+    parts: int = 4
     prefetch: bool | None = None
     guess: Guess = "queries"
     levels: Levels = "both"
@@ -74,13 +76,13 @@ class StreamSettings:
     tau_small: float = 0.1
     tau_large: float = 0.3
     scale: float = 8.0
-    direction: Direction = "relaxing"
+    direction: Direction = "tightening"
     largest: int = 16
     first: int = 16
     waiting: int = 8
 
     def __post_init__(self) -> None:
-        least = {"sinks": 0, "window": 0, "block": 1, "queue": 1, "largest": 2, "first": 1, "waiting": 0}
+        least = {"sinks": 0, "window": 0, "block": 1, "queue": 1, "largest": 2, "first": 1, "waiting": 0, "parts": 1}
         for name, bound in least.items():
             _whole(name, getattr(self, name), bound)
         if self.budget is not None:

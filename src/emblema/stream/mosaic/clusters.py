@@ -74,8 +74,8 @@ class Spread:
         """For a file."""
         return Saved({} if self.mean is None else {"mean": self.mean}, {"count": self.count, "variance": self.variance})
 
-    def resume(self, saved: Saved, device: torch.device) -> None:
+    def resume(self, saved: Saved) -> None:
         """Go on from what was saved."""
         mean = saved.tensors.get("mean")
-        self.mean = None if mean is None else mean.to(device)
+        self.mean = mean
         self.count, self.variance = saved.facts["count"], saved.facts["variance"]

@@ -1,25 +1,30 @@
-"""Representatives of one level's clusters, stacked on the device: matching and retrieval are matrix products."""
+"""Representatives of one level's clusters: exact on the host, where clusters are kept, in eight bits on the device."""
 
 import torch
 from torch import Tensor
 
+from emblema.stream.mosaic.short import Short
+
 GROWTH = 1.25
+HOST = torch.device("cpu")
 
 
 class Index:
     """Rows side by side, one a cluster, in no order; a cluster that goes leaves its row to the last one.
 
     Args:
-        width: of the vectors that are matched: mean keys with their heads side by side, or embeddings.
+        width: of the vectors that are matched: mean keys of all parts of a frame, or embeddings.
         extra: of what is kept beside each (mean values); 0 for nothing.
+        short: what the device has of them; None for nothing.
     """
 
-    def __init__(self, width: int, extra: int, device: torch.device) -> None:
+    def __init__(self, width: int, extra: int, short: Short | None) -> None:
         self.ids: list[int] = []
+        self.short = short
         self._slots: dict[int, int] = {}
         self._width = width
-        self._means = torch.zeros(0, width + extra, device=device)
-        self._lengths = torch.zeros(0, device=device)
+        self._means = torch.zeros(0, width + extra)
+        self._lengths = torch.zeros(0)
         # Per row: members, mean frame, first frame, last frame, group.
         self._facts = torch.zeros(0, 5, dtype=torch.float64)
 
@@ -29,16 +34,16 @@ class Index:
     @property
     def bytes(self) -> int:
         """Bytes on the device, room for rows to come included."""
-        return self._means.nbytes + self._lengths.nbytes
+        return 0 if self.short is None else self.short.bytes
 
     @property
-    def means(self) -> Tensor:
-        """[clusters, width] float32."""
-        return self._means[: len(self), : self._width]
+    def host_bytes(self) -> int:
+        """Bytes on the host, likewise."""
+        return self._means.nbytes + self._lengths.nbytes + self._facts.nbytes
 
     @property
     def vectors(self) -> Tensor:
-        """[clusters, width + extra] float32."""
+        """[clusters, width + extra] float32 on the host."""
         return self._means[: len(self)]
 
     @property
@@ -61,20 +66,24 @@ class Index:
             self._slots[id] = len(self)
             self.ids.append(id)
         slot = self._slots[id]
-        self._means[slot] = mean
-        self._lengths[slot] = mean[: self._width].norm().clamp_min(1e-12)
+        self._set(slot, mean)
         facts = (len(frames), sum(frames) / len(frames), min(frames), max(frames), group)
         self._facts[slot] = torch.tensor(facts, dtype=torch.float64)
 
     def grow(self, id: int, mean: Tensor, frame: int) -> None:
         """A cluster has one member more, and another mean."""
         slot = self._slots[id]
-        self._means[slot] = mean
-        self._lengths[slot] = mean[: self._width].norm().clamp_min(1e-12)
+        self._set(slot, mean)
         facts = self._facts.numpy()[slot]
         facts[0] += 1
         facts[1] += (frame - facts[1]) / facts[0]
         facts[2], facts[3] = min(facts[2], frame), max(facts[3], frame)
+
+    def _set(self, slot: int, mean: Tensor) -> None:
+        self._means[slot] = mean
+        self._lengths[slot] = mean[: self._width].norm().clamp_min(1e-12)
+        if self.short is not None:
+            self.short.set(slot, mean)
 
     def regroup(self, id: int, group: int) -> None:
         """A cluster lies in another visual cluster now."""
@@ -89,6 +98,8 @@ class Index:
         self.ids[slot], self._slots[last] = last, slot
         for held in (self._means, self._lengths, self._facts):
             held[slot] = held[end]
+        if self.short is not None:
+            self.short.move(end, slot)
 
     def _reserve(self, rows: int) -> None:
         have = self._means.shape[0]
@@ -98,7 +109,9 @@ class Index:
         self._means = torch.cat((self._means, self._means.new_zeros(more, self._means.shape[1])))
         self._lengths = torch.cat((self._lengths, self._lengths.new_zeros(more)))
         self._facts = torch.cat((self._facts, self._facts.new_zeros(more, 5)))
+        if self.short is not None:
+            self.short.reserve(more)
 
     def likeness(self, vector: Tensor) -> Tensor:
-        """[clusters] on the host: cosines of a vector [width] with every mean, times the vector's own length."""
-        return (self.means @ vector[: self._width] / self._lengths[: len(self)]).cpu()
+        """[clusters]: cosines of a vector [width], on the host, with every mean, times the vector's own length."""
+        return self._means[: len(self), : self._width] @ vector[: self._width] / self._lengths[: len(self)]

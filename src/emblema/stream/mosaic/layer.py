@@ -11,6 +11,7 @@ from emblema.stream.mosaic.clusters import Cluster
 from emblema.stream.mosaic.constructor import partition
 from emblema.stream.mosaic.level import Level
 from emblema.stream.mosaic.maintainer import Maintainer, Upkeep
+from emblema.stream.mosaic.short import Short
 from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
 from emblema.stream.states import matched_width
@@ -22,6 +23,8 @@ class LayerMemory:
     Attributes:
         level: the clusters.
         host: their blocks.
+        parts: of a frame, each with a mean key of its own.
+        short: representatives on the device.
         waiting: frame to its line on the device: those that wait, and those before the first partition.
         fetched: clusters whose rows were brought to the device since a block ended or a question was answered.
     """
@@ -29,11 +32,13 @@ class LayerMemory:
     def __init__(
         self, settings: StreamSettings, layout: LayerLayout, host: HostRows, upkeep: Upkeep, device: torch.device
     ) -> None:
-        width = matched_width(layout)
-        self.settings, self.host = settings, host
+        width, self.parts = matched_width(layout), min(settings.parts, host.tokens)
+        beside = (0, 0) if layout.kind == "latent" else layout.values
+        self.short = Short(self.parts, (layout.keys[0], width // layout.keys[0]), beside, device)
+        self.settings, self.host, self._device = settings, host, device
         self.waiting: dict[int, Tensor] = {}
         self.fetched: set[int] = set()
-        self.level = Level(settings, width, layout.features - width, True, device)
+        self.level = Level(settings, self.parts * width, layout.features - width, True, self.short)
         self.maintainer = Maintainer(self.level, settings, self, upkeep)
 
     @property
@@ -63,6 +68,7 @@ class LayerMemory:
         """The first partition, inside each visual cluster: its number and its frames."""
         for id in list(self.level.clusters):
             self.level.remove(id)
+        self.level.settle([frame for _, frames in groups for frame in frames])
         for group, frames in groups:
             for part in partition(self.level.vectors.of(frames), self.level.fits):
                 cluster = self.level.found([frames[index] for index in part], group)
@@ -126,4 +132,4 @@ class LayerMemory:
         """Go on from what was saved."""
         self.level.resume(saved.part("level"))
         self.host.resume(saved.part("host"))
-        self.waiting = {frame: saved.tensors[str(frame)].to(self.level.device) for frame in saved.facts["waiting"]}
+        self.waiting = {frame: saved.tensors[str(frame)].to(self._device) for frame in saved.facts["waiting"]}

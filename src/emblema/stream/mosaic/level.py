@@ -9,6 +9,7 @@ from torch import Tensor
 
 from emblema.stream.mosaic.clusters import Cluster, Grown, Spread, spread_of
 from emblema.stream.mosaic.index import Index
+from emblema.stream.mosaic.short import Short
 from emblema.stream.mosaic.vectors import Vectors
 from emblema.stream.saved import Saved
 from emblema.stream.settings import StreamSettings
@@ -17,6 +18,8 @@ from emblema.stream.settings import StreamSettings
 class Level:
     """Clusters of frames by vectors [width + extra]: the first `width` are matched, the rest are averaged beside them.
 
+    Vectors, and what clusters are made by, are on the host; representatives go to the device.
+
     Attributes:
         nested: whether its clusters lie in visual ones; else each is a group of its own.
         largest: frames that a cluster may have; None for any number.
@@ -24,20 +27,29 @@ class Level:
         home: the cluster of each frame.
     """
 
-    def __init__(self, settings: StreamSettings, width: int, extra: int, nested: bool, device: torch.device) -> None:
-        self.settings, self.width, self.nested, self.device = settings, width, nested, device
+    def __init__(
+        self, settings: StreamSettings, width: int, extra: int, nested: bool, short: Short | None = None
+    ) -> None:
+        self.settings, self.width, self.nested = settings, width, nested
         self.largest = settings.largest if nested else None
         self._watched = settings.levels in ("both", "semantic" if nested else "visual")
         self.clusters: dict[int, Cluster] = {}
         self.home: dict[int, int] = {}
-        self.index = Index(width, extra, device)
+        self.index = Index(width, extra, short)
         self.vectors, self.spread = Vectors(), Spread()
+        self.centre: Tensor | None = None
         self._next = 0
 
     def note(self, frame: int, vector: Tensor) -> None:
         """A new state: its vector is kept, and counts for the variance of all."""
         self.vectors.add(frame, vector)
         self.spread.add(vector[: self.width])
+
+    def settle(self, frames: Sequence[int]) -> None:
+        """Take the mean of some frames for the centre of what the device has; there is no cluster yet."""
+        self.centre = self.vectors.of(list(frames)).mean(0)
+        if self.index.short is not None:
+            self.index.short.centre(self.centre)
 
     def nearest(self, vector: Tensor, group: int | None) -> tuple[Cluster | None, Cluster | None]:
         """Of a group's clusters (None: of all), the most similar one, and the most similar one with room."""
@@ -88,7 +100,7 @@ class Level:
         cluster = Cluster(id, id if group is None else group, list(frames), variance, parent=parent)
         self.clusters[id] = cluster
         self.home.update(dict.fromkeys(frames, id))
-        self.index.put(id, vectors.mean(0).to(self.device), cluster.frames, cluster.group)
+        self.index.put(id, vectors.mean(0), cluster.frames, cluster.group)
         return cluster
 
     def join(self, cluster: Cluster, other: Cluster) -> None:
@@ -98,7 +110,7 @@ class Level:
         self.remove(other.id)
         vectors = self.vectors.of(cluster.frames)
         cluster.variance = spread_of(vectors[:, : self.width])
-        self.index.put(cluster.id, vectors.mean(0).to(self.device), cluster.frames, cluster.group)
+        self.index.put(cluster.id, vectors.mean(0), cluster.frames, cluster.group)
 
     def remove(self, id: int) -> None:
         """A cluster is gone."""
@@ -118,7 +130,8 @@ class Level:
         """For a file: clusters in the order of their rows in the index, so that they lie there as they did."""
         clusters = [asdict(self.clusters[id]) for id in self.index.ids]
         means = torch.stack([self.index.mean(id) for id in self.index.ids]) if clusters else torch.zeros(0)
-        state = Saved({"means": means}, {"clusters": clusters, "next": self._next})
+        held = {"means": means} if self.centre is None else {"means": means, "centre": self.centre}
+        state = Saved(held, {"clusters": clusters, "next": self._next})
         state.put("vectors", self.vectors.saved())
         state.put("spread", self.spread.saved())
         return state
@@ -126,10 +139,13 @@ class Level:
     def resume(self, saved: Saved) -> None:
         """Go on from what was saved; nothing has come yet."""
         self.vectors.resume(saved.part("vectors"))
-        self.spread.resume(saved.part("spread"), self.device)
+        self.spread.resume(saved.part("spread"))
         self._next = saved.facts["next"]
+        self.centre = saved.tensors.get("centre")
+        if self.index.short is not None and self.centre is not None:
+            self.index.short.centre(self.centre)
         for facts, mean in zip(saved.facts["clusters"], saved.tensors["means"], strict=True):
             cluster = Cluster(**facts)
             self.clusters[cluster.id] = cluster
             self.home.update(dict.fromkeys(cluster.frames, cluster.id))
-            self.index.put(cluster.id, mean.to(self.device), cluster.frames, cluster.group)
+            self.index.put(cluster.id, mean, cluster.frames, cluster.group)

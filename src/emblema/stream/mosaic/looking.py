@@ -3,7 +3,6 @@
 import numpy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
 from emblema.stream.method import Means, Sight
@@ -40,18 +39,15 @@ def representatives(level: Level, layout: LayerLayout, rows: int | None, sight: 
         rows: rows of a frame, for a centroid to count for all that it stands for; None has it count for one.
         seen: for each group, the clusters that it sees rows of.
     """
-    index, facts, device = level.index, level.index.facts, level.device
+    index, facts = level.index, level.index.facts
+    if index.short is None:
+        raise TypeError("a level without representatives on the device shows none")
     shown = ((facts[:, 2] >= sight.low) & (facts[:, 3] < sight.high)).repeat(len(seen), 1)
     for group, own in enumerate(seen):
         shown[group, [index.slot(id) for id in own]] = False
-    keys, values = (
-        part.reshape(len(index), heads, width).transpose(0, 1)
-        for part, (heads, width) in zip(_split(index.vectors, layout), (layout.keys, layout.values), strict=True)
-    )
+    keys, values = index.short.keys(len(index)), index.short.values(len(index))
+    if layout.kind == "latent":
+        keys, values = keys.split((layout.keys[1], layout.values[1]), dim=2)
     weight = torch.zeros(len(index)) if rows is None else (facts[:, 0] * rows).log().float()
+    device = keys.device
     return Means(keys, values, facts[:, 1].float().to(device), weight.to(device), shown.to(device))
-
-
-def _split(vectors: Tensor, layout: LayerLayout) -> tuple[Tensor, Tensor]:
-    middle = layout.keys[0] * layout.keys[1]
-    return vectors[:, :middle], vectors[:, middle:]

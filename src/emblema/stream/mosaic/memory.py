@@ -9,6 +9,7 @@ from torch import Tensor
 
 from emblema.stream.host import HostRows, Transfers
 from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
+from emblema.stream.mosaic.index import HOST
 from emblema.stream.mosaic.layer import LayerMemory
 from emblema.stream.mosaic.looking import representatives, sizes_in_sight, with_recent
 from emblema.stream.mosaic.maintainer import Upkeep
@@ -38,7 +39,7 @@ class Mosaic:
             LayerMemory(settings, layout, host, self.upkeep, device)
             for layout, host in zip(adapter.layouts, hosts, strict=True)
         ]
-        self.visual = VisualMemory(settings, adapter.hidden_size, self.layers, self.visual_upkeep, device)
+        self.visual = VisualMemory(settings, adapter.hidden_size, self.layers, self.visual_upkeep)
         self._fetcher = Fetcher(hosts, self.transfers, device)
         # Where rows lie in one memory anyhow, a thread that copies them only takes time from the model.
         self._prefetching = device.type != "cpu" if settings.prefetch is None else settings.prefetch
@@ -47,9 +48,9 @@ class Mosaic:
 
     def admit(self, departed: Departed) -> None:
         self._refine()
-        book, embeddings = self._phases.book(departed.positions), departed.codes.embeds.float().mean(1)
+        book, embeddings = self._phases.book(departed.positions), departed.codes.embeds.float().mean(1).to(HOST)
         held = [
-            (frame_vectors(rows, layout, book, self.places.tokens), memory.host.lines(rows))
+            (frame_vectors(rows, layout, book, self.places.tokens, memory.parts).to(HOST), memory.host.lines(rows))
             for rows, layout, memory in zip(departed.layers, self.adapter.layouts, self.layers, strict=True)
         ]
         for row, frame in enumerate(departed.frames):
@@ -92,19 +93,22 @@ class Mosaic:
             return Found(rows, shown)
         counted = self.places.tokens if settings.weighted else None
         seen = [own | recent for own in chosen]
-        return Found(rows, shown, representatives(level, self.adapter.layouts[layer], counted, sight, seen))
+        layout = self.adapter.layouts[layer]
+        return Found(rows, shown, representatives(level, layout, counted, sight, seen))
 
     def _choose(self, layer: int, query: Query, sight: Sight) -> list[set[int]]:
         """For each group, the numbers of the clusters that it retrieves."""
-        level, settings = self.layers[layer].level, self.settings
-        sizes, groups = sizes_in_sight(level, sight), level.index.facts[:, 4].long().numpy()
-        if settings.scoring == "attention":
-            every = query.densities(level.index.means, torch.from_numpy(sizes).to(self.adapter.device))
+        memory, settings = self.layers[layer], self.settings
+        index, sizes = memory.level.index, sizes_in_sight(memory.level, sight)
+        groups = index.facts[:, 4].long().numpy()
+        if settings.scoring == "pooled":
+            every = query.products(memory.short.keys(len(index))).cpu()
         else:
-            every = query.products(level.index.means)
+            logits = memory.short.logits(query.states, len(index))
+            every = query.densities(logits, torch.from_numpy(sizes).to(logits.device)).cpu()
         return [
-            {level.index.ids[slot] for slot in choose(scores, sizes, groups, settings.budget, settings.breadth)}
-            for scores in every.cpu()
+            {index.ids[slot] for slot in choose(scores, sizes, groups, settings.budget, settings.breadth)}
+            for scores in every
         ]
 
     def _guess(self, layer: int, query: Query, sight: Sight, taken: list[int]) -> None:
@@ -114,7 +118,7 @@ class Mosaic:
             own = self.layers[layer - 1].level.clusters
             shared = Counter(memory.level.home[frame] for id in taken for frame in own[id].frames)
             ids = {id for id, frames in shared.items() if 2 * frames > memory.level.clusters[id].size}
-        elif memory.level.width == query.pooled.shape[1]:
+        elif memory.short.heads * memory.short.width == query.pooled.shape[1]:
             ids = with_recent(memory.level, sight).union(*self._choose(layer, query, sight))
         else:
             return
@@ -175,10 +179,12 @@ class Mosaic:
         device: Counter[str] = Counter()
         for memory in self.layers:
             device.update(memory.device_bytes)
-        device["index"] += self.visual.level.index.bytes
         device["fetched"] = self._fetcher.bytes
-        vectors = sum(level.vectors.bytes for level in (self.visual.level, *(one.level for one in self.layers)))
-        return Bytes(dict(device), {"rows": sum(one.host.bytes for one in self.layers), "vectors": vectors})
+        levels = (self.visual.level, *(one.level for one in self.layers))
+        host = {"rows": sum(one.host.bytes for one in self.layers)}
+        host["vectors"] = sum(level.vectors.bytes for level in levels)
+        host["index"] = sum(level.index.host_bytes for level in levels)
+        return Bytes(dict(device), host)
 
     def counts(self) -> Mapping[str, float]:
         clusters = sum(len(memory.level.clusters) for memory in self.layers)

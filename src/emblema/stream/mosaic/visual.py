@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from emblema.stream.mosaic.clusters import Cluster
@@ -21,10 +20,8 @@ class VisualMemory:
         divided: semantic clusters that were divided because their visual one was cut.
     """
 
-    def __init__(
-        self, settings: StreamSettings, width: int, layers: Sequence[LayerMemory], upkeep: Upkeep, device: torch.device
-    ) -> None:
-        self.level = Level(settings, width, 0, False, device)
+    def __init__(self, settings: StreamSettings, width: int, layers: Sequence[LayerMemory], upkeep: Upkeep) -> None:
+        self.level = Level(settings, width, 0, False)
         self.maintainer = Maintainer(self.level, settings, self, upkeep)
         self.divided = 0
         self._layers = layers

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -124,7 +124,7 @@ def _clustered(pair: Pair, random: np.random.Generator) -> list[Value]:
     return found
 
 
-def largest_share(homes: Mapping[int, int], frames: list[int]) -> float:
+def largest_share(homes: Mapping[int, int], frames: Sequence[int]) -> float:
     """Largest share of frames that lies in one cluster."""
     return Counter(homes[frame] for frame in frames).most_common(1)[0][1] / len(frames)
 

@@ -1,0 +1,101 @@
+"""Mean keys and values of clusters on the device, in eight bits around the layer's own centre.
+
+What is retrieved by and what is attended are approximations of members anyhow; the exact means stay on the host. The
+centre is what all keys of a layer have in common, in many models much more than what tells them apart; it is taken out
+before rounding. Each head of a part, and each head of the values, has a scale of its own.
+"""
+
+import torch
+from torch import Tensor
+
+MOST = 127
+
+
+class Short:
+    """Rows of parts x heads x width keys, and of heads x width values.
+
+    Args:
+        parts: of a frame.
+        keys: heads and width of the keys that queries meet.
+        values: heads and width of what is kept beside them; (0, 0) for nothing.
+    """
+
+    def __init__(self, parts: int, keys: tuple[int, int], values: tuple[int, int], device: torch.device) -> None:
+        self.parts, self.heads, self.width = parts, *keys
+        self._matched = parts * self.heads * self.width
+        self._keys = torch.zeros(0, parts, *keys, dtype=torch.int8, device=device)
+        self._values = torch.zeros(0, *values, dtype=torch.int8, device=device)
+        self._key_scales = torch.zeros(0, parts, self.heads, device=device)
+        self._value_scales = torch.zeros(0, values[0], device=device)
+        self._key_centre, self._value_centre = torch.zeros(keys, device=device), torch.zeros(values, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self._keys.device
+
+    @property
+    def bytes(self) -> int:
+        """Bytes, room for rows to come included."""
+        return sum(held.nbytes for held in (*self._rows, self._key_centre, self._value_centre))
+
+    @property
+    def _rows(self) -> tuple[Tensor, ...]:
+        return self._keys, self._values, self._key_scales, self._value_scales
+
+    def centre(self, mean: Tensor) -> None:
+        """Set the centre, [parts x heads x width + values]; rows that were set before mean something else then."""
+        self._key_centre = self._key_part(mean.to(self.device)).mean(0)
+        self._value_centre = mean[self._matched :].to(self.device).view_as(self._value_centre)
+
+    def set(self, slot: int, mean: Tensor) -> None:
+        """Set a row to a mean [parts x heads x width + values]."""
+        mean = mean.to(self.device)
+        self._keys[slot], self._key_scales[slot] = _rounded(self._key_part(mean) - self._key_centre)
+        values = mean[self._matched :].view_as(self._value_centre)
+        self._values[slot], self._value_scales[slot] = _rounded(values - self._value_centre)
+
+    def _key_part(self, mean: Tensor) -> Tensor:
+        return mean[: self._matched].view(self.parts, self.heads, self.width)
+
+    def move(self, source: int, target: int) -> None:
+        """One row takes another's place."""
+        for held in self._rows:
+            held[target] = held[source]
+
+    def reserve(self, more: int) -> None:
+        """Make room for more rows."""
+        self._keys, self._values, self._key_scales, self._value_scales = (
+            torch.cat((held, held.new_zeros(more, *held.shape[1:]))) for held in self._rows
+        )
+
+    def keys(self, count: int) -> Tensor:
+        """[heads, count, width] float32: the mean key of all parts of the first rows."""
+        means = (self._keys[:count] * self._key_scales[:count, ..., None]).mean(1) + self._key_centre
+        return means.transpose(0, 1)
+
+    def values(self, count: int) -> Tensor:
+        """[heads, count, width] float32."""
+        return (self._values[:count] * self._value_scales[:count, ..., None] + self._value_centre).transpose(0, 1)
+
+    def logits(self, states: Tensor, count: int) -> Tensor:
+        """[query heads, rows, count, parts]: products of queries with the first rows' parts.
+
+        Those with the centre are left out: they are the same for all, and no share depends on them.
+
+        Args:
+            states: [query heads, rows, width], each run of query heads sharing a key head.
+        """
+        heads, rows, width = states.shape
+        keys = self._keys[:count].permute(2, 0, 1, 3).reshape(self.heads, count * self.parts, width).float()
+        found = states.reshape(self.heads, -1, width) @ keys.transpose(1, 2)
+        found = found.reshape(self.heads, -1, count, self.parts) * self._key_scales[:count].permute(2, 0, 1)[:, None]
+        return found.reshape(heads, rows, count, self.parts)
+
+
+def _rounded(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors [..., width] in eight bits, and a scale for each."""
+    if not vectors.numel():
+        return vectors.to(torch.int8), vectors.new_zeros(vectors.shape[:-1])
+    scales = vectors.abs().amax(-1).clamp_min(1e-12) / MOST
+    return (vectors / scales[..., None]).round().to(torch.int8), scales
