@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.bench.stream import options
-from emblema.bench.stream.arms import ABLATIONS, BASELINES, FULL, METHODS, OURS, arms, arms_named
+from emblema.bench.stream.arms import ABLATIONS, BASELINES, FULL, METHODS, OURS, Arm, arms, arms_named
 from emblema.bench.stream.bars import accuracy_bars, best_baseline, claims
 from emblema.bench.stream.estimates import accuracy, counted, median_ms, paired, questions
 from emblema.bench.stream.records import Answer, PassRecord, key_of
@@ -41,9 +41,9 @@ def records(arm: str, rights: dict[tuple[int, int], list[bool]], kind: str = "eg
 
 
 def test_an_arm_that_is_a_default_is_the_same_and_shares_its_records() -> None:
-    ours, found = arms()[OURS].identity(SHARED, 8), arms()
-    same = [arm.name for arm in ABLATIONS if found[arm.name].identity(SHARED, 8) == ours]
-    assert same == [f"{OURS}-{SHARED.scoring}"]
+    ours = arms()[OURS].identity(SHARED, 8)
+    assert Arm("spelled-out", OURS, {"scoring": SHARED.scoring}).identity(SHARED, 8) == ours
+    assert all(arm.identity(SHARED, 8) != ours for arm in ABLATIONS)
 
 
 def test_baselines_do_not_depend_on_mosaics_settings_and_full_not_on_the_budget() -> None:

@@ -59,9 +59,10 @@ ABLATIONS: tuple[Arm, ...] = (
     _ours("no-representatives", "what was not retrieved is not seen", representatives=False),
     _ours("unweighted", "a representative counts for one row", weighted=False),
     _ours("eager", "a cluster is cut as soon as it is too wide", splitting="eager"),
-    _ours("tightening", "small clusters may be wider than large ones", direction="tightening"),
-    _ours("pooled", "clusters chosen by a pooled query", scoring="pooled"),
-    _ours("attention", "clusters chosen by attention", scoring="attention"),
+    _ours("relaxing", "large clusters may be wider than small ones (equation 5)", direction="relaxing"),
+    _ours("one-part", "one mean key for a whole frame", parts=1),
+    _ours("pooled", "clusters chosen by a pooled query (V-C)", scoring="pooled"),
+    _ours("paper", "all three as the paper says", direction="relaxing", parts=1, scoring="pooled"),
     _ours("retrieve", "frames retrieve while they are encoded", retrieve_while_encoding=True),
 )
 

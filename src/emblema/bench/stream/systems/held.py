@@ -17,6 +17,8 @@ from emblema.stream.stream import Stream
 
 HELD_AT, HALF, STEADY = 1024, 0.5, 1.25
 SHORTEST = 64
+APART = ("local", "phases", "fetched")
+"""Places on the device that are not the memory's own."""
 ASKED = 3
 COMPARED = ("mosaic", "rekv")
 COLUMNS = (
@@ -26,6 +28,7 @@ COLUMNS = (
     "memory bytes",
     "of them waiting",
     "always seen bytes",
+    "phases bytes",
     "fetched for a question",
     "host bytes",
     "clusters",
@@ -35,7 +38,8 @@ COLUMNS = (
 NOTE = (
     "Mosaic's figure 11. Bytes on the device, weights apart: 'memory' is what a method keeps there of frames that "
     "have left the window (index or rows, what waits for a cluster, room kept for growth); 'always seen' is opening, "
-    "sinks, window and the block under way, the same for all; 'fetched' is the most that one of the questions brought "
+    "sinks, window and the block under way, the same for all; 'phases' are rotary tables, one for the whole stream, as "
+    "long as the largest position that was used, which packed positions and the model's context bound; 'fetched' is the most that one of the questions brought "
     "there, given back behind it. Host bytes hold members' rows, vectors that clusters are cut by, and what the "
     f"encoder made, which every stream keeps. Every stream is asked {ASKED} questions at each length, so that cuts "
     "that were put off can be done. Methods other than Mosaic and ReKV run on the first kind. Clusters are counted "
@@ -72,13 +76,13 @@ class Held:
     @property
     def row(self) -> tuple[Cell, ...]:
         device, host = self.bytes.device, sum(self.bytes.host.values())
-        held = (self.memory, device.get("waiting"), local_bytes(self.bytes), self.fetched, host)
+        held = (self.memory, device.get("waiting"), local_bytes(self.bytes), device.get("phases"), self.fetched, host)
         return (self.kind, self.method, self.frames, *held, self.clusters or None, self.each, self.against)
 
 
 def memory_bytes(held: Bytes) -> int:
     """What a memory holds on the device, what a question brings there aside."""
-    return sum(count for name, count in held.device.items() if name not in ("local", "fetched"))
+    return sum(count for name, count in held.device.items() if name not in APART)
 
 
 def local_bytes(held: Bytes) -> int:
