@@ -38,12 +38,13 @@ COLUMNS = (
 NOTE = (
     "Mosaic's figure 11. Bytes on the device, weights apart: 'memory' is what a method keeps there of frames that "
     "have left the window (index or rows, what waits for a cluster, room kept for growth); 'always seen' is opening, "
-    "sinks, window and the block under way, the same for all; 'phases' are rotary tables, one for the whole stream, as "
-    "long as the largest position that was used, which packed positions and the model's context bound; 'fetched' is the most that one of the questions brought "
-    "there, given back behind it. Host bytes hold members' rows, vectors that clusters are cut by, and what the "
-    f"encoder made, which every stream keeps. Every stream is asked {ASKED} questions at each length, so that cuts "
-    "that were put off can be done. Methods other than Mosaic and ReKV run on the first kind. Clusters are counted "
-    "over all layers, the visual ones too. The bars go by the worst kind of film."
+    "sinks, window and the block under way, the same for all; 'phases' are rotary tables, one for the whole stream, "
+    "as long as the largest position that was used, which packed positions or the model's context bound; 'fetched' is "
+    "the most that one of the questions brought there, given back behind it. Host bytes hold members' rows, vectors "
+    "that clusters are cut by, exact means, and what the encoder made, which every stream keeps. Every stream is asked "
+    f"{ASKED} questions at each length, so that cuts that were put off can be done. Methods other than Mosaic and ReKV "
+    "run on the first kind. Clusters are counted over all layers, the visual ones too. The bars go by the worst kind "
+    "of film."
 )
 
 
