@@ -129,4 +129,3 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     assert "no arm 'moziac'" in refused("bench", "stream", "--arms", "moziac", "--report", str(tmp_path))
-    assert "--only" in refused("bench", "stream", "--only", "speed", "--report", str(tmp_path))

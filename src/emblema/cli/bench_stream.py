@@ -21,6 +21,7 @@ def stream(
     budget: Annotated[int, typer.Option(help="Frames retrieved in each layer.")] = 64,
     budgets: Annotated[str, typer.Option(help="Likewise by budget, with commas.")] = "8,16,32,64",
     times: Annotated[int, typer.Option(help="How often a stream is asked, in its second half.")] = 5,
+    each: Annotated[int, typer.Option(help="Questions of each kind each time, at the most.")] = 3,
     window: Annotated[int | None, typer.Option(help="Latest frames, always seen.")] = None,
     block: Annotated[int | None, typer.Option(help="Frames that are encoded together.")] = None,
     positions: Annotated[str | None, typer.Option(help="native or packed.")] = None,
@@ -62,6 +63,7 @@ def stream(
         methods=methods,
         ablations=ablations,
         times=times,
+        each=each,
         settings=options.settings_of(window, block, positions, changes or ()),
     )
     seed = wanted.seeds[0]
