@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from emblema.bench.stream.records import Answer, PassRecord, key_of
 from emblema.bench.stream.sweeps import ablation_table, budget_table, length_table
 from emblema.bench.stream.tables import accuracy_tables
 from emblema.bench.stream.wanted import FITS, PARTS, Pass, Place, Wanted
+from emblema.bench.table_file import KeptTables, tables_in
 from emblema.bench.tasks.streams import QUESTION_KINDS
 from emblema.errors import EmblemaError, PromptError, StreamError
 from emblema.stream.settings import StreamSettings
@@ -187,6 +189,14 @@ def test_a_run_of_few_arms_and_one_kind_has_its_tables() -> None:
     names = [table.name for table in accuracy_tables(results(wanted, "accuracy"), wanted)]
     assert names == ["accuracy", "question-kinds"]
     assert len(ablation_table(results(wanted, "ablation"), wanted).rows) == 2
+
+
+def test_a_table_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    wanted = Wanted(others=1)
+    table = length_table(results(wanted, "lengths"), wanted)
+    KeptTables(tmp_path / "tables.jsonl").add("key", table)
+    assert tables_in(tmp_path / "tables.jsonl") == KeptTables(tmp_path / "tables.jsonl").held == {"key": table}
+    assert any(plot.only and plot.doubling for plot in table.plots)
 
 
 def test_options() -> None:

@@ -69,10 +69,15 @@ def _read(held: dict[str, Any]) -> Table:
         held["note"],
         tuple(held["columns"]),
         tuple(tuple(_read_cell(cell) for cell in row) for row in held["rows"]),
-        tuple(Plot(**one) for one in held["plots"]),
+        tuple(_read_plot(one) for one in held["plots"]),
         tuple(Bar(**one) for one in held["bars"]),
         held["seconds"],
     )
+
+
+def _read_plot(held: dict[str, Any]) -> Plot:
+    only = held.get("only")
+    return Plot(**{**held, "only": None if only is None else (only[0], only[1])})
 
 
 def _read_cell(cell: Any) -> Cell:
