@@ -12,7 +12,7 @@ from emblema.stream.mosaic.clusters import Grown, Spread, spread_of
 from emblema.stream.mosaic.constructor import cut_in_two, directions, partition
 from emblema.stream.mosaic.index import Index
 from emblema.stream.mosaic.retrieval import choose
-from emblema.stream.mosaic.short import Short
+from emblema.stream.mosaic.short import MOST, UPWARD, Short
 from emblema.stream.settings import StreamSettings
 
 SEEDS = st.integers(0, 10_000)
@@ -101,7 +101,7 @@ def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
     for id, (mean, frames, group) in held.items():
         slot = index.slot(id)
         assert index.mean(id).equal(mean) and index.vectors[slot].equal(mean)
-        step = float(mean.abs().max()) / 127
+        step = float(mean.abs().max()) / MOST * UPWARD**2
         torch.testing.assert_close(keys[0, slot], mean[:4].view(2, 2).mean(0), rtol=0, atol=step)
         torch.testing.assert_close(values[0, slot], mean[4:], rtol=0, atol=step)
         assert index.facts[slot].tolist() == [2, id + 2, *frames, group]
@@ -120,7 +120,7 @@ def test_eight_bits_are_close_whatever_all_have_in_common(seed: int, parts: int,
     short.reserve(5)
     for slot, mean in enumerate(means):
         short.set(slot, mean)
-    step = float((means - shared).abs().max()) / 127
+    step = float((means - shared).abs().max()) / MOST * UPWARD**2
     exact = means[:, : parts * heads * 4].view(5, parts, heads, 4)
     loose = 1e-5 * (1 + common)
     torch.testing.assert_close(short.keys(5), exact.mean(1).transpose(0, 1), rtol=0, atol=step / 2 + loose)

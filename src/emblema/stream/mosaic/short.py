@@ -8,7 +8,9 @@ before rounding. Each head of a part, and each head of the values, has a scale o
 import torch
 from torch import Tensor
 
-MOST = 127
+MOST, SCALES = 127, torch.bfloat16
+UPWARD = 1 + 2**-7
+"""What a scale may lose where it is rounded, so that no entry leaves eight bits."""
 
 
 class Short:
@@ -25,8 +27,8 @@ class Short:
         self._matched = parts * self.heads * self.width
         self._keys = torch.zeros(0, parts, *keys, dtype=torch.int8, device=device)
         self._values = torch.zeros(0, *values, dtype=torch.int8, device=device)
-        self._key_scales = torch.zeros(0, parts, self.heads, device=device)
-        self._value_scales = torch.zeros(0, values[0], device=device)
+        self._key_scales = torch.zeros(0, parts, self.heads, dtype=SCALES, device=device)
+        self._value_scales = torch.zeros(0, values[0], dtype=SCALES, device=device)
         self._key_centre, self._value_centre = torch.zeros(keys, device=device), torch.zeros(values, device=device)
 
     @property
@@ -71,12 +73,13 @@ class Short:
 
     def keys(self, count: int) -> Tensor:
         """[heads, count, width] float32: the mean key of all parts of the first rows."""
-        means = (self._keys[:count] * self._key_scales[:count, ..., None]).mean(1) + self._key_centre
+        means = (self._keys[:count] * self._key_scales[:count, ..., None].float()).mean(1) + self._key_centre
         return means.transpose(0, 1)
 
     def values(self, count: int) -> Tensor:
         """[heads, count, width] float32."""
-        return (self._values[:count] * self._value_scales[:count, ..., None] + self._value_centre).transpose(0, 1)
+        means = self._values[:count] * self._value_scales[:count, ..., None].float() + self._value_centre
+        return means.transpose(0, 1)
 
     def logits(self, states: Tensor, count: int) -> Tensor:
         """[query heads, rows, count, parts]: products of queries with the first rows' parts.
@@ -89,13 +92,14 @@ class Short:
         heads, rows, width = states.shape
         keys = self._keys[:count].permute(2, 0, 1, 3).reshape(self.heads, count * self.parts, width).float()
         found = states.reshape(self.heads, -1, width) @ keys.transpose(1, 2)
-        found = found.reshape(self.heads, -1, count, self.parts) * self._key_scales[:count].permute(2, 0, 1)[:, None]
+        scales = self._key_scales[:count].permute(2, 0, 1)[:, None].float()
+        found = found.reshape(self.heads, -1, count, self.parts) * scales
         return found.reshape(heads, rows, count, self.parts)
 
 
 def _rounded(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Vectors [..., width] in eight bits, and a scale for each."""
     if not vectors.numel():
-        return vectors.to(torch.int8), vectors.new_zeros(vectors.shape[:-1])
-    scales = vectors.abs().amax(-1).clamp_min(1e-12) / MOST
-    return (vectors / scales[..., None]).round().to(torch.int8), scales
+        return vectors.to(torch.int8), vectors.new_zeros(vectors.shape[:-1], dtype=SCALES)
+    scales = (vectors.abs().amax(-1).clamp_min(1e-12) * UPWARD / MOST).to(SCALES)
+    return (vectors / scales[..., None].float()).round().to(torch.int8), scales
