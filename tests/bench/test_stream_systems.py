@@ -30,7 +30,7 @@ from tests.engine.conftest import reference
 __all__ = ["reference"]
 
 NARROW = StreamSettings(window=4, block=4, budget=6, first=6, largest=4, tau_small=0.02, tau_large=0.05)
-TINY = SystemsWanted(kinds=("live",), lengths=(24, 40), frames=40, looked=40, rounds=2, settings=NARROW, workers=(1, 2))
+TINY = SystemsWanted(kinds=("live",), lengths=(20, 32), frames=32, looked=32, rounds=2, settings=NARROW, workers=(1, 2))
 QUIET = Console(quiet=True)
 
 
@@ -159,7 +159,7 @@ def test_sparsity_rises_to_all_of_it(measured: dict[str, Table]) -> None:
             held = [number(row["mass"]) for row in table.records if (row["setting"], row["layer"]) == (setting, layer)]
             assert held == sorted(held) and held[0] > 0 and held[-1] <= 1 + 1e-9 and len(held) == 6
     counts = [row["frames for 90 %, a layer"] for row in table.records if row["top %"] == 1]
-    assert all(1 <= number(count) <= 40 for count in counts)
+    assert all(1 <= number(count) <= TINY.frames for count in counts)
 
 
 def test_structure_compares_like_with_like(measured: dict[str, Table], tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emblema.bench.stream.systems.clock import Spent, middle, ratio, timed, turned
@@ -21,6 +21,7 @@ from emblema.stream.method import Bytes
 WEIGHTS = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=12).filter(lambda own: sum(own) > 0.1)
 
 
+@settings(max_examples=50, deadline=None)
 @given(WEIGHTS, st.floats(0.1, 1.0))
 def test_the_fewest_frames_that_hold_a_share(weights: list[float], share: float) -> None:
     count = int(frames_for(torch.tensor(weights), share))
@@ -29,6 +30,7 @@ def test_the_fewest_frames_that_hold_a_share(weights: list[float], share: float)
     assert count == 1 or sum(ordered[: count - 1]) < share * sum(weights) + 1e-6
 
 
+@settings(max_examples=50, deadline=None)
 @given(WEIGHTS)
 def test_likeness_is_one_with_itself_and_the_same_both_ways(weights: list[float]) -> None:
     other = weights[::-1]
@@ -41,6 +43,7 @@ def test_likeness_of_sets_is_their_overlap() -> None:
     assert likeness([1, 0], [0, 1]) == likeness([0, 0], [0, 0]) == 0.0
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=9), st.floats(0.1, 10))
 def test_a_ratio_knows_what_one_costs_more(below: list[float], factor: float) -> None:
     found = ratio([factor * one for one in below], below)
