@@ -231,4 +231,4 @@ def test_workers_run_in_processes_of_their_own(reference: Engine) -> None:
 @pytest.mark.slow
 def test_a_worker_that_fails_is_no_result(tmp_path: Path) -> None:
     with pytest.raises(EmblemaError, match="a worker ended before it was done: .*no-model"):
-        together([Job(str(tmp_path / "no-model"), "cpu", "live", 8, 0, item, asdict(NARROW)) for item in range(2)])
+        together([Job(str(tmp_path / "no-model"), "cpu", "live", 8, 0, 0, asdict(NARROW))])
