@@ -75,7 +75,7 @@ def together(jobs: Sequence[Job], longest: float = LONGEST) -> list[Spent]:
     """
     with ExitStack() as stack:
         workers = [_Worker(job, stack, stack.enter_context(TemporaryFile("w+"))) for job in jobs]
-        timer = Timer(longest, lambda: [worker.kill() for worker in workers])
+        timer = Timer(longest, _kill, [workers])
         timer.start()
         stack.callback(timer.cancel)
         for worker in workers:
@@ -83,6 +83,11 @@ def together(jobs: Sequence[Job], longest: float = LONGEST) -> list[Spent]:
         for worker in workers:
             worker.begin()
         return [Spent(**json.loads(worker.line())) for worker in workers]
+
+
+def _kill(workers: "Sequence[_Worker]") -> None:
+    for worker in workers:
+        worker.kill()
 
 
 class _Worker:
