@@ -2,14 +2,16 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emblema.bench.stream.systems.clock import Spent, middle, ratio, timed, turned
+from emblema.bench.stream.systems.growth import bars_of as growth_bars
+from emblema.bench.stream.systems.growth import shorter
 from emblema.bench.stream.systems.held import Held, lengths_to, local_bytes, memory_bytes
 from emblema.bench.stream.systems.held import bars_of as bytes_bars
 from emblema.bench.stream.systems.looking import frames_for, likeness, things, wordings
-from emblema.bench.stream.systems.running import film_of, questions
+from emblema.bench.stream.systems.running import Ask, film_of, questions
 from emblema.bench.stream.systems.sparsity import TOPS, look_of
 from emblema.bench.stream.systems.structure import largest_share
 from emblema.bench.stream.systems.wanted import SystemsWanted
@@ -19,6 +21,7 @@ from emblema.stream.method import Bytes
 WEIGHTS = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=12).filter(lambda own: sum(own) > 0.1)
 
 
+@settings(max_examples=50, deadline=None)
 @given(WEIGHTS, st.floats(0.1, 1.0))
 def test_the_fewest_frames_that_hold_a_share(weights: list[float], share: float) -> None:
     count = int(frames_for(torch.tensor(weights), share))
@@ -27,6 +30,7 @@ def test_the_fewest_frames_that_hold_a_share(weights: list[float], share: float)
     assert count == 1 or sum(ordered[: count - 1]) < share * sum(weights) + 1e-6
 
 
+@settings(max_examples=50, deadline=None)
 @given(WEIGHTS)
 def test_likeness_is_one_with_itself_and_the_same_both_ways(weights: list[float]) -> None:
     other = weights[::-1]
@@ -39,6 +43,7 @@ def test_likeness_of_sets_is_their_overlap() -> None:
     assert likeness([1, 0], [0, 1]) == likeness([0, 0], [0, 0]) == 0.0
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=9), st.floats(0.1, 10))
 def test_a_ratio_knows_what_one_costs_more(below: list[float], factor: float) -> None:
     found = ratio([factor * one for one in below], below)
@@ -92,6 +97,21 @@ def test_the_bars_on_bytes_go_by_the_worst_kind() -> None:
     assert memory_bytes(narrow[0].bytes) == 1000 and local_bytes(narrow[0].bytes) == 7 and narrow[0].each == 100
 
 
+def test_the_bars_on_time_go_by_the_worst_kind() -> None:
+    def asks(long: float, cpu: float) -> dict[tuple[str, int], list[Ask]]:
+        short = [Ask("", 0.1, 0.1, {}), Ask("", 0.2, 0.2, {})]
+        return {
+            ("mosaic", 256): short,
+            ("mosaic", 4096): [Ask("", long * one.ttft, cpu * one.cpu, {}) for one in short],
+        }
+
+    wall, cpu = growth_bars({"ego": asks(1.1, 1.0), "live": asks(1.25, 1.4)})
+    assert wall.value == pytest.approx(1.25) and wall.holds and wall.count == 4
+    assert cpu.value == pytest.approx(1.4) and not cpu.holds
+    assert growth_bars({"ego": {("mosaic", 256): []}}) == ()
+    assert shorter((64, 256, 1024)) == 256 and shorter((24, 40)) == 24
+
+
 def test_lengths_double_to_the_last() -> None:
     assert lengths_to(300) == (64, 128, 256, 300) and lengths_to(128) == (64, 128) and lengths_to(8) == (8,)
 
@@ -105,7 +125,8 @@ def test_questions_are_of_every_kind_first() -> None:
 
 def test_things_came_once_and_are_asked_about_in_two_wordings() -> None:
     film = film_of("movie", 128, SystemsWanted())
-    names = things(film, 128, 4)
     once = sum(len(views) == 1 for views in seen(film, 128).views.values())
-    assert len(set(names)) == len(names) == min(4, once)
+    for most in (1, 4, once, 2 * once):
+        names = things(film, 128, most)
+        assert len(set(names)) == len(names) == min(most, once)
     assert all(name in text for name in names for text in wordings(name)) and len(set(wordings("key"))) == 2

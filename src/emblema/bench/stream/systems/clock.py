@@ -7,6 +7,7 @@ from statistics import median
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from emblema.bench.metrics import Interval
 
@@ -23,10 +24,17 @@ class Spent:
 
 
 def timed(run: Callable[[], Made]) -> tuple[Made, Spent]:
-    """Do something; what it gave, and what it took."""
+    """Do something; what it gave, and what it took, with what it left to a GPU."""
+    _awaited()
     wall, cpu = time.perf_counter(), time.process_time()
     made = run()
+    _awaited()
     return made, Spent(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _awaited() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def turned(names: Sequence[Made], turn: int) -> list[Made]:

@@ -68,7 +68,8 @@ def things(film: Film, at: int, most: int) -> list[str]:
     """Names of things that came into view once in the first `at` frames, spread over these."""
     views = [(own[0][1].begin, icon) for icon, own in seen(film, at).views.items() if len(own) == 1]
     ordered = [ICON_NAMES[icon] for _, icon in sorted(views)]
-    return [ordered[round(place * (len(ordered) - 1) / max(1, most - 1))] for place in range(min(most, len(ordered)))]
+    count = min(most, len(ordered))
+    return [ordered[round(place * (len(ordered) - 1) / max(1, count - 1))] for place in range(count)]
 
 
 def wordings(thing: str) -> tuple[str, str]:

@@ -66,7 +66,7 @@ def _shares(pair: Pair, texts: list[str]) -> tuple[list[str], np.ndarray]:
 
 def draw_questions(table: Table, folder: Path) -> list[Path]:
     """Write both maps as one PNG."""
-    groups = [[name for name in table.columns if name.startswith((CLUSTER, REST))]]
+    groups = [[name for name in table.columns if name.startswith(CLUSTER)]]
     groups.append([name for name in table.columns if name.startswith(WITH)])
     titles = ("Attention by visual cluster (frames)", "Overlap of what is retrieved")
     figure, axes = panels(2, table.title, width=6.4, height=0.34 * len(table.rows) + 2.2)

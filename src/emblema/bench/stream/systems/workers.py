@@ -1,19 +1,23 @@
 """Encoding in several processes at once, each with streams of its own (Mosaic, figure 14)."""
 
-import multiprocessing
+import json
 import os
-import queue
+import subprocess
+import sys
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from tempfile import TemporaryFile
+from threading import Timer
+from typing import IO
 
-import torch
 from rich.console import Console
 
 from emblema.bench.progress import steps
-from emblema.bench.stream.systems.clock import Spent, timed
-from emblema.bench.stream.systems.running import film_of
+from emblema.bench.stream.systems.clock import Spent
 from emblema.bench.stream.systems.wanted import SystemsWanted
+from emblema.bench.stream.systems.worker import Job
 from emblema.bench.table import Cell, Plot, Table
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
@@ -30,17 +34,6 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What one worker does."""
-
-    model: str
-    device: str
-    wanted: SystemsWanted
-    frames: int
-    item: int
-
-
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -53,9 +46,13 @@ def measure_workers(engine: Engine, wanted: SystemsWanted, console: Console) -> 
     if not model:
         raise EmblemaError("workers load the model themselves: give its name or folder as `model`")
     found: dict[int, list[Spent]] = {}
+    told = asdict(wanted.settings)
     with steps(console, "workers", len(wanted.workers)) as tick:
         for count in wanted.workers:
-            jobs = [Job(model, str(engine.adapter.device), wanted, frames, item) for item in range(count)]
+            jobs = [
+                Job(model, str(engine.adapter.device), wanted.kinds[0], frames, wanted.seed, item, told)
+                for item in range(count)
+            ]
             found[count] = together(jobs)
             tick()
     rates = {count: count * frames / max(one.wall for one in own) for count, own in found.items()}
@@ -70,43 +67,57 @@ def measure_workers(engine: Engine, wanted: SystemsWanted, console: Console) -> 
     return Table("workers", "Several processes at once", note, COLUMNS, tuple(rows), plots, seconds=spent)
 
 
-def together(jobs: list[Job]) -> list[Spent]:
-    """Run jobs at the same time, a process each; what each took.
+def together(jobs: Sequence[Job], longest: float = LONGEST) -> list[Spent]:
+    """Run jobs at the same time, a process each, which begin once all have loaded; what each took.
 
     Raises:
-        EmblemaError: a worker failed, or was not done in ten minutes.
+        EmblemaError: a worker failed, or was not done in time.
     """
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(len(jobs)), context.Queue()
-    workers = [context.Process(target=work, args=(job, barrier, results), daemon=True) for job in jobs]
-    for worker in workers:
-        worker.start()
-    found, deadline = list[Spent](), time.monotonic() + LONGEST
-    try:
-        while len(found) < len(jobs):
-            try:
-                found.append(results.get(timeout=0.5))
-            except queue.Empty:
-                failed = [worker.exitcode for worker in workers if worker.exitcode]
-                if failed or time.monotonic() > deadline:
-                    why = f"ended with {failed[0]}" if failed else f"was not done in {LONGEST:g} s"
-                    raise EmblemaError(f"a worker {why}: its own message is above") from None
-    finally:
+    with ExitStack() as stack:
+        workers = [_Worker(job, stack, stack.enter_context(TemporaryFile("w+"))) for job in jobs]
+        timer = Timer(longest, _kill, [workers])
+        timer.start()
+        stack.callback(timer.cancel)
         for worker in workers:
-            if len(found) < len(jobs):
-                worker.terminate()
-            worker.join()
-    return found
+            worker.line()
+        for worker in workers:
+            worker.begin()
+        return [Spent(**json.loads(worker.line())) for worker in workers]
 
 
-def work(job: Job, barrier: Any, results: Any) -> None:
-    """One worker: load, encode a first block, wait for the others, encode the rest."""
-    torch.set_num_threads(1)
-    wanted, block = job.wanted, job.wanted.settings.block
-    film = film_of(wanted.kinds[0], job.frames + block, wanted, job.item)
-    pictures = list(film.frames())
-    with Engine.load(job.model, device=job.device) as engine, engine.stream("mosaic", wanted.settings) as stream:
-        stream.push(pictures[:block])
-        barrier.wait(LONGEST)
-        _, spent = timed(lambda: [stream.push(pictures[at : at + block]) for at in range(block, len(pictures), block)])
-    results.put(spent)
+def _kill(workers: "Sequence[_Worker]") -> None:
+    for worker in workers:
+        worker.kill()
+
+
+class _Worker:
+    """A process that does a job, with what it says of its troubles in a file, so that it never waits for a reader."""
+
+    def __init__(self, job: Job, stack: ExitStack, errors: IO[str]) -> None:
+        self._errors = errors
+        command = [sys.executable, "-m", "emblema.bench.stream.systems.worker", json.dumps(asdict(job))]
+        # What can be imported here can be there.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        pipe = subprocess.PIPE
+        started = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, env=environment)
+        self._process = stack.enter_context(started)
+        stack.callback(self.kill)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def begin(self) -> None:
+        """What it waits for once it is ready."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("begin\n")
+        self._process.stdin.flush()
+
+    def line(self) -> str:
+        """Its next line; it has ended if there is none."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            said = self._errors.read().strip().splitlines() or ["it was stopped, as it took too long"]
+            raise EmblemaError(f"a worker ended before it was done: {said[-1]}")
+        return line
