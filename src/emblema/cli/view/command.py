@@ -72,14 +72,15 @@ def watch(wanted: Wanted, load: Load) -> int:
     _refuse_places(wanted)
     source = None if wanted.video is None else open_frames(wanted.video, wanted.fps, wanted.side)
     typing = not (timed or wanted.as_json) and sys.stdin.isatty()
+    drawn = not (wanted.plain or wanted.as_json) and console().is_terminal and (not typing or _has_keys())
     with load() as engine, _opened(engine, wanted, settings) as stream:
         thumbnails, layers = Thumbnails(), len(engine.adapter.layouts)
         if wanted.resume:
-            thumbnails.load(_folder(engine, wanted.resume))
-        with _viewer(wanted, stream, source, thumbnails, typing) as viewer:
+            thumbnails.load(_frames_of(wanted, wanted.resume))
+        with _viewer(wanted, stream, source, thumbnails, typing, drawn) as viewer:
             sitting = Sitting(stream, viewer, layers, timed, wanted.most, thumbnails)
             sitting.run(iter(()) if source is None else source.frames, wanted.fps)
-        _leave(wanted, stream, sitting, thumbnails)
+        _leave(wanted, stream, sitting, thumbnails, drawn)
     if sitting.interrupted and not typing:
         return 130
     return 1 if sitting.cut else 0
@@ -139,12 +140,12 @@ def _opened(engine: "Engine", wanted: Wanted, settings: StreamSettings) -> Strea
 
 @contextmanager
 def _viewer(
-    wanted: Wanted, stream: Stream, source: Source | None, thumbnails: Thumbnails, typing: bool
+    wanted: Wanted, stream: Stream, source: Source | None, thumbnails: Thumbnails, typing: bool, drawn: bool
 ) -> Iterator[Viewer]:
     out, notes = console(wanted.plain), console(wanted.plain, stderr=True)
     count = None if source is None or source.count is None else stream.frames + source.count
     name = wanted.resume if source is None else source.name
-    if out.is_terminal and sys.stdin.isatty() and not (wanted.plain or wanted.as_json) and find_spec("termios"):
+    if drawn:
         from emblema.cli.view.panel import PanelViewer
 
         about = f"{stream.method}, {Path(wanted.model).name}"
@@ -154,32 +155,35 @@ def _viewer(
     yield PlainViewer(None if wanted.as_json else out, notes, count, typing)
 
 
-def _leave(wanted: Wanted, stream: Stream, sitting: Sitting, thumbnails: Thumbnails) -> None:
-    """Write what is to stay, and say where it stands."""
+def _leave(wanted: Wanted, stream: Stream, sitting: Sitting, thumbnails: Thumbnails, drawn: bool) -> None:
+    """Write what is to stay, and say where it stands unless that was drawn."""
     notes, glance = console(wanted.plain, stderr=True), sitting.glance()
     places: dict[str, str] = {}
     if wanted.strip is not None and sitting.answers:
         from emblema.cli.view.strip import draw
 
-        title = f"{wanted.video or wanted.resume} \u00b7 {stream.method}, {Path(wanted.model).name} \u00b7 "
-        title += f"{wording.frames(glance, None)} \u00b7 {wording.clusters(glance)}"
+        name, about = Path(wanted.video or wanted.resume or "").name, f"{stream.method}, {Path(wanted.model).name}"
+        title = " \u00b7 ".join((name, about, wording.frames(glance, None), wording.clusters(glance)))
         places["strip"] = str(draw(sitting.answers, thumbnails, title, wanted.strip))
     if wanted.save is not None and stream.frames:
         path = stream.save(wanted.save)
-        thumbnails.save(path.with_name(wanted.save + SAVED))
+        thumbnails.save(_frames_of(wanted, wanted.save))
         places["saved"] = str(path)
     if wanted.as_json:
         facts = told(wanted.video, wanted.model, stream, sitting, glance)
         typer.echo(json.dumps({**facts, **places}, indent=2))
         return
-    for line in wording.summary(glance):
+    for line in () if drawn else wording.summary(glance):
         notes.print(line, style="dim", soft_wrap=True, markup=False)
     for name, place in places.items():
         notes.print(f"{name}: {place}", soft_wrap=True, markup=False)
 
 
-def _folder(engine: "Engine", name: str) -> Path:
-    from emblema.engine.streams import StreamHost
+def _frames_of(wanted: Wanted, name: str) -> Path:
+    """Where a saved stream's thumbnails lie."""
+    return (wanted.store or Path()) / "streams" / (name + SAVED)
 
-    folder = StreamHost(engine, True, None).folder
-    return Path() if folder is None else folder / (name + SAVED)
+
+def _has_keys() -> bool:
+    """Whether a terminal can be read key by key here."""
+    return find_spec("termios") is not None

@@ -7,8 +7,8 @@ from typing import Self
 from PIL import Image
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -76,8 +76,8 @@ class PanelViewer:
     def answered(self, answer: Answer) -> None:
         self._saying = ""
         self._glance = answer.glance
-        self._console.print(Text(" " * 10).append(answer.reply.text, "bold green"))
-        self._console.print(Text(" " * 10 + wording.answered(answer), style="dim"))
+        for line in (Text(answer.reply.text, "bold green"), Text(wording.answered(answer), "dim")):
+            self._console.print(Padding(line, (0, 0, 0, 10)))
         most = max(1, min(SHOWN, (self._console.width - 10) // (CELLS + 2)))
         if found := stretches(answer, most):
             self._console.print(self._strip(found))
@@ -99,10 +99,8 @@ class PanelViewer:
         else:
             device, host = wording.held(glance)
             grid.add_row("frames", wording.frames(glance, self._count))
-            if self._count:
-                grid.add_row("", ProgressBar(max(self._count, glance.frames), glance.frames))
+            grid.add_row("", _ribbon(glance, self._count or glance.frames, max(10, self._console.width - 14)))
             grid.add_row("clusters", wording.clusters(glance))
-            grid.add_row("", _ribbon(glance, max(10, self._console.width - 17)))
             grid.add_row("device", device)
             grid.add_row("host", host)
         if self._typing or self._saying:
@@ -130,15 +128,15 @@ class PanelViewer:
         return grid
 
 
-def _ribbon(glance: Glance, columns: int) -> Text:
+def _ribbon(glance: Glance, expected: int, columns: int) -> Text:
     """The stream from left to right: each cell in the colour of the cluster that most of its frames are in."""
-    count = len(glance.homes)
-    columns = min(columns, count)
-    ribbon = Text(no_wrap=True)
-    for column in range(columns):
-        inside = glance.homes[column * count // columns : (column + 1) * count // columns]
+    count, ribbon = glance.frames, Text(no_wrap=True)
+    filled = round(columns * count / max(1, count, expected))
+    for column in range(filled):
+        low = column * count // filled
+        inside = glance.homes[low : max(low + 1, (column + 1) * count // filled)]
         ribbon.append("\u2588", style=colour(Counter(inside).most_common(1)[0][0]))
-    return ribbon
+    return ribbon.append("\u2500" * (columns - filled), style="dim")
 
 
 def _blocks(picture: Image.Image | None) -> Text:
