@@ -165,6 +165,8 @@ def _leave(wanted: Wanted, stream: Stream, sitting: Sitting, thumbnails: Thumbna
         name, about = Path(wanted.video or wanted.resume or "").name, f"{stream.method}, {Path(wanted.model).name}"
         title = " \u00b7 ".join((name, about, wording.frames(glance, None), wording.clusters(glance)))
         places["strip"] = str(draw(sitting.answers, thumbnails, title, wanted.strip))
+    elif wanted.strip is not None:
+        notes.print("no question was answered: there is nothing to draw", style="yellow")
     if wanted.save is not None and stream.frames:
         path = stream.save(wanted.save)
         thumbnails.save(_frames_of(wanted, wanted.save))

@@ -76,7 +76,7 @@ class PanelViewer:
     def answered(self, answer: Answer) -> None:
         self._saying = ""
         self._glance = answer.glance
-        for line in (Text(answer.reply.text, "bold green"), Text(wording.answered(answer), "dim")):
+        for line in (Text(wording.said(answer), "bold green"), Text(wording.answered(answer), "dim")):
             self._console.print(Padding(line, (0, 0, 0, 10)))
         most = max(1, min(SHOWN, (self._console.width - 10) // (CELLS + 2)))
         if found := stretches(answer, most):

@@ -43,7 +43,7 @@ class PlainViewer:
         """The answer comes whole."""
 
     def answered(self, answer: Answer) -> None:
-        self._print(answer.reply.text)
+        self._print(wording.said(answer))
         self._say(wording.answered(answer))
         if found := wording.moments(answer):
             self._say(f"moments: {found}")

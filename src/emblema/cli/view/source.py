@@ -20,6 +20,9 @@ UNBOUNDED = replace(
 )
 """Frames come one at a time and are not kept: how many there are, and how large the file is, is no matter."""
 
+SLOWEST, FASTEST = 1e-5, 1e3
+"""Frames a second."""
+
 Frames = Iterator[tuple[float, Image.Image]]
 
 
@@ -49,6 +52,8 @@ def open_frames(video: str, fps: float, side: int) -> Source:
     Raises:
         MediaError: there is nothing, it cannot be read, or fps is not right; later ones while the frames are read.
     """
+    if not SLOWEST <= fps <= FASTEST:
+        raise MediaError(f"--fps {fps:g}: give a number from {SLOWEST:g} to {FASTEST:g}")
     path = Path(video)
     if not is_address(video) and path.is_dir():
         pictures = _pictures(path)

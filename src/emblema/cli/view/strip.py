@@ -72,8 +72,7 @@ def _shape(answers: Sequence[Answer], thumbnails: Thumbnails) -> float:
 def _answer(
     figure: Any, sheet: Any, answer: Answer, thumbnails: Thumbnails, top: float, tile: float, tall: float
 ) -> None:
-    reply = answer.reply
-    said = " ".join(reply.text.split()) or "(nothing)"
+    said = " ".join(wording.said(answer).split())
     sheet.text(MARGIN, top + 0.2, _plain(_cut(answer.question, 90)), fontsize=13.5, fontweight="bold", color=INK)
     facts = f"asked at {clock(answer.at)}; {wording.answered(answer)}"
     sheet.text(

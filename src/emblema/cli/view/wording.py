@@ -11,7 +11,9 @@ MOMENTS = 8
 def frames(glance: Glance, count: int | None) -> str:
     """How far it is, and how quickly it gets on."""
     many = f"{glance.frames:,}" + (f" of {count:,}" if count is not None and count > glance.frames else "")
-    return f"{many} frames, {clock(glance.seconds)}" + (f", {glance.speed:.1f} frames/s" if glance.encoded else "")
+    return f"{many} frame{'s' * (many != '1')}, {clock(glance.seconds)}" + (
+        f", {glance.speed:.1f} frames/s" if glance.encoded else ""
+    )
 
 
 def clusters(glance: Glance) -> str:
@@ -44,6 +46,11 @@ def summary(glance: Glance) -> list[str]:
     """Where a stream stands."""
     device, host = held(glance)
     return [frames(glance, None), f"clusters: {clusters(glance)}", f"device: {device}", f"host: {host}"]
+
+
+def said(answer: Answer) -> str:
+    """The answer's text."""
+    return answer.reply.text.strip() or "(nothing)"
 
 
 def answered(answer: Answer) -> str:
