@@ -3,6 +3,7 @@
 import codecs
 import os
 import queue
+import re
 import select
 import sys
 import termios
@@ -12,7 +13,10 @@ from types import TracebackType
 from typing import Self
 
 END = "\x04"
-ERASE, CLEAR, WORD, ESCAPE = ("\x7f", "\b"), "\x15", "\x17", "\x1b"
+ERASE, CLEAR, WORD = ("\x7f", "\b"), "\x15", "\x17"
+
+SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|.)?")
+"""What arrows and other special keys send."""
 
 
 class Keyboard:
@@ -62,10 +66,7 @@ class Keyboard:
             if not held:
                 self._lines.put(None)
                 return
-            text = self._decoder.decode(held)
-            if text.startswith(ESCAPE):
-                continue  # an arrow or a function key
-            for key in text:
+            for key in SEQUENCE.sub("", self._decoder.decode(held)):
                 self._take(key)
 
     def _take(self, key: str) -> None:
@@ -80,6 +81,6 @@ class Keyboard:
         elif key == CLEAR:
             self.line = ""
         elif key == WORD:
-            self.line = self.line.rstrip().rpartition(" ")[0]
+            self.line = "".join(self.line.rstrip().rpartition(" ")[:2])
         elif key.isprintable():
             self.line += key
