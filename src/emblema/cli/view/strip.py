@@ -31,7 +31,7 @@ KEY = (
     "A bar is a frame that was retrieved, as high as the share of layers that saw it."
 )
 
-INK, FAINT, ALWAYS = "#2b2b2b", "#6b6b6b", "#e6e1d6"
+INK, FAINT, SAID, EMPTY = "#2b2b2b", "#6b6b6b", "#1d6f8a", "#e6e1d6"
 
 
 def draw(answers: Sequence[Answer], thumbnails: Thumbnails, title: str, path: Path) -> Path:
@@ -55,7 +55,7 @@ def draw(answers: Sequence[Answer], thumbnails: Thumbnails, title: str, path: Pa
     sheet.text(MARGIN, height - 0.14, KEY, fontsize=9, color=FAINT)
     for place, answer in enumerate(shown):
         _answer(figure, sheet, answer, thumbnails, HEAD + place * each, tile, tall)
-    figure.savefig(path, format="png")
+    figure.savefig(path, format="png", pil_kwargs={"optimize": True})
     return path
 
 
@@ -76,7 +76,7 @@ def _answer(
     sheet.text(MARGIN, top + 0.2, _plain(_cut(answer.question, 90)), fontsize=13.5, fontweight="bold", color=INK)
     facts = f"asked at {clock(answer.at)}; {wording.answered(answer)}"
     sheet.text(
-        WIDTH - MARGIN, top + 0.2, _plain(_cut(said, 60)), fontsize=13.5, fontweight="bold", color="#2a7f3f", ha="right"
+        WIDTH - MARGIN, top + 0.2, _plain(_cut(said, 60)), fontsize=13.5, fontweight="bold", color=SAID, ha="right"
     )
     sheet.text(MARGIN, top + 0.42, facts, fontsize=9.5, color=FAINT)
     found = stretches(answer, TILES)
@@ -87,7 +87,10 @@ def _answer(
         _tile(figure, sheet, one, thumbnails, (left, top + TITLE, tile, tall))
         foot, middle = top + TITLE + tall + 0.24, left + tile / 2
         sheet.plot(
-            (middle, place(one.frame)), (foot, line - RIBBON - BETWEEN - BAR), color=colour(one.home), linewidth=0.9
+            (middle, place(one.frame)),
+            (foot, line - RIBBON - BETWEEN - BAR * one.share),
+            color=colour(one.home),
+            linewidth=0.9,
         )
     if not found:
         sheet.text(MARGIN, top + TITLE + tall / 2, "no frame was retrieved for it", fontsize=11, color=FAINT)
@@ -101,7 +104,7 @@ def _tile(
 
     left, top, width, tall = box
     picture = thumbnails.get(one.frame)
-    sheet.add_patch(Rectangle((left, top), width, tall, facecolor=ALWAYS, edgecolor="none", zorder=1))
+    sheet.add_patch(Rectangle((left, top), width, tall, facecolor=EMPTY, edgecolor="none", zorder=1))
     if picture is None:
         sheet.text(left + width / 2, top + tall / 2, "not kept", fontsize=9, color=FAINT, ha="center", va="center")
     else:
