@@ -4,6 +4,7 @@ from collections import Counter
 from types import TracebackType
 from typing import Self
 
+import numpy
 from PIL import Image
 from rich.console import Console, Group
 from rich.live import Live
@@ -144,17 +145,16 @@ def _blocks(picture: Image.Image | None) -> Text:
     if picture is None:
         return Text("\n".join([" " * CELLS] * 3), style=f"on {NONE}")
     lines = max(2, min(8, round(CELLS * picture.height / picture.width / 2)))
-    small = picture.resize((CELLS, 2 * lines), Image.Resampling.BOX)
+    pixels = numpy.asarray(picture.resize((CELLS, 2 * lines), Image.Resampling.BOX)).tolist()
     text = Text()
     for line in range(lines):
         for column in range(CELLS):
-            above, below = (_hex(small.getpixel((column, 2 * line + half))) for half in (0, 1))
+            above, below = (_hex(*pixels[2 * line + half][column]) for half in (0, 1))
             text.append("\u2580", style=f"{above} on {below}")
         if line + 1 < lines:
             text.append("\n")
     return text
 
 
-def _hex(pixel: object) -> str:
-    red, green, blue = pixel  # type: ignore[misc]
+def _hex(red: int, green: int, blue: int) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
