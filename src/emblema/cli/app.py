@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli import ask, bench, check, demo, listing, policy, store, vllm_serve
+from emblema.cli import ask, bench, check, demo, listing, policy, store, stream, vllm_serve
 
 app = typer.Typer(
     name="emblema",
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(ask.ask)
+app.command()(stream.stream)
 app.command()(check.check)
 app.command()(listing.models)
 app.command()(listing.strategies)

@@ -112,6 +112,14 @@ class Stream(Feed):
         """What the memory has counted since the stream began: transfers, bytes moved, splits and more."""
         return {} if self._memory is None else dict(self._memory[1].counts())
 
+    @property
+    def clusters(self) -> dict[int, tuple[int, ...]]:
+        """Frames of each visual cluster by its number, in order; none for a method that has no clusters."""
+        if self._memory is None or not isinstance(self._memory[1], Mosaic):
+            return {}
+        found = self._memory[1].visual.level.clusters
+        return {id: tuple(sorted(cluster.frames)) for id, cluster in found.items()}
+
     def save(self, name: str) -> Path:
         """Write the stream to the engine's folder, frames that wait encoded first; one saved under the name goes.
 

@@ -1,0 +1,93 @@
+"""Frames with their times: a video's, or a folder's pictures one behind the other."""
+
+import math
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from PIL import Image
+
+from emblema.errors import MediaError
+from emblema.media import DEFAULT_LIMITS, load_image, sample_frames
+from emblema.media.container import open_container
+from emblema.media.source import is_address, open_source
+
+UNBOUNDED = replace(
+    DEFAULT_LIMITS, file_bytes=sys.maxsize, video_seconds=math.inf, video_frames=sys.maxsize, video_pixels=sys.maxsize
+)
+"""Frames come one at a time and are not kept: how many there are, and how large the file is, is no matter."""
+
+SLOWEST, FASTEST = 1e-5, 1e3
+"""Frames a second."""
+
+Frames = Iterator[tuple[float, Image.Image]]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is watched.
+
+    Attributes:
+        name: for people.
+        count: frames that will come, as the file says; None where it does not.
+        frames: times in seconds and pictures; to be gone through once.
+    """
+
+    name: str
+    count: int | None
+    frames: Frames
+
+
+def open_frames(video: str, fps: float, side: int) -> Source:
+    """Frames of a video or a folder; the first is read at once.
+
+    Args:
+        video: a path or an address of a video, or a folder of pictures, which stand 1/fps seconds apart.
+        fps: frames a second.
+        side: longest side of a frame in pixels; larger ones are scaled down.
+
+    Raises:
+        MediaError: there is nothing, it cannot be read, or fps is not right; later ones while the frames are read.
+    """
+    if not SLOWEST <= fps <= FASTEST:
+        raise MediaError(f"--fps {fps:g}: give a number from {SLOWEST:g} to {FASTEST:g}")
+    path = Path(video)
+    if not is_address(video) and path.is_dir():
+        pictures = _pictures(path)
+        count: int | None = len(pictures)
+        frames: Frames = ((place / fps, load_image(one)) for place, one in enumerate(pictures))
+    else:
+        count = None if is_address(video) else _count(video, fps)
+        frames = sample_frames(video, fps, UNBOUNDED)
+    first = next(frames)
+    return Source(path.name or video, count, ((when, _fitted(one, side)) for when, one in chain([first], frames)))
+
+
+def _fitted(picture: Image.Image, side: int) -> Image.Image:
+    if max(picture.size) <= side:
+        return picture
+    scale = side / max(picture.size)
+    width, height = (max(1, round(scale * length)) for length in picture.size)
+    return picture.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def _pictures(folder: Path) -> list[Path]:
+    """Pictures by name, numbers in names by their size."""
+    kinds = Image.registered_extensions()
+    found = [one for one in folder.iterdir() if one.suffix.lower() in kinds and not one.name.startswith(".")]
+    if not found:
+        raise MediaError(f"there is no picture in the folder {str(folder)!r}: give a video, or a folder of pictures")
+    return sorted(found, key=lambda one: [int(part) if part.isdigit() else part for part in _parts(one.name)])
+
+
+def _parts(name: str) -> list[str]:
+    return re.split(r"(\d+)", name)
+
+
+def _count(video: str, fps: float) -> int | None:
+    with open_source(video, UNBOUNDED) as stream, open_container(stream, repr(video)) as container:
+        microseconds = container.duration
+    return None if microseconds is None else max(1, math.ceil(microseconds / 1e6 * fps - 1e-3))
