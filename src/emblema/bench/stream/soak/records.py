@@ -52,8 +52,8 @@ class Answered:
 
     def same(self, other: "Answered") -> int:
         """How many answers are the same, and from the same frames."""
-        pairs = zip(self.tokens, self.moments, strict=True), zip(other.tokens, other.moments, strict=True)
-        return sum(one == two for one, two in zip(*pairs, strict=True))
+        own, others = (zip(one.tokens, one.moments, strict=True) for one in (self, other))
+        return sum(one == two for one, two in zip(own, others, strict=False))
 
 
 @dataclass
