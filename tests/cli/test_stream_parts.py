@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from emblema.cli.view.command import Wanted, questions, watch
-from emblema.cli.view.glance import Answer, Glance, clock, span, stretches
+from emblema.cli.view.glance import Answer, Glance, clock, size, span, stretches
 from emblema.cli.view.session import Timed
 from emblema.cli.view.source import open_frames
 from emblema.cli.view.strip import draw
@@ -34,6 +34,16 @@ def test_questions_with_their_times() -> None:
 
 def test_times_for_people() -> None:
     assert [clock(one) for one in (0, 7, 59.96, 61.5, 3723)] == ["0:00", "0:07", "1:00", "1:01.5", "1:02:03"]
+
+
+def test_bytes_for_people() -> None:
+    assert [size(one) for one in (0, 1023, 1536, 2**20 - 1, 5 * 2**20)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "1,024 KiB",
+        "5.0 MiB",
+    ]
 
 
 def test_frames_of_a_video_are_counted_and_scaled_down(tmp_path: Path) -> None:
@@ -142,6 +152,9 @@ def test_the_picture_shows_every_answer(tmp_path: Path) -> None:
     pixels = np.asarray(one.convert("RGB")).reshape(-1, 3).astype(int)
     shown = (np.abs(pixels - (200, 30, 30)).max(1) < 12).sum()
     assert shown > 2 * 100 * 100
+    thin = Thumbnails()
+    thin.add(4, Image.new("RGB", (8, 900), (200, 30, 30)))
+    assert Image.open(draw([answer] * 24, thin, "title", tmp_path / "thin.png")).height < 2**16
     nothing = Image.open(draw([answered([None] * 3, {})], Thumbnails(), "title", tmp_path / "nothing.png"))
     assert nothing.width == one.width
 

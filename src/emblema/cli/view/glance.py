@@ -133,5 +133,5 @@ def size(held: float) -> str:
     """Bytes for people."""
     for unit, least in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if held >= least:
-            return f"{held / least:.3g} {unit}"
+            return f"{held / least:,.{0 if held >= 100 * least else 1}f} {unit}"
     return f"{held:.0f} B"

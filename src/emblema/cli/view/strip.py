@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from emblema.cli.view import wording
 from emblema.cli.view.colours import colour
@@ -26,6 +26,9 @@ HEAD, TITLE, LABEL, LINE, FOOT = 0.55, 0.55, 0.32, 0.78, 0.42
 RIBBON, BAR, BETWEEN = 0.14, 0.4, 0.035
 """Inches of the time line's ribbon of clusters, of a bar for a frame that all layers saw, and between them."""
 
+FLAT = (0.25, 1.8)
+"""Least and most height of a tile by its width."""
+
 KEY = (
     "Time line: colours are visual clusters; grey is in none (the first frames and the latest are always seen). "
     "A bar is a frame that was retrieved, as high as the share of layers that saw it."
@@ -41,7 +44,7 @@ def draw(answers: Sequence[Answer], thumbnails: Thumbnails, title: str, path: Pa
 
     shown = answers[-MOST:]
     tile = (WIDTH - 2 * MARGIN - (TILES - 1) * GAP) / TILES
-    # An answer's tiles have the frames' own shape; all frames of a stream have one size.
+    # All frames of a stream have one size.
     tall = tile * _shape(shown, thumbnails)
     each = TITLE + tall + LABEL + LINE + FOOT
     height = HEAD + each * len(shown) + 0.2
@@ -60,12 +63,12 @@ def draw(answers: Sequence[Answer], thumbnails: Thumbnails, title: str, path: Pa
 
 
 def _shape(answers: Sequence[Answer], thumbnails: Thumbnails) -> float:
-    """Height by width of the frames."""
+    """Height by width of the tiles: the frames' own, within bounds."""
     for answer in answers:
         for one in stretches(answer, TILES):
             picture = thumbnails.get(one.frame)
             if picture is not None:
-                return picture.height / picture.width
+                return min(FLAT[1], max(FLAT[0], picture.height / picture.width))
     return 0.6
 
 
@@ -108,13 +111,14 @@ def _tile(
     if picture is None:
         sheet.text(left + width / 2, top + tall / 2, "not kept", fontsize=9, color=FAINT, ha="center", va="center")
     else:
-        enlarged = picture.resize((4 * SIDE, round(4 * SIDE * picture.height / picture.width)), _filter(picture))
+        enlarged = ImageOps.pad(picture, (4 * SIDE, round(4 * SIDE * tall / width)), _filter(picture), EMPTY)
         sheet.imshow(enlarged, extent=(left, left + width, top + tall, top), aspect="auto", zorder=2)
     sheet.add_patch(
         Rectangle((left, top), width, tall, facecolor="none", edgecolor=colour(one.home), linewidth=2.2, zorder=3)
     )
-    sheet.text(left, top + tall + 0.19, span(one), fontsize=9, color=INK)
-    sheet.text(left + width, top + tall + 0.19, f"{one.share:.0%}", fontsize=9, color=FAINT, ha="right")
+    letters = 9.0 if len(span(one)) < 12 else 6.8
+    sheet.text(left, top + tall + 0.19, span(one), fontsize=letters, color=INK)
+    sheet.text(left + width, top + tall + 0.19, f"{one.share:.0%}", fontsize=letters, color=FAINT, ha="right")
 
 
 def _filter(picture: Image.Image) -> Image.Resampling:
