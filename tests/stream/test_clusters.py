@@ -12,7 +12,7 @@ from emblema.stream.mosaic.clusters import Grown, Spread, spread_of
 from emblema.stream.mosaic.constructor import cut_in_two, directions, partition
 from emblema.stream.mosaic.index import Index
 from emblema.stream.mosaic.retrieval import choose
-from emblema.stream.mosaic.short import MOST, UPWARD, Short
+from emblema.stream.mosaic.short import KEY_MOST, UPWARD, VALUE_MOST, Short
 from emblema.stream.settings import StreamSettings
 
 SEEDS = st.integers(0, 10_000)
@@ -101,32 +101,35 @@ def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
     for id, (mean, frames, group) in held.items():
         slot = index.slot(id)
         assert index.mean(id).equal(mean) and index.vectors[slot].equal(mean)
-        step = float(mean.abs().max()) / MOST * UPWARD**2
-        torch.testing.assert_close(keys[0, slot], mean[:4].view(2, 2).mean(0), rtol=0, atol=step)
-        torch.testing.assert_close(values[0, slot], mean[4:], rtol=0, atol=step)
+        most = float(mean.abs().max()) * UPWARD**2
+        torch.testing.assert_close(keys[0, slot], mean[:4].view(2, 2).mean(0), rtol=0, atol=most / KEY_MOST)
+        torch.testing.assert_close(values[0, slot], mean[4:], rtol=0, atol=most / VALUE_MOST)
         assert index.facts[slot].tolist() == [2, id + 2, *frames, group]
         assert float(scores[slot]) == pytest.approx(float(mean[:4] @ probe), rel=1e-4, abs=1e-5)
         assert float(likeness[slot]) == pytest.approx(float(mean[:4] @ probe / mean[:4].norm()), rel=1e-4, abs=1e-5)
 
 
-@given(SEEDS, st.integers(1, 3), st.sampled_from([1, 2]), st.floats(0, 100))
-def test_eight_bits_are_close_whatever_all_have_in_common(seed: int, parts: int, heads: int, common: float) -> None:
+@given(SEEDS, st.integers(1, 3), st.sampled_from([1, 2]), st.integers(1, 5), st.floats(0, 100))
+def test_few_bits_are_close_whatever_all_have_in_common(
+    seed: int, parts: int, heads: int, width: int, common: float
+) -> None:
     """Half a step of each head's largest distance from the centre, however far away the centre is."""
-    shared = common * states(1, parts * heads * 4 + 6, seed + 7)[0]
-    shared[: parts * heads * 4] = shared[: heads * 4].repeat(parts)
-    means = states(5, parts * heads * 4 + 6, seed) + shared
-    short = Short(parts, (heads, 4), (2, 3), torch.device("cpu"))
+    run = heads * width
+    shared = common * states(1, parts * run + 6, seed + 7)[0]
+    shared[: parts * run] = shared[:run].repeat(parts)
+    means = states(5, parts * run + 6, seed) + shared
+    short = Short(parts, (heads, width), (2, 3), torch.device("cpu"))
     short.centre(shared)
     short.reserve(5)
     for slot, mean in enumerate(means):
         short.set(slot, mean)
-    step = float((means - shared).abs().max()) / MOST * UPWARD**2
-    exact = means[:, : parts * heads * 4].view(5, parts, heads, 4)
-    loose = 1e-5 * (1 + common)
+    most, loose = float((means - shared).abs().max()) * UPWARD**2, 1e-5 * (1 + common)
+    step = most / KEY_MOST
+    exact = means[:, : parts * run].view(5, parts, heads, width)
     torch.testing.assert_close(short.keys(5), exact.mean(1).transpose(0, 1), rtol=0, atol=step / 2 + loose)
-    exact_values = means[:, parts * heads * 4 :].view(5, 2, 3).transpose(0, 1)
-    torch.testing.assert_close(short.values(5), exact_values, rtol=0, atol=step / 2 + loose)
-    queries = states(12 * heads, 4, seed + 1).view(2 * heads, 6, 4)
+    exact_values = means[:, parts * run :].view(5, 2, 3).transpose(0, 1)
+    torch.testing.assert_close(short.values(5), exact_values, rtol=0, atol=most / VALUE_MOST / 2 + loose)
+    queries = states(12 * heads, width, seed + 1).view(2 * heads, 6, width)
     found = short.logits(queries, 5)
     products = torch.einsum("hrw,nphw->hrnp", queries, exact.repeat_interleave(2, dim=2))
     # Products with the centre, the same for all, are left out.
