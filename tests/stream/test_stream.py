@@ -15,6 +15,7 @@ from tests.stream.plain import shown
 
 NAME = "qwen2_5_vl"
 QUESTION = tuple(words(5, 3).tolist())
+WIDE = {"tau_small": 0.1, "tau_large": 0.3}
 SMALL: dict[str, Any] = {"window": 3, "block": 4, "first": 6, "largest": 4, "budget": 6, "template": False}
 
 
@@ -97,7 +98,7 @@ def test_device_bytes_grow_with_clusters_alone() -> None:
     """Twice as many frames of the same few places: hardly more clusters, and no more bytes on the device than these."""
     held = []
     for rounds in (8, 16):
-        with engine(NAME).stream(**{**SMALL, "largest": 1000, "direction": "relaxing"}) as stream:
+        with engine(NAME).stream(**{**SMALL, "largest": 1000, "direction": "relaxing", **WIDE}) as stream:
             for _ in range(rounds):
                 stream.push([picture(28, 28, seed=place) for place in range(4)])
             memory = stream.bytes.device

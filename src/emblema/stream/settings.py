@@ -68,18 +68,18 @@ class StreamSettings:
     attended: int | None = None
     weighted: bool = True
     retrieve_while_encoding: bool = False
-    breadth: float = 2.0
+    breadth: float = 3.0
     scoring: Scoring = "attention"
     parts: int = 4
     prefetch: bool | None = None
     guess: Guess = "queries"
     levels: Levels = "both"
     splitting: Splitting = "deferred"
-    tau_small: float = 0.1
-    tau_large: float = 0.3
+    tau_small: float = 0.07
+    tau_large: float = 0.2
     scale: float = 8.0
     direction: Direction = "tightening"
-    largest: int = 16
+    largest: int = 8
     first: int = 16
     waiting: int = 8
 

@@ -1,4 +1,4 @@
-"""Representatives of one level's clusters: exact on the host, where clusters are kept, in eight bits on the device."""
+"""Representatives of one level's clusters: exact on the host, where clusters are kept, in few bits on the device."""
 
 import torch
 from torch import Tensor
