@@ -19,7 +19,7 @@ STAGES: tuple[tuple[int, ...], ...] = (
 )
 LIMITS = {"recent": 4, "far": 12, "repeated": 6, "ordered": 9, "counted": 6}
 """Questions of each kind to choose from."""
-WINDOWED, PACKED, JUMPED = 0.3, 0.25, 0.2
+WINDOWED, PACKED, JUMPED = 0.5, 0.25, 0.2
 """Shares of the batches, from the third stage on, in which frames see a window, questions a part, positions jump."""
 ASKED = 12
 """Questions of a stream."""
@@ -38,7 +38,7 @@ def weights(right: Sequence[float]) -> np.ndarray:
 def setting_for(random: np.random.Generator, stage: int, frames: int, variants: int) -> Setting:
     """A random way to show streams; the first stages stay plain."""
     later = stage > 1
-    window = int(random.integers(16, 65)) if later and random.random() < WINDOWED else None
+    window = int(random.integers(12, 49)) if later and random.random() < WINDOWED else None
     keep = float(random.uniform(0.0, 0.6)) if later and random.random() < PACKED else None
     system, words = bool(random.random() < 0.2), int(random.integers(9)) if random.random() < 0.3 else 0
     jump = 1500 if later and random.random() < JUMPED else 0

@@ -13,20 +13,22 @@ from reference.streams.hints import ROLES
 from reference.streams.rows import Batch
 
 HALF = torch.bfloat16
-SPOKEN, HINTED = 2, 3
+SPOKEN, TALLIED, HINTED = 2, 2, 3
 
 
 @dataclass
 class Output:
     """hidden: [B, C, width] states of the context after each layer; spoken: those behind layer SPOKEN as the word table
-    would read them; asked: [B * S, width] after the last norm; hinted: the same behind layer HINTED; words: the word
-    table; looks: role -> [rows of that role, C + S] log of what its head gives to every row.
+    would read them; asked: [B * S, width] after the last norm; hinted: the same behind layer HINTED; tallied: behind
+    layer TALLIED, without it; words: the word table; looks: role -> [rows of that role, C + S] log of what its head
+    gives to every row.
     """
 
     hidden: list[torch.Tensor]
     spoken: torch.Tensor
     asked: torch.Tensor
     hinted: torch.Tensor
+    tallied: torch.Tensor
     looks: dict[str, torch.Tensor]
     words: torch.Tensor
 
@@ -53,7 +55,7 @@ def forward(model: nn.Module, features: torch.Tensor, batch: Batch, half: bool =
     turns = decoder.rotary_emb(state, batch.positions)
     read = None if batch.read is None else decoder.rotary_emb(state, batch.read)
     attend = nn.functional.scaled_dot_product_attention
-    kept, hinted = [], state
+    kept, hinted, tallied = [], state, state
     looks: dict[str, torch.Tensor] = {}
     for number, layer in enumerate(decoder.layers):
         attention = layer.self_attn
@@ -85,8 +87,9 @@ def forward(model: nn.Module, features: torch.Tensor, batch: Batch, half: bool =
             state = state + layer.mlp(layer.post_attention_layernorm(state))
         kept.append(state[:, :count])
         hinted = state[:, count:] if number == HINTED else hinted
+        tallied = state[:, count:] if number == TALLIED else tallied
     asked, hinted = (decoder.norm(each).flatten(0, 1) for each in (state[:, count:], hinted))
-    return Output(kept, decoder.norm(kept[SPOKEN]), asked, hinted, looks, words)
+    return Output(kept, decoder.norm(kept[SPOKEN]), asked, hinted, tallied.flatten(0, 1), looks, words)
 
 
 def _ask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Batch) -> torch.Tensor:

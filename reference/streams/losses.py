@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from emblema.bench.tasks.tiles import COLOUR_COUNT
-from emblema.bench.tasks.world import LANDS
+from emblema.bench.tasks.world import LANDS, NUMBERS
 from reference.families.base import WIDTH
 from reference.streams.forward import Output
 from reference.streams.hints import ROLES
@@ -18,10 +18,12 @@ LAYERS = {"land": 1, "glyph": 1, "colour": 1, "begins": 1, "before": 1, "order":
 """Number of the layer behind which a head reads what a cell means: later layers, and questions, build on it."""
 SIZES = {"land": len(LANDS), "glyph": NOTHING + 1, "colour": COLOUR_COUNT, "begins": 2, "before": len(LANDS)}
 WEIGHTS = {"land": 0.5, "glyph": 0.3, "colour": 0.3, "begins": 2.0, "before": 0.7, "order": 0.5}
-WEIGHTS |= {"spoken": 0.7}
+WEIGHTS |= {"spoken": 0.7, "tally": 1.0, "even": 6.0}
 ANSWERS, ENDS, HINTS = 3.0, 0.3, 0.7
 """Weights of the answers, of their ends, and of each role's losses on what its words say and where its head looks."""
 LAND_IDS = [INDEX[name] for name in LANDS]
+TALLIES = {INDEX[name]: count for count, name in enumerate(NUMBERS[1 : MOST + 1])}
+"""Word of a count -> its number among those that are asked for."""
 entropy = nn.functional.cross_entropy
 
 
@@ -32,6 +34,7 @@ class Heads(nn.Module):
         super().__init__()
         sizes = {**SIZES, "order": MOST + 1}
         self.heads = nn.ModuleDict({name: nn.Linear(WIDTH, size) for name, size in sizes.items()})
+        self.tally = nn.Linear(WIDTH, MOST)
 
     def losses(self, hidden: list[torch.Tensor], batch: Batch) -> dict[str, torch.Tensor]:
         """Cross-entropy of each label; hidden: [B, C, width] behind every layer. Through a window nothing can count."""
@@ -44,6 +47,14 @@ class Heads(nn.Module):
             found[name] = entropy(head(state).flatten(0, 1), labels, ignore_index=UNSAID)
         return found
 
+    def tallies(self, tallied: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+        """Cross-entropy of the visits that the word of a land knows of where they are counted."""
+        row, word = batch.says[batch.says[:, 3] == list(ROLES).index("count")][:, :2].long().unbind(1)
+        if not len(row):
+            return {}
+        counts = torch.tensor([TALLIES[int(each)] for each in word])
+        return {"tally": entropy(self.tally(nn.functional.rms_norm(tallied[row], (WIDTH,))), counts)}
+
 
 def losses(output: Output, heads: Heads, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """The training loss; for every answer (form, right); and the parts of the loss beside the answers'."""
@@ -54,7 +65,7 @@ def losses(output: Output, heads: Heads, batch: Batch) -> tuple[torch.Tensor, to
         ends = output.asked[row + 1] @ output.words.T
         total = total + ENDS * entropy(ends, torch.full_like(row, INDEX["<|im_end|>"]))
     parts = heads.losses(output.hidden, batch)
-    parts |= said(output, batch) | looked(output, batch)
+    parts |= said(output, batch) | looked(output, batch) | heads.tallies(output.tallied, batch)
     spoken = output.spoken[:, batch.opening :] @ output.words[LAND_IDS].T
     parts["spoken"] = entropy(spoken.flatten(0, 1), batch.cells["land"].flatten())
     total = total + sum(WEIGHTS.get(name, HINTS) * part for name, part in parts.items())
@@ -85,4 +96,8 @@ def looked(output: Output, batch: Batch) -> dict[str, torch.Tensor]:
             chosen = mine[which.long()]
             given = output.looks[name][place[which[chosen].long()], row[chosen].long()]
             found[f"look {name}"] = -(part[chosen].float() * given).sum() / mine.sum()
+            if name == "count":
+                # Visits can be counted only where each gets the same share, much closer than the cross-entropy asks.
+                visits = row[chosen] != batch.opening - 1
+                found["even"] = (given - part[chosen].log())[visits].square().mean().float()
     return found
