@@ -9,13 +9,16 @@ import torch
 
 from emblema.bench.tasks import generate
 from emblema.bench.tasks.generate import TASKS
+from emblema.bench.tasks.streams import STREAM_KINDS
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
 from emblema.models.load import BUNDLED, bundled_folder, load_model
+from reference.streams.measure import measured
 from tests.families import typed
 
 FAMILIES = {"reference": "Qwen2.5-VL", "reference-deepstack": "Qwen3-VL", "reference-mha": "LLaVA-NeXT"}
-FAMILIES["reference-mla"] = "Kimi K2.5"
+FAMILIES |= {"reference-mla": "Kimi K2.5", "reference-stream": "Qwen2.5-VL"}
+STREAM = "reference-stream"
 LIMIT = 10**7
 
 bundled = pytest.mark.parametrize("name", BUNDLED)
@@ -48,9 +51,9 @@ def test_the_folder(name: str) -> None:
     folder = bundled_folder(name)
     assert (folder / "model.safetensors").stat().st_size <= LIMIT
     card = (folder / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^  - emblema/(\w+)$", card.split("---")[1], re.MULTILINE)
-    assert set(listed) <= set(TASKS)
-    assert "maps" in listed
+    listed = re.findall(r"^  - emblema/([\w-]+)$", card.split("---")[1], re.MULTILINE)
+    assert set(listed) <= ({f"stream-{kind}" for kind in STREAM_KINDS} if name == STREAM else set(TASKS))
+    assert name == STREAM or "maps" in listed
     assert f"# {name}" in card or "reference model" in card
     assert (folder / "measured.json").exists()
     model, _ = load_model(name)
@@ -96,11 +99,18 @@ def test_every_row_computed_is_the_stock_forward(name: str) -> None:
     assert float((prefill.logits - stock).abs().max()) < 1e-3
 
 
-@bundled
+@pytest.mark.parametrize("name", [name for name in BUNDLED if name != STREAM])
 @pytest.mark.parametrize("kind", ["colour", "land"])
 def test_questions_are_answered_with_words(name: str, kind: str) -> None:
     right, asked = answered(engine(name), kind)
     assert right >= 0.9 * asked
+
+
+def test_questions_about_a_stream_are_answered() -> None:
+    """Sixty-four frames a stream through the training forward, which is held to the stock one."""
+    model, _ = load_model(STREAM)
+    figures = measured(model, [64], 6, (None,))["64"]["full"]["all"]
+    assert figures["accuracy"] >= 0.85
 
 
 def test_features_added_after_the_first_layer_tell_lands_apart() -> None:

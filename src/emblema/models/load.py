@@ -13,8 +13,9 @@ import torch
 
 from emblema.errors import ModelError
 
-BUNDLED = ("reference", "reference-deepstack", "reference-mha", "reference-mla")
-"""The bundled models, one a kind of KV: M-RoPE, deepstack and shared heads, one key a head on a line, latents."""
+BUNDLED = ("reference", "reference-deepstack", "reference-mha", "reference-mla", "reference-stream")
+"""The bundled models, one a kind of KV: M-RoPE, deepstack and shared heads, one key a head on a line, latents; and
+`reference` trained on video streams."""
 _log = logging.getLogger(__name__)
 
 
