@@ -84,11 +84,12 @@ def test_the_bundled_model_answers_through_its_template(reference: Engine) -> No
 
 
 def test_half_precision_keeps_close(reference: Engine) -> None:
+    """With room for all frames: where few are retrieved, rounding may choose others."""
     frames = [picture(56, 56, seed=index) for index in range(30)]
     answers = []
     half = Engine.load("reference", dtype="bfloat16")
     for made in (reference, half):
-        with made.stream(positions="packed", window=4, block=4, budget=8, first=8) as stream:
+        with made.stream(positions="packed", window=4, block=4, budget=32, first=8) as stream:
             stream.push(frames)
             answers.append(torch.softmax(stream.prefill("Which land does the tent stand on?"), 0))
     assert float((answers[0] - answers[1]).abs().sum()) < 0.2
