@@ -276,7 +276,7 @@ def test_the_async_engine_mirrors_the_engine(episode: Episode) -> None:
             pages = [await engine.add(page.image()) for page in episode.pages]
             replies = await asyncio.gather(*(engine.generate([*pages, QUESTION], name) for name in ("full", "prefix")))
             assert replies[0].text == replies[1].text
-            pieces = [piece async for piece in engine.stream([*pages, QUESTION], "full")]
+            pieces = [piece async for piece in await engine.generate([*pages, QUESTION], "full", stream=True)]
             assert "".join(piece.text for piece in pieces) == replies[0].text
             with pytest.raises(StrategyError):
                 await engine.generate([*pages, QUESTION], "best")

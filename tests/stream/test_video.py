@@ -1,12 +1,15 @@
 """Videos pushed into a stream: whole, cut short, of uneven rate, one behind the other."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from emblema import Engine
 from emblema.errors import MediaError
+from emblema.media import DEFAULT_LIMITS
 from emblema.stream.stream import Stream
 from tests.engine.engines import engine
 from tests.families import words
@@ -62,3 +65,13 @@ def test_a_video_of_another_size_is_refused_and_the_stream_goes_on(clip: Clip) -
         with pytest.raises(MediaError, match="those before it"):
             stream.push_video(clip(), fps=5)
         assert stream.ask(QUESTION, max_new_tokens=1).usage.frames == 1
+
+
+def test_length_is_no_matter_unless_a_limit_was_set(clip: Clip, tmp_path: Path) -> None:
+    path = tmp_path / "long.mkv"
+    path.write_bytes(clip(frames=3, rate=100, kind="matroska", times=[0, 100, 400_000]))
+    with opened() as stream:
+        assert stream.push_video(path, fps=0.001) == 5
+    made = Engine.load("reference", limits=replace(DEFAULT_LIMITS, video_seconds=60))
+    with made.stream() as stream, pytest.raises(MediaError, match="limit is 60 s"):
+        stream.push_video(path, fps=0.001)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 
 from emblema.engine.decoding import Sampling
 from emblema.engine.engine import Engine
@@ -71,8 +71,23 @@ class AsyncEngine:
         self._refuse_if_closing()
         return await self._run(lambda: self.engine.prefill(parts, strategy, **options))
 
-    async def generate(self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any) -> Reply:
-        """As `Engine.generate` without streaming; see `stream`."""
+    @overload
+    async def generate(
+        self, parts: PromptLike, strategy: str | Strategy = ..., *, stream: Literal[False] = ..., **options: Any
+    ) -> Reply: ...
+
+    @overload
+    async def generate(
+        self, parts: PromptLike, strategy: str | Strategy = ..., *, stream: Literal[True], **options: Any
+    ) -> AsyncIterator[Piece]: ...
+
+    async def generate(
+        self, parts: PromptLike, strategy: str | Strategy = "auto", *, stream: bool = False, **options: Any
+    ) -> Reply | AsyncIterator[Piece]:
+        """As `Engine.generate`; streamed, it gives an iterator: `async for piece in await engine.generate(…)`."""
+        if stream:
+            self._refuse_if_closing()
+            return self._pieces(parts, strategy, **options)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(done)
         try:
@@ -86,10 +101,7 @@ class AsyncEngine:
             raise PromptError("the stream ended without a reply")
         return reply
 
-    async def stream(
-        self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any
-    ) -> AsyncIterator[Piece]:
-        """The pieces of a reply as they are made; takes what `Engine.generate` takes."""
+    async def _pieces(self, parts: PromptLike, strategy: str | Strategy, **options: Any) -> AsyncIterator[Piece]:
         async for piece in self._steps(parts, strategy, **options):
             if piece or piece.reply is not None:
                 yield piece

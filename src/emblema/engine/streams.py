@@ -1,5 +1,6 @@
 """An engine as a stream sees it: spells, encodes pictures and decodes for it."""
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,8 @@ from emblema.engine.replies import TextStream, said_of
 from emblema.engine.spelling import ANCHOR, Spelling
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
-from emblema.media import load_image, sample_frames
+from emblema.media import DEFAULT_LIMITS, MediaLimits, load_image, sample_frames
+from emblema.media.source import is_address
 from emblema.models.adapter import Adapter
 from emblema.models.frames import FrameCodes, encode_frames
 from emblema.store.identity import chunk_id
@@ -87,9 +89,17 @@ class StreamHost(Spelling):
         return load_image(frame, self._engine._limits)
 
     def video(self, source: Any, fps: float) -> Iterator[tuple[float, Image.Image]]:
-        # Frames come one at a time and are not kept: how many there are is no matter.
+        return sample_frames(source, fps, self._limits(source))
+
+    def _limits(self, source: Any) -> MediaLimits:
+        """Frames come one at a time and are not kept, so it is no matter how many there are; nor, unless a limit was
+        set, for how long, or how large a file on disk is."""
         limits = replace(self._engine._limits, video_frames=sys.maxsize, video_pixels=sys.maxsize)
-        return sample_frames(source, fps, limits)
+        if limits.video_seconds == DEFAULT_LIMITS.video_seconds:
+            limits = replace(limits, video_seconds=math.inf)
+        if limits.file_bytes == DEFAULT_LIMITS.file_bytes and isinstance(source, str | Path) and not is_address(source):
+            limits = replace(limits, file_bytes=sys.maxsize)
+        return limits
 
     def codes(self, pictures: Sequence[Image.Image]) -> FrameCodes:
         return encode_frames(self.adapter, self._preparer, pictures)
