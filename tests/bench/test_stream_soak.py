@@ -110,6 +110,7 @@ def test_a_soak_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
         SoakPlan("reference", **wrong)
 
 
+@pytest.mark.slow
 def test_a_killed_soak_goes_on_with_the_same_answers(tmp_path: Path) -> None:
     """Two real processes, the first of which is killed in the middle of a round."""
     plan = SoakPlan(str(bundled_folder("reference")), frames=90, every=20, stretch=25, settings=SETTINGS)
@@ -128,6 +129,7 @@ def test_a_killed_soak_goes_on_with_the_same_answers(tmp_path: Path) -> None:
     assert (tmp_path / "reference-soak.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_by_itself_says_why(tmp_path: Path) -> None:
     with pytest.raises(EmblemaError, match="ended by itself with 1: .*nothing-here"):
         soak(SoakPlan(str(tmp_path / "nothing-here"), frames=80, every=20), lambda _: None)
