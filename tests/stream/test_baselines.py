@@ -60,8 +60,8 @@ def test_rekv_that_retrieves_everything_sees_what_full_retrieval_sees(positions:
     """Behind the same sliding window, all frames retrieved one by one are all frames retrieved in clusters."""
     answers = []
     for method in ("rekv", "mosaic"):
-        options = {**SMALL, "positions": positions, "budget": 40, "representatives": False}
-        with engine(name).stream(method, **options) as stream:
+        own = {"representatives": False, "retrieve_while_encoding": False}
+        with engine(name).stream(method, **{**SMALL, "positions": positions, "budget": 40, **own}) as stream:
             stream.push(shown(name, 27))
             answers.append(stream.prefill(QUESTION))
             assert len(stream.ask(QUESTION, max_new_tokens=1).moments) == 21

@@ -15,7 +15,7 @@ from tests.stream.plain import shown
 
 NAME = "qwen2_5_vl"
 QUESTION = tuple(words(5, 3).tolist())
-WIDE = {"tau_small": 0.1, "tau_large": 0.3}
+WIDE = {"tau_small": 0.1, "tau_large": 0.3, "retrieve_while_encoding": False}
 SMALL: dict[str, Any] = {"window": 3, "block": 4, "first": 6, "largest": 4, "budget": 6, "template": False}
 
 

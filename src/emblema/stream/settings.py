@@ -67,7 +67,7 @@ class StreamSettings:
     representatives: bool = True
     attended: int | None = None
     weighted: bool = True
-    retrieve_while_encoding: bool = False
+    retrieve_while_encoding: bool = True
     breadth: float = 3.0
     scoring: Scoring = "attention"
     parts: int = 4

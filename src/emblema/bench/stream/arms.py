@@ -63,7 +63,7 @@ ABLATIONS: tuple[Arm, ...] = (
     _ours("one-part", "one mean key for a whole frame", parts=1),
     _ours("pooled", "clusters chosen by a pooled query (V-C)", scoring="pooled"),
     _ours("paper", "all three as the paper says", direction="relaxing", parts=1, scoring="pooled"),
-    _ours("retrieve", "frames retrieve while they are encoded", retrieve_while_encoding=True),
+    _ours("window-only", "frames retrieve nothing while they are encoded", retrieve_while_encoding=False),
 )
 
 
