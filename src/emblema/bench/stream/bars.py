@@ -1,4 +1,4 @@
-"""What has to hold of accuracy at equal budget (issue: within 0.02 of the best baseline, above it on one kind)."""
+"""What has to hold at equal budget: close to the best baseline on every kind, above it on one, close to full."""
 
 from collections.abc import Mapping, Sequence
 

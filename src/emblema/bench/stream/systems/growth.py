@@ -125,7 +125,7 @@ def _row(key: Key, asks: Asks, rate: float, stream: Stream, shares: tuple[float,
 
 
 def bars_of(asks: Mapping[str, Asks]) -> tuple[Bar, ...]:
-    """Held at the lengths that the issue names, where these were measured: on the clock, and by processor time."""
+    """Held at the lengths of the bar, where these were measured: on the clock, and by processor time."""
     pairs = [
         (own["mosaic", LONG], own["mosaic", SHORT])
         for own in asks.values()

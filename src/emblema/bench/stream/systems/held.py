@@ -135,7 +135,7 @@ def _held(kind: str, frames: int, streams: dict[str, Stream], texts: list[str]) 
 
 
 def bars_of(found: list[Held]) -> tuple[Bar, ...]:
-    """Held at the length that the issue names, where it was measured."""
+    """Held at the length of the bar, where it was measured."""
     mosaic = {(one.kind, one.frames): one for one in found if one.method == "mosaic"}
     last = [one for (_, frames), one in mosaic.items() if frames == HELD_AT]
     shares = [one.against for one in last if one.against is not None]
