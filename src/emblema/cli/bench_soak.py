@@ -27,12 +27,12 @@ def soak(
     from emblema.bench.fidelity.command import source_of
     from emblema.bench.progress import steps
     from emblema.bench.stream.options import settings_of
-    from emblema.bench.stream.soak.plan import SoakPlan
+    from emblema.bench.stream.soak.plan import SETTINGS, SoakPlan
     from emblema.bench.stream.soak.report import report as written
     from emblema.bench.stream.soak.run import soak as run
     from emblema.cli.screen import console
 
-    settings = settings_of(None, None, "packed", changes or ())
+    settings = settings_of(None, None, None, changes or (), SETTINGS)
     plan = SoakPlan(source_of(model), device, frames, every, stretch, seed, minutes, settings)
     folder, _ = report_places(report, None)
     screen = console(plain)

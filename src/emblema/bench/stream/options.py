@@ -43,12 +43,17 @@ def seeds_of(text: str) -> tuple[int, ...]:
 
 
 def settings_of(
-    window: int | None, block: int | None, positions: str | None, changes: Iterable[str] = ()
+    window: int | None,
+    block: int | None,
+    positions: str | None,
+    changes: Iterable[str] = (),
+    base: StreamSettings | None = None,
 ) -> StreamSettings:
     """Settings of all streams.
 
     Args:
         changes: `name=value` each.
+        base: what they change; the defaults if left out.
 
     Raises:
         PromptError: one of them is no such pair.
@@ -61,7 +66,7 @@ def settings_of(
         if not sign:
             raise PromptError(f"--set {change!r}: write name=value")
         named[name.strip()] = _value(value.strip())
-    return changed(StreamSettings(), named)
+    return changed(base or StreamSettings(), named)
 
 
 def arms_of(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """What a soak is made of: stretches of every kind in turns, drawn as they are needed, and questions about them."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from emblema.bench.tasks.streams import (
@@ -15,6 +15,9 @@ from emblema.bench.tasks.streams import (
 )
 from emblema.errors import PromptError
 from emblema.stream.settings import StreamSettings, changed
+
+# Frames that retrieve while they are encoded score all clusters each: what a frame costs would grow with their number.
+SETTINGS = StreamSettings(positions="packed", retrieve_while_encoding=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class SoakPlan:
     stretch: int = 500
     seed: int = 0
     minutes: float | None = None
-    settings: StreamSettings = field(default_factory=lambda: StreamSettings(positions="packed"))
+    settings: StreamSettings = SETTINGS
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.stretch < 1 or self.seed < 0:
