@@ -75,8 +75,9 @@ def _methods(kinds: Mapping[str, ByArm], wanted: Wanted) -> Table:
     stated = claims(wanted)
     note = (
         "Mosaic's figure 7 and table III, accuracy with time to first token. Mosaic less a method: over the same "
-        "questions, paired. Times are medians over questions that went to all methods in turn; CPU: seconds of the "
-        f"processor, which a busy machine does not stretch. {asked_words(wanted)}"
+        "questions, paired. Times are medians over questions that went to all methods in turn (runs that were joined "
+        "were made one behind the other); CPU: seconds of the processor, which a busy machine does not stretch. "
+        f"{asked_words(wanted)}"
     )
     if not stated:
         note += f" No bar is stated: they want all kinds and methods, {FRAMES} frames and {SEEDS} seeds or more."
