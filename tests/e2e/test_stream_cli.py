@@ -72,6 +72,7 @@ def test_questions_typed_on_a_terminal(walk: Path, tmp_path: Path) -> None:
     before = termios.tcgetattr(slave)
     environment = os.environ | {"PYTHONPATH": SOURCE, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    environment.pop("NO_COLOR", None)
     command = [sys.executable, "-m", "emblema.cli", "stream", str(walk), *FEW, "--strip", "strip.png"]
     running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=slave, stdout=slave, stderr=slave)
     try:
