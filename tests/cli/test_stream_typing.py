@@ -45,7 +45,7 @@ def test_lines_are_edited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interruption_waits_for_the_block_and_a_second_one_does_not() -> None:
-    done = False
+    done, before = False, signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), finishing():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
@@ -57,4 +57,4 @@ def test_an_interruption_waits_for_the_block_and_a_second_one_does_not() -> None
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         raise AssertionError("the second one waited")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before

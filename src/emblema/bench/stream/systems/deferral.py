@@ -39,6 +39,7 @@ COLUMNS = (
 NOTE = (
     "Mosaic's figure 8. The same film to two streams in turns, one that puts cuts off until a cluster is fetched and "
     f"one that cuts at once; both are asked {ASKED} questions every {BETWEEN} frames, so that clusters are fetched. "
+    "Frames retrieve nothing while they are encoded, so that what is fetched then is for upkeep. "
     "Cuts are those of all layers and of the visual level; 'divided' are semantic clusters that straddled a visual "
     "cut. Fetches for upkeep are blocks brought to the device while frames are encoded; stores are writes of new rows "
     "to the host; regrouped bytes move on the host alone. CPU over eager is the median of ratios push by push, with "
@@ -101,7 +102,8 @@ def _upheld(engine: Engine, wanted: SystemsWanted, kind: str, tick: Callable[[],
     film = film_of(kind, wanted.frames, wanted)
     found = {name: Upheld(wanted.frames) for name in (DEFERRED, EAGER)}
     with ExitStack() as stack:
-        streams = {name: opened(stack, engine, "mosaic", wanted.settings, splitting=name) for name in found}
+        own = {"retrieve_while_encoding": False}
+        streams = {name: opened(stack, engine, "mosaic", wanted.settings, splitting=name, **own) for name in found}
         for start in range(0, wanted.frames, BETWEEN):
             stop = min(start + BETWEEN, wanted.frames)
             before = {name: Counter(stream.counts) for name, stream in streams.items()}
