@@ -32,7 +32,6 @@ class StreamSettings:
         drop: what happens to a frame that another thread pushes to a full queue: it waits (`block`), the `oldest` that
             waits is dropped, or the `newest`, which is itself.
         representatives: whether centroids of clusters that were not retrieved are seen.
-        attended: centroids seen at the most in each layer, those that would be attended most; None for all of them.
         weighted: whether a centroid counts for as many rows as it stands for (the log of their number on its logit).
         retrieve_while_encoding: whether frames retrieve clusters, beside window and representatives.
         breadth: visual clusters are chosen until they hold so many times the budget.
@@ -65,7 +64,6 @@ class StreamSettings:
     queue: int = 64
     drop: Drop = "block"
     representatives: bool = True
-    attended: int | None = None
     weighted: bool = True
     retrieve_while_encoding: bool = True
     breadth: float = 3.0
@@ -89,8 +87,6 @@ class StreamSettings:
             _whole(name, getattr(self, name), bound)
         if self.budget is not None:
             _whole("budget", self.budget, 1)
-        if self.attended is not None:
-            _whole("attended", self.attended, 1)
         for name, choices in (("positions", Positions), ("splitting", Splitting), ("direction", Direction)):
             _one_of(name, getattr(self, name), get_args(choices))
         _one_of("drop", self.drop, get_args(Drop))

@@ -1,13 +1,10 @@
 """What the layers of one forward are handed: what is always seen, and what a memory finds for their queries."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from emblema.models.adapter import Adapter
 from emblema.stream.context import Composer, Part
-from emblema.stream.foremost import foremost
 from emblema.stream.local import Local
 from emblema.stream.method import Method, Query, Sight
 
@@ -43,9 +40,6 @@ class MemorySource:
         if self._seen is not None:
             rows = rows.select(self._seen)
         found = self.method.read(layer, query, self.sight)
-        most = self.local.settings.attended
-        if found.means is not None and most is not None:
-            found = replace(found, means=foremost(found.means, query, layout, most))
         parts = [*self._composer.found(layout, found), self._composer.local(layout, rows)]
         if self.asked:
             self._kept[layer] = parts

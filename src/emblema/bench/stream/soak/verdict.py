@@ -17,7 +17,7 @@ NOISE = 1.1
 """By how much a ratio of times, or of bytes, may pass what it is held against."""
 SPARE = 0.5
 """What the process may take beside each byte that the stream counts: gaps of the allocator and working space, which
-took from 0.07, in hours, to 0.25, in the first minutes, where this was measured."""
+weigh most in the first minutes."""
 UNCOUNTED = "bytes of the process that the stream does not count, for each that it does, last quarter less the second"
 INDEX = ("index", "waiting")
 """Places of the device whose bytes go with the clusters."""
