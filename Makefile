@@ -13,7 +13,7 @@ SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test test-slow test-519 test-vllm wheel-test crash-test soak soak-short results-check reference lint format types imports check clean
+.PHONY: help setup servers demo test test-benchmarks test-slow test-519 test-vllm wheel-test crash-test soak soak-short results-check reference lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,9 +65,12 @@ demo: $(VENV)/installed  ## Set everything up and run the demo
 test: $(VENV)/installed-dev servers  ## Set everything up and run the fast tests
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" tests
 
+test-benchmarks: $(VENV)/installed-dev  ## Run the fast tests of the benchmarks and of the training
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" benchmarks/tests training/tests
+
 # pytest leaves with 5 where it finds no test.
 test-slow: $(VENV)/installed-dev servers  ## Run the slow tests, the wheel's excepted
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m slow --ignore=tests/e2e/test_wheel.py tests || [ $$? -eq 5 ]
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m slow --ignore=tests/e2e/test_wheel.py tests benchmarks/tests training/tests || [ $$? -eq 5 ]
 
 test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with torchvision
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(OLD)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/models
@@ -82,7 +85,7 @@ wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside t
 crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look at the store: report in docs/results
 	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json docs/results/crash.json
 
-SOAK = $(BIN)/emblema bench soak --plain
+SOAK = $(BIN)/python -m benchmarks soak --plain
 soak: $(VENV)/installed-dev  ## Ask a stream of 20,000 frames all the way and kill it half way: report in docs/results
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --report docs/results/soak
 
@@ -90,12 +93,12 @@ soak-short: $(VENV)/installed-dev  ## About two minutes of the soak, held to the
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2 --report $(VENV)/soak
 
 results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small sample measured anew
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/emblema bench results --check --items 2 --plain
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m benchmarks results --check --items 2 --plain
 
 MODEL ?= reference
 TEACHER = $(if $(filter-out reference,$(MODEL)),--teacher src/emblema/assets/reference)
-ROOM = $(if $(filter reference-stream,$(MODEL)),reference.streams,reference)
-NAMED = $(if $(filter reference,$(ROOM)),--model $(MODEL))
+ROOM = $(if $(filter reference-stream,$(MODEL)),training.streams,training)
+NAMED = $(if $(filter training,$(ROOM)),--model $(MODEL))
 reference: $(VENV)/installed-dev  ## Train a bundled model anew in its place (MODEL=reference-mha): up to 80 minutes, resumes
 	$(BIN)/python -m $(ROOM).train $(NAMED) $(if $(NAMED),$(TEACHER)) --resume
 	$(BIN)/python -m $(ROOM).card $(NAMED)

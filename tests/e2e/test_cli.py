@@ -12,30 +12,10 @@ import pytest
 from PIL import Image
 
 from emblema import __version__
+from tests.e2e.commands import SOURCE, benchmarks, emblema, refused
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 DEMO = Path(str(files("emblema"))) / "assets" / "demo"
-SOURCE = str(Path(str(files("emblema"))).parent)
-
-
-def emblema(*arguments: str, where: Path | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    path = os.pathsep.join([SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "110"}
-    command = [sys.executable, "-m", "emblema.cli", *arguments]
-    return subprocess.run(
-        command, cwd=where, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
-    )
-
-
-def refused(*arguments: str) -> str:
-    """The one line that a refusal prints; fails unless it is one line with exit code 2 and no traceback."""
-    done = emblema(*arguments)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    return lines[0]
 
 
 def test_version() -> None:
@@ -51,11 +31,11 @@ def test_help_is_quick_and_names_every_command() -> None:
         took.append(time.perf_counter() - began)
         assert done.returncode == 0
     assert min(took) < 1.0
-    for name in ("demo", "ask", "check", "models", "strategies", "bench"):
+    for name in ("demo", "ask", "check", "models", "strategies"):
         assert name in done.stdout
 
 
-@pytest.mark.parametrize("command", ["demo", "ask", "check", "models", "strategies", "bench", "bench reference"])
+@pytest.mark.parametrize("command", ["demo", "ask", "check", "models", "strategies", "policy", "store", "stream"])
 def test_every_command_has_help(command: str) -> None:
     done = emblema(*command.split(), "--help")
     assert done.returncode == 0
@@ -79,7 +59,7 @@ def test_strategies() -> None:
 
 def test_episodes_are_written(tmp_path: Path) -> None:
     options = ["--task", "maps", "--seed", "4", "--items", "2"]
-    done = emblema("bench", "episodes", *options, "--out", str(tmp_path / "deep"))
+    done = benchmarks("episodes", *options, "--out", str(tmp_path / "deep"))
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "deep" / "episodes.jsonl").read_text().splitlines()
     assert len(lines) == 2
@@ -90,7 +70,7 @@ def test_episodes_are_written(tmp_path: Path) -> None:
 
 def test_streams_are_written(tmp_path: Path) -> None:
     options = ["--kind", "live", "--frames", "12", "--items", "2", "--times", "3", "--seed", "4"]
-    done = emblema("bench", "videos", *options, "--out", str(tmp_path / "deep"))
+    done = benchmarks("videos", *options, "--out", str(tmp_path / "deep"))
     assert done.returncode == 0, done.stderr
     entries = json.loads((tmp_path / "deep" / "streams.json").read_text())
     assert len(entries) == 2
@@ -120,9 +100,13 @@ def test_an_unknown_strategy_or_a_knob_out_of_range_is_one_line() -> None:
 
 
 def test_other_bad_input_is_one_line(tmp_path: Path) -> None:
-    assert "unknown task 'chess'" in refused("bench", "episodes", "--task", "chess", "--out", str(tmp_path))
-    assert "unknown kind of stream 'soap'" in refused("bench", "videos", "--kind", "soap", "--out", str(tmp_path))
-    assert "unknown task 'chess'" in refused("bench", "reference", "--task", "chess", "--out", str(tmp_path))
+    assert "unknown task 'chess'" in refused("episodes", "--task", "chess", "--out", str(tmp_path), module="benchmarks")
+    assert "unknown kind of stream 'soap'" in refused(
+        "videos", "--kind", "soap", "--out", str(tmp_path), module="benchmarks"
+    )
+    assert "unknown task 'chess'" in refused(
+        "reference", "--task", "chess", "--out", str(tmp_path), module="benchmarks"
+    )
     assert "empty" in refused("ask", "  ")
     assert "--slide 1" in refused("ask", "--slide", "1", "what ?")
     assert "two or more" in refused("check", MODEL, "--image", str(DEMO / "map-01.png"))
@@ -199,7 +183,7 @@ def test_check_writes_its_report_and_plot(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_bench_reference_writes_its_figures(tmp_path: Path) -> None:
-    done = emblema("bench", "reference", "--episodes", "3", "--seed", "9", "--model", MODEL, "--out", str(tmp_path))
+    done = benchmarks("reference", "--episodes", "3", "--seed", "9", "--model", MODEL, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "re-prefill, multi-hop, slid" in done.stdout
     assert json.loads((tmp_path / "reference-maps-9.json").read_text())["episodes"] == 3

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from emblema import Engine, Store
-from tests.e2e.test_cli import DEMO, emblema, refused
+from tests.e2e.commands import emblema, refused
+from tests.e2e.test_cli import DEMO
 
 
 @pytest.fixture(scope="module")

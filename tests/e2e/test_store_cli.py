@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from emblema import Engine
-from tests.e2e.test_cli import emblema, refused
+from tests.e2e.commands import emblema, refused
 
 Told = dict[str, object]
 

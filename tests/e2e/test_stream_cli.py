@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.videos import write_cut_video
-from tests.e2e.test_cli import SOURCE, emblema
+from tests.e2e.commands import SOURCE, emblema
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 FEW = ("--budget", "4", "--window", "4", "--block", "4", "--model", MODEL)
@@ -22,8 +22,8 @@ FEW = ("--budget", "4", "--window", "4", "--block", "4", "--model", MODEL)
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A generated stream of 48 frames, one every two seconds."""
-    from emblema.bench.data.streams import item_of, write_streams
-    from emblema.bench.tasks.streams import generate
+    from benchmarks.data.streams import item_of, write_streams
+    from benchmarks.tasks.streams import generate
 
     folder = tmp_path_factory.mktemp("walk")
     write_streams((item_of(stream, ()) for stream in generate("ego", 48, 3, 1)), folder)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from emblema.bench.tasks import Episode, generate
+from benchmarks.tasks import Episode, generate
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
 

@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 
+from benchmarks.tasks import Episode
 from emblema import AsyncEngine, Engine, slid
-from emblema.bench.tasks import Episode
 from emblema.errors import CapacityError, EmblemaError, PromptError, StoreError, StrategyError
 from emblema.kv.chunk import Chunk, Clip
 from emblema.store.memory import MemoryStore

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.tasks import Episode
 from emblema import AsyncEngine, Engine, slid
-from emblema.bench.tasks import Episode
 from emblema.engine.caution import Text
 from emblema.engine.rendering import tokenize
 from emblema.engine.replies import TextStream

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.tasks import Episode
 from emblema import AsyncEngine, Engine, Store, Terms
-from emblema.bench.tasks import Episode
 from emblema.errors import CapacityError, EmblemaError, StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.tasks import Episode
 from emblema import Engine, Retrieval, Store
-from emblema.bench.tasks import Episode
 from emblema.errors import StoreError
 from tests.engine.test_kept import EncoderCalls, engine_on, pictures
 

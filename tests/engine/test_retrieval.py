@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from benchmarks.tasks import Episode
 from emblema import Engine
-from emblema.bench.tasks import Episode
 from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.retrieval import RequestReader, Retrieval, question_of
 from emblema.errors import EmblemaError, PromptError

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from emblema.bench.tasks import generate
-from emblema.bench.tasks.generate import TASKS
-from emblema.bench.tasks.streams import STREAM_KINDS
+from benchmarks.tasks import generate
+from benchmarks.tasks.generate import TASKS
+from benchmarks.tasks.streams import STREAM_KINDS
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
 from emblema.models.load import BUNDLED, bundled_folder, load_model
-from reference.streams.measure import measured
 from tests.families import typed
+from training.streams.measure import measured
 
 FAMILIES = {"reference": "Qwen2.5-VL", "reference-deepstack": "Qwen3-VL", "reference-mha": "LLaVA-NeXT"}
 FAMILIES |= {"reference-mla": "Kimi K2.5", "reference-stream": "Qwen2.5-VL"}

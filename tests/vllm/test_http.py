@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from emblema.bench.tasks.two_page import two_page
-from emblema.bench.vllm.client import Client, Told, content_of
-from emblema.bench.vllm.load import counted
-from emblema.bench.vllm.measure import agreement, pages_of, ready, texts_of
+from benchmarks.tasks.two_page import two_page
+from benchmarks.vllm.client import Client, Told, content_of
+from benchmarks.vllm.load import counted
+from benchmarks.vllm.measure import agreement, pages_of, ready, texts_of
 from emblema.errors import EmblemaError
 from emblema.vllm.asking import VARIABLE, Asking
 from emblema.vllm.serving import command, device_options, free_port, running

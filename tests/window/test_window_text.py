@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.tasks import Episode
 from emblema import Engine
-from emblema.bench.tasks import Episode
 from emblema.errors import PromptError, WindowError
 from tests.engine.engines import largest_error
 from tests.families import loaded, picture

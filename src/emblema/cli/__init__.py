@@ -1,18 +1,25 @@
 """The command line. Every room is imported by the command that needs it."""
 
 import sys
+from collections.abc import Callable
 
 
 def main() -> None:
-    """Entry point of `emblema`: an error that Emblema raises on purpose is one line, and exit code 2."""
+    """Run `emblema`."""
     from emblema.cli.app import app
+
+    run(app, "emblema")
+
+
+def run(app: Callable[[], object], name: str) -> None:
+    """Run a command line: an error that Emblema raises on purpose is one line, and exit code 2."""
     from emblema.errors import EmblemaError
 
     try:
         app()
     except EmblemaError as error:
-        print("emblema: " + " ".join(str(error).split()), file=sys.stderr)
+        print(f"{name}: " + " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("emblema: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         sys.exit(130)

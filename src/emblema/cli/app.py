@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli import ask, bench, check, demo, listing, policy, store, stream, vllm_serve
+from emblema.cli import ask, check, demo, listing, policy, store, stream, vllm_serve
 
 app = typer.Typer(
     name="emblema",
@@ -22,7 +22,6 @@ app.command()(listing.models)
 app.command()(listing.strategies)
 app.command()(policy.policy)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(vllm_serve.vllm_serve)
-app.add_typer(bench.app, name="bench")
 app.add_typer(store.app, name="store")
 
 

@@ -32,10 +32,10 @@ def check(
         raise PromptError("--image came once: give two or more, a single picture has no other to be conditioned on")
     folder = output_folder(out)
     screen = console(plain)
-    from emblema.bench.check import QUESTIONS, measure, teach
-    from emblema.bench.check_report import draw, fidelity_table, report, selfcheck_table, verdict
-    from emblema.bench.demo_media import demo_media
-    from emblema.bench.figures import write_figures
+    from emblema.eval.check import QUESTIONS, measure, teach
+    from emblema.eval.check_report import draw, fidelity_table, report, selfcheck_table, verdict
+    from emblema.eval.demo_media import demo_media
+    from emblema.eval.figures import write_figures
     from emblema.kv.chunk import Chunk
     from emblema.media import load_image
 

@@ -31,7 +31,7 @@ def models(model: Model = "reference", device: Device = None, plain: Plain = Fal
         table.add_row(name, kind, f"{(folder / 'model.safetensors').stat().st_size / 1e6:.1f}")
     screen.print(table)
     engine = load_engine(model, device, screen)
-    from emblema.bench.check_report import selfcheck_table
+    from emblema.eval.check_report import selfcheck_table
 
     screen.print(selfcheck_table(model, engine))
 

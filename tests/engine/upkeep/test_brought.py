@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.tasks import Episode
+from benchmarks.window.counting import counted
 from emblema import AsyncEngine, Engine, Policy, Store
-from emblema.bench.tasks import Episode
-from emblema.bench.window.counting import counted
 from emblema.engine.replies import Prefill
 from emblema.errors import MediaError, ModelError, PromptError
 from emblema.kv.chunk import Encoded, EncodedChunk

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.tasks import Episode, generate
 from emblema import AsyncEngine, Engine, Policy, Store, slid
-from emblema.bench.metrics import divergence as expected
-from emblema.bench.tasks import Episode, generate
 from emblema.engine.upkeep.canary import divergence
 from emblema.engine.upkeep.ledgers import read_all
 from emblema.errors import StrategyError
+from emblema.eval.metrics import divergence as expected
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.policy.decisions import Lane

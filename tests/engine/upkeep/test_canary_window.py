@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.window.trace import Trace, TraceSettings, agent_trace
 from emblema import AsyncEngine, Engine, Policy, Store
-from emblema.bench.metrics import divergence as expected
-from emblema.bench.window.trace import Trace, TraceSettings, agent_trace
 from emblema.engine.replies import Prefill, Reply
+from emblema.eval.metrics import divergence as expected
 from emblema.link.policy.decisions import Lane
 from emblema.link.policy.ledger import Line
 from emblema.window.graph import Staleness, unseen

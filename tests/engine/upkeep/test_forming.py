@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.tasks import Episode
 from emblema import Engine, Policy, Store, slid
-from emblema.bench.tasks import Episode
 from emblema.engine.linker import Linker
 from emblema.engine.upkeep.formable import Formable
 from emblema.engine.upkeep.former import Former

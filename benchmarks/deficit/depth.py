@@ -1,0 +1,112 @@
+"""Where in the layers the deficit lives, and from how deep it has to be repaired (Kamera, section 4, C.3 and C.4)."""
+
+from dataclasses import replace
+
+from benchmarks.deficit.rank import SLOTS, relative
+from benchmarks.deficit.subject import Answer, Case, Subject, behind
+from emblema.kv.layout import LayerRows
+from emblema.kv.patch import Factors, LayerPatch, Patch, deficit
+from emblema.link.assemble import Resources
+from emblema.link.plan import ChunkOrigin, ResidualUse, RowRange, Source
+from emblema.link.prompt import Rows
+from emblema.link.residual import form_residual, residual_key
+from emblema.store.keys import PatchKey
+
+
+def of_subject(subject: Subject) -> dict[str, float]:
+    """Per layer, the deficit's relative norm, and its two parts: conditioning, and position with the opening text."""
+    blocked, _, _ = behind(subject.adapter, subject.front, subject.antecedents)
+    figures: dict[str, float] = {}
+    for layer, rows in enumerate(subject.conditioned):
+        parts = {
+            "deficit": subject.deficits[layer],
+            "conditioning": deficit(rows, blocked[layer]),
+            "position": deficit(blocked[layer], subject.canonical[layer]),
+        }
+        for name, delta in parts.items():
+            figures |= {f"{name}/{slot}/{layer}": size for slot, size in relative(delta, rows).items()}
+    return figures
+
+
+def of_case(case: Case) -> dict[str, Answer]:
+    """The deficit added in one layer alone, in the deepest and the shallowest layers; layers run again in context."""
+    deficits, layers = case.subject.deficits, case.subject.layers
+    found = {}
+    for layer in range(layers):
+        found[f"only layer/{layer}"] = case.ask([one if at == layer else None for at, one in enumerate(deficits)])
+    for count in range(1, layers):
+        found[f"deepest/{count}"] = case.ask(_from(deficits, layers - count, layers))
+        found[f"shallowest/{count}"] = case.ask(_from(deficits, 0, count))
+    if case.subject.adapter.supports_layerwise:
+        for count in range(1, layers + 1):
+            found[f"reprefill/{count}"] = reprefill(case, layers - count)
+            found[f"reprefill shallow/{count}"] = _refreshed(case, count)
+    return found
+
+
+def reprefill(case: Case, cut: int) -> Answer:
+    """The chunk run again in context from layer `cut` on, from the residual stream that it has alone."""
+    subject = case.subject
+    if cut == 0:
+        return case.conditioned()
+    key = residual_key("deficit", subject.chunk.id, cut)
+    piece, _ = form_residual(subject.adapter, key, subject.chunk)
+    return _begun(case, cut, key, piece)
+
+
+def injected(case: Case) -> dict[str, float]:
+    """How much of the last layer's deficit one layer's conditioning explains.
+
+    The chunk enters a layer with its conditioned residual stream and runs on, blind to its antecedents. Explained is
+    1 - |difference|² / |deficit|² of the last layer's keys and values together.
+    """
+    subject = case.subject
+    if not subject.adapter.supports_layerwise:
+        return {}
+    found = {}
+    target = subject.deficits[-1]
+    whole = float(target.keys.square().sum() + target.values.square().sum())
+    for layer in range(1, subject.layers):
+        key = PatchKey.of(f"residual-{layer}", "deficit", subject.chunk.id)
+        piece = stream_piece(subject, layer)
+        rows = _begun(case, layer, key, piece, subject.antecedents, read=True).rows
+        if rows is None or whole == 0:
+            continue
+        off = deficit(rows[-1], subject.conditioned[-1])
+        found[f"injected/{layer}"] = 1 - float(off.keys.square().sum() + off.values.square().sum()) / whole
+    return found
+
+
+def stream_piece(subject: Subject, layer: int) -> Patch:
+    """The chunk's conditioned residual stream that enters a layer, in the form that the executor takes it in."""
+    stream = subject.seen.streams[layer]
+    nothing = Factors(stream.new_empty(stream.shape[0], 0), stream.new_empty(0, 0))
+    held = LayerPatch(Factors(stream, stream.new_empty(stream.shape[1], 0)), nothing)
+    return Patch(tuple(held if index == layer else None for index in range(subject.layers)))
+
+
+def _begun(
+    case: Case, cut: int, key: PatchKey, piece: Patch, hidden: tuple[Rows, ...] = (), *, read: bool = False
+) -> Answer:
+    subject = case.subject
+    shallow = RowRange(*subject.segment.rows, Source.TAKEN, (0, cut), ChunkOrigin(subject.chunk.id))
+    use = ResidualUse(key, subject.adapter.hidden_size)
+    deep = RowRange(*subject.segment.rows, Source.COMPUTED, (cut, subject.layers), hidden=hidden, residual=use)
+    return case.run([shallow, deep], Resources({key: piece}, {}), read=read)
+
+
+def _refreshed(case: Case, count: int) -> Answer:
+    subject = case.subject
+    shallow = RowRange(*subject.segment.rows, Source.COMPUTED, (0, count))
+    deep = replace(shallow, source=Source.TAKEN, layers=(count, subject.layers), origin=ChunkOrigin(subject.chunk.id))
+    return case.run([shallow] if count == subject.layers else [shallow, deep])
+
+
+def _from(deficits: tuple[LayerRows, ...], first: int, last: int) -> list[LayerRows | None]:
+    return [one if first <= layer < last else None for layer, one in enumerate(deficits)]
+
+
+def deepest_slot(subject: Subject) -> str:
+    """The slot whose deficit is largest in the last layer, relative to its rows."""
+    sizes = relative(subject.deficits[-1], subject.conditioned[-1])
+    return max(SLOTS, key=lambda slot: sizes[slot])

@@ -1,0 +1,183 @@
+"""One item in one setting under many strategies: fronts linked once, pieces formed once, endings run together."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from benchmarks.fidelity.arms import Arm, AtShare
+from benchmarks.fidelity.budgets import Budget
+from benchmarks.fidelity.endings import endings, plain_ending, same_front
+from benchmarks.fidelity.oracles import Oracle, front_table
+from emblema.errors import StrategyError
+from emblema.kv.patch import Patch
+from emblema.link.executor import Executor, Linked
+from emblema.link.findings import Findings
+from emblema.link.forming import form_missing
+from emblema.link.oracle import deficit_scores, query_scores
+from emblema.link.plan import LinkPlan, Source
+from emblema.link.prompt import Prompt, Rows
+from emblema.link.strategies.base import Strategy
+from emblema.models.table import KVTable
+from emblema.store.keys import PatchKey
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a strategy spent on a prompt.
+
+    Attributes:
+        kv_bytes_share: bytes of patches, kept residual streams and recomputed chunk rows over those of the chunks' KV;
+            chunks that are slid or at row 0 count on neither side, nor do rows that are only looked at to choose among.
+        rows_computed_share: rows computed, in layers, over the prompt's rows.
+    """
+
+    kv_bytes_share: float
+    rows_computed_share: float
+
+
+class Linking:
+    """Links the prompts of one item's questions. What is formed is kept in `patches`, shared by the item's settings.
+
+    Args:
+        patches: pieces formed for this item so far.
+        pool: patches of other items, by their keys, for strategies that learn from them.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        prompts: Sequence[Prompt],
+        patches: dict[PatchKey, Patch],
+        pool: Mapping[PatchKey, Patch],
+    ) -> None:
+        self.executor, self.prompts, self.patches = executor, tuple(prompts), patches
+        self.start = self.prompts[0].segments[-1].start
+        self.shared = len(self.prompts) > 1 and self.start > 0 and same_front(self.prompts)
+        self._model = executor.adapter.fingerprint
+        layouts = executor.adapter.layouts
+
+        def find(key: PatchKey) -> Patch | None:
+            return patches.get(key) or pool.get(key)
+
+        self.findings = Findings(self._model, layouts, find, lambda prompt: None, {}, pool)
+        self._scores: dict[tuple[str, int], Tensor] = {}
+
+    def strategies(self, arm: Arm) -> list[Strategy]:
+        """What an arm comes to, question by question."""
+        adapter = self.executor.adapter
+        if isinstance(arm, AtShare):
+            fitted = [
+                arm.fitted(Budget.of(arm.percent / 100, prompt, adapter.layouts, adapter.hidden_size))
+                for prompt in (self.prompts[:1] if self.shared else self.prompts)
+            ]
+            return fitted * len(self.prompts) if self.shared else fitted
+        if isinstance(arm, Oracle):
+            if self.shared and not arm.by_question:
+                return [arm.choose(self._scored(arm, 0), self.prompts[0])] * len(self.prompts)
+            return [arm.choose(self._scored(arm, index), prompt) for index, prompt in enumerate(self.prompts)]
+        return [arm] * len(self.prompts)
+
+    def prepare(self, arms: Sequence[Arm]) -> None:
+        """Form everything that the arms ask for, each piece once and as large as the largest that is asked."""
+        for index, prompt in enumerate(self.prompts[:1] if self.shared else self.prompts):
+            plans = [
+                self.strategies(arm)[index].plan(prompt, self.findings.knowledge)
+                for arm in arms
+                if not isinstance(arm, Oracle)
+            ]
+            lacking = [plan for plan in plans if plan.forming]
+            if lacking:
+                # Never run: it only says what is needed of each piece, by all plans together.
+                every = replace(
+                    lacking[0],
+                    ranges=tuple(part for plan in lacking for part in plan.ranges),
+                    forming=tuple(dict.fromkeys(key for plan in lacking for key in plan.forming)),
+                )
+                form_missing(self.executor, prompt, every, self.findings, self.patches.__setitem__)
+
+    def logits(self, strategies: Sequence[Strategy]) -> list[Tensor]:
+        """The last logits [vocab] float32 of every question.
+
+        Raises:
+            StrategyError: the model cannot carry a plan out.
+        """
+        plans = self._plans(strategies)
+        same = self.shared and all(one is strategies[0] for one in strategies)
+        if not same or not all(plain_ending(plan, self.start) for plan in plans):
+            return [linked.logits for linked in self._one_by_one(plans)]
+        first = self._run(plans[0], self.prompts[0], sum(prompt.tokens - self.start for prompt in self.prompts))
+        first.table.truncate(first.rows - (self.prompts[0].tokens - self.start))
+        rest = endings(self.executor.adapter, first.table, self.prompts[1:], plans[1:], self.start)
+        return [first.logits, *rest]
+
+    def linked(self, strategies: Sequence[Strategy], reserve: int) -> Iterator[Linked]:
+        """Every question linked, one after another, with room to decode."""
+        return self._one_by_one(self._plans(strategies), reserve)
+
+    def spent(self, strategies: Sequence[Strategy]) -> Spent:
+        """What it costs, the mean over questions."""
+        plans = self._plans(strategies[:1] if self.shared else strategies)
+        each = [self._spent(plan, prompt) for plan, prompt in zip(plans, self.prompts, strict=False)]
+        return Spent(
+            sum(one.kv_bytes_share for one in each) / len(each),
+            sum(one.rows_computed_share for one in each) / len(each),
+        )
+
+    def _plans(self, strategies: Sequence[Strategy]) -> list[LinkPlan]:
+        plans = []
+        for strategy, prompt in zip(strategies, self.prompts, strict=False):
+            plan = strategy.plan(prompt, self.findings.knowledge)
+            if plan.forming:
+                form_missing(self.executor, prompt, plan, self.findings, self.patches.__setitem__)
+                plan = strategy.plan(prompt, self.findings.knowledge)
+            plans.append(plan)
+        refusal = self.executor.refusal(plans[0])
+        if refusal is not None:
+            raise StrategyError(f"{plans[0].strategy} cannot be run on this model: {refusal}")
+        return plans
+
+    def _one_by_one(self, plans: Sequence[LinkPlan], reserve: int = 0) -> Iterator[Linked]:
+        for plan, prompt in zip(plans, self.prompts, strict=True):
+            yield self._run(plan, prompt, reserve)
+
+    def _run(self, plan: LinkPlan, prompt: Prompt, reserve: int) -> Linked:
+        return self.executor.run(plan, prompt, self.findings.resources, reserve)
+
+    def _spent(self, plan: LinkPlan, prompt: Prompt) -> Spent:
+        layouts = self.executor.adapter.layouts
+        kept: list[Rows] = [
+            segment.rows
+            for segment, _ in prompt.chunk_segments
+            if segment.start > 0 and segment.rows not in prompt.slid_rows
+        ]
+        whole = sum(layout.features for layout in layouts)
+        numbers = sum(one.budget * whole for one in plan.selectors)
+        for part in plan.ranges:
+            rows = sum(max(0, min(part.stop, stop) - max(part.start, start)) for start, stop in kept)
+            if part.source is Source.COMPUTED and rows and not _looked_at(plan, part.start):
+                residual = 0 if part.residual is None else part.residual.width
+                numbers += rows * (residual + sum(layout.features for layout in layouts[slice(*part.layers)]))
+        cost = plan.cost(layouts, 1)
+        held = sum(stop - start for start, stop in kept) * whole
+        return Spent(
+            (numbers + cost.patch_bytes) / held if held else 0.0,
+            cost.rows_computed / prompt.tokens,
+        )
+
+    @cached_property
+    def _front(self) -> KVTable:
+        return front_table(self.executor, self.prompts[0])
+
+    def _scored(self, oracle: Oracle, index: int) -> Tensor:
+        if (oracle.kind, index) not in self._scores:
+            prompt = self.prompts[index]
+            table = self._front if self.shared else front_table(self.executor, prompt)
+            score = query_scores if oracle.by_question else deficit_scores
+            self._scores[oracle.kind, index] = score(self.executor, prompt, table)
+        return self._scores[oracle.kind, index]
+
+
+def _looked_at(plan: LinkPlan, row: int) -> bool:
+    return any(start <= row < stop for one in plan.selectors for start, stop in one.candidates)

@@ -1,0 +1,253 @@
+"""Every question of every item under every strategy, in the settings asked for; what is on record is not done again."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from torch import Tensor
+
+from benchmarks.fidelity.arms import FULL, Arm, arm_of
+from benchmarks.fidelity.linking import Linking
+from benchmarks.fidelity.pool import POOLED, learned_rank, merged
+from benchmarks.fidelity.records import Record, Records, Source
+from benchmarks.fidelity.sources import Items
+from benchmarks.tasks.asking import Style, expected, right, style_of
+from benchmarks.tasks.items import Item
+from benchmarks.tasks.judge import Judge
+from benchmarks.tasks.prompting import SETTINGS, Piece, messages, pieces, plain_parts, slides
+from emblema.engine.decoding import Sampler, Sampling, decode
+from emblema.engine.engine import Engine
+from emblema.errors import MediaError, PromptError, StrategyError
+from emblema.eval.metrics import divergence
+from emblema.eval.progress import steps
+from emblema.kv.patch import Patch
+from emblema.link.executor import Executor
+from emblema.link.prompt import Prompt
+from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.patch import PatchStrategy
+from emblema.store.keys import PatchKey
+
+WHOLE = PatchStrategy(share=1.0)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to measure.
+
+    Attributes:
+        strategies: names, re-prefill among them.
+        style: how options are asked for.
+        answer_tokens: the longest answer; as many as the right one has if None.
+        judge: scores the answers of dialogues.
+    """
+
+    strategies: tuple[str, ...]
+    settings: tuple[str, ...]
+    items: int
+    seed: int
+    style: Style = "words"
+    answer_tokens: int | None = None
+    judge: Judge | None = None
+
+    def __post_init__(self) -> None:
+        if self.items < 1:
+            raise PromptError(f"{self.items} items: give one or more")
+        if self.seed < 0:
+            raise PromptError(f"the seed is {self.seed}: give 0 or more")
+        unknown = set(self.settings) - set(SETTINGS)
+        if unknown or not self.settings:
+            raise PromptError(f"unknown setting {', '.join(sorted(unknown))!r}: choose of {', '.join(SETTINGS)}")
+
+    @property
+    def answering(self) -> str:
+        """What of the answering decides a record's figures."""
+        judge = "" if self.judge is None else f"{self.judge.url} {self.judge.model}"
+        return f"{self.answer_tokens} {judge}".strip()
+
+
+@dataclass(slots=True)
+class Bench:
+    """One model under measurement.
+
+    Attributes:
+        refused: strategies that the model cannot carry out, and tasks of media that it does not take, with the reason;
+            they are left out.
+        made: keys of the records that this run asked for, made now or before.
+    """
+
+    engine: Engine
+    name: str
+    wanted: Wanted
+    records: Records
+    refused: dict[str, str] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+    done: int = 0
+
+    def run(self, tasks: Sequence[Items], screen: Console) -> None:
+        """Measure all tasks, one after another."""
+        for task in tasks:
+            title = f"{self.name}, {task.name}: {self.wanted.items} items"
+            try:
+                with steps(screen, title, self.wanted.items) as advance:
+                    self._task(task, advance)
+            except MediaError as error:
+                # Of a data set it may be one bad file; what we draw is a kind that the model does not take.
+                if task.path is not None:
+                    raise
+                _log.warning("%s is left out: %s", task.name, error)
+                self.refused[task.name] = str(error)
+
+    def _task(self, task: Items, advance: Callable[[], None]) -> None:
+        wanted, weights = self.wanted, self.engine.adapter.fingerprint
+        source = Source(self.name, weights, task.name, -1 if task.path else wanted.seed, wanted.style)
+        pool: dict[PatchKey, Patch] | None = None
+        for item in task.first(wanted.seed, wanted.items):
+            settings = [one for one in wanted.settings if one == "visible" or slides(item)]
+            keys = {
+                (setting, name): source.key(item, setting, name, wanted.answering)
+                for setting in settings
+                for name in wanted.strategies
+            }
+            self.made += keys.values()
+            if any(key not in self.records.held for (_, name), key in keys.items() if name not in self.refused):
+                if pool is None:
+                    pool = self._pool(task)
+                self._item(source, item, settings, keys, pool)
+            advance()
+
+    def _item(
+        self,
+        source: Source,
+        item: Item,
+        settings: Sequence[str],
+        keys: dict[tuple[str, str], str],
+        pool: dict[PatchKey, Patch],
+    ) -> None:
+        made = pieces(self.engine, item)
+        patches: dict[PatchKey, Patch] = {}
+        try:
+            for setting in settings:
+                missing = [name for name in self.wanted.strategies if keys[setting, name] not in self.records.held]
+                if missing:
+                    linking = self._linking(item, made, setting, patches, pool)
+                    self._setting(linking, source, item, setting, {name: keys[setting, name] for name in missing})
+                    self.done += len(missing)
+        finally:
+            self._forget(made)
+
+    def _setting(self, linking: Linking, source: Source, item: Item, setting: str, keys: dict[str, str]) -> None:
+        arms: dict[str, Arm] = {name: arm_of(name) for name in keys if name not in self.refused}
+        linking.prepare(list(arms.values()))
+        lengths = [self._length(item, index) for index in range(len(item.questions))]
+        reference, own = self._answered(linking, linking.strategies(arm_of(FULL)), lengths)
+        for name, arm in arms.items():
+            try:
+                strategies = linking.strategies(arm)
+                logits, answers = (reference, own) if name == FULL else self._answered(linking, strategies, lengths)
+            except StrategyError as error:
+                _log.warning("%s", error)
+                self.refused[name] = str(error)
+                continue
+            spent = linking.spent(strategies)
+            self.records.add(
+                [
+                    Record(
+                        key=keys[name],
+                        model=source.model,
+                        task=source.task,
+                        setting=setting,
+                        strategy=name,
+                        item=item.id,
+                        episode=item.episode,
+                        multi_hop=tuple(one.multi_hop for one in item.questions),
+                        answers=tuple(answers),
+                        right=tuple(self._right(item, index, answer) for index, answer in enumerate(answers)),
+                        divergences=_divergences(reference, logits),
+                        kv_bytes_share=spent.kv_bytes_share,
+                        rows_computed_share=spent.rows_computed_share,
+                        judged=self._judged(item, answers),
+                    )
+                ]
+            )
+
+    def _answered(
+        self, linking: Linking, strategies: Sequence[Strategy], lengths: Sequence[int]
+    ) -> tuple[list[Tensor], list[tuple[int, ...]]]:
+        """Logits of the first token of every answer, and the greedy answers."""
+        if max(lengths) == 1:
+            logits = linking.logits(strategies)
+            return logits, [(int(one.argmax()),) for one in logits]
+        logits, answers = [], []
+        linked = linking.linked(strategies, max(lengths))
+        for one, prompt, length in zip(linked, linking.prompts, lengths, strict=True):
+            sampler = Sampler(Sampling(max_new_tokens=length))
+            logits.append(one.logits)
+            answers.append(tuple(decode(self.engine.adapter, one, prompt, sampler, self.engine.end_tokens)))
+        return logits, answers
+
+    def _linking(
+        self,
+        item: Item,
+        made: Sequence[Piece],
+        setting: str,
+        patches: dict[PatchKey, Patch],
+        pool: dict[PatchKey, Patch],
+    ) -> Linking:
+        prompts = [self._prompt(item, index, made, setting) for index in range(len(item.questions))]
+        return Linking(Executor(self.engine.adapter), prompts, patches, pool)
+
+    def _prompt(self, item: Item, index: int, made: Sequence[Piece], setting: str) -> Prompt:
+        style = style_of(item, index, self.wanted.style)
+        if self.engine.template.preparer.chat_template:
+            return self.engine.prompt(messages(item, index, made, setting, style))
+        return self.engine.prompt(plain_parts(item, index, made, setting, style), template=False)
+
+    def _length(self, item: Item, index: int) -> int:
+        if self.wanted.answer_tokens is not None:
+            return self.wanted.answer_tokens
+        answer = expected(item.questions[index], style_of(item, index, self.wanted.style))
+        return max(1, len(self.engine.template.tokenizer(answer, add_special_tokens=False)["input_ids"]))
+
+    def _right(self, item: Item, index: int, answer: tuple[int, ...]) -> bool:
+        return right(item.questions[index], self._text(answer))
+
+    def _text(self, answer: tuple[int, ...]) -> str:
+        return str(self.engine.template.tokenizer.decode(answer, skip_special_tokens=True))
+
+    def _judged(self, item: Item, answers: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        judge = self.wanted.judge
+        if judge is None or not item.dialogue:
+            return ()
+        asked = zip(item.questions, answers, strict=True)
+        return tuple(judge.score(one.text, one.answer, self._text(answer)).overall for one, answer in asked)
+
+    def _pool(self, task: Items) -> dict[PatchKey, Patch]:
+        """What other items than those measured have in common, where a strategy learns from it."""
+        arms = [arm_of(name) for name in self.wanted.strategies]
+        rank = learned_rank(arms, self.engine.adapter.layouts)
+        if rank == 0:
+            return {}
+        patches: dict[PatchKey, Patch] = {}
+        for item in task.others(self.wanted.seed, self.wanted.items, POOLED):
+            made = pieces(self.engine, item)
+            linking = self._linking(item, made, "visible", {}, {})
+            linking.prepare([WHOLE])
+            patches |= linking.patches
+            self._forget(made)
+        if not patches:
+            raise StrategyError(f"{task.name} has no items beside those measured, for basis-M to learn from: ask fewer")
+        return merged(patches, rank)
+
+    def _forget(self, made: Sequence[Piece]) -> None:
+        for piece in made:
+            for chunk in piece:
+                self.engine.store.delete(chunk.id)
+
+
+def _divergences(reference: Sequence[Tensor], logits: Sequence[Tensor]) -> tuple[float, ...]:
+    return tuple(
+        0.0 if one is other else divergence(one.cpu().numpy(), other.cpu().numpy())
+        for one, other in zip(reference, logits, strict=True)
+    )

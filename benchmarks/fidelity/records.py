@@ -1,0 +1,95 @@
+"""Records of a run: a line for each item, setting and strategy."""
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Self
+
+from benchmarks.fidelity.linking import Spent
+from benchmarks.recordfile import RecordFile
+from benchmarks.tasks.items import Item, describe
+
+VERSION = 1
+"""Part of every key: records that an older bench made in another way are made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an item comes from and how it is put: what tells records of the same item apart.
+
+    Attributes:
+        model: name of the model; `weights`: its fingerprint.
+        seed: of generated items; -1 for a data set's.
+    """
+
+    model: str
+    weights: str
+    task: str
+    seed: int
+    style: str
+
+    def key(self, item: Item, setting: str, strategy: str, answering: str) -> str:
+        """Digest of everything that a record's figures depend on."""
+        told = [VERSION, self.weights, self.task, self.seed, self.style, setting, strategy, answering, describe(item)]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One item under one strategy in one setting, question by question.
+
+    Attributes:
+        multi_hop: whether a question needs several pieces of media.
+        answers: token ids of the greedy answers.
+        right: whether they are right.
+        divergences: KL from re-prefill at the answer's first token, nats.
+        judged: overall scores of a judge, 1 to 10; empty without one.
+    """
+
+    key: str
+    model: str
+    task: str
+    setting: str
+    strategy: str
+    item: str
+    episode: str
+    multi_hop: tuple[bool, ...]
+    answers: tuple[tuple[int, ...], ...]
+    right: tuple[bool, ...]
+    divergences: tuple[float, ...]
+    kv_bytes_share: float
+    rows_computed_share: float
+    judged: tuple[int, ...] = ()
+
+    @property
+    def spent(self) -> Spent:
+        return Spent(self.kv_bytes_share, self.rows_computed_share)
+
+    @classmethod
+    def read(cls, line: str) -> Self:
+        """The record of a line.
+
+        Raises:
+            ValueError: it is none.
+        """
+        held = json.loads(line)
+        if not isinstance(held, dict) or held.keys() != {field.name for field in fields(cls)}:
+            raise ValueError("no record")
+        lists = {name: tuple(value) for name, value in held.items() if isinstance(value, list)}
+        lists["answers"] = tuple(tuple(answer) for answer in held["answers"])
+        made = cls(**{**held, **lists})
+        if len({len(made.multi_hop), len(made.answers), len(made.right), len(made.divergences)}) != 1:
+            raise ValueError("a record with missing questions")
+        return made
+
+
+class Records(RecordFile[Record]):
+    """A run's records.
+
+    Raises:
+        EmblemaError: as `RecordFile`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, Record.read)

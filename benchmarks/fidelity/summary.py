@@ -1,0 +1,140 @@
+"""Records turned into rows: one for each model, task, setting and strategy, with intervals by episode."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.fidelity.arms import BLIND, FULL
+from benchmarks.fidelity.records import Record
+from emblema.eval.metrics import Interval, bootstrap, bootstrap_eta, bootstrap_ratio, median_eta
+
+POOLED = "pooled"
+"""Stands in a row's task for all tasks of a run together."""
+PATCH, DEEP = "patch", "patch-deep"
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Records of one strategy laid end to end, question by question."""
+
+    episodes: NDArray[np.str_]
+    multi_hop: NDArray[np.bool_]
+    answers: tuple[tuple[int, ...], ...]
+    right: Numbers
+    divergences: Numbers
+    judged: Numbers
+    kv_bytes_share: float
+    rows_computed_share: float
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> "Answers":
+        """The answers of records in their order."""
+        return cls(
+            np.array([f"{one.task}/{one.episode}" for one in records for _ in one.answers]),
+            np.array([hop for one in records for hop in one.multi_hop], dtype=np.bool_),
+            tuple(answer for one in records for answer in one.answers),
+            np.array([found for one in records for found in one.right], dtype=np.float64),
+            np.array([value for one in records for value in one.divergences], dtype=np.float64),
+            np.array([score for one in records for score in one.judged], dtype=np.float64),
+            float(np.mean([one.kv_bytes_share for one in records])),
+            float(np.mean([one.rows_computed_share for one in records])),
+        )
+
+    def same(self, other: "Answers") -> NDArray[np.bool_]:
+        """Whether each answer is the other's."""
+        return np.array([one == two for one, two in zip(self.answers, other.answers, strict=True)], dtype=np.bool_)
+
+
+def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Rows of all records; where there are several tasks, with rows over all of them together.
+
+    Only items that every strategy of a setting has answered count, so that all rows of a table are on the same items.
+    """
+    groups: dict[tuple[str, str, str], dict[str, dict[str, Record]]] = {}
+    for record in records:
+        for task in (record.task, POOLED):
+            group = groups.setdefault((record.model, task, record.setting), {})
+            group.setdefault(record.strategy, {})[f"{record.task}/{record.item}"] = record
+    tasks = {(model, setting): set[str]() for model, _, setting in groups}
+    for model, task, setting in groups:
+        tasks[model, setting].add(task)
+    rows = []
+    for (model, task, setting), strategies in groups.items():
+        if task != POOLED or len(tasks[model, setting]) > 2:
+            rows += _rows(model, task, setting, strategies)
+    return rows
+
+
+def _rows(model: str, task: str, setting: str, strategies: Mapping[str, Mapping[str, Record]]) -> list[dict[str, Any]]:
+    if FULL not in strategies or BLIND not in strategies:
+        return []
+    shared = [item for item in strategies[FULL] if all(item in found for found in strategies.values())]
+    if not shared:
+        return []
+    every = {name: Answers.of([found[item] for item in shared]) for name, found in strategies.items()}
+    return [
+        {
+            "model": model,
+            "task": task,
+            "setting": setting,
+            "strategy": name,
+            "n": len(own.right),
+            "items": len(shared),
+            **_figures(
+                every[FULL], every[BLIND], own, _at_its_share(name, PATCH, every), _at_its_share(name, DEEP, every)
+            ),
+        }
+        for name, own in every.items()
+    ]
+
+
+def _figures(
+    full: Answers, blind: Answers, own: Answers, patch: Answers | None, deep: Answers | None
+) -> dict[str, Any]:
+    episodes = own.episodes
+    flipped = ~full.same(blind)
+    restored = flipped & full.same(own)
+    median = median_eta(own.divergences, blind.divergences)
+    found: dict[str, Interval] = {
+        "accuracy": bootstrap(own.right, episodes),
+        "single_hop_accuracy": _share(own.right, ~own.multi_hop, episodes),
+        "multi_hop_accuracy": _share(own.right, own.multi_hop, episodes),
+        "kl": bootstrap(own.divergences, episodes),
+        "eta": bootstrap_eta(own.divergences, blind.divergences, episodes),
+        "flip_recovery": _share(restored.astype(np.float64), flipped, episodes),
+        "agreement": bootstrap(full.same(own).astype(np.float64), episodes),
+        "accuracy_lost": bootstrap(full.right - own.right, episodes),
+    }
+    for against, other in (("patch", patch), ("deep", deep)):
+        if other is not None:
+            lost = own.divergences - other.divergences
+            found[f"eta_below_{against}"] = bootstrap_ratio(lost, blind.divergences, episodes)
+    if len(own.judged) == len(own.right):
+        found["judged"] = bootstrap(own.judged, episodes)
+    return {
+        **{name: interval.value for name, interval in found.items()},
+        "eta_median": median.value,
+        "eta_median_n": median.count,
+        "flips": int(flipped.sum()),
+        "kv_bytes_share": own.kv_bytes_share,
+        "rows_computed_share": own.rows_computed_share,
+        "intervals": {name: [interval.low, interval.high] for name, interval in found.items()},
+        "kl_quartiles": [float(value) for value in np.quantile(own.divergences, (0, 0.25, 0.5, 0.75, 1))],
+    }
+
+
+def _share(values: Numbers, chosen: NDArray[np.bool_], episodes: NDArray[np.str_]) -> Interval:
+    if not chosen.any():
+        return Interval(float("nan"), float("nan"), float("nan"))
+    return bootstrap_ratio(values * chosen, chosen.astype(np.float64), episodes)
+
+
+def _at_its_share(name: str, method: str, every: Mapping[str, Answers]) -> Answers | None:
+    """A method at the same share of bytes, for one at a share."""
+    _, at, share = name.partition("@")
+    return every.get(f"{method}@{share}") if at else None

@@ -1,0 +1,202 @@
+"""Time to first token with KV on disk, in memory, and not at all; and how much of a load is hidden behind computing.
+
+What is timed runs from the chunks' ids to the logits of the answer: look-ups, the prompt, the linked prefill. Before
+everything that is called cold the files are out of the page cache and the store has just been opened: nothing of a
+chunk, its embeddings included, is in memory.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from benchmarks.store.larger import random_picture
+from benchmarks.store.pages import cooled
+from emblema.engine.conversation import PromptPart
+from emblema.engine.engine import Engine
+from emblema.engine.linker import Linker, Outcome
+from emblema.errors import StoreError
+from emblema.eval.progress import steps
+from emblema.kv.chunk import Chunk
+from emblema.link.policy.policy import Policy
+from emblema.store.store import Store
+from emblema.store.view import View
+
+QUESTION = "which land does the tent stand on ?"
+RECOMPUTE, MEMORY, DISK, LOAD = "recompute", "memory", "disk, cold", "load alone, cold"
+MIXED_MEMORY, MIXED_DISK, MIXED_LOAD = "half missing, rest in memory", "half missing, rest on disk", "load of the rest"
+LANES = (RECOMPUTE, MEMORY, DISK, LOAD, MIXED_MEMORY, MIXED_DISK, MIXED_LOAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """One model.
+
+    Attributes:
+        model: its name.
+        parameters: of the model.
+        chunks, tokens, bytes: of the prompt: chunks, tokens, and bytes of the files with the chunks' KV.
+        seconds: of every round, by lane.
+        residency: the largest share of a file in the page cache before a cold lane; NaN where unknown.
+        gap: the largest difference of a logit between KV from disk and KV from memory.
+    """
+
+    model: str
+    parameters: int
+    chunks: int
+    tokens: int
+    bytes: int
+    seconds: dict[str, tuple[float, ...]]
+    residency: float
+    gap: float
+
+    def median(self, lane: str) -> float:
+        """Seconds."""
+        return median(self.seconds[lane])
+
+    @property
+    def hidden(self) -> float:
+        """The share of loading everything that the linked prefill did not wait for; median of rounds, unclipped."""
+        return float(np.median(_hidden(self.seconds, DISK, MEMORY, LOAD)))
+
+    @property
+    def hidden_by_misses(self) -> float:
+        """The same where half of the chunks are prefilled again while the other half loads."""
+        return float(np.median(_hidden(self.seconds, MIXED_DISK, MIXED_MEMORY, MIXED_LOAD)))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The quartiles of `hidden`."""
+        low, high = np.quantile(_hidden(self.seconds, DISK, MEMORY, LOAD), (0.25, 0.75))
+        return float(low), float(high)
+
+    @property
+    def spread_by_misses(self) -> tuple[float, float]:
+        """The quartiles of `hidden_by_misses`."""
+        low, high = np.quantile(_hidden(self.seconds, MIXED_DISK, MIXED_MEMORY, MIXED_LOAD), (0.25, 0.75))
+        return float(low), float(high)
+
+
+def _hidden(seconds: dict[str, tuple[float, ...]], disk: str, memory: str, load: str) -> NDArray[np.float64]:
+    """Round by round, the share of a load that was not waited for."""
+    waited = np.subtract(seconds[disk], seconds[memory])
+    return np.asarray(1 - waited / np.array(seconds[load]), dtype=np.float64)
+
+
+class _Bench:
+    """One model, its pictures' chunks in two folders: all of them in one, half of them in the other."""
+
+    def __init__(self, folder: Path, name: str, model: Any, processor: Any, sides: Sequence[int], seed: int) -> None:
+        self.name, self.model = name, model
+        self.engine = Engine(model, processor, policy=Policy.quiet())
+        random = np.random.default_rng([seed, 3])
+        pictures = [random_picture(side, random) for side in sides]
+        self.chunks = [one for one in map(self.engine.add, pictures) if isinstance(one, Chunk)]
+        half = len(self.chunks) // 2
+        self.all, self.rest = folder / f"{name}-all", folder / f"{name}-rest"
+        for place, kept in ((self.all, self.chunks), (self.rest, self.chunks[:half])):
+            with Store(place) as store:
+                for chunk in kept:
+                    store.view().put(Chunk(chunk.id, chunk.kind, chunk.model, chunk.encoded, tuple(chunk.rows)))
+        self.lost = self.chunks[half:]
+        self.residency = self.gap = 0.0
+        self.seconds: dict[str, list[float]] = {lane: [] for lane in LANES}
+        # What runs for the first time is slower in whichever lane it comes.
+        self.link(self.engine.store, "blind")
+
+    def files(self, folder: Path) -> list[Path]:
+        return sorted((folder / "pieces").rglob("*.safetensors"))
+
+    def cool(self, folder: Path) -> None:
+        self.residency = max(self.residency, cooled(self.files(folder)))
+
+    def time(self, lane: str, action: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        found = action()
+        self.seconds[lane].append(time.perf_counter() - began)
+        return found
+
+    def link(self, view: View, strategy: str, lost: Sequence[Chunk] = ()) -> Outcome:
+        """From ids to logits; the chunks that are lost stand behind the others."""
+        wanted = [chunk.id for chunk in self.chunks if chunk not in lost]
+        parts: list[PromptPart] = [*map(view.get, wanted), *lost, QUESTION]
+        prompt = self.engine.prompt(parts)
+        return Linker(self.engine.adapter, view).link(prompt, strategy)
+
+    def bring(self, view: View, ids: Sequence[str]) -> None:
+        """Everything of some chunks into memory."""
+        for id in ids:
+            view.get(id)
+        with view.lease(ids) as lease:
+            if lease.missing:
+                raise StoreError(f"{len(lease.missing)} chunks are not on disk: nothing to measure")
+            for rows in lease.rows.values():
+                list(rows)
+
+    def round(self) -> None:
+        kept = [chunk.id for chunk in self.chunks]
+        self.cool(self.all)
+        with Store(self.all) as store:
+            view = store.view()
+            self.time(LOAD, lambda: self.bring(view, kept))
+            memory = self.time(MEMORY, lambda: self.link(view, "blind"))
+            self.time(RECOMPUTE, lambda: self.link(view, "full"))
+        self.cool(self.all)
+        with Store(self.all) as store:
+            disk = self.time(DISK, lambda: self.link(store.view(), "blind"))
+        self.gap = max(self.gap, float((disk.linked.logits - memory.linked.logits).abs().max()))
+        kept = kept[: len(kept) - len(self.lost)]
+        self.cool(self.rest)
+        # Under write-back nothing is written while the answer is computed, in neither lane.
+        with Store(self.rest, write="back") as store:
+            view = store.view()
+            self.mixed(MIXED_DISK, view)
+            self.bring(view, kept)
+            self.mixed(MIXED_MEMORY, view)
+        self.cool(self.rest)
+        with Store(self.rest) as store:
+            self.time(MIXED_LOAD, lambda: self.bring(store.view(), kept))
+
+    def mixed(self, lane: str, view: View) -> None:
+        outcome = self.time(lane, lambda: self.link(view, "blind", self.lost))
+        if outcome.recaptured != sum(chunk.tokens for chunk in self.lost):
+            raise StoreError(f"{outcome.recaptured} rows were prefilled again, not those of the missing half")
+        for chunk in self.lost:
+            view.delete(chunk.id)
+
+
+def measure(
+    folder: Path,
+    name: str,
+    model: Any,
+    processor: Any,
+    sides: Sequence[int],
+    rounds: int,
+    seed: int,
+    screen: Console,
+) -> Overlap:
+    """Link a prompt of one picture for each of `sides` (pixels) and a question, in every lane, `rounds` times."""
+    with steps(screen, f"linked prompts on {name}", rounds + 1) as advance:
+        bench = _Bench(folder, name, model, processor, sides, seed)
+        advance()
+        for _ in range(rounds):
+            bench.round()
+            advance()
+    files = bench.files(bench.all)
+    parts: list[PromptPart] = [*bench.chunks, QUESTION]
+    return Overlap(
+        model=name,
+        parameters=sum(one.numel() for one in model.parameters()),
+        chunks=len(bench.chunks),
+        tokens=bench.engine.prompt(parts).tokens,
+        bytes=sum(path.stat().st_size for path in files),
+        seconds={lane: tuple(found) for lane, found in bench.seconds.items()},
+        residency=bench.residency,
+        gap=bench.gap,
+    )

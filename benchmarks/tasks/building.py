@@ -1,0 +1,81 @@
+"""What the generated tasks share: a stream of random numbers for an item, pictures and clips as media, options."""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.tasks.items import Item, ItemQuestion, Media
+from benchmarks.tasks.questions import TEMPLATES
+from benchmarks.tasks.tiles import ICON_NAMES
+from benchmarks.tasks.world import COLOUR_NAMES, LANDS, NUMBERS, Clip, Episode, Legend, Map, Page
+from benchmarks.tasks.write import write_clip
+
+POOLS = {"colour": COLOUR_NAMES, "land": LANDS, "legend": LANDS, "count": NUMBERS[:7], "which": ICON_NAMES}
+SINGLE_HOP = ("colour", "legend")
+
+
+def stream(task: str, seed: int, item: int) -> np.random.Generator:
+    """The random numbers of one item: the same for the same task, seed and item."""
+    return np.random.default_rng([seed, zlib.crc32(task.encode()), item])
+
+
+def name(task: str, seed: int, item: int) -> str:
+    """An item's id."""
+    return f"{task}-{seed}-{item:04d}"
+
+
+def media_of(page: Page) -> Media:
+    """A page as media: legends slide, maps stay; of a clip, the legends at its front slide."""
+    if not isinstance(page, Clip):
+        return Media("image", page.image(), 1.0 if isinstance(page, Legend) else 0.0)
+    front = next((place for place, scene in enumerate(page.scenes) if isinstance(scene, Map)), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        write_clip(page, path)
+        return Media("video", path.read_bytes(), front / len(page.scenes))
+
+
+def picture(page: Legend | Map, slides: bool) -> Media:
+    """A picture that slides or stays."""
+    return Media("image", page.image(), float(slides))
+
+
+def choice(
+    random: np.random.Generator,
+    code: str,
+    text: str,
+    answer: str,
+    kind: str,
+    multi_hop: bool,
+    pool: Sequence[str] = (),
+    count: int = 4,
+) -> ItemQuestion:
+    """A question with `count` options in random order: the answer and others from a pool (the kind's, if none)."""
+    others = [option for option in (pool or POOLS[kind]) if option != answer]
+    taken = [str(option) for option in random.permutation(others)[: count - 1]]
+    taken.insert(int(random.integers(len(taken) + 1)), answer)
+    return ItemQuestion(code, (text,), answer, tuple(taken), taken.index(answer), multi_hop, kind)
+
+
+def phrase(random: np.random.Generator, kind: str, subject: str) -> str:
+    """A question of a kind that the bundled models were trained on, in one of its wordings."""
+    wordings = TEMPLATES[kind]
+    return wordings[int(random.integers(len(wordings)))].format(subject)
+
+
+def from_episode(random: np.random.Generator, episode: Episode, code: str, form: str, count: int = 0) -> Item:
+    """An episode of the world as an item, its legends sliding; with `count` options for each question if given."""
+    questions = []
+    for place, each in enumerate(episode.questions):
+        multi = each.kind not in SINGLE_HOP
+        if count:
+            made = choice(random, f"{code}-{place}", each.text, each.answer, each.kind, multi, count=count)
+        else:
+            made = ItemQuestion(f"{code}-{place}", (each.text,), each.answer, multi_hop=multi, kind=each.kind)
+        questions.append(made)
+    return Item(code, episode.task, form, tuple(media_of(page) for page in episode.pages), tuple(questions))

@@ -1,0 +1,218 @@
+"""The bench of streams: what is compared, when it is asked, and what figures and bars are made of records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.stream import options
+from benchmarks.stream.arms import ABLATIONS, BASELINES, FULL, METHODS, OURS, Arm, arms, arms_named
+from benchmarks.stream.bars import accuracy_bars, best_baseline, claims
+from benchmarks.stream.estimates import accuracy, counted, median_ms, paired, questions
+from benchmarks.stream.records import Answer, PassRecord, key_of
+from benchmarks.stream.sweeps import ablation_table, budget_table, length_table
+from benchmarks.stream.tables import accuracy_tables
+from benchmarks.stream.wanted import FITS, PARTS, Pass, Place, Wanted
+from benchmarks.table_file import KeptTables, tables_in
+from benchmarks.tasks.streams import QUESTION_KINDS
+from emblema.errors import EmblemaError, PromptError, StreamError
+from emblema.stream.settings import StreamSettings
+
+SHARED = StreamSettings()
+
+
+def record(one: Pass, rights: list[bool]) -> PassRecord:
+    """A record with so many answers, of the kinds of question in turn."""
+    place = one.place
+    answers = tuple(
+        Answer(QUESTION_KINDS[number % len(QUESTION_KINDS)], place.frames, right, 5, 0.25, 0.125, 3)
+        for number, right in enumerate(rights)
+    )
+    about = (place.kind, place.seed, place.item, place.frames, one.arm, one.arm, one.budget)
+    counts = {"semantic_cuts": 3.0, "visual_cuts": 1.0, "clusters": 20.0} if one.arm.startswith(OURS) else {}
+    return PassRecord("key", "model", *about, 2.0, 1.0, counts, {"index": 8}, {"rows": 9}, answers)
+
+
+def records(arm: str, rights: dict[tuple[int, int], list[bool]], kind: str = "ego") -> list[PassRecord]:
+    """Records of one arm: seed and item to answers."""
+    return [record(Pass(Place(kind, seed, item, 512), arm, 64), right) for (seed, item), right in rights.items()]
+
+
+def test_an_arm_that_is_a_default_is_the_same_and_shares_its_records() -> None:
+    ours = arms()[OURS].identity(SHARED, 8)
+    assert Arm("spelled-out", OURS, {"scoring": SHARED.scoring}).identity(SHARED, 8) == ours
+    assert all(arm.identity(SHARED, 8) != ours for arm in ABLATIONS)
+
+
+def test_baselines_do_not_depend_on_mosaics_settings_and_full_not_on_the_budget() -> None:
+    tuned = replace(SHARED, tau_large=0.5, breadth=3.0)
+    for name in BASELINES:
+        arm = arms()[name]
+        assert arm.identity(SHARED, 8) == arm.identity(tuned, 8)
+        assert arm.identity(SHARED, 8) != arm.identity(SHARED, 16)
+        assert arm.identity(SHARED, 8) != arm.identity(replace(SHARED, window=4), 8)
+    assert arms()[OURS].identity(SHARED, 8) != arms()[OURS].identity(tuned, 8)
+    full = arms()[FULL]
+    assert full.identity(SHARED, 8) == full.identity(SHARED, 16)
+    assert full.settings(replace(SHARED, positions="packed"), 8).positions == "native"
+
+
+def test_every_ablation_changes_what_it_says() -> None:
+    for arm in ABLATIONS:
+        settings = arm.settings(SHARED, 8)
+        assert arm.changes and all(getattr(settings, name) == value for name, value in arm.changes.items())
+    assert arms()["mosaic-flat"].settings(SHARED, 8).threshold(2) < 1e-6
+    with pytest.raises(PromptError, match="no arm 'moziac'"):
+        arms_named((OURS, "moziac"))
+
+
+@given(frames=st.integers(1, 5000), times=st.integers(1, 20))
+def test_a_stream_is_asked_in_its_second_half_and_at_its_end(frames: int, times: int) -> None:
+    found = Wanted(times=times).times_of(frames)
+    assert list(found) == sorted(set(found)) and found[-1] == frames
+    assert 1 <= len(found) <= times
+    assert 2 * found[0] >= frames
+
+
+def test_a_part_gives_every_stream_to_every_arm() -> None:
+    wanted = Wanted(seeds=(1, 2), items=3, others=2, lengths=(8, 2 * FITS), budgets=(4, 8))
+    passes = wanted.passes("accuracy")
+    assert len(passes) == len(set(passes)) == 3 * 2 * 3 * len(METHODS)
+    assert len(wanted.passes("budgets")) == 3 * 2 * 2 * 2 * 2
+    by_length = wanted.passes("lengths")
+    assert {one.place.frames for one in by_length if one.arm == FULL} == {8}
+    assert {one.place.frames for one in by_length if one.arm == OURS} == {8, 2 * FITS}
+    assert {one.arm for one in wanted.passes("ablation")} == {OURS, "rekv", *(arm.name for arm in ABLATIONS)}
+
+
+def test_a_key_depends_on_all_that_an_answer_depends_on() -> None:
+    wanted, one = Wanted(), Pass(Place("ego", 1, 0, 64), OURS, 8)
+    keys = {
+        key_of("a", one, wanted),
+        key_of("b", one, wanted),
+        key_of("a", replace(one, budget=4), wanted),
+        key_of("a", replace(one, place=Place("ego", 1, 1, 64)), wanted),
+        key_of("a", one, replace(wanted, times=3)),
+        key_of("a", one, replace(wanted, each=1)),
+        key_of("a", one, replace(wanted, settings=StreamSettings(tau_large=0.7))),
+    }
+    assert len(keys) == 7
+    assert key_of("a", one, replace(wanted, items=9, lengths=(8,))) == key_of("a", one, wanted)
+
+
+def test_a_paired_difference_is_of_the_same_streams_and_questions() -> None:
+    first = records(OURS, {(1, 0): [True, True], (1, 1): [True, False]})
+    second = records("rekv", {(1, 1): [False, False], (1, 0): [True, False], (2, 0): [True]})
+    found = paired(first, second)
+    assert found is not None and found.value == 0.5 and found.low == found.high == 0.5
+    assert paired(first, records("rekv", {(5, 0): [True]})) is None
+    with pytest.raises(EmblemaError, match="other questions"):
+        paired(first, records("rekv", {(1, 0): [True]}))
+
+
+def test_figures_are_those_of_the_records() -> None:
+    found = records(OURS, {(1, 0): [True, True], (1, 1): [True, False]})
+    whole = accuracy(found)
+    assert whole is not None and whole.value == 0.75 and whole.low < 0.75 < whole.high
+    assert accuracy(found, "recent").value == 1.0 and accuracy(found, "far").value == 0.5  # type: ignore[union-attr]
+    assert accuracy(found, "counted") is None and questions(found, "far") == 2
+    assert median_ms(found) == 250 and median_ms(found, cpu=True) == 125
+    assert counted(found, "semantic_cuts", "visual_cuts") == 4
+    assert counted(records("rekv", {(1, 0): [True]}), "clusters") is None
+
+
+STREAMS = [(seed, item) for seed in (1, 2, 3) for item in range(4)]
+
+
+def arm_records(rights: dict[str, list[bool]]) -> dict[str, list[PassRecord]]:
+    return {arm: records(arm, dict.fromkeys(STREAMS, right)) for arm, right in rights.items()}
+
+
+def test_bars_are_held_against_the_best_baseline_of_each_kind_and_not_against_full() -> None:
+    better = {OURS: [True] * 4, "rekv": [True, True, True, False], "sliding": [False] * 4, FULL: [True] * 4}
+    worse = {OURS: [True, False, False, False], "rekv": [False] * 4, "sliding": [True, True, False, False]}
+    found = arm_records(better)
+    assert best_baseline(found) == "rekv"
+    bars = accuracy_bars({"ego": found, "live": arm_records(worse)})
+    assert [bar.holds for bar in bars] == [True, False, True, True]
+    assert [bar.value for bar in bars] == [0.25, -0.25, 0.25, 0.0]
+    assert "rekv" in bars[0].name and "sliding" in bars[1].name
+
+
+def test_as_good_as_the_best_baseline_everywhere_is_not_above_it() -> None:
+    bars = accuracy_bars({"ego": arm_records({OURS: [True, False], "rekv": [True, False]})})
+    assert [(bar.value, bar.strict, bar.holds) for bar in bars] == [(0.0, False, True), (0.0, True, False)]
+
+
+def test_bars_want_all_kinds_and_methods_long_streams_and_three_seeds() -> None:
+    assert claims(Wanted())
+    for less in ({"kinds": ("ego",)}, {"seeds": (1, 2)}, {"frames": 511}, {"methods": (OURS, "rekv")}):
+        assert not claims(replace(Wanted(), **less))  # type: ignore[arg-type]
+
+
+def results(wanted: Wanted, part: str) -> dict[Pass, PassRecord]:
+    return {one: record(one, [True, False, True, one.arm == OURS, True]) for one in wanted.passes(part)}
+
+
+def test_tables_have_a_row_for_every_arm_and_their_plots_their_columns() -> None:
+    wanted = Wanted(others=1)
+    tables = [
+        *accuracy_tables(results(wanted, "accuracy"), wanted),
+        budget_table(results(wanted, "budgets"), wanted),
+        length_table(results(wanted, "lengths"), wanted),
+        ablation_table(results(wanted, "ablation"), wanted),
+    ]
+    rows = {table.name: len(table.rows) for table in tables}
+    assert rows["accuracy"] == 4 * len(METHODS) and rows["question-kinds"] == len(QUESTION_KINDS) * len(METHODS)
+    assert rows["table-three"] == 4 and rows["live"] == len(METHODS)
+    assert rows["budgets"] == 4 * len(wanted.budgets) * 2
+    assert rows["lengths"] == 4 * len(wanted.lengths) * len(METHODS)
+    assert rows["ablation"] == 2 + len(ABLATIONS)
+    for table in tables:
+        for plot in table.plots:
+            named = {plot.x, plot.y, plot.by or plot.x, plot.split or plot.x, plot.only[0] if plot.only else plot.x}
+            assert named <= set(table.columns)
+    bars = tables[0].bars
+    assert len(bars) == 7 and all(bar.holds for bar in bars)
+    assert not accuracy_tables(results(wanted, "accuracy"), replace(wanted, seeds=(1,)))[0].bars
+
+
+def test_a_run_of_few_arms_and_one_kind_has_its_tables() -> None:
+    wanted = Wanted(kinds=("live",), methods=("rekv",), ablations=("mosaic-eager",), seeds=(1,))
+    for part in PARTS:
+        found = results(wanted, part)
+        assert {one.arm for one in found} <= {"rekv", "mosaic-eager"}
+    names = [table.name for table in accuracy_tables(results(wanted, "accuracy"), wanted)]
+    assert names == ["accuracy", "question-kinds"]
+    assert len(ablation_table(results(wanted, "ablation"), wanted).rows) == 2
+
+
+def test_a_table_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    wanted = Wanted(others=1)
+    table = length_table(results(wanted, "lengths"), wanted)
+    KeptTables(tmp_path / "tables.jsonl").add("key", table)
+    assert tables_in(tmp_path / "tables.jsonl") == KeptTables(tmp_path / "tables.jsonl").held == {"key": table}
+    assert any(plot.only and plot.doubling for plot in table.plots)
+
+
+def test_options() -> None:
+    assert options.seeds_of("2") == (201, 202) and options.seeds_of("9,4") == (4, 9)
+    assert options.arms_of("rekv,mosaic,mosaic-eager") == ((OURS, "rekv"), ("mosaic-eager",))
+    assert options.arms_of(None)[0] == METHODS
+    settings = options.settings_of(4, None, "packed", ["tau_large=0.5", "splitting=eager", "prefetch=None"])
+    assert (settings.window, settings.positions, settings.splitting) == (4, "packed", "eager")
+    assert settings.tau_large == 0.5 and settings.prefetch is None and settings.block == SHARED.block
+    with pytest.raises(PromptError, match="--lengths '8,x'"):
+        options.numbers_of("8,x", "--lengths")
+    with pytest.raises(PromptError, match="name=value"):
+        options.settings_of(None, None, None, ["window"])
+    with pytest.raises(StreamError, match="no setting 'widow'"):
+        options.settings_of(None, None, None, ["widow=4"])
+    with pytest.raises(PromptError, match="unknown kind of stream 'soap'"):
+        Wanted(kinds=("soap",))
+    with pytest.raises(PromptError, match="1 or more"):
+        Wanted(lengths=(0,))

@@ -1,0 +1,131 @@
+"""The bench of streams as it runs: records, going on, joining runs, the page and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.recordfile import records_in
+from benchmarks.stream.command import Files, parts_of, run
+from benchmarks.stream.records import PassRecord
+from benchmarks.stream.systems.measure import PARTS as SYSTEMS
+from benchmarks.stream.systems.wanted import SystemsWanted
+from benchmarks.stream.wanted import PARTS, Wanted
+from benchmarks.table import Table
+from emblema.engine.engine import Engine
+from emblema.errors import EmblemaError, PromptError
+from emblema.stream.settings import StreamSettings
+from tests.e2e.commands import benchmarks, refused
+
+SMALL = {
+    "kinds": ("live",),
+    "seeds": (1,),
+    "items": 2,
+    "frames": 20,
+    "lengths": (6, 12),
+    "budget": 3,
+    "budgets": (2, 3),
+    "times": 2,
+    "each": 1,
+    "settings": StreamSettings(window=4, block=4, first=4),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.load("reference")
+
+
+def measured(engine: Engine, where: Path, parts: tuple[str, ...] = ("accuracy",), **changes: object) -> list[Table]:
+    files = Files(where / "stream.json", where, changes.pop("others", ()))  # type: ignore[arg-type]
+    wanted = Wanted(**{**SMALL, **changes})  # type: ignore[arg-type]
+    where.mkdir(exist_ok=True)
+    screen = Console(quiet=True)
+    return list(run(engine, "reference", wanted, SystemsWanted.quick(), parts, files, screen))
+
+
+def answers(where: Path) -> dict[tuple[str, int], list[tuple[str, int, bool, int]]]:
+    found = records_in(where / "stream.records.jsonl", PassRecord.read)
+    return {(one.arm, one.item): [(a.kind, a.at, a.right, a.token) for a in one.answers] for one in found}
+
+
+def test_every_arm_is_asked_the_same_and_what_is_on_record_is_not_asked_again(engine: Engine, tmp_path: Path) -> None:
+    tables = measured(engine, tmp_path)
+    found = records_in(tmp_path / "stream.records.jsonl", PassRecord.read)
+    asked = {tuple((a.kind, a.at) for a in one.answers) for one in found if one.item == 0}
+    assert len(found) == 2 * 7 and len(asked) == 1
+    assert {at for _, at in asked.pop()} == {10, 20}
+    for one in found:
+        assert one.encode_cpu > 0 and all(answer.ttft > 0 and answer.cpu > 0 for answer in one.answers)
+        assert one.method != "rekv" or all(
+            0 < answer.retrieved <= one.budget * len(engine.adapter.layouts) for answer in one.answers
+        )
+        assert one.method != "sliding" or not any(answer.retrieved for answer in one.answers)
+    before = (tmp_path / "stream.records.jsonl").read_bytes()
+    again = measured(engine, tmp_path)
+    assert (tmp_path / "stream.records.jsonl").read_bytes() == before
+    assert [table.rows for table in again] == [table.rows for table in tables]
+
+
+def test_a_run_that_was_killed_goes_on_and_gives_the_same_answers(engine: Engine, tmp_path: Path) -> None:
+    measured(engine, tmp_path)
+    whole, path = answers(tmp_path), tmp_path / "stream.records.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]) + lines[3][:40])
+    measured(engine, tmp_path)
+    assert answers(tmp_path) == whole
+    assert path.read_text().splitlines(keepends=True)[:3] == lines[:3]
+
+
+def test_runs_of_parts_of_the_arms_are_joined(engine: Engine, tmp_path: Path) -> None:
+    whole, one, two = (tmp_path / name for name in ("whole", "one", "two"))
+    arms = ("mosaic", "rekv", "sliding")
+    measured(engine, whole, methods=arms)
+    measured(engine, one, methods=("mosaic",))
+    measured(engine, two, methods=("sliding", "rekv"))
+    joined = tmp_path / "joined"
+    tables = measured(engine, joined, methods=arms, others=(one / "stream.json", two / "stream.json"))
+    assert (joined / "stream.records.jsonl").read_text() == ""
+    assert answers(one) | answers(two) == answers(whole)
+    assert {row[1] for row in tables[0].rows} == set(arms)
+    with pytest.raises(PromptError, match="no nowhere.records.jsonl"):
+        measured(engine, joined, others=(tmp_path / "nowhere.json",))
+    (one / "stream.records.jsonl").write_text("nonsense\n")
+    with pytest.raises(EmblemaError, match="line 1"):
+        measured(engine, joined, others=(one / "stream.json",))
+
+
+def test_all_parts_of_accuracy_make_a_page_with_their_plots(engine: Engine, tmp_path: Path) -> None:
+    few = ("mosaic", "rekv", "full")
+    tables = measured(engine, tmp_path, PARTS, items=1, methods=few, ablations=("mosaic-flat", "mosaic-window-only"))
+    names = [table.name for table in tables]
+    assert names == ["accuracy", "question-kinds", "live", "budgets", "lengths", "ablation"]
+    page, held = (tmp_path / "stream.md").read_text(), json.loads((tmp_path / "stream.json").read_text())
+    assert [row["name"] for row in held["rows"]] == names and held["bars"] == []
+    for table in tables:
+        picture = tmp_path / f"reference-{table.name}.png"
+        assert picture.stat().st_size > 2000 and f"({picture.name})" in page and f"## {table.title}" in page
+
+
+def test_parts_are_named() -> None:
+    assert parts_of(None) == (*PARTS, *SYSTEMS)
+    assert parts_of("ablation, accuracy") == ("accuracy", "ablation")
+    with pytest.raises(PromptError, match="--only 'accuracy,latenci'"):
+        parts_of("accuracy,latenci")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    options = ["--model", "reference", "--quick", "--only", "accuracy", "--kinds", "movie", "--arms", "mosaic,sliding"]
+    done = benchmarks("stream", *options, "--plain", "--report", str(tmp_path / "deep"))
+    assert done.returncode == 0, done.stderr
+    assert "Accuracy at equal budget" in done.stdout and "report:" in done.stdout
+    held = json.loads((tmp_path / "deep" / "stream.json").read_text())
+    assert {row["method"] for row in held["rows"][0]["rows"]} == {"mosaic", "sliding"}
+    assert (tmp_path / "deep" / "stream.md").exists()
+
+
+def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+    assert "no arm 'moziac'" in refused("stream", "--arms", "moziac", "--report", str(tmp_path), module="benchmarks")

@@ -1,0 +1,136 @@
+"""The soak: a stream that is killed half way answers as it did, and what grows too fast is found out."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks.stream.soak.plan import SoakPlan
+from benchmarks.stream.soak.records import Answered, Round, Said, line_of, read_line
+from benchmarks.stream.soak.report import report
+from benchmarks.stream.soak.run import soak
+from benchmarks.stream.soak.verdict import quarters, soak_bars
+from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
+from emblema.errors import EmblemaError, PromptError
+from emblema.models.load import bundled_folder
+from emblema.stream.settings import StreamSettings
+
+SCREEN = Console(quiet=True)
+SETTINGS = StreamSettings(positions="packed", window=4, block=4, budget=4, first=6, largest=4)
+MB = 10**6
+
+
+def round_at(frames: int) -> Round:
+    """A round of a soak in which nothing slows down: clusters grow, times stay, host bytes go with the frames."""
+    index, host = 1000 * frames, 5000 * frames
+    return Round(
+        process=int(frames > 50 * 200),
+        frames=frames,
+        kind="ego",
+        encoded=200,
+        encode_cpu=1.0,
+        encode_wall=2.0,
+        ttft_cpu=(0.02, 0.03, 0.04),
+        ttft_wall=(0.1, 0.2, 0.3),
+        device={"local": MB, "index": index},
+        host={"rows": host},
+        clusters=frames / 10,
+        visual=frames // 20,
+        resident=500 * MB + index + host + MB,
+        counted=index + host + MB,
+        right={"recent": True, "far": False},
+    )
+
+
+def said(change: Callable[[Round], Round] = lambda one: one) -> Said:
+    answers = Answered(10_000, ((3, 4), (5,)), ((1, 2), (7,)))
+    rounds = [change(round_at(frames)) for frames in range(200, 20_001, 200)]
+    return Said(rounds, 200, answers, answers, 10 * MB, 60.0)
+
+
+def missed(found: Said) -> list[str]:
+    return [bar.name for bar in soak_bars(found) if not bar.holds]
+
+
+def test_a_soak_in_which_nothing_slows_down_holds() -> None:
+    assert missed(said()) == []
+    second, last = quarters(said().rounds)
+    assert (second[0].frames, second[-1].frames) == (5_200, 10_000)
+    assert (last[0].frames, last[-1].frames) == (15_200, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: replace(one, ttft_cpu=(0.01 * one.clusters**1.2,)), "first token"),
+        (lambda one: replace(one, encode_cpu=0.01 * one.clusters**1.2), "encode a frame"),
+        (lambda one: replace(one, device={**one.device, "index": one.frames**2}), "device bytes of a cluster"),
+        (lambda one: replace(one, device={**one.device, "local": MB + 100 * one.frames}), "other device"),
+        (lambda one: replace(one, host={"rows": one.frames**2}), "host bytes"),
+        (lambda one: replace(one, resident=one.resident + 20_000 * one.frames), "does not count"),
+        (lambda one: replace(one, resident=one.resident + 6 * one.counted // 10), "does not count"),
+    ],
+)
+def test_what_grows_too_fast_is_found_out(change: Callable[[Round], Round], words: str) -> None:
+    found = missed(said(change))
+    assert len(found) == 1 and words in found[0]
+
+
+@pytest.mark.parametrize("after", [Answered(10_000, ((3, 4), (6,)), ((1, 2), (7,))), Answered(10_000)])
+def test_other_answers_behind_the_kill_are_found_out(after: Answered) -> None:
+    found = said()
+    found.after = after
+    assert ["behind the kill" in name for name in missed(found)] == [True]
+
+
+def test_what_a_process_says_is_read_as_it_was() -> None:
+    for event, one in (("round", round_at(200)), ("saved", Answered(7, ((1,), ()), ((), (2, 3)))), ("end", None)):
+        assert read_line(line_of(event, one)) == (event, one)  # type: ignore[arg-type]
+
+
+def test_kinds_come_in_turns_and_questions_are_about_the_latest_stretch() -> None:
+    plan = SoakPlan("reference", frames=400, every=20, stretch=50, settings=SETTINGS)
+    assert SoakPlan.read(plan.written()) == plan
+    kinds = [plan.stretch_of(frame)[0].kind for frame in range(0, 300, 50)]
+    assert kinds == [*STREAM_KINDS, *STREAM_KINDS]
+    for seen in (20, 100, 380):
+        kind, length, asked = plan.questions(seen, 2)
+        stream, begin = plan.stretch_of(seen - 1)
+        assert (kind, length) == (stream.kind, seen - begin) and 1 <= length <= 50
+        assert {one.kind for one in asked} <= set(QUESTION_KINDS) and all(one.at == length for one in asked)
+        assert asked == plan.questions(seen, 2)[2]
+
+
+@pytest.mark.parametrize("wrong", [{"frames": 700}, {"every": 0}, {"stretch": 0}, {"seed": -1}, {"minutes": 0.0}])
+def test_a_soak_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(PromptError):
+        SoakPlan("reference", **wrong)
+
+
+@pytest.mark.slow
+def test_a_killed_soak_goes_on_with_the_same_answers(tmp_path: Path) -> None:
+    """Two real processes, the first of which is killed in the middle of a round."""
+    plan = SoakPlan(str(bundled_folder("reference")), frames=90, every=20, stretch=25, settings=SETTINGS)
+    told: list[Round] = []
+    found = soak(plan, told.append)
+    assert found.rounds == told and [one.frames for one in told] == [20, 40, 60, 80]
+    assert [one.process for one in told] == [0, 0, 1, 1] and found.lost == 20
+    assert found.before.frames == found.after.frames == 40 and len(found.before.tokens) >= 4
+    assert found.after == found.before
+    assert all(one.encoded == 20 and one.resident > one.counted > 0 and one.clusters > 0 for one in told[1:])
+    bars = report(found, plan.told("reference"), tmp_path, SCREEN)
+    written = json.loads((tmp_path / "soak.json").read_text())
+    assert [bar["name"] for bar in written["bars"]] == [bar.name for bar in bars]
+    assert len(written["rows"]) == 4 and written["asked"]["largest"] == 4
+    assert "| reference | same answers" in (tmp_path / "soak.md").read_text()
+    assert (tmp_path / "reference-soak.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_by_itself_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EmblemaError, match="ended by itself with 1: .*nothing-here"):
+        soak(SoakPlan(str(tmp_path / "nothing-here"), frames=80, every=20), lambda _: None)

@@ -1,0 +1,168 @@
+"""The judge, against a real HTTP server on this machine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from benchmarks.tasks.judge import DIMENSIONS, OVERALL, Judge, JudgeError, read_scores
+from emblema.errors import EmblemaError
+
+GIVEN = dict(zip((*DIMENSIONS, OVERALL), (3, 4, 9, 8, 10, 7, 8), strict=True))
+Reply = tuple[int, Any]
+
+
+class Recorder(ThreadingHTTPServer):
+    """A server that sends prepared replies in turn, the last one for ever, and keeps what it was asked."""
+
+    def __init__(self, replies: list[Reply]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.replies, self.asked = replies, list[tuple[str, dict[str, str], Any]]()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers every path with the next prepared reply, and /models with two names."""
+
+    server: Recorder
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, dict(self.headers), None))
+        self.answer(200, {"data": [{"id": "small-judge"}, {"id": "other"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, dict(self.headers), body))
+        replies = self.server.replies
+        self.answer(*(replies.pop(0) if len(replies) > 1 else replies[0]))
+
+    def answer(self, status: int, value: Any) -> None:
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(status)
+        if 300 <= status < 400:
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving(*replies: Reply) -> Iterator[Recorder]:
+    """A server in a thread of its own."""
+    with Recorder(list(replies)) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def completion(text: str) -> Reply:
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+def test_scores_come_back() -> None:
+    text = f"The answer is good because {{it}} is.\n{GIVEN}"
+    with serving(completion(text)) as server:
+        scores = Judge(server.url, "judge", "secret").score("what is it ?", "a tent", "the tent")
+    assert scores.overall == 8
+    assert scores.dimensions == {name: GIVEN[name] for name in DIMENSIONS}
+    assert scores.reply == text
+    path, headers, body = server.asked[0]
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == "Bearer secret"
+    assert body["model"] == "judge"
+    assert body["temperature"] == 0
+    system, user = (message["content"] for message in body["messages"])
+    assert all(name in system for name in (*DIMENSIONS, OVERALL))
+    assert all(text in user for text in ("what is it ?", "a tent", "the tent"))
+
+
+def test_the_first_model_is_taken_where_none_is_named() -> None:
+    with serving(completion(json.dumps(GIVEN))) as server:
+        assert Judge(server.url + "/").score("q", "r", "a").overall == 8
+    assert [path for path, _, _ in server.asked] == ["/v1/models", "/v1/chat/completions"]
+    assert server.asked[1][2]["model"] == "small-judge"
+    assert "Authorization" not in server.asked[0][1]
+    assert "secret" not in repr(Judge("http://host/v1", key="secret"))
+
+
+def test_a_busy_endpoint_is_asked_again() -> None:
+    with serving((503, {"error": "busy"}), (429, {}), completion(json.dumps(GIVEN))) as server:
+        assert Judge(server.url, "judge", pause=0.01).score("q", "r", "a").overall == 8
+    assert len(server.asked) == 3
+
+
+def test_a_reply_without_scores_is_asked_for_again_and_then_refused() -> None:
+    with serving(completion("I would rather not."), completion(json.dumps(GIVEN))) as server:
+        assert Judge(server.url, "judge").score("q", "r", "a").overall == 8
+    with serving(completion("I would rather not.")) as server:
+        with pytest.raises(JudgeError, match="no scores for all dimensions; it ends with 'I would rather not.'"):
+            Judge(server.url, "judge").score("q", "r", "a")
+        assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ((401, {"error": "bad key"}), "answered 401: .*bad key"),
+        ((302, b""), "answered 302"),
+        ((200, b"<html>"), "sent no JSON"),
+        ((200, {"choices": []}), "sent no chat completion"),
+        ((500, b"broken"), "answered 500: broken"),
+    ],
+)
+def test_what_is_no_answer_is_one_clear_error(reply: Reply, message: str) -> None:
+    with serving(reply) as server, pytest.raises(JudgeError, match=message):
+        Judge(server.url, "judge", "secret", pause=0.01).score("q", "r", "a")
+
+
+def test_nobody_there() -> None:
+    with serving(completion("")) as server:
+        url = server.url
+    with pytest.raises(EmblemaError, match="cannot be reached"):
+        Judge(url, "judge", pause=0.01).score("q", "r", "a")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/v1", "host:8000", "", "file:///etc/hosts", "http://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(JudgeError, match="no http or https address"):
+        Judge(url)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        str(GIVEN),
+        json.dumps(GIVEN, indent=1),
+        str(GIVEN).replace("'", "’"),
+        f"{GIVEN} but on second thoughts {GIVEN | {OVERALL: 8}}",
+        "```json\n" + json.dumps({name.lower(): number for name, number in GIVEN.items()}) + "\n```",
+    ],
+)
+def test_scores_are_read_in_every_usual_form(text: str) -> None:
+    scores = read_scores(text)
+    assert scores is not None
+    assert scores.overall == 8
+    assert scores.dimensions["Image Relationship Understanding"] == 7
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", str(GIVEN | {OVERALL: 11}), str({OVERALL: 5}), str(GIVEN | {"Richness": 0})]
+)
+def test_scores_that_are_missing_or_out_of_range_are_none(text: str) -> None:
+    assert read_scores(text) is None

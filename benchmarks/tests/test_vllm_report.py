@@ -1,0 +1,65 @@
+"""The page and the picture of `python -m benchmarks vllm`, and its conversations, without a server."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from benchmarks.vllm.conversations import PICTURES, TURNS, Talks, first_turns, of_noise, of_pages
+from benchmarks.vllm.report import write
+from benchmarks.vllm.run import written
+
+
+@pytest.mark.parametrize("talks", [of_noise(2, 28, 3), of_pages(2, 3)], ids=["noise", "pages"])
+def test_each_conversation_shows_every_picture_once_and_in_an_order_of_its_own(talks: Talks) -> None:
+    assert len(talks.pool) == PICTURES and len(talks.turns) == 2 * len(TURNS)
+    orders = []
+    for begin in (0, len(TURNS)):
+        turns = talks.turns[begin : begin + len(TURNS)]
+        for place, turn in enumerate(turns):
+            shown = [part for part in turn.parts if isinstance(part, Image.Image)]
+            assert turn.place == place and len(shown) == sum(TURNS[: place + 1])
+            # A turn holds all that was said before it.
+            assert place == 0 or turn.parts[: len(turns[place - 1].parts)] == turns[place - 1].parts
+        orders.append([next(i for i, one in enumerate(talks.pool) if one is part) for part in shown])
+        assert sorted(orders[-1]) == list(range(PICTURES))
+    assert orders[0] != orders[1]
+
+
+def test_first_and_later_turns_are_told_apart() -> None:
+    turns = of_noise(1, 28, 0).turns
+    assert first_turns(turns, [1.0, 2.0, 3.0, 4.0], later=False) == [1.0]
+    assert first_turns(turns, [1.0, 2.0, 3.0, 4.0], later=True) == [2.0, 3.0, 4.0]
+
+
+def test_rates_as_they_are_written() -> None:
+    assert written("0.5,2,inf") == (0.5, 2.0, None)
+    with pytest.raises(ValueError, match="more than zero"):
+        written("0")
+
+
+def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
+    arms = [
+        {"strategy": name, "median": median, "seconds": [median], "prompt_tokens": 1092, "linked_tokens": linked}
+        for name, median, linked in (("full", 2.0, 0), ("blind", 0.25, 1032))
+    ]
+    held = [
+        {"strategy": name, "rate": rate, "turns": 4, "turns_a_second": 1.0, "first_turn": 1.5, "later_turns": 0.5,
+         "slowest": 2.0, "agreeing": 4, "right": None, "prompt_tokens": 1000, "linked_tokens": 250, "kv_bytes": 5e6,
+         "prefix_tokens": 500}
+        for rate in (0.5, None)
+        for name in ("full", "blind")
+    ]  # fmt: skip
+    found = {
+        "device": "CPU, 1 threads",
+        "load": [0.5, 1.25],
+        "settings": {"talks": 1},
+        "first_tokens": {"parameters": 137_000_000, "pictures": 4, "arms": arms},
+        "talks": {"parameters": 137_000_000, "held": held},
+    }
+    paths = write(found, tmp_path, "python -m benchmarks vllm --out docs/results")
+    text = paths[0].read_text()
+    assert [path.name for path in paths] == ["vllm.md", "vllm.png"] and Image.open(paths[1]).size[0] > 500
+    assert "| blind | 0.250 | 0.12 | 1032 |" in text and "| at once | blind | 1.00 |" in text
+    assert "load average 0.5 before and 1.2 after" in text and "python -m benchmarks vllm --out docs/results" in text
+    assert "Answers" not in text

@@ -1,0 +1,295 @@
+"""An agent's trace, as plain data: screenshots that slide through a window, look-backs, and a question at every step.
+
+Screens are pages of the bundled world of 8 x 8 cells, so 64 media tokens each. A legend comes up now and then and says
+anew which land some colours mean; maps show icons on coloured cells, each icon on one picture of the window at most. A
+step shows a new screen behind a line of text; at a look-back an old screen that has left is shown once more in front of
+it. What is asked is worked out from the window alone, in its order, as a model that reads the window from the start
+can know it. Questions whose legend has left are asked too, and marked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from benchmarks.tasks.building import phrase, stream
+from benchmarks.tasks.generate import legend_page, map_page
+from benchmarks.tasks.questions import facts
+from benchmarks.tasks.sentences import SENTENCES
+from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
+from benchmarks.tasks.world import LANDS, Episode, Legend, Map
+from emblema.errors import PromptError
+
+SIDE = 8
+KINDS = ("land", "land", "land", "colour", "legend")
+LEAST_WINDOW, MOST_WINDOW = 4, 32
+Name = Literal["agent", "novelty"]
+Where = Literal["one", "binding", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """The shape of a trace.
+
+    Attributes:
+        steps: screens shown, one a step.
+        window: pictures in the window.
+        look_back: a look-back every so many steps on average, once something has left.
+        legend: a legend every so many screens; half a window by default.
+        listed: colours that a legend lists; it takes turns with all of them.
+        changing: whether every legend draws its lands anew; else a colour means the same throughout.
+        gone: share of the steps that ask for a land whose legend has left, where there is one.
+
+    Raises:
+        PromptError: one of them is out of range.
+    """
+
+    steps: int = 200
+    window: int = 32
+    look_back: int = 8
+    legend: int | None = None
+    listed: int = 5
+    changing: bool = False
+    gone: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise PromptError(f"{self.steps} steps: give one or more")
+        if not LEAST_WINDOW <= self.window <= MOST_WINDOW:
+            raise PromptError(f"a window of {self.window} pictures: give {LEAST_WINDOW} to {MOST_WINDOW}")
+        if self.legend is not None and not 2 <= self.legend <= self.window // 2:
+            raise PromptError(f"a legend every {self.legend} screens: give 2 to {self.window // 2}, half a window")
+        if self.look_back < 2 or not 2 <= self.listed <= COLOUR_COUNT or not 0 <= self.gone <= 1:
+            raise PromptError(
+                f"look-backs every 2 steps or more, 2 to {COLOUR_COUNT} colours in a legend, and a share from 0 to 1: "
+                f"not {self.look_back}, {self.listed} and {self.gone}"
+            )
+
+    @property
+    def legend_every(self) -> int:
+        return self.window // 2 if self.legend is None else self.legend
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A picture that enters the window behind its line of text; `picture` counts the trace's pictures."""
+
+    step: int
+    text: str
+    picture: int
+    back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question about the window with its one-word answer.
+
+    Attributes:
+        kind: colour, land or legend.
+        where: `one` picture of the window answers it; `binding`: a map and a legend before it; `gone`: the legend
+            has left the window, and only what the map absorbed from it can tell.
+        needs: places in the window of the pictures needed that are still there.
+    """
+
+    kind: str
+    text: str
+    answer: str
+    where: Where
+    needs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: how many pictures leave at the front, what enters, the window then, and what is asked of it."""
+
+    index: int
+    leaving: int
+    entering: tuple[Shown, ...]
+    window: tuple[Shown, ...]
+    asked: Asked
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Pages by their number, and the steps."""
+
+    name: Name
+    seed: int
+    settings: TraceSettings
+    pages: tuple[Legend | Map, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def warm(self) -> int:
+        """The first step of a full window, from which something leaves at every step."""
+        return next((step.index for step in self.steps if step.leaving), len(self.steps))
+
+
+@dataclass
+class _World:
+    """What the trace's author knows while it draws: pages so far, who is in the window, what a map absorbed."""
+
+    settings: TraceSettings
+    random: np.random.Generator
+    pages: list[Legend | Map] = field(default_factory=list)
+    window: deque[Shown] = field(default_factory=deque)
+    left: list[int] = field(default_factory=list)
+    meaning: dict[int, int] = field(default_factory=dict)
+    turn: list[int] = field(default_factory=list)
+    absorbed: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.meaning = {colour: int(self.random.integers(LAND_COUNT)) for colour in range(COLOUR_COUNT)}
+        self.turn = [int(colour) for colour in self.random.permutation(COLOUR_COUNT)]
+
+    def draw(self) -> int:
+        """A new page; returns its number."""
+        if len(self.pages) % self.settings.legend_every == 0:
+            listed, self.turn = self.turn[: self.settings.listed], self.turn[self.settings.listed :]
+            if len(self.turn) < self.settings.listed:
+                self.turn += [
+                    int(colour) for colour in self.random.permutation(COLOUR_COUNT) if colour not in self.turn
+                ]
+            if self.settings.changing:
+                self.meaning |= {colour: int(self.random.integers(LAND_COUNT)) for colour in listed}
+            page: Legend | Map = legend_page(self.random, SIDE, {colour: self.meaning[colour] for colour in listed})
+        else:
+            known = sorted(self.known(tuple(self.window)))
+            page = map_page(self.random, SIDE, known or list(range(COLOUR_COUNT)), self.icons())
+        self.pages.append(page)
+        return len(self.pages) - 1
+
+    def icons(self) -> list[int]:
+        """Icons of a new map: one or two that no picture of the window shows, with some kept free for look-backs."""
+        free = [icon for icon in range(len(ICON_NAMES)) if icon not in self.visible()]
+        spare = len(free) - len(ICON_NAMES) // 4
+        most = min(2, spare) if self.settings.window <= 16 else min(1, spare)
+        return [int(icon) for icon in self.random.permutation(free)[: max(0, most)]]
+
+    def visible(self) -> set[int]:
+        """Icons on the pictures of the window."""
+        maps = (self.pages[shown.picture] for shown in self.window)
+        return {icon for page in maps if isinstance(page, Map) for icon in page.icon_colours()}
+
+    def known(self, window: tuple[Shown, ...]) -> dict[int, int]:
+        """colour -> land by the legends of a window, the last one counting."""
+        found: dict[int, int] = {}
+        for shown in window:
+            page = self.pages[shown.picture]
+            if isinstance(page, Legend):
+                found |= page.lands
+        return found
+
+    def back(self) -> int | None:
+        """A picture to look back at: it has left, and no picture of the window shows its icons."""
+        inside, shown = self.visible(), {one.picture for one in self.window}
+        recent = [picture for picture in dict.fromkeys(reversed(self.left)) if picture not in shown]
+        for picture in (recent[int(place)] for place in self.random.permutation(len(recent[:24]))):
+            page = self.pages[picture]
+            if isinstance(page, Legend) or (page.icon_colours() and not inside & set(page.icon_colours())):
+                return picture
+        return None
+
+    def leave(self, entering: int) -> int:
+        """Make room for so many pictures; returns how many left."""
+        leaving = max(0, len(self.window) + entering - self.settings.window)
+        self.left += [self.window.popleft().picture for _ in range(leaving)]
+        return leaving
+
+    def enter(self, shown: Shown) -> None:
+        """Put a picture into the window, which has room."""
+        page = self.pages[shown.picture]
+        if isinstance(page, Map):
+            known = self.known(tuple(self.window))
+            self.absorbed[shown.picture] = {
+                ICON_NAMES[icon]: LANDS[known[colour]]
+                for icon, colour in page.icon_colours().items()
+                if colour in known
+            }
+        self.window.append(shown)
+
+    def ask(self, preferred: int | None) -> Asked:
+        """A question about the window; about the page `preferred` where it has one."""
+        window = tuple(self.window)
+        found = facts(Episode(0, tuple(self.pages[shown.picture] for shown in window), ()))
+        if self.random.random() < self.settings.gone:
+            lost = self._gone(window, found["land"])
+            if lost is not None:
+                return lost
+        place = next((place for place, one in enumerate(window) if one.picture == preferred), None)
+        for wanted in dict.fromkeys((place, None)):
+            for kind in self.random.permutation(KINDS):
+                asked = self._asked(str(kind), found[kind], wanted)
+                if asked is not None:
+                    return asked
+        raise PromptError("a window with nothing to ask about: let legends come more often")
+
+    def _asked(self, kind: str, known: Mapping[str, tuple[str, tuple[int, ...]]], place: int | None) -> Asked | None:
+        subjects = [one for one, (_, needs) in known.items() if place is None or place in needs]
+        if not subjects:
+            return None
+        subject = str(self.random.choice(subjects))
+        answer, needs = known[subject]
+        where: Where = "binding" if len(needs) > 1 else "one"
+        return Asked(kind, phrase(self.random, kind, subject), answer, where, needs)
+
+    def _gone(self, window: tuple[Shown, ...], known: Mapping[str, object]) -> Asked | None:
+        """A land that a map absorbed from a legend that has left and that no legend of the window gives."""
+        lost = [
+            (icon, land, place)
+            for place, shown in enumerate(window)
+            for icon, land in self.absorbed.get(shown.picture, {}).items()
+            if icon not in known
+        ]
+        if not lost:
+            return None
+        icon, land, place = lost[int(self.random.integers(len(lost)))]
+        return Asked("land", phrase(self.random, "land", icon), land, "gone", (place,))
+
+
+def agent_trace(seed: int, settings: TraceSettings | None = None) -> Trace:
+    """The trace of a seed: the same for the same seed and settings, and fewer steps are the first of it."""
+    settings = TraceSettings() if settings is None else settings
+    world = _World(settings, stream("agent-trace", seed, settings.window))
+    steps = tuple(_steps(world))
+    return Trace("agent", seed, settings, tuple(world.pages), steps)
+
+
+def _steps(world: _World) -> Iterator[Step]:
+    random = world.random
+    for index in range(world.settings.steps):
+        looks = bool(world.left) and random.random() < 1 / world.settings.look_back
+        found = world.back() if looks else None
+        leaving = world.leave(1 if found is None else 2)
+        entering = []
+        if found is not None:
+            entering.append(Shown(index, _line(random), found, back=True))
+            world.enter(entering[-1])
+        # The new picture is drawn for the window that it will stand in.
+        entering.append(Shown(index, _line(random), world.draw()))
+        world.enter(entering[-1])
+        yield Step(index, leaving, tuple(entering), tuple(world.window), world.ask(found))
+
+
+def _line(random: np.random.Generator) -> str:
+    return SENTENCES[int(random.integers(len(SENTENCES)))]
+
+
+def novelty_trace(seed: int, settings: TraceSettings | None = None) -> Trace:
+    """Sustained novelty: every step fills the whole window with pictures that nobody saw before."""
+    settings = TraceSettings() if settings is None else settings
+    pages: list[Legend | Map] = []
+    steps = []
+    for index in range(settings.steps):
+        world = _World(settings, stream("novelty-trace", seed, index))
+        for _ in range(settings.window):
+            world.enter(Shown(index, _line(world.random), world.draw()))
+        asked = world.ask(None)
+        shown = tuple(Shown(index, one.text, one.picture + len(pages)) for one in world.window)
+        pages += world.pages
+        steps.append(Step(index, settings.window if index else 0, shown, shown, asked))
+    return Trace("novelty", seed, settings, tuple(pages), tuple(steps))

@@ -1,1 +1,0 @@
-"""A stream of 20,000 frames that is asked all the way, killed once, and goes on (`emblema bench soak`)."""

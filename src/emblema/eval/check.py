@@ -1,0 +1,242 @@
+"""The fidelity report: how far blind reuse and patches are from re-prefill, on a person's own pictures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, permutations
+
+import numpy as np
+from rich.console import Console
+
+from emblema.engine.conversation import PromptPart, slid
+from emblema.engine.decoding import Sampler, Sampling, decode
+from emblema.engine.engine import Engine
+from emblema.engine.upkeep.upkeep import Upkeep
+from emblema.errors import PromptError
+from emblema.eval.metrics import PLATEAU, Share, agreement, divergence, eta, flip_recovery, median_eta
+from emblema.eval.progress import steps
+from emblema.kv.chunk import Chunk
+from emblema.link.policy.decisions import Lane
+from emblema.link.policy.standing import Sample
+from emblema.link.trace import Trace
+
+SETTINGS = ("visible", "slid")
+SHARES = ("patch-6%", "patch-25%")
+FULL, BLIND = "full", "blind"
+QUESTIONS = ("What is shown in the first picture?", "What have the pictures in common?", "Describe the last picture.")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prompt under one strategy.
+
+    Attributes:
+        logits: of the answer's first token, [vocab] float32.
+        token_ids: the greedy answer.
+        trace: what ran.
+        rank: the largest rank of a patch used.
+    """
+
+    logits: np.ndarray
+    token_ids: tuple[int, ...]
+    trace: Trace
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the report: a strategy in a setting, over all orders and questions.
+
+    Attributes:
+        divergence, worst: mean and largest KL from re-prefill at the answer's first token, nats.
+        first_token, greedy: share of prompts with re-prefill's first token, and with its whole greedy answer.
+        patch_share: bytes of the patches over bytes of the KV of the pictures that are in the window.
+        computed: mean rows computed.
+        rank: the largest rank used.
+    """
+
+    setting: str
+    strategy: str
+    prompts: int
+    divergence: float
+    worst: float
+    eta: float
+    median_eta: Share
+    first_token: float
+    greedy: float
+    flips: Share
+    patch_share: float
+    computed: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """Everything that was measured.
+
+    Attributes:
+        kinds: of content.
+        samples: of each strategy but re-prefill, prompt by prompt, what the ledger of `auto` takes in.
+    """
+
+    pictures: int
+    questions: tuple[str, ...]
+    orders: tuple[tuple[int, ...], ...]
+    answer_tokens: int
+    rows: tuple[Row, ...]
+    kinds: tuple[str, ...] = ()
+    samples: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """In the order measured, re-prefill first."""
+        return tuple(dict.fromkeys(row.strategy for row in self.rows))
+
+    def row(self, setting: str, strategy: str) -> Row:
+        """One line."""
+        return next(one for one in self.rows if (one.setting, one.strategy) == (setting, strategy))
+
+    @property
+    def plateau(self) -> int | None:
+        """The smallest rank measured that removes as good as all of the KL that the largest removes, in every setting.
+
+        As good as all is the deficit bench's `PLATEAU`, 94 %. None where patches remove none.
+        """
+        ranks = sorted({row.rank for row in self.rows if row.rank})
+        removed = {
+            (row.setting, row.rank): self.row(row.setting, BLIND).divergence - row.divergence
+            for row in self.rows
+            if row.rank
+        }
+        settings = {setting for setting, _ in removed}
+        if not ranks or any(removed.get((setting, ranks[-1]), 0.0) <= 0 for setting in settings):
+            return None
+        return next(
+            rank
+            for rank in ranks
+            if all(removed.get((one, rank), 0.0) >= PLATEAU * removed[one, ranks[-1]] for one in settings)
+        )
+
+
+def measure(
+    engine: Engine,
+    pictures: Sequence[Chunk],
+    questions: Sequence[str],
+    *,
+    ranks: Sequence[int] = (4, 16, 64),
+    orders: int = 4,
+    answer_tokens: int = 12,
+    screen: Console | None = None,
+) -> Fidelity:
+    """Ask each question about the pictures in up to `orders` orders, all visible and with all but the last slid away.
+
+    Raises:
+        PromptError: there are fewer than two pictures, or no questions.
+    """
+    if len(pictures) < 2:
+        raise PromptError(f"{len(pictures)} picture: give two or more, a single one has no other to be conditioned on")
+    if not questions:
+        raise PromptError("no questions: give one or more")
+    strategies = (FULL, BLIND, *dict.fromkeys((*(f"patch-{rank}" for rank in ranks), *SHARES)))
+    chosen = tuple(spread(len(pictures), orders))
+    answers: dict[tuple[str, str], list[Answer]] = {}
+    held: dict[str, list[int]] = {setting: [] for setting in SETTINGS}
+    total = len(SETTINGS) * len(chosen) * len(questions) * len(strategies)
+    with steps(screen or Console(quiet=True), f"{total} prompts", total) as advance:
+        for order in chosen:
+            for setting in SETTINGS:
+                window = [pictures[index] for index in order]
+                parts: list[PromptPart] = list(window)
+                if setting == "slid":
+                    parts = [*(slid(one) for one in window[:-1]), window[-1]]
+                    window = window[-1:]
+                for question in questions:
+                    held[setting].append(sum(chunk.bytes for chunk in window))
+                    for strategy in strategies:
+                        answer = answer_of(engine, [*parts, question], strategy, answer_tokens)
+                        answers.setdefault((setting, strategy), []).append(answer)
+                        advance()
+    rows = [
+        row_of(setting, name, answers[setting, FULL], answers[setting, BLIND], answers[setting, name], held[setting])
+        for setting in SETTINGS
+        for name in strategies
+    ]
+    samples = {name: _samples(answers, name) for name in strategies if name != FULL}
+    kinds = tuple(dict.fromkeys(chunk.kind for chunk in pictures))
+    return Fidelity(len(pictures), tuple(questions), chosen, answer_tokens, tuple(rows), kinds, samples)
+
+
+def _samples(answers: Mapping[tuple[str, str], Sequence[Answer]], name: str) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(divergence(full.logits, own.logits), int(full.logits.argmax()) == int(own.logits.argmax()))
+        for setting in SETTINGS
+        for full, own in zip(answers[setting, FULL], answers[setting, name], strict=True)
+    )
+
+
+def teach(result: Fidelity, policy: Upkeep) -> tuple[int | None, int]:
+    """Hand what was measured to the policy of a store: the plateau, and how bare and patched contents answered.
+
+    Patches are measured as `auto` forms them from now on: at the plateau, or without one at a quarter of the bytes.
+
+    Returns:
+        The plateau, and how many measurements were handed over.
+    """
+    plateau = result.plateau
+    if plateau is not None:
+        policy.set_plateau(plateau)
+    named = [row.strategy for row in result.rows if row.rank and row.rank == plateau]
+    count = 0
+    for lane, strategy in ((Lane.BARE, BLIND), (Lane.PATCH, (named or SHARES[-1:])[0])):
+        for sample in result.samples[strategy]:
+            for kind in result.kinds:
+                policy.record(kind, lane, sample.kl, sample.agrees)
+                count += 1
+    return plateau, count
+
+
+def spread(count: int, most: int) -> list[tuple[int, ...]]:
+    """Up to `most` orders of `count` pictures, evenly out of the first thousand; the given order comes first."""
+    every = list(islice(permutations(range(count)), 1000))
+    places = np.linspace(0, len(every) - 1, min(most, len(every))).round().astype(int)
+    return [every[place] for place in places]
+
+
+def answer_of(engine: Engine, parts: list[PromptPart], strategy: str, tokens: int) -> Answer:
+    """A prompt linked and answered greedily; wrapped by the model's chat template if it has one."""
+    template = bool(engine.template.preparer.chat_template)
+    prefill = engine.prefill(parts, strategy, template=template, reserve=tokens)
+    logits = prefill.logits.float().cpu().numpy()
+    sampler = Sampler(Sampling(max_new_tokens=tokens))
+    found = tuple(decode(engine.adapter, prefill.linked, prefill.prompt, sampler, engine.end_tokens))
+    ranks = [part.patch.rank for part in prefill.plan.ranges if part.patch is not None]
+    return Answer(logits, found, prefill.trace, max(ranks, default=0))
+
+
+def row_of(
+    setting: str,
+    strategy: str,
+    full: Sequence[Answer],
+    blind: Sequence[Answer],
+    own: Sequence[Answer],
+    held: Sequence[int],
+) -> Row:
+    """One line, from answers side by side."""
+    losses = [divergence(one.logits, other.logits) for one, other in zip(full, own, strict=True)]
+    floors = [divergence(one.logits, other.logits) for one, other in zip(full, blind, strict=True)]
+    firsts = [[int(one.logits.argmax()) for one in answers] for answers in (full, blind, own)]
+    same = [one.token_ids == other.token_ids for one, other in zip(full, own, strict=True)]
+    return Row(
+        setting=setting,
+        strategy=strategy,
+        prompts=len(own),
+        divergence=float(np.mean(losses)),
+        worst=max(losses),
+        eta=eta(losses, floors),
+        median_eta=median_eta(losses, floors),
+        first_token=agreement(firsts[0], firsts[2]),
+        greedy=float(np.mean(same)),
+        flips=flip_recovery(*firsts),
+        patch_share=sum(one.trace.patch_bytes for one in own) / sum(held),
+        computed=float(np.mean([one.trace.computed for one in own])),
+        rank=max(one.rank for one in own),
+    )

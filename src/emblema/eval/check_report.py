@@ -1,0 +1,157 @@
+"""The fidelity report for a reader: self-check and fidelity as tables, one sentence, a JSON file and a plot."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from emblema.engine.engine import Engine
+from emblema.eval.check import BLIND, FULL, SETTINGS, Fidelity, Row
+
+SMALL = 1e-2
+"""Nats of mean divergence that are called small."""
+LABELS = {"visible": "all visible", "slid": "all but the last slid away"}
+COLOURS = {"visible": "#1d6f8a", "slid": "#d1495b"}
+INK = "#2b2b2b"
+
+
+def selfcheck_table(model: str, engine: Engine) -> Table:
+    """What the model's self-check measured."""
+    dtype = str(engine.adapter.dtype).removeprefix("torch.")
+    title = f"self-check of {model}: {engine.selfcheck.family}, {len(engine.adapter.layouts)} layers, {dtype}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("check")
+    for name in ("measured", "bound"):
+        table.add_column(name, justify="right")
+    for name in ("", "worst at"):
+        table.add_column(name)
+    for check in engine.selfcheck.checks:
+        mark = Text("passed", "green") if check.passed else Text("FAILED", "bold red")
+        table.add_row(check.name, f"{check.measured:.1e}", f"{check.bound:.0e}", mark, check.where)
+    return table
+
+
+def fidelity_table(result: Fidelity) -> Table:
+    """A line for each setting and strategy."""
+    prompts = f"{len(result.orders)} orders of {result.pictures} pictures, {len(result.questions)} questions"
+    table = Table(title=f"against re-prefill: {prompts}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("strategy", no_wrap=True)
+    for name in ("rank", "bytes", "rows", "mean KL", "worst KL", "eta", "first", "answer", "flips"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for setting in SETTINGS:
+        table.add_row(Text(setting, "bold"))
+        for strategy in result.strategies:
+            table.add_row(*_line(result.row(setting, strategy)), end_section=strategy == result.strategies[-1])
+    return table
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    cells = [f"  {row.strategy}", "", "", f"{row.computed:.0f}"]
+    if row.strategy == FULL:
+        return tuple(cells)
+    shares = (f"{row.first_token:.0%}", f"{row.greedy:.0%}")
+    measured = (f"{row.divergence:.1e}", f"{row.worst:.1e}")
+    if row.strategy == BLIND:
+        return (*cells, *measured, "", *shares)
+    cells[1:3] = [f"{row.rank}", f"{row.patch_share:.0%}"]
+    flips = f"{row.flips.value:.2f} of {row.flips.count}" if row.flips.count else "of none"
+    return (*cells, *measured, f"{row.eta:.3f}", *shares, flips)
+
+
+def verdict(result: Fidelity) -> str:
+    """One plain sentence about these pictures and this model."""
+    blind = [result.row(setting, BLIND) for setting in SETTINGS]
+    prompts = sum(row.prompts for row in blind)
+    changed = round(sum((1 - row.first_token) * row.prompts for row in blind))
+    worst = max(row.divergence for row in blind)
+    if all(row.greedy == 1 for row in blind) and worst < SMALL:
+        return (
+            f"On these pictures blind reuse answers as re-prefill on all {prompts} prompts (mean KL at most "
+            f"{worst:.1e} nats): no patch is needed."
+        )
+    names = [name for name in result.strategies if name not in (FULL, BLIND)]
+    patched = [[result.row(setting, name) for setting in SETTINGS] for name in names]
+    patched = sorted((rows for rows in patched if _weight(rows) < 1), key=_weight)
+    start = f"On these pictures blind reuse changes the first token on {changed} of {prompts} prompts"
+    for rows in patched:
+        if all(row.first_token == 1 and row.greedy == 1 for row in rows):
+            found = f"gives re-prefill's whole answer on all of them and removes {_removed(rows)} of the KL"
+            return f"{start}; {_named(rows)} {found}."
+    best = max(patched, key=lambda rows: min((row.greedy, -row.divergence) for row in rows))
+    left = round(sum((1 - row.greedy) * row.prompts for row in best))
+    return (
+        f"{start}; the best patch measured, {_named(best)}, removes {_removed(best)} of the KL and leaves {left} of "
+        f"{prompts} whole answers changed: take a higher rank, or full, where that matters."
+    )
+
+
+def _named(rows: list[Row]) -> str:
+    return f"{rows[0].strategy} ({_weight(rows):.0%} of the KV's bytes)"
+
+
+def _weight(rows: list[Row]) -> float:
+    return max(row.patch_share for row in rows)
+
+
+def _removed(rows: list[Row]) -> str:
+    known = [row.eta for row in rows if not math.isnan(row.eta)]
+    least = min(known, default=0.0)
+    return "none" if least <= 0 else f"{least:.1%} or more" if least < 0.9995 else "practically all"
+
+
+def report(model: str, engine: Engine, result: Fidelity, pictures: list[str]) -> dict[str, Any]:
+    """Everything as plain data."""
+    return {
+        "model": model,
+        "family": engine.selfcheck.family,
+        "dtype": str(engine.adapter.dtype).removeprefix("torch."),
+        "device": str(engine.adapter.device),
+        "selfcheck": [{**asdict(check), "passed": check.passed} for check in engine.selfcheck.checks],
+        "files": pictures,
+        "verdict": verdict(result),
+        **asdict(result),
+    }
+
+
+def draw(model: str, result: Fidelity, path: Path) -> Path:
+    """Plot divergence and agreement by strategy, as PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = [name for name in result.strategies if name != FULL]
+    names.sort(key=lambda name: result.row("visible", name).patch_share)
+    figure = Figure(figsize=(12, 4.9), dpi=120, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    divergences, agreements = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    for place, setting in enumerate(SETTINGS):
+        rows = [result.row(setting, name) for name in names]
+        at = [index + 0.4 * (place - 0.5) for index in range(len(names))]
+        drawn = {"color": COLOURS[setting], "label": LABELS[setting]}
+        divergences.plot(range(len(names)), [max(row.divergence, 1e-9) for row in rows], "o-", **drawn)
+        bars = agreements.bar(at, [100 * row.greedy for row in rows], width=0.38, **drawn)
+        agreements.bar_label(bars, fmt="%.0f", fontsize=8, color=INK, padding=1)
+    labels = [f"{name}\n{100 * result.row('visible', name).patch_share:.0f} %" for name in names]
+    divergences.set_yscale("log")
+    divergences.set_ylabel("mean KL from re-prefill, nats (least shown: 1e-9)")
+    divergences.set_title("how far the next-token distribution is from re-prefill", loc="left", fontsize=10)
+    agreements.set_ylabel("prompts with re-prefill's whole answer, %")
+    agreements.set_ylim(0, 112)
+    kept = f"greedy answers of up to {result.answer_tokens} tokens that stay the same"
+    agreements.set_title(kept, loc="left", fontsize=10)
+    for axes in (divergences, agreements):
+        axes.set_xticks(range(len(names)), labels, fontsize=9)
+        axes.set_xlabel("strategy, and bytes of its patches as a share of the pictures' KV")
+        axes.grid(True, axis="y", color="#e3e3e3", linewidth=0.7)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    divergences.legend(frameon=False, fontsize=9)
+    prompts = sum(result.row(setting, FULL).prompts for setting in SETTINGS)
+    title = f"{Path(model).name}: reuse against re-prefill on {prompts} prompts"
+    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path

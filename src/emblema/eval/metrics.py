@@ -1,0 +1,139 @@
+"""How far a method is from re-prefill: divergence, eta, flip recovery, agreement, accuracy, intervals by episode.
+
+Every function takes items side by side: the same question, in the same setting, under re-prefill and under a method.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from emblema.errors import EmblemaError
+
+MEASURABLE = 1e-3
+"""Nats of divergence under blind reuse from which an item counts as having a deficit."""
+RESAMPLES = 2000
+PLATEAU = 0.94
+"""Share of full rank's recovery from which a rank counts as on the plateau: what Kamera's rank 32 has of rank 64's."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share, always with the number of items it is a share of; the share of none is NaN."""
+
+    value: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} of {self.count}" if self.count else "of none"
+
+
+def divergence(reference: ArrayLike, method: ArrayLike) -> float:
+    """KL(reference || method) in nats, from logits [vocab] float32; never below zero.
+
+    Raises:
+        EmblemaError: the two have different vocabularies.
+    """
+    left, right = _log_softmax(reference), _log_softmax(method)
+    if left.shape != right.shape:
+        raise EmblemaError(f"logits over {left.size} and over {right.size} tokens cannot be compared")
+    held = np.isfinite(left)
+    return max(0.0, float(np.sum(np.exp(left[held]) * (left[held] - right[held]))))
+
+
+def eta(method: ArrayLike, blind: ArrayLike) -> float:
+    """1 - mean KL(method) / mean KL(blind), unclipped: 1 is re-prefill, 0 is blind reuse, below 0 is harm."""
+    floor = float(np.mean(_floats(blind)))
+    return 1.0 - float(np.mean(_floats(method))) / floor if floor > 0 else float("nan")
+
+
+def median_eta(method: ArrayLike, blind: ArrayLike, measurable: float = MEASURABLE) -> Share:
+    """The median of 1 - KL(method) / KL(blind) over the items that blind reuse moves by `measurable` nats or more."""
+    losses, floors = _floats(method), _floats(blind)
+    kept = floors >= measurable
+    count = int(kept.sum())
+    return Share(float(np.median(1.0 - losses[kept] / floors[kept])) if count else float("nan"), count)
+
+
+def agreement(reference: ArrayLike, method: ArrayLike) -> float:
+    """Share of items with the same answer."""
+    return float(np.mean(np.asarray(reference) == np.asarray(method)))
+
+
+def flip_recovery(reference: ArrayLike, blind: ArrayLike, method: ArrayLike) -> Share:
+    """Among the items whose answer blind reuse changes, the share where the method restores re-prefill's answer."""
+    flipped = np.asarray(reference) != np.asarray(blind)
+    count = int(flipped.sum())
+    restored = (np.asarray(reference) == np.asarray(method))[flipped]
+    return Share(float(np.mean(restored)) if count else float("nan"), count)
+
+
+def bootstrap(
+    values: ArrayLike, episodes: ArrayLike, *, resamples: int = RESAMPLES, level: float = 0.95, seed: int = 0
+) -> Interval:
+    """The mean of `values` with an interval by episode: whole episodes are drawn with replacement.
+
+    For a paired comparison give the differences, item by item.
+    """
+    return bootstrap_ratio(values, np.ones(len(_floats(values))), episodes, resamples=resamples, level=level, seed=seed)
+
+
+def bootstrap_ratio(
+    numerators: ArrayLike,
+    denominators: ArrayLike,
+    episodes: ArrayLike,
+    *,
+    resamples: int = RESAMPLES,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """sum(numerators) / sum(denominators) with an interval by episode, both sums from the same draws.
+
+    Raises:
+        EmblemaError: there are no items, or the arguments have different lengths.
+    """
+    above, below = _floats(numerators), _floats(denominators)
+    names = np.asarray(episodes)
+    if not len(above) or not len(above) == len(below) == len(names):
+        raise EmblemaError(f"{len(above)}, {len(below)} and {len(names)} items: give as many of each, and one or more")
+    _, owner = np.unique(names, return_inverse=True)
+    tops, bottoms = np.bincount(owner, above), np.bincount(owner, below)
+    count = len(tops)
+    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = (draws @ tops) / (draws @ bottoms)
+        value = float(tops.sum() / bottoms.sum())
+    tail = (1 - level) / 2
+    known = ratios[np.isfinite(ratios)]
+    low, high = np.quantile(known, [tail, 1 - tail]) if len(known) else (np.nan, np.nan)
+    return Interval(value, float(low), float(high))
+
+
+def bootstrap_eta(method: ArrayLike, blind: ArrayLike, episodes: ArrayLike, *, seed: int = 0) -> Interval:
+    """`eta` with its interval by episode."""
+    ratio = bootstrap_ratio(method, blind, episodes, seed=seed)
+    return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+
+
+def _floats(values: ArrayLike) -> Floats:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _log_softmax(logits: ArrayLike) -> Floats:
+    values = _floats(logits)
+    shifted = values - values.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()), dtype=np.float64)
