@@ -12,8 +12,8 @@ from benchmarks.fidelity.endings import endings, plain_ending, same_front
 from benchmarks.fidelity.oracles import Oracle, front_table
 from emblema.errors import StrategyError
 from emblema.kv.patch import Patch
-from emblema.link.executor import Executor, Linked
-from emblema.link.findings import Findings
+from emblema.link.executor import Executor, LinkedTable
+from emblema.link.findings import LinkContext
 from emblema.link.forming import form_missing
 from emblema.link.oracle import deficit_scores, query_scores
 from emblema.link.plan import LinkPlan, Source
@@ -61,7 +61,7 @@ class Linking:
         def find(key: PatchKey) -> Patch | None:
             return patches.get(key) or pool.get(key)
 
-        self.findings = Findings(self._model, layouts, find, lambda prompt: None, {}, pool)
+        self.findings = LinkContext(self._model, layouts, find, lambda prompt: None, {}, pool)
         self._scores: dict[tuple[str, int], Tensor] = {}
 
     def strategies(self, arm: Arm) -> list[Strategy]:
@@ -112,7 +112,7 @@ class Linking:
         rest = endings(self.executor.adapter, first.table, self.prompts[1:], plans[1:], self.start)
         return [first.logits, *rest]
 
-    def linked(self, strategies: Sequence[Strategy], reserve: int) -> Iterator[Linked]:
+    def linked(self, strategies: Sequence[Strategy], reserve: int) -> Iterator[LinkedTable]:
         """Every question linked, one after another, with room to decode."""
         return self._one_by_one(self._plans(strategies), reserve)
 
@@ -138,11 +138,11 @@ class Linking:
             raise StrategyError(f"{plans[0].strategy} cannot be run on this model: {refusal}")
         return plans
 
-    def _one_by_one(self, plans: Sequence[LinkPlan], reserve: int = 0) -> Iterator[Linked]:
+    def _one_by_one(self, plans: Sequence[LinkPlan], reserve: int = 0) -> Iterator[LinkedTable]:
         for plan, prompt in zip(plans, self.prompts, strict=True):
             yield self._run(plan, prompt, reserve)
 
-    def _run(self, plan: LinkPlan, prompt: Prompt, reserve: int) -> Linked:
+    def _run(self, plan: LinkPlan, prompt: Prompt, reserve: int) -> LinkedTable:
         return self.executor.run(plan, prompt, self.findings.resources, reserve)
 
     def _spent(self, plan: LinkPlan, prompt: Prompt) -> Spent:

@@ -17,7 +17,7 @@ from emblema.errors import StoreError
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.store.store import Store
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 TOKENS = 16
 PATIENCE = 30.0
@@ -108,7 +108,7 @@ def size_of(chunk: Chunk) -> int:
     return chunk.bytes + chunk.encoded.bytes
 
 
-def ask(view: View, chunk: Chunk) -> str:
+def ask(view: TenantStore, chunk: Chunk) -> str:
     """Use a chunk, storing it where it is nowhere; says where it was: memory, disk or nowhere."""
     before, loads = opened(view), view.statistics.loads
     if view.find(chunk.id) is None:
@@ -136,7 +136,7 @@ def _wait(done: Callable[[], bool]) -> None:
         time.sleep(1e-4)
 
 
-def opened(view: View) -> int:
+def opened(view: TenantStore) -> int:
     """How often a file was opened so far: once to find a piece that memory does not have, and once for its rows."""
     disk = view.store.disk
     return 0 if disk is None else disk.statistics.hits

@@ -20,13 +20,13 @@ from benchmarks.store.larger import random_picture
 from benchmarks.store.pages import cooled
 from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
-from emblema.engine.linker import Linker, Outcome
+from emblema.engine.linker import Linker, LinkResult
 from emblema.errors import StoreError
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
 from emblema.store.store import Store
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 QUESTION = "which land does the tent stand on ?"
 RECOMPUTE, MEMORY, DISK, LOAD = "recompute", "memory", "disk, cold", "load alone, cold"
@@ -122,14 +122,14 @@ class _Bench:
         self.seconds[lane].append(time.perf_counter() - began)
         return found
 
-    def link(self, view: View, strategy: str, lost: Sequence[Chunk] = ()) -> Outcome:
+    def link(self, view: TenantStore, strategy: str, lost: Sequence[Chunk] = ()) -> LinkResult:
         """From ids to logits; the chunks that are lost stand behind the others."""
         wanted = [chunk.id for chunk in self.chunks if chunk not in lost]
         parts: list[PromptPart] = [*map(view.get, wanted), *lost, QUESTION]
         prompt = self.engine.prompt(parts)
         return Linker(self.engine.adapter, view).link(prompt, strategy)
 
-    def bring(self, view: View, ids: Sequence[str]) -> None:
+    def bring(self, view: TenantStore, ids: Sequence[str]) -> None:
         """Everything of some chunks into memory."""
         for id in ids:
             view.get(id)
@@ -163,7 +163,7 @@ class _Bench:
         with Store(self.rest) as store:
             self.time(MIXED_LOAD, lambda: self.bring(store.view(), kept))
 
-    def mixed(self, lane: str, view: View) -> None:
+    def mixed(self, lane: str, view: TenantStore) -> None:
         outcome = self.time(lane, lambda: self.link(view, "blind", self.lost))
         if outcome.recaptured != sum(chunk.tokens for chunk in self.lost):
             raise StoreError(f"{outcome.recaptured} rows were prefilled again, not those of the missing half")

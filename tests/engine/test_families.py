@@ -7,7 +7,7 @@ import torch
 
 from emblema.engine.engine import Engine
 from emblema.engine.linker import Linker
-from emblema.link.executor import Executor, Linked, Resources
+from emblema.link.executor import Executor, LinkedTable, Resources
 from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge
@@ -26,7 +26,7 @@ def linker(name: str) -> Linker:
     return Linker(engine(name).adapter, store.view())
 
 
-def link(name: str, prompt: Prompt, strategy: str) -> Linked:
+def link(name: str, prompt: Prompt, strategy: str) -> LinkedTable:
     return linker(name).link(prompt, strategy).linked
 
 

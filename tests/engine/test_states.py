@@ -6,7 +6,7 @@ import pytest
 
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
-from emblema.link.executor import Linked
+from emblema.link.executor import LinkedTable
 from emblema.link.prompt import ChunkPart, Prompt, Segment
 from tests.engine.engines import engine, largest_error, two_pages
 from tests.families import CASES
@@ -17,7 +17,7 @@ def _changed(prompt: Prompt, changes: dict[int, ChunkPart]) -> Prompt:
     return Prompt(segments, prompt.axes, prompt.next_position)
 
 
-def _written(name: str, linked: Linked, segment: Segment, chunk: Chunk) -> Chunk:
+def _written(name: str, linked: LinkedTable, segment: Segment, chunk: Chunk) -> Chunk:
     rows = (linked.table.read(layer, *segment.rows) for layer in range(len(engine(name).adapter.layouts)))
     kept = tuple(LayerRows(one.keys.clone(), one.values.clone()) for one in rows)
     return Chunk(f"{segment.start:064x}", chunk.kind, chunk.model, chunk.encoded, kept, base=segment.position)

@@ -10,11 +10,11 @@ import torch
 
 from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.engine import Engine
-from emblema.engine.linker import Linker, Outcome
+from emblema.engine.linker import Linker, LinkResult
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.assemble import Resources
-from emblema.link.executor import Executor, Linked
+from emblema.link.executor import Executor, LinkedTable
 from emblema.link.forming import conditioned_table, deficits_of
 from emblema.link.oracle import deficit_oracle, query_oracle
 from emblema.link.orderings import mean_deficits, orbit_key, orderings
@@ -68,12 +68,12 @@ def linker(name: str, prompt: Prompt) -> Linker:
     return Linker(engine(name).adapter, store.view())
 
 
-def link(name: str, prompt: Prompt, strategy: str | Strategy) -> Outcome:
+def link(name: str, prompt: Prompt, strategy: str | Strategy) -> LinkResult:
     return linker(name, prompt).link(prompt, strategy)
 
 
 @cache
-def full(name: str, setting: str) -> Linked:
+def full(name: str, setting: str) -> LinkedTable:
     return link(name, prompt_for(name, setting), "full").linked
 
 

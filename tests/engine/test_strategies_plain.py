@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from emblema.engine.linker import Linker, Outcome
+from emblema.engine.linker import Linker, LinkResult
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.registry import parse
 from emblema.link.strategies.vlcache import VLCache
@@ -25,7 +25,7 @@ def prompt_for(name: str, setting: str) -> Prompt:
     return prompt_of(name, [text(5), first, text(3, 1), second, third, text(4, 2)])
 
 
-def link(name: str, prompt: Prompt, strategy: str) -> Outcome:
+def link(name: str, prompt: Prompt, strategy: str) -> LinkResult:
     store = MemoryStore()
     for _, chunk in prompt.chunk_segments:
         store.put(chunk)

@@ -11,7 +11,7 @@ from emblema.kv.patch import form_patch
 from emblema.link.assemble import Resources
 from emblema.link.directions import on_directions, pooled_directions
 from emblema.link.executor import Executor
-from emblema.link.findings import POOLED, Findings
+from emblema.link.findings import POOLED, LinkContext
 from emblema.link.forming import form_missing, form_patches
 from emblema.link.keys import keys_key
 from emblema.link.orderings import orbit_key
@@ -58,7 +58,7 @@ def test_pieces_that_are_missing_are_named() -> None:
         plan = parse(strategy).plan(prompt, replace(knowledge(), layouts=layouts))
         with pytest.raises(PlanError, match=f"{words}.* not handed over"):
             executor.run(plan, prompt, Resources({}, {}))
-    findings = Findings("model", layouts, lambda key: None, lambda prompt: None, {})
+    findings = LinkContext("model", layouts, lambda key: None, lambda prompt: None, {})
     plan = replace(plan, forming=(keys_key("model", CHUNK),))
     with pytest.raises(PlanError, match="does not hold"):
         form_missing(executor, prompt, plan, findings, lambda key, patch: None)
@@ -70,12 +70,12 @@ def test_pieces_that_are_missing_are_named() -> None:
 
 def test_pools_hold_other_items_of_the_same_model_and_no_more_than_their_size() -> None:
     keys = [PatchKey(model, f"{index:064x}", ()) for index in range(POOLED + 5) for model in ("model", "another")]
-    findings = Findings("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None, {}, keys)
+    findings = LinkContext("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None, {}, keys)
     own = PatchKey.of("basis-2", "model", keys[0].chunk, (OTHER,))
     assert len(findings.others(own)) == findings.knowledge.others(own) == POOLED
-    few = Findings("model", LAYOUTS, lambda key: None, lambda prompt: None, {}, keys)
+    few = LinkContext("model", LAYOUTS, lambda key: None, lambda prompt: None, {}, keys)
     assert few.others(own) == [], "those that the store has lost are not pooled"
-    alone = Findings("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None, {}, keys[:2])
+    alone = LinkContext("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None, {}, keys[:2])
     assert alone.others(own) == []
 
 

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from emblema.errors import StoreError
 from emblema.link.policy.costs import Costs
 from emblema.link.policy.decisions import Lane
-from emblema.link.policy.ledger import Ledger
+from emblema.link.policy.ledger import FidelityLog
 from emblema.link.policy.policy import Policy
-from emblema.link.policy.standing import KEPT, Sample, Standing, broken, met
+from emblema.link.policy.standing import KEPT, LaneStats, Sample, broken, met
 
 POLICY = Policy(max_kl=0.05)
 GOOD, BAD, AWFUL = Sample(0.001, True), Sample(0.3, False), Sample(40.0, False)
 
 
-def fed(standing: Standing, samples: list[Sample], policy: Policy = POLICY) -> list[bool]:
+def fed(standing: LaneStats, samples: list[Sample], policy: Policy = POLICY) -> list[bool]:
     return [standing.add(sample, policy) for sample in samples]
 
 
 def test_a_bad_lane_is_closed_and_a_good_one_opens_again() -> None:
-    standing = Standing(False)
+    standing = LaneStats(False)
     assert sum(fed(standing, [BAD, Sample(0.2, True)] * 4)) == 1 and standing.closed and standing.turns == 1
     assert not any(fed(standing, [GOOD] * 7)), "not at once"
     assert sum(fed(standing, [GOOD] * 63)) == 1 and not standing.closed, "judged by what came of late"
@@ -37,7 +37,7 @@ def test_no_single_item_turns_a_lane_over(samples: list[Sample], kl: float, data
     where = data.draw(st.integers(0, len(samples)))
     series = [*samples[:where], Sample(kl, False), *samples[where:]]
     for policy in (POLICY, Policy(max_kl=None, min_agreement=0.99), Policy(min_agreement=0.99)):
-        assert not any(fed(Standing(False), series, policy))
+        assert not any(fed(LaneStats(False), series, policy))
 
 
 @given(st.lists(st.sampled_from([GOOD, BAD, AWFUL, Sample(0.05, True)]), max_size=80))
@@ -57,13 +57,13 @@ def test_an_agreement_is_closed_by_failures_and_opened_by_enough_items() -> None
 
 
 def test_another_bound_is_judged_by_the_same_items() -> None:
-    standing = Standing(False)
+    standing = LaneStats(False)
     fed(standing, [Sample(0.02, True)] * 10)
     assert standing.verdict("image", Lane.PATCH, POLICY).open
     strict = Policy(max_kl=0.01)
     assert not standing.verdict("image", Lane.PATCH, strict).open
     assert "0.02 nats" in standing.verdict("image", Lane.PATCH, strict).reason
-    bare = Standing(True)
+    bare = LaneStats(True)
     fed(bare, [Sample(0.02, True)] * 10)
     assert not bare.closed and not bare.verdict("text", Lane.BARE, strict).open
     assert bare.verdict("text", Lane.BARE, Policy(max_kl=0.1)).open
@@ -71,7 +71,7 @@ def test_another_bound_is_judged_by_the_same_items() -> None:
 
 
 def test_lanes_begin_as_the_menu_says() -> None:
-    ledger = Ledger()
+    ledger = FidelityLog()
     for lane in (Lane.PATCH, Lane.ORBIT):
         assert ledger.verdict("m", "image", lane, POLICY).open
     for lane in (Lane.DRIFT, Lane.BARE):
@@ -83,8 +83,8 @@ def test_lanes_begin_as_the_menu_says() -> None:
     assert not ledger.verdict("n", "text", Lane.BARE, POLICY).open, "another model"
 
 
-def filled() -> Ledger:
-    ledger = Ledger()
+def filled() -> FidelityLog:
+    ledger = FidelityLog()
     for index in range(40):
         ledger.record("m", "image", Lane.PATCH, Sample(index / 1000, index % 7 > 0), POLICY)
         ledger.record("m", "text", Lane.BARE, GOOD, POLICY)
@@ -95,7 +95,7 @@ def filled() -> Ledger:
 
 def test_a_ledger_is_the_same_from_its_file() -> None:
     ledger = filled()
-    again = Ledger.from_json(json.loads(json.dumps(ledger.to_json())))
+    again = FidelityLog.from_json(json.loads(json.dumps(ledger.to_json())))
     assert again.to_json() == ledger.to_json() and again.lines() == ledger.lines()
     assert again.plateau("m") == 16 and again.plateau("n") is None
     for one in (ledger, again):
@@ -122,7 +122,7 @@ def test_a_hostile_file_is_refused_or_harmless(data: st.DataObject) -> None:
     holder, name = data.draw(st.sampled_from(places))
     holder[name] = data.draw(st.sampled_from(HOSTILE))  # type: ignore[index]
     try:
-        ledger = Ledger.from_json(plain)
+        ledger = FidelityLog.from_json(plain)
     except StoreError:
         return
     json.dumps(ledger.to_json(), allow_nan=False)
@@ -133,7 +133,7 @@ def test_a_hostile_file_is_refused_or_harmless(data: st.DataObject) -> None:
 @pytest.mark.parametrize("data", HOSTILE)
 def test_what_is_no_ledger_is_refused(data: object) -> None:
     with pytest.raises(StoreError, match="no ledger"):
-        Ledger.from_json(data)
+        FidelityLog.from_json(data)
 
 
 def test_costs_are_told_apart_once_there_is_enough_to_tell() -> None:
@@ -167,12 +167,12 @@ def test_nor_does_it_a_lane_that_is_dear_to_measure(samples: list[Sample], kl: f
     where = data.draw(st.integers(0, len(samples)))
     series = [*samples[:where], Sample(kl, False), *samples[where:]]
     for policy in (POLICY, Policy(max_kl=None, min_agreement=0.99), Policy(min_agreement=0.99)):
-        standing = Standing(False)
+        standing = LaneStats(False)
         assert not any(standing.add(one, policy, dear=True) for one in series)
 
 
 def test_survivors_are_closed_by_few_very_bad_ones_and_prove_themselves_longer_each_time() -> None:
-    ledger = Ledger()
+    ledger = FidelityLog()
 
     def feed(*samples: Sample, lane: Lane = Lane.SURVIVOR) -> bool:
         for sample in samples:

@@ -11,7 +11,7 @@ from emblema.cli.store_folder import Folder
 from emblema.errors import StoreError
 
 if TYPE_CHECKING:
-    from emblema.link.policy.ledger import Ledger
+    from emblema.link.policy.ledger import FidelityLog
 
 
 def policy(
@@ -69,6 +69,6 @@ def policy(
             )
 
 
-def _lines(owner: str, ledger: "Ledger") -> list[dict[str, Any]]:
+def _lines(owner: str, ledger: "FidelityLog") -> list[dict[str, Any]]:
     ranks = ledger.plateaus()
     return [{"owner": owner, **asdict(line), "plateau": ranks.get(line.model)} for line in ledger.lines()]

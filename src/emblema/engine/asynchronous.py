@@ -20,7 +20,7 @@ from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class AsyncEngine:
         return cls(await asyncio.to_thread(partial(Engine.load, name, **options)))
 
     @property
-    def store(self) -> View:
+    def store(self) -> TenantStore:
         return self.engine.store
 
     async def add(self, source: Any = None, **options: Any) -> Chunk | Clip:

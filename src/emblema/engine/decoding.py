@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from emblema.errors import PromptError
-from emblema.link.executor import Linked
+from emblema.link.executor import LinkedTable
 from emblema.link.prompt import Prompt
 from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
@@ -104,7 +104,12 @@ class Place:
 
 
 def decode(
-    adapter: Runner, linked: Linked, prompt: Prompt, sampler: Sampler, ends: Collection[int], most: int | None = None
+    adapter: Runner,
+    linked: LinkedTable,
+    prompt: Prompt,
+    sampler: Sampler,
+    ends: Collection[int],
+    most: int | None = None,
 ) -> Iterator[int]:
     """Yield new tokens behind a linked prompt; see `decode_behind`."""
     place = Place(prompt.tokens, prompt.next_position, prompt.axes)

@@ -13,9 +13,9 @@ from emblema.engine.conversation import MediaReader
 from emblema.engine.linker import Linker
 from emblema.engine.reader import PromptReader
 from emblema.engine.storing import StoreLike, open_store, shelf_of, view_of
-from emblema.engine.upkeep.former import Former
-from emblema.engine.upkeep.upkeep import Upkeep
-from emblema.engine.workshop import Workshop
+from emblema.engine.upkeep.former import PatchWorker
+from emblema.engine.upkeep.upkeep import PolicyRuntime
+from emblema.engine.workshop import ChunkBuilder
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.library import DynamicLibrary, Embedder, Maker, StaticLibrary
@@ -29,7 +29,7 @@ from emblema.models.prepare import Preparer
 from emblema.models.selfcheck import SelfCheck, selfcheck
 from emblema.store.record import Terms
 from emblema.store.store import Store
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 
 class MediaEngine:
@@ -50,19 +50,19 @@ class MediaEngine:
         self._own = open_store(store)
         # Set by whoever calls `idle` himself.
         self._served = False
-        self._policy, self._former, self._costs = policy or Policy(), Former(), Costs()
+        self._policy, self._former, self._costs = policy or Policy(), PatchWorker(), Costs()
         preparer = None if processor is None else Preparer(processor, self.adapter.model.config)
         self._furnish(view_of(store if self._own is None else self._own, salt), preparer, limits or MediaLimits())
 
-    def _furnish(self, view: View, preparer: Preparer | None, limits: MediaLimits) -> None:
+    def _furnish(self, view: TenantStore, preparer: Preparer | None, limits: MediaLimits) -> None:
         self.store = view
         self._preparer, self._limits = preparer, limits
-        self._workshop = Workshop(self.adapter, preparer, view, limits)
+        self._workshop = ChunkBuilder(self.adapter, preparer, view, limits)
         self._reader = PromptReader(preparer)
-        self._upkeep = Upkeep(self.adapter, view, self._policy, self._former, self._costs)
+        self._upkeep = PolicyRuntime(self.adapter, view, self._policy, self._former, self._costs)
         self._linker = Linker(self.adapter, view, self._upkeep)
 
-    def on(self, store: Store | View) -> Self:
+    def on(self, store: Store | TenantStore) -> Self:
         """The same model for another tenant: an engine on that view, or on a store, to be used from the same thread.
 
         Raises:
@@ -199,8 +199,8 @@ class MediaEngine:
         self._linker.forget_prompts()
 
     @property
-    def policy(self) -> Upkeep:
-        """What `auto` decides by for this tenant: bounds, measurements and counters; see `Upkeep`."""
+    def policy(self) -> PolicyRuntime:
+        """What `auto` decides by for this tenant: bounds, measurements and counters; see `PolicyRuntime`."""
         return self._upkeep
 
     def idle(self) -> None:

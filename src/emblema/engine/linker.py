@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from emblema.engine.upkeep.upkeep import Upkeep
+from emblema.engine.upkeep.upkeep import PolicyRuntime
 from emblema.errors import LoadError, PromptError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch
-from emblema.link.executor import Executor, Linked
-from emblema.link.findings import Findings
+from emblema.link.executor import Executor, LinkedTable
+from emblema.link.findings import LinkContext
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
@@ -22,11 +22,11 @@ from emblema.store.identity import owner_id
 from emblema.store.keys import PatchKey
 from emblema.store.leases import Lease
 from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LinkResult:
     """A linked prompt.
 
     Attributes:
@@ -38,17 +38,17 @@ class Outcome:
     """
 
     plan: LinkPlan
-    linked: Linked
+    linked: LinkedTable
     forming: int
     recaptured: int
     fallback: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveTable:
     """A table under way, that answers for the first `rows` rows of a continued prompt."""
 
-    linked: Linked
+    linked: LinkedTable
     rows: int
 
 
@@ -61,7 +61,7 @@ class Linker:
         upkeep: learns from what is linked; without one `auto` takes only patches that others formed.
     """
 
-    def __init__(self, adapter: Adapter, view: View, upkeep: Upkeep | None = None) -> None:
+    def __init__(self, adapter: Adapter, view: TenantStore, upkeep: PolicyRuntime | None = None) -> None:
         self.adapter, self.view, self.upkeep = adapter, view, upkeep
         self.executor = Executor(adapter)
         # Keys of the patches formed last; their directions are what `basis-M` pools.
@@ -72,10 +72,10 @@ class Linker:
         prompt: Prompt,
         strategy: str | Strategy,
         reserve: int = 0,
-        live: Live | None = None,
+        live: LiveTable | None = None,
         *,
         brought: bool = False,
-    ) -> Outcome:
+    ) -> LinkResult:
         """Carry a strategy out on a prompt, with room for `reserve` more rows, or go on with a table under way.
 
         The prompt's chunks are leased to the end. Those on a slower tier load layer by layer while lost ones are
@@ -134,12 +134,12 @@ class Linker:
         model: str,
         rows: Mapping[str, KVRows],
         reserve: int,
-        live: Live | None,
+        live: LiveTable | None,
         brought: bool,
-    ) -> Outcome:
+    ) -> LinkResult:
         prefixes = self._prefixes(model)
         find_prefix = None if live is not None else prefixes
-        findings = Findings(
+        findings = LinkContext(
             model,
             self.adapter.layouts,
             self.view.find_patch,
@@ -169,7 +169,7 @@ class Linker:
         if self.upkeep is not None:
             settled = 0 if live is None else live.rows
             self.upkeep.linked(prompt, plan, linked, findings.knowledge, chosen, settled, brought)
-        return Outcome(plan, linked, forming, 0, fallback or plan.remark)
+        return LinkResult(plan, linked, forming, 0, fallback or plan.remark)
 
     def _all_held(self, prompt: Prompt, brought: bool) -> bool:
         """Whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile."""
@@ -178,7 +178,7 @@ class Linker:
         own = {part.name for part in chunks if brought and part.state == "fresh"}
         return not self.view.deleted(own) and all(part.name in self.view for part in chunks if part.name not in own)
 
-    def _form(self, plan: LinkPlan, prompt: Prompt, findings: Findings) -> int:
+    def _form(self, plan: LinkPlan, prompt: Prompt, findings: LinkContext) -> int:
         def keep(key: PatchKey, patch: Patch) -> None:
             if self.view.put_patch(key, patch) and not key.kind and not key.orbit and key not in self._pool:
                 self._pool.append(key)
@@ -194,7 +194,7 @@ class Linker:
         if self.upkeep is not None and self.upkeep.waiting:
             self.upkeep.idle(self._again)
 
-    def _again(self, prompt: Prompt, strategy: Strategy) -> tuple[LinkPlan, Linked]:
+    def _again(self, prompt: Prompt, strategy: Strategy) -> tuple[LinkPlan, LinkedTable]:
         outcome = self.link(prompt, strategy)
         return outcome.plan, outcome.linked
 
@@ -203,7 +203,7 @@ class Linker:
         self._prefixes(self.adapter.fingerprint).clear()
 
 
-def _plan(chosen: Strategy, prompt: Prompt, findings: Findings, live: Live | None) -> LinkPlan:
+def _plan(chosen: Strategy, prompt: Prompt, findings: LinkContext, live: LiveTable | None) -> LinkPlan:
     plan = chosen.plan(prompt, findings.knowledge)
     return plan if live is None else plan.behind(live.rows)
 
@@ -239,6 +239,6 @@ def _text(part: Part) -> tuple[int, ...]:
     return part.token_ids if isinstance(part, TextPart) else tuple(part.chunk.encoded.token_ids.tolist())
 
 
-def _copied(linked: Linked, rows: int) -> KVRows:
+def _copied(linked: LinkedTable, rows: int) -> KVRows:
     layers = (linked.table.read(layer, 0, rows) for layer in range(len(linked.table.layouts)))
     return tuple(LayerRows(layer.keys.clone(), layer.values.clone()) for layer in layers)

@@ -9,7 +9,7 @@ from torch import Tensor
 from emblema.engine.retrieval import Answered
 from emblema.errors import PromptError
 from emblema.kv.layout import KVRows
-from emblema.link.executor import Linked
+from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt
 from emblema.link.trace import Trace, Usage
@@ -31,7 +31,7 @@ class Prefill:
     prompt: Prompt
     plan: LinkPlan
     usage: Usage
-    linked: Linked = field(repr=False)
+    linked: LinkedTable = field(repr=False)
 
     @property
     def logits(self) -> Tensor:

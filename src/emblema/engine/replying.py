@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from emblema.engine.decoding import Sampler, decode
-from emblema.engine.linker import Linker, Live
+from emblema.engine.linker import Linker, LiveTable
 from emblema.engine.replies import Prefill
 from emblema.engine.retrieval import Answered, RequestReader, Retrieval, Search
 from emblema.errors import PromptError
@@ -83,7 +83,7 @@ class Replying:
         if max(prompt.tokens, prompt.next_position) + left > self.adapter.context_length:
             self.usage = replace(self.usage, fallback=f"what was found for {query!r} is longer than the context's rest")
             prompt, chunks = Prompt.of(front, self.adapter.axes), []
-        live = Live(self._linked, self._prompt.tokens + len(since) - 1)
+        live = LiveTable(self._linked, self._prompt.tokens + len(since) - 1)
         outcome = self.linker.link(prompt, self.strategy, live=live)
         self.found += (Answered(query, tuple(chunk.id for chunk in chunks)),)
         self._prompt, self._linked = prompt, outcome.linked

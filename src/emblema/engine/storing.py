@@ -5,9 +5,9 @@ from pathlib import Path
 from emblema.errors import EmblemaError, StoreError
 from emblema.library import Shelf
 from emblema.store.store import Store
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
-StoreLike = Store | View | str | Path
+StoreLike = Store | TenantStore | str | Path
 
 
 def open_store(given: StoreLike | None) -> Store | None:
@@ -21,7 +21,7 @@ def open_store(given: StoreLike | None) -> Store | None:
     return Store(given) if isinstance(given, str | Path) else None
 
 
-def view_of(given: StoreLike | None, salt: bytes) -> View:
+def view_of(given: StoreLike | None, salt: bytes) -> TenantStore:
     """One tenant's view of a store; a view is taken as it is.
 
     Raises:
@@ -30,7 +30,7 @@ def view_of(given: StoreLike | None, salt: bytes) -> View:
     """
     if not isinstance(salt, bytes):
         raise EmblemaError(f"the salt is a {type(salt).__name__}: give bytes")
-    if isinstance(given, View):
+    if isinstance(given, TenantStore):
         if salt not in (b"", given.salt):
             raise StoreError("the view belongs to another tenant: give the store, or leave the salt out")
         return given

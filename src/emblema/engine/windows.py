@@ -12,10 +12,10 @@ import torch
 from emblema.engine.decoding import Sampler, Sampling
 from emblema.engine.replies import Piece, Prefill, Reply, TextStream, last_of, stream_reply
 from emblema.engine.spelling import Spelling
-from emblema.engine.workshop import Draft, Work
+from emblema.engine.workshop import PendingChunk, PendingMedia
 from emblema.errors import ModelError, PromptError, StoreError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
-from emblema.link.assemble import RowShape
+from emblema.link.assemble import ModelGeometry
 from emblema.link.policy.costs import Rates
 from emblema.link.policy.decisions import Lane
 from emblema.link.prompt import REPAIR, ChunkPart, Part, Prompt
@@ -57,13 +57,13 @@ class EngineHost(Spelling):
             owner = self._engine._workshop.owner
             if any(piece.owner != owner for piece in pieces):
                 raise ModelError("these embeddings were made by another model or for another tenant: encode them here")
-            drafts = [Draft((one.id,), one.kind, partial(getattr, one, "encoded")) for one in pieces]
-            return self._drafted(Work(tuple(drafts)), known, runs=0)
+            drafts = [PendingChunk((one.id,), one.kind, partial(getattr, one, "encoded")) for one in pieces]
+            return self._drafted(PendingMedia(tuple(drafts)), known, runs=0)
         if isinstance(source, list | tuple):
             raise PromptError("a part is one thing: append text, token ids and media one after another")
         return self._drafted(self._work(source, **options), known, runs=1)
 
-    def _drafted(self, work: Work, known: Callable[[str], Chunk | None], runs: int) -> Taken:
+    def _drafted(self, work: PendingMedia, known: Callable[[str], Chunk | None], runs: int) -> Taken:
         chunks: list[Chunk] = []
         encoded = rows = 0
         for draft in work.drafts:
@@ -94,7 +94,7 @@ class EngineHost(Spelling):
         return prefill
 
     @property
-    def shape(self) -> RowShape:
+    def shape(self) -> ModelGeometry:
         return self._engine.adapter
 
     def trusts(self, kind: str, lane: Lane, strategy: str | Strategy) -> bool:
@@ -145,10 +145,12 @@ class EngineHost(Spelling):
     def stored(self, key: PatchKey) -> bool:
         return self._engine.store.find_patch(key) is not None
 
-    def _work(self, source: Any, *, kind: str | None = None, fps: float = 1.0, frames_per_segment: int = 2) -> Work:
+    def _work(
+        self, source: Any, *, kind: str | None = None, fps: float = 1.0, frames_per_segment: int = 2
+    ) -> PendingMedia:
         return self._engine._workshop.work(source, kind, fps, frames_per_segment)
 
-    def _found(self, draft: Draft, known: Callable[[str], Chunk | None]) -> Chunk | None:
+    def _found(self, draft: PendingChunk, known: Callable[[str], Chunk | None]) -> Chunk | None:
         """The chunk of a draft, where the window or the store knows it."""
         return next((known(id) for id in draft.ids if known(id) is not None), None) or self._engine._workshop.found(
             draft

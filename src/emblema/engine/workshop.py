@@ -19,13 +19,13 @@ from emblema.models.adapter import Adapter
 from emblema.models.prepare import Prepared, Preparer
 from emblema.store.identity import chunk_id, owner_id
 from emblema.store.record import Terms
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 AUDIO_RATE = 16_000
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PendingChunk:
     """A piece of media whose identity is known and whose encoding has not begun.
 
     Attributes:
@@ -40,17 +40,17 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PendingMedia:
     """The drafts of one source: one for a picture or recording, one a segment or page for what becomes a clip."""
 
-    drafts: tuple[Draft, ...]
+    drafts: tuple[PendingChunk, ...]
     clip: Literal["video", "document"] | None = None
 
 
-class Workshop:
+class ChunkBuilder:
     """Makes chunks on one adapter and keeps them in one tenant's view of a store."""
 
-    def __init__(self, adapter: Adapter, preparer: Preparer | None, view: View, limits: MediaLimits) -> None:
+    def __init__(self, adapter: Adapter, preparer: Preparer | None, view: TenantStore, limits: MediaLimits) -> None:
         self.adapter, self.view, self.limits = adapter, view, limits
         self._preparer = preparer
 
@@ -73,12 +73,12 @@ class Workshop:
         """Digest of the model, dtype and tenant that pieces are made for."""
         return owner_id(self.adapter.fingerprint, self.adapter.dtype, self.view.salt)
 
-    def add(self, work: Work, terms: Terms | None = None) -> Chunk | Clip:
+    def add(self, work: PendingMedia, terms: Terms | None = None) -> Chunk | Clip:
         """The chunk or clip of a source; what the store has is neither encoded nor prefilled again."""
         chunks = [self.made(draft, terms) for draft in work.drafts]
         return chunks[0] if work.clip is None else _clip(work.clip, chunks)
 
-    def encode(self, work: Work) -> tuple[EncodedChunk, ...]:
+    def encode(self, work: PendingMedia) -> tuple[EncodedChunk, ...]:
         """The encoder's part alone, piece by piece; the decoder does not run."""
         return tuple(EncodedChunk(draft.ids[0], draft.kind, self.owner, draft.encode()) for draft in work.drafts)
 
@@ -89,7 +89,7 @@ class Workshop:
             ModelError: another model encoded it, or it was encoded for another tenant.
         """
         self._refuse_strange(piece)
-        return self.made(Draft((piece.id,), piece.kind, lambda: piece.encoded), terms)
+        return self.made(PendingChunk((piece.id,), piece.kind, lambda: piece.encoded), terms)
 
     def part(self, piece: EncodedChunk) -> ChunkPart:
         """A piece that was encoded before, as a part of a prompt; see `laid`.
@@ -98,9 +98,9 @@ class Workshop:
             ModelError: another model encoded it, or it was encoded for another tenant.
         """
         self._refuse_strange(piece)
-        return self.laid(Draft((piece.id,), piece.kind, lambda: piece.encoded))
+        return self.laid(PendingChunk((piece.id,), piece.kind, lambda: piece.encoded))
 
-    def laid(self, draft: Draft) -> ChunkPart:
+    def laid(self, draft: PendingChunk) -> ChunkPart:
         """A draft as a part of a prompt: the store's chunk; or what the encoder makes, to be computed where it stands.
 
         One that was deleted before is made and stored again, so that the store knows that it is wanted.
@@ -120,7 +120,7 @@ class Workshop:
         if piece.owner != self.owner:
             raise ModelError("these embeddings were made by another model or for another tenant: encode the media here")
 
-    def work(self, source: Any, kind: str | None, fps: float, frames_per_segment: int) -> Work:
+    def work(self, source: Any, kind: str | None, fps: float, frames_per_segment: int) -> PendingMedia:
         """What has to be made of a source; nothing is encoded yet."""
         if isinstance(source, str | Path) and is_address(str(source)):
             source = read_source(str(source), self.limits)
@@ -128,29 +128,29 @@ class Workshop:
             source = bytes(source)
         kind = kind or (media_kind(source, self.limits) if isinstance(source, str | Path | bytes) else "image")
         if kind == "image":
-            return Work((self._picture(load_image(source, self.limits), "image"),))
+            return PendingMedia((self._picture(load_image(source, self.limits), "image"),))
         if kind == "document":
             pages = load_pages(source, limits=self.limits)
-            return Work(tuple(self._picture(page, "page") for page in pages), clip="document")
+            return PendingMedia(tuple(self._picture(page, "page") for page in pages), clip="document")
         if kind == "video":
             return self._video(source, fps, frames_per_segment)
         if kind == "audio":
             audio = load_audio(source, AUDIO_RATE, self.limits)
             prepare = partial(self.preparer.audio, audio.samples, audio.rate)
-            return Work((self._draft("audio", media_bytes(audio), {}, prepare),))
+            return PendingMedia((self._draft("audio", media_bytes(audio), {}, prepare),))
         raise MediaError(f"unknown kind {kind!r}: choose image, video, document or audio")
 
-    def passage(self, token_ids: Sequence[int]) -> Work:
+    def passage(self, token_ids: Sequence[int]) -> PendingMedia:
         """A text passage."""
         tokens = torch.tensor(list(token_ids))
         written = b"".join(token.to_bytes(8, "little") for token in token_ids)
         ids = self._ids("text", written, {})
-        return Work((Draft(ids, "text", lambda: self.adapter.encode_text(tokens)),))
+        return PendingMedia((PendingChunk(ids, "text", lambda: self.adapter.encode_text(tokens)),))
 
-    def _picture(self, picture: Image.Image, kind: ChunkKind) -> Draft:
+    def _picture(self, picture: Image.Image, kind: ChunkKind) -> PendingChunk:
         return self._draft(kind, media_bytes(picture), {}, partial(self.preparer.image, picture))
 
-    def _video(self, source: Any, fps: float, frames_per_segment: int) -> Work:
+    def _video(self, source: Any, fps: float, frames_per_segment: int) -> PendingMedia:
         video = load_video(source, fps, self.limits)
         seconds = video.seconds_per_frame
         drafts = []
@@ -160,13 +160,13 @@ class Workshop:
             start = segment.times[0] if self.preparer.time_stamps else 0.0
             prepare = partial(self.preparer.video, segment.frames, seconds, start)
             drafts.append(self._draft("video", content, {"seconds per frame": seconds, "start": start}, prepare))
-        return Work(tuple(drafts), clip="video")
+        return PendingMedia(tuple(drafts), clip="video")
 
     def _draft(
         self, kind: ChunkKind, content: bytes, timing: dict[str, float], prepare: Callable[[], Prepared]
-    ) -> Draft:
+    ) -> PendingChunk:
         ids = self._ids(kind, content, {"timing": timing, "processor": self.preparer.options})
-        return Draft(ids, kind, lambda: self.adapter.encode(prepare()))
+        return PendingChunk(ids, kind, lambda: self.adapter.encode(prepare()))
 
     def _ids(self, kind: ChunkKind, content: bytes, options: dict[str, Any]) -> tuple[str, ...]:
         fingerprint = self.adapter.fingerprint
@@ -191,7 +191,7 @@ class Workshop:
             and chunk.model == self.adapter.fingerprint
         )
 
-    def found(self, draft: Draft) -> Chunk | None:
+    def found(self, draft: PendingChunk) -> Chunk | None:
         """The chunk of a draft, if the store has it; what is kept there under its id and does not fit is deleted."""
         for name in draft.ids:
             found = self.view.find(name)
@@ -202,7 +202,7 @@ class Workshop:
                 self.view.delete(name)
         return None
 
-    def made(self, draft: Draft, terms: Terms | None = None) -> Chunk:
+    def made(self, draft: PendingChunk, terms: Terms | None = None) -> Chunk:
         """The chunk of a draft: the store's, or encoded, prefilled alone and kept."""
         found = self.found(draft)
         if found is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from emblema.engine.conversation import PromptPart, slid
 from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.engine import Engine
-from emblema.engine.upkeep.upkeep import Upkeep
+from emblema.engine.upkeep.upkeep import PolicyRuntime
 from emblema.errors import PromptError
 from emblema.eval.metrics import PLATEAU, Share, agreement, divergence, eta, flip_recovery, median_eta
 from emblema.eval.progress import steps
@@ -173,7 +173,7 @@ def _samples(answers: Mapping[tuple[str, str], Sequence[Answer]], name: str) -> 
     )
 
 
-def teach(result: Fidelity, policy: Upkeep) -> tuple[int | None, int]:
+def teach(result: Fidelity, policy: PolicyRuntime) -> tuple[int | None, int]:
     """Hand what was measured to the policy of a store: the plateau, and how bare and patched contents answered.
 
     Patches are measured as `auto` forms them from now on: at the plateau, or without one at a quarter of the bytes.

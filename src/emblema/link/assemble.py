@@ -19,7 +19,7 @@ from emblema.models.adapter import Adapter
 from emblema.store.keys import PatchKey
 
 
-class RowShape(Protocol):
+class ModelGeometry(Protocol):
     """What relocation has to know of a model: an adapter knows it, and so does a plugin of another engine."""
 
     @property
@@ -77,7 +77,7 @@ class _Placed:
     relocated: bool
 
 
-class Assembly:
+class TakenRows:
     """The taken rows of one plan, written into a table a layer at a time, as each layer is needed.
 
     Args:
@@ -90,7 +90,7 @@ class Assembly:
 
     def __init__(
         self,
-        adapter: RowShape,
+        adapter: ModelGeometry,
         table: RowSink,
         slots: Tensor,
         plan: LinkPlan,
@@ -179,7 +179,7 @@ def relocated(
     return LayerRows(kept.keys.to(adapter.dtype), kept.values.to(adapter.dtype))
 
 
-def _place(adapter: RowShape, prompt: Prompt, chunks: Mapping[str, Chunk], parts: list[RowRange]) -> _Placed:
+def _place(adapter: ModelGeometry, prompt: Prompt, chunks: Mapping[str, Chunk], parts: list[RowRange]) -> _Placed:
     rows = torch.cat([torch.arange(part.start, part.stop) for part in parts])
     source = torch.cat([_canonical(part, chunks) for part in parts], dim=1).to(adapter.device)
     source_book = PhaseBook(adapter.tables, source)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from emblema.errors import PlanError
 from emblema.kv.layout import LayerRows
-from emblema.link.assemble import Assembly, Resources, relocated
+from emblema.link.assemble import Resources, TakenRows, relocated
 from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import Prompt, Rows, TextPart
 from emblema.link.residual import residual_stream
@@ -20,7 +20,7 @@ from emblema.models.table import KVTable
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class LinkedTable:
     """The outcome of a plan.
 
     Attributes:
@@ -66,7 +66,7 @@ class Executor:
         *,
         table: KVTable | None = None,
         settled: int = 0,
-    ) -> Linked:
+    ) -> LinkedTable:
         """Carry a plan out. Each layer's taken rows are written when its forward comes to them.
 
         Args:
@@ -112,7 +112,7 @@ class Executor:
             seconds=time.perf_counter() - began,
             residual_bytes=run.residual_bytes,
         )
-        return Linked(run.table, run.table.length, logits, trace)
+        return LinkedTable(run.table, run.table.length, logits, trace)
 
 
 class _Run:
@@ -144,7 +144,7 @@ class _Run:
         self.slots[self.table.rows[: self.before].cpu()] = torch.arange(self.before)
         self.slots[rows] = torch.arange(slots.start, slots.stop)
         try:
-            self.assembly = Assembly(adapter, self.table, self.slots, plan, prompt, resources, settled)
+            self.assembly = TakenRows(adapter, self.table, self.slots, plan, prompt, resources, settled)
         except BaseException:
             self.abandon()
             raise

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.assemble import Resources
-from emblema.link.policy.judgement import Judgement
+from emblema.link.policy.judgement import PolicyInputs
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.store.keys import PatchKey
@@ -14,7 +14,7 @@ POOLED = 32
 """How many items' directions are pooled at most."""
 
 
-class Findings:
+class LinkContext:
     """Look-ups of one link. Patches formed meanwhile are added; the store may evict them, this link still has them.
 
     Args:
@@ -37,7 +37,7 @@ class Findings:
         rows: Mapping[str, KVRows],
         pool: Iterable[PatchKey] = (),
         patch_keys: Callable[[str], Iterable[PatchKey]] = lambda chunk: (),
-        judgement: Judgement | None = None,
+        judgement: PolicyInputs | None = None,
     ) -> None:
         self._rows, self._pool = rows, tuple(pool)
         self._find_patch, self._find_prefix = find_patch, find_prefix
@@ -54,7 +54,7 @@ class Findings:
             self.prefix,
             lambda key: len(self.others(key)),
             self.keys,
-            judgement or Judgement(),
+            judgement or PolicyInputs(),
         )
 
     def patch(self, key: PatchKey) -> Patch | None:

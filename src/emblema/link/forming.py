@@ -8,10 +8,10 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch, deficit, form_patch
 from emblema.kv.rotation import PhaseBook, unplace
-from emblema.link.assemble import Resources, RowShape
+from emblema.link.assemble import ModelGeometry, Resources
 from emblema.link.directions import on_directions, pooled_directions
 from emblema.link.executor import Executor
-from emblema.link.findings import Findings
+from emblema.link.findings import LinkContext
 from emblema.link.keys import form_keys
 from emblema.link.orderings import averaged, mean_deficits, orderings
 from emblema.link.plan import LinkPlan
@@ -33,7 +33,7 @@ class RowSource(Protocol):
 
 
 def form_missing(
-    executor: Executor, prompt: Prompt, plan: LinkPlan, findings: Findings, keep: Callable[[PatchKey, Patch], object]
+    executor: Executor, prompt: Prompt, plan: LinkPlan, findings: LinkContext, keep: Callable[[PatchKey, Patch], object]
 ) -> int:
     """Form what the plan lists, add it to the findings and have it kept.
 
@@ -73,7 +73,7 @@ def form_patches(
     prompt: Prompt,
     wanted: Mapping[PatchKey, Need],
     resources: Resources,
-    findings: Findings | None = None,
+    findings: LinkContext | None = None,
 ) -> tuple[dict[PatchKey, Patch], int]:
     """Form the patches of a prompt's chunks from one forward over it, up to the last chunk wanted (Kamera, appendix A).
 
@@ -118,7 +118,7 @@ def conditioned_table(executor: Executor, prompt: Prompt) -> KVTable:
 
 
 def deficits_of(
-    adapter: RowShape,
+    adapter: ModelGeometry,
     table: RowSource,
     prompt: Prompt,
     segment: Segment,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from emblema.store.record import SHARED, Terms
     from emblema.store.statistics import StoreStatistics
     from emblema.store.store import Store
-    from emblema.store.view import View
+    from emblema.store.view import TenantStore
 
 __all__ = [
     "SHARED",
@@ -34,7 +34,7 @@ __all__ = [
     "StoredRows",
     "Terms",
     "TextSegment",
-    "View",
+    "TenantStore",
     "chunk_id",
     "owner_digest",
     "patch_id",
@@ -50,7 +50,7 @@ _MODULES = {
     "record": ("SHARED", "Terms"),
     "statistics": ("StoreStatistics",),
     "store": ("Store",),
-    "view": ("View",),
+    "view": ("TenantStore",),
 }
 
 

@@ -23,7 +23,7 @@ from emblema.store.prefixes import Prefixes, PrefixStore
 from emblema.store.record import RemoteTier, Terms
 from emblema.store.slower import SlowerTiers
 from emblema.store.statistics import COUNTERS, StoreStatistics
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 if TYPE_CHECKING:
     from emblema.store.compression import Compression
@@ -141,7 +141,7 @@ class Store:
         """The disk tier; its `report` says what was restored and what was skipped."""
         return self.keeper.slower.disk
 
-    def view(self, salt: bytes = b"") -> View:
+    def view(self, salt: bytes = b"") -> TenantStore:
         """A tenant's door.
 
         Raises:
@@ -149,12 +149,12 @@ class Store:
         """
         if salt == SHARED_SALT:
             raise StoreError("This salt is the shared library's: use `store.shared`, or give the tenant another.")
-        return View(self, salt)
+        return TenantStore(self, salt)
 
     @property
-    def shared(self) -> View:
+    def shared(self) -> TenantStore:
         """The administrator's door to the shared library, which every tenant reads."""
-        return View(self, SHARED_SALT)
+        return TenantStore(self, SHARED_SALT)
 
     @property
     def statistics(self) -> StoreStatistics:

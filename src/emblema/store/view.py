@@ -227,7 +227,7 @@ class Door:
         self._keeper.flush(self.owner)
 
 
-class View(Door):
+class TenantStore(Door):
     """One tenant's door to a store; cheap to make.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from emblema.link.prompt import TextPart
 from emblema.store import Store
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 from emblema.vllm.holes import Claim, claim, room, within
 from emblema.vllm.linking import Link, link_of
 from emblema.vllm.media import Asked, Item
@@ -107,7 +107,7 @@ class Desk:
         if asked.refusal is not None:
             self.say_once(f"a request is computed plainly: {asked.refusal}")
             return None
-        view = View(self.store, asked.store_salt)
+        view = TenantStore(self.store, asked.store_salt)
         try:
             made = link_of(asked, self.shape, view, self.settings.strategy, self.say_once)
         except Exception:
@@ -180,7 +180,7 @@ class Desk:
         link = self.links.get(request)
         if link is None:
             return None
-        view = View(self.store, link.asked.store_salt)
+        view = TenantStore(self.store, link.asked.store_salt)
         for item, (_, stub) in zip(link.asked.items, link.prompt.chunk_segments, strict=True):
             chunk = view.find(stub.id) if item.identifier == identifier else None
             if chunk is not None and chunk.encoded.embeds.shape[1]:
@@ -246,5 +246,5 @@ class Desk:
         """Pieces to prefill alone now, each once."""
         for _ in range(min(count, len(self.wishes))):
             wish = self.wishes.popleft()
-            if wish.capture.chunk.id not in View(self.store, wish.capture.salt):
+            if wish.capture.chunk.id not in TenantStore(self.store, wish.capture.salt):
                 yield wish

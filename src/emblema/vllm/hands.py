@@ -15,11 +15,11 @@ from emblema.errors import EmblemaError, LoadError
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
-from emblema.link.assemble import Assembly, Resources
+from emblema.link.assemble import Resources, TakenRows
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Segment
 from emblema.store import Store
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 from emblema.vllm.messages import Capture, Conditioned, Errand, Load
 from emblema.vllm.pages import Pages
 from emblema.vllm.shape import Shape
@@ -134,7 +134,7 @@ class Hands:
 
     @torch.inference_mode()
     def _load(self, load: Load) -> None:
-        view = View(self.store, load.salt)
+        view = TenantStore(self.store, load.salt)
         named = {part.origin.chunk for part in load.plan.ranges}  # type: ignore[union-attr]
         keys = {part.patch.key for part in load.plan.ranges if part.patch is not None}
         with view.lease(named) as lease:
@@ -148,7 +148,7 @@ class Hands:
                 patches[key] = patch
             slots = self.pages.slots(load.blocks, load.prompt.tokens)
             resources = Resources(patches, {}, lease.rows)
-            assembly = Assembly(self.shape, self.pages, slots, load.plan, load.prompt, resources)
+            assembly = TakenRows(self.shape, self.pages, slots, load.plan, load.prompt, resources)
             for layer in range(len(self.shape.layouts)):
                 assembly.write(layer)
 
@@ -178,20 +178,20 @@ class Hands:
                 _log.exception("emblema: a piece could not be kept")
 
     def _put(self, salt: bytes, chunk: Chunk) -> None:
-        View(self.store, salt).put(chunk)
+        TenantStore(self.store, salt).put(chunk)
         self._form()
 
     def _form(self) -> None:
         """Form the patches of prompts whose chunks are all here by now; the others wait."""
         for _ in range(len(self._conditioned)):
             made, rows = self._conditioned.popleft()
-            view = View(self.store, made.salt)
+            view = TenantStore(self.store, made.salt)
             if all(chunk.id in view for _, chunk in made.prompt.chunk_segments):
                 self._patches(made, rows, view)
             else:
                 self._conditioned.append((made, rows))
 
-    def _patches(self, made: Conditioned, rows: dict[int, _Rows], view: View) -> None:
+    def _patches(self, made: Conditioned, rows: dict[int, _Rows], view: TenantStore) -> None:
         places: dict[tuple[str, tuple[str, ...]], Segment] = {}
         for segment, chunk in made.prompt.chunk_segments:
             places.setdefault((chunk.id, made.prompt.antecedents(segment)), segment)

@@ -12,7 +12,7 @@ from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.registry import parse
 from emblema.store.keys import PatchKey
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 from emblema.vllm.holes import beyond, holes_of
 from emblema.vllm.media import Asked, prompt_of
 from emblema.vllm.shape import Shape
@@ -65,7 +65,7 @@ class Link:
             self.most = max(1, (len(self.holes) if self.most is None else self.most) // 2)
 
 
-def link_of(asked: Asked, shape: Shape, view: View, default: str, say_once: Callable[[str], None]) -> Link:
+def link_of(asked: Asked, shape: Shape, view: TenantStore, default: str, say_once: Callable[[str], None]) -> Link:
     """The plan of a request, as far as the store and the pages allow."""
     prompt = prompt_of(asked, shape)
     layers = len(shape.layouts)
@@ -136,6 +136,6 @@ def _strategy(name: object) -> Strategy:
     return parse(name)
 
 
-def _knowledge(shape: Shape, view: View) -> Knowledge:
+def _knowledge(shape: Shape, view: TenantStore) -> Knowledge:
     """What is stored; nothing is measured of a lane here, so `auto` decides by the policy as it is set by default."""
     return Knowledge(shape.fingerprint, shape.layouts, view.find_patch, lambda prompt: None, patch_keys=view.patch_keys)

@@ -10,7 +10,7 @@ from emblema.errors import WindowError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch, deficit, form_patch, rank_for_share
 from emblema.kv.rotation import PhaseBook, unplace
-from emblema.link.assemble import RowShape
+from emblema.link.assemble import ModelGeometry
 from emblema.window.parts import Written
 
 PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
@@ -39,14 +39,14 @@ class Rank:
             )
         return cls(share=float(found[1]) / 100)
 
-    def for_tokens(self, tokens: int, shape: RowShape) -> int:
+    def for_tokens(self, tokens: int, shape: ModelGeometry) -> int:
         """The rank for a piece; 0 where not even one direction fits the share."""
         if self.directions is not None:
             return self.directions
         return rank_for_share(self.share or 1.0, tokens, shape.layouts, range(len(shape.layouts)))
 
 
-def repaired(shape: RowShape, written: Written, anew: Written, rank: Rank) -> Written:
+def repaired(shape: ModelGeometry, written: Written, anew: Written, rank: Rank) -> Written:
     """Rows as first written with what brings them close to rows written anew, which are let go.
 
     A piece too short for a share has the new rows instead. The old rows may hold something of what has left, so they
@@ -62,7 +62,7 @@ def repaired(shape: RowShape, written: Written, anew: Written, rank: Rank) -> Wr
 
 
 @torch.inference_mode()
-def _difference(shape: RowShape, old: Chunk, new: Chunk, rank: int) -> Patch:
+def _difference(shape: ModelGeometry, old: Chunk, new: Chunk, rank: int) -> Patch:
     """The leading directions, position-free, of one chunk's rows less another's."""
     source, target = (_phases(shape, one) for one in (old, new))
     layers = zip(new.rows, old.rows, shape.layouts, strict=True)
@@ -73,5 +73,5 @@ def _difference(shape: RowShape, old: Chunk, new: Chunk, rank: int) -> Patch:
     )
 
 
-def _phases(shape: RowShape, piece: Chunk) -> PhaseBook:
+def _phases(shape: ModelGeometry, piece: Chunk) -> PhaseBook:
     return PhaseBook(shape.tables, (piece.encoded.positions + piece.base).to(shape.device))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from emblema.kv.chunk import Chunk, Encoded
-from emblema.link.assemble import RowShape
-from emblema.link.executor import Linked
+from emblema.link.assemble import ModelGeometry
+from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.costs import Rates
 from emblema.link.policy.decisions import Lane
@@ -64,7 +64,7 @@ class Linkage(Protocol):
     def usage(self) -> Usage: ...
 
     @property
-    def linked(self) -> Linked: ...
+    def linked(self) -> LinkedTable: ...
 
 
 class Answer(Protocol):
@@ -106,7 +106,7 @@ class Host(Protocol[L, A]):
         """Bytes of one row's KV, all layers together."""
 
     @property
-    def shape(self) -> RowShape:
+    def shape(self) -> ModelGeometry:
         """What turning rows has to know of the model."""
 
     @property

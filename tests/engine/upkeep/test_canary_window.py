@@ -11,7 +11,7 @@ from emblema import AsyncEngine, Engine, Policy, Store
 from emblema.engine.replies import Prefill, Reply
 from emblema.eval.metrics import divergence as expected
 from emblema.link.policy.decisions import Lane
-from emblema.link.policy.ledger import Line
+from emblema.link.policy.ledger import LaneReport
 from emblema.window.graph import Staleness, unseen
 from emblema.window.parts import Handle
 from emblema.window.window import Window
@@ -58,7 +58,7 @@ class Agent:
         return expected(full.logits.numpy(), prefill.logits.numpy())
 
 
-def line_of(own: Engine, lane: Lane, kind: str = "image") -> Line:
+def line_of(own: Engine, lane: Lane, kind: str = "image") -> LaneReport:
     return next(one for one in own.policy.standings if (one.lane, one.kind) == (lane, kind))
 
 

@@ -14,11 +14,11 @@ from benchmarks.tasks import Episode
 from emblema import Engine, Policy, Store, slid
 from emblema.engine.linker import Linker
 from emblema.engine.upkeep.formable import Formable
-from emblema.engine.upkeep.former import Former
-from emblema.engine.upkeep.upkeep import Upkeep
+from emblema.engine.upkeep.former import PatchWorker
+from emblema.engine.upkeep.upkeep import PolicyRuntime
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
-from emblema.link.executor import Linked
+from emblema.link.executor import LinkedTable
 from emblema.link.policy.costs import Costs
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.store.keys import PatchKey
@@ -43,14 +43,14 @@ def matrix(name: str, policy: Policy = WHOLE, count: int = 3) -> tuple[Linker, l
     adapter, store = engine(name).adapter, MemoryStore()
     chunks = [store.put(replace(chunk, rows=tuple(chunk.rows))) for chunk in pictures(name, count)]
     view = store.view()
-    return Linker(adapter, view, Upkeep(adapter, view, policy, Former(), Costs())), chunks
+    return Linker(adapter, view, PolicyRuntime(adapter, view, policy, PatchWorker(), Costs())), chunks
 
 
 def settle(linker: Linker) -> None:
     assert linker.upkeep is not None and linker.upkeep.former.settle(30)
 
 
-def full_of(linker: Linker, prompt: Prompt) -> Linked:
+def full_of(linker: Linker, prompt: Prompt) -> LinkedTable:
     """Re-prefill, which leaves neither a patch nor a prefix behind."""
     linked = Linker(linker.adapter, linker.view).link(prompt, "full").linked
     linker.forget_prompts()
@@ -138,7 +138,7 @@ def test_what_was_formed_outlives_the_engine(reference: Engine, episode: Episode
         assert own.prefill([*added(own, episode), QUESTION]).usage.lane == "auto:patch"
 
 
-class Slow(Former):
+class Slow(PatchWorker):
     """Forming that waits until it is let go, and fails where it is told to."""
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -163,7 +163,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 
 
 def with_former(
-    reference: Engine, former: Former, policy: Policy, salt: bytes = b"", store: Store | None = None
+    reference: Engine, former: PatchWorker, policy: Policy, salt: bytes = b"", store: Store | None = None
 ) -> Engine:
     own = Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy)
     own._upkeep.former = own._former = former

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError
-from emblema.link.executor import Linked
+from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial
 from emblema.link.policy.decisions import TAKEN, Decision, Lane
-from emblema.link.policy.ledger import Ledger
+from emblema.link.policy.ledger import FidelityLog
 from emblema.link.policy.policy import Policy
 from emblema.link.policy.standing import Sample
 from emblema.link.prompt import ChunkPart, Prompt, State, TextPart
@@ -81,7 +81,7 @@ class Canary:
         model: gives the model's fingerprint as it is now.
     """
 
-    def __init__(self, ledger: Ledger, model: Callable[[], str]) -> None:
+    def __init__(self, ledger: FidelityLog, model: Callable[[], str]) -> None:
         self.ledger, self._model = ledger, model
         self.statistics = CanaryStatistics()
         self._waiting: _Waiting | None = None
@@ -98,7 +98,7 @@ class Canary:
         """Whether a prompt waits to be compared."""
         return self._waiting is not None
 
-    def consider(self, prompt: Prompt, plan: LinkPlan, linked: Linked, policy: Policy) -> None:
+    def consider(self, prompt: Prompt, plan: LinkPlan, linked: LinkedTable, policy: Policy) -> None:
         """Count a prompt that was answered, and perhaps take it to be compared later."""
         computed = linked.trace.computed
         lanes = lanes_of(plan.decisions)
@@ -120,7 +120,9 @@ class Canary:
             if not lanes:
                 self._tried.update(one.lanes)
 
-    def run(self, held: Callable[[Prompt], bool], link: Callable[[Prompt, Strategy], tuple[LinkPlan, Linked]]) -> bool:
+    def run(
+        self, held: Callable[[Prompt], bool], link: Callable[[Prompt, Strategy], tuple[LinkPlan, LinkedTable]]
+    ) -> bool:
         """Compare the prompt that waits, if one does; whether a lane was closed or opened.
 
         Args:
@@ -153,10 +155,10 @@ class Canary:
         self._count(**{"trials" if trial else "checks": 1}, turned=sum(turned))
         return any(turned)
 
-    def _check(self, prompt: Prompt, lanes: Lanes, linked: Linked, policy: Policy) -> _Waiting:
+    def _check(self, prompt: Prompt, lanes: Lanes, linked: LinkedTable, policy: Policy) -> _Waiting:
         return _Waiting(_bare(prompt), linked.logits.clone(), lanes, Full(), policy)
 
-    def _trial(self, prompt: Prompt, plan: LinkPlan, linked: Linked, policy: Policy) -> _Waiting | None:
+    def _trial(self, prompt: Prompt, plan: LinkPlan, linked: LinkedTable, policy: Policy) -> _Waiting | None:
         """A closed lane that has something to take on a prompt, the one tried least; None where there is none.
 
         Survivors of all kinds are tried together, as none of them is what it was without the others.

@@ -13,7 +13,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes
 from emblema.kv.patch import Patch, compose, deficit, form_patch, remaining
 from emblema.kv.rotation import PhaseBook, unplace
-from emblema.link.executor import Linked
+from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.decisions import Decision, Lane
@@ -22,7 +22,7 @@ from emblema.link.prompt import ChunkPart, Prompt, Segment
 from emblema.link.strategies.base import Knowledge
 from emblema.models.adapter import Adapter
 from emblema.store.keys import PatchKey
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Formable:
         base: a stored patch to update instead, by `update` directions.
     """
 
-    view: View
+    view: TenantStore
     key: PatchKey
     chunk: Chunk
     rows: KVRows
@@ -75,10 +75,10 @@ class Formable:
 
 def formable(
     adapter: Adapter,
-    view: View,
+    view: TenantStore,
     prompt: Prompt,
     plan: LinkPlan,
-    linked: Linked,
+    linked: LinkedTable,
     knowledge: Knowledge,
     policy: Policy,
     wants: Callable[[PatchKey, int], bool],
@@ -136,7 +136,7 @@ def _wanted(decision: Decision | None) -> bool:
     return decision is not None and decision.lane in (Lane.FULL, Lane.REFRESH)
 
 
-def _canonical(view: View, segment: Segment, chunk: Chunk) -> Chunk | None:
+def _canonical(view: TenantStore, segment: Segment, chunk: Chunk) -> Chunk | None:
     """The chunk with canonical rows that a part stands for, if the store has it."""
     part = segment.part
     if not isinstance(part, ChunkPart) or not part.name or part.name not in view:
@@ -144,7 +144,7 @@ def _canonical(view: View, segment: Segment, chunk: Chunk) -> Chunk | None:
     return chunk if part.state == "canonical" else view.find(part.name)
 
 
-def _copied(linked: Linked, slots: Tensor) -> KVRows:
+def _copied(linked: LinkedTable, slots: Tensor) -> KVRows:
     where = slots.to(linked.table.rows.device)
     return tuple(linked.table.read(layer, 0, linked.rows).select(where) for layer in range(len(linked.table.layouts)))
 

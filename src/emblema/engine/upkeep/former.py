@@ -13,7 +13,7 @@ from emblema.engine.upkeep.formable import Formable
 from emblema.errors import EmblemaError, LoadError
 from emblema.link.policy.policy import Policy
 from emblema.store.keys import PatchKey
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class FormingStatistics:
     seconds: float = 0.0
 
 
-class Former:
+class PatchWorker:
     """Forms patches on a thread of its own, which begins with the first and ends when it is idle.
 
     Any number of views use one; a patch belongs to the view that its rows were computed for. The thread never touches
@@ -70,7 +70,7 @@ class Former:
         """Wait until all that was queued is formed; whether it is."""
         return self._own().settle(timeout)
 
-    def close(self, view: View | None = None) -> None:
+    def close(self, view: TenantStore | None = None) -> None:
         """Finish what is queued, of one view or of all, and take no more of it."""
         self._own().close(view, CLOSING_SECONDS)
 
@@ -88,7 +88,7 @@ class Former:
 
 
 class _Work:
-    """The queue and the thread; apart from `Former`, so that one that is dropped ends its thread."""
+    """The queue and the thread; apart from `PatchWorker`, so that one that is dropped ends its thread."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -134,7 +134,7 @@ class _Work:
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and self._current is None, timeout)
 
-    def close(self, view: View | None, seconds: float) -> None:
+    def close(self, view: TenantStore | None, seconds: float) -> None:
         if self.process != os.getpid():
             # A fork's copy: the thread stayed behind, and may have held the lock.
             return

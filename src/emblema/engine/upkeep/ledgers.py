@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from emblema.errors import StoreError
-from emblema.link.policy.ledger import Ledger
+from emblema.link.policy.ledger import FidelityLog
 from emblema.store.store import Store
 from emblema.store.whole import write_whole
 
@@ -17,7 +17,7 @@ LARGEST = 16 * 2**20
 FOLDER = "policy"
 
 
-class Ledgers:
+class FidelityLogs:
     """One ledger for each tenant of a store. Engines of one process share them; of several, the last to write wins.
 
     Args:
@@ -27,19 +27,19 @@ class Ledgers:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._held: dict[str, Ledger] = {}
+        self._held: dict[str, FidelityLog] = {}
 
     @classmethod
-    def of_store(cls, store: Store) -> "Ledgers":
+    def of_store(cls, store: Store) -> "FidelityLogs":
         """Those of a store, in its folder if it has one."""
         folder = None if store.disk is None else store.disk.path / FOLDER
         return store.companion(FOLDER, lambda: cls(folder))
 
-    def of(self, owner: str) -> Ledger:
+    def of(self, owner: str) -> FidelityLog:
         """A tenant's ledger; a file that is damaged counts as none and is set aside."""
         with self._lock:
             if owner not in self._held:
-                self._held[owner] = Ledger() if self._folder is None else _opened(self._folder / f"{owner}.json")
+                self._held[owner] = FidelityLog() if self._folder is None else _opened(self._folder / f"{owner}.json")
             return self._held[owner]
 
     def save(self, owner: str) -> None:
@@ -60,7 +60,7 @@ class Ledgers:
             self.save(owner)
 
 
-def read(path: Path) -> Ledger:
+def read(path: Path) -> FidelityLog:
     """A ledger's file.
 
     Raises:
@@ -73,12 +73,12 @@ def read(path: Path) -> Ledger:
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path}: it cannot be read: {error}") from error
     try:
-        return Ledger.from_json(data)
+        return FidelityLog.from_json(data)
     except StoreError as error:
         raise StoreError(f"{path}: {error}") from error
 
 
-def read_all(folder: Path) -> dict[str, Ledger]:
+def read_all(folder: Path) -> dict[str, FidelityLog]:
     """The ledgers in a store's folder, by owner.
 
     Raises:
@@ -87,15 +87,15 @@ def read_all(folder: Path) -> dict[str, Ledger]:
     return {path.stem: read(path) for path in sorted((folder / FOLDER).glob("*.json"))}
 
 
-def write(path: Path, ledger: Ledger) -> None:
+def write(path: Path, ledger: FidelityLog) -> None:
     """Write a ledger whole, in place of an earlier one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, [json.dumps(ledger.to_json()).encode()])
 
 
-def _opened(path: Path) -> Ledger:
+def _opened(path: Path) -> FidelityLog:
     if not path.exists() and not path.is_symlink():
-        return Ledger()
+        return FidelityLog()
     try:
         return read(path)
     except StoreError as error:
@@ -104,4 +104,4 @@ def _opened(path: Path) -> Ledger:
             path.rename(path.with_suffix(".damaged"))
         except OSError as failure:
             log.warning("%s cannot be set aside: %s", path, failure)
-        return Ledger()
+        return FidelityLog()

@@ -10,14 +10,14 @@ from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.models.adapter import Adapter
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 REMEMBERED = 4096
 """Ids of media seen once, at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class BroughtStatistics:
+class InlineMediaStatistics:
     """What became of media that came with prompts and were not in the store.
 
     Attributes:
@@ -33,12 +33,12 @@ class BroughtStatistics:
     rows: int = 0
 
 
-class Sightings:
+class SeenMedia:
     """What one tenant's prompts brought along. On the thread that owns the model."""
 
-    def __init__(self, adapter: Adapter, view: View) -> None:
+    def __init__(self, adapter: Adapter, view: TenantStore) -> None:
         self.adapter, self.view = adapter, view
-        self.statistics = BroughtStatistics()
+        self.statistics = InlineMediaStatistics()
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._waiting: dict[str, Chunk] = {}
         self._jobs: list[tuple[Formable, Policy]] = []

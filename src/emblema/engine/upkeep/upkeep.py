@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from emblema.engine.upkeep.canary import Canary, CanaryStatistics, chunks_of
 from emblema.engine.upkeep.formable import Formable, formable
-from emblema.engine.upkeep.former import Former, FormingStatistics
-from emblema.engine.upkeep.ledgers import Ledgers
-from emblema.engine.upkeep.sightings import BroughtStatistics, Sightings
-from emblema.link.executor import Linked
+from emblema.engine.upkeep.former import FormingStatistics, PatchWorker
+from emblema.engine.upkeep.ledgers import FidelityLogs
+from emblema.engine.upkeep.sightings import InlineMediaStatistics, SeenMedia
+from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.costs import Costs, Rates
 from emblema.link.policy.decisions import Lane
-from emblema.link.policy.judgement import Judgement
-from emblema.link.policy.ledger import Line
+from emblema.link.policy.judgement import PolicyInputs
+from emblema.link.policy.ledger import LaneReport
 from emblema.link.policy.policy import Policy
 from emblema.link.policy.standing import Sample
 from emblema.link.prompt import Prompt
@@ -21,7 +21,7 @@ from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.models.adapter import Adapter
 from emblema.store.keys import PatchKey
-from emblema.store.view import View
+from emblema.store.view import TenantStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class PolicyStatistics:
 
     forming: FormingStatistics
     canary: CanaryStatistics
-    brought: BroughtStatistics = BroughtStatistics()
+    brought: InlineMediaStatistics = InlineMediaStatistics()
 
 
-class Upkeep:
+class PolicyRuntime:
     """An engine's policy for one tenant: what it may decide by, and what it measured. `engine.policy`.
 
     It looks on while prompts are linked, on the thread that owns the model. What rows cost is the machine's, and shared
@@ -47,12 +47,12 @@ class Upkeep:
         costs: what rows cost.
     """
 
-    def __init__(self, adapter: Adapter, view: View, policy: Policy, former: Former, costs: Costs) -> None:
+    def __init__(self, adapter: Adapter, view: TenantStore, policy: Policy, former: PatchWorker, costs: Costs) -> None:
         self.adapter, self.view, self.policy, self.former, self.costs = adapter, view, policy, former, costs
-        self._ledgers = Ledgers.of_store(view.store)
+        self._ledgers = FidelityLogs.of_store(view.store)
         self._ledger = self._ledgers.of(view.owner)
         self._canary = Canary(self._ledger, lambda: self.adapter.fingerprint)
-        self._sightings = Sightings(adapter, view)
+        self._sightings = SeenMedia(adapter, view)
         self._comparing = False
 
     @property
@@ -61,7 +61,7 @@ class Upkeep:
         return PolicyStatistics(self.former.statistics, self._canary.statistics, self._sightings.statistics)
 
     @property
-    def standings(self) -> list[Line]:
+    def standings(self) -> list[LaneReport]:
         """What was measured of every lane, by model and kind of content."""
         return self._ledger.lines()
 
@@ -94,9 +94,9 @@ class Upkeep:
         self._ledger.set_plateau(self.adapter.fingerprint, rank)
         self._ledgers.save(self.view.owner)
 
-    def judgement(self, model: str) -> Judgement:
+    def judgement(self, model: str) -> PolicyInputs:
         """What `auto` decides by, for the model of a fingerprint."""
-        return Judgement(
+        return PolicyInputs(
             self.policy,
             lambda kind, lane, policy: self._ledger.verdict(model, kind, lane, policy),
             self.costs.gain,
@@ -107,7 +107,7 @@ class Upkeep:
         self,
         prompt: Prompt,
         plan: LinkPlan,
-        linked: Linked,
+        linked: LinkedTable,
         knowledge: Knowledge,
         chosen: Strategy,
         settled: int,
@@ -150,7 +150,7 @@ class Upkeep:
         """Whether there is something to do when nobody waits for an answer."""
         return self._canary.waiting or self._sightings.waiting
 
-    def idle(self, link: Callable[[Prompt, Strategy], tuple[LinkPlan, Linked]]) -> None:
+    def idle(self, link: Callable[[Prompt, Strategy], tuple[LinkPlan, LinkedTable]]) -> None:
         """Make chunks of media that came a second time, and compare what the canary took, with `link` to link it again.
 
         On the thread that owns the model.

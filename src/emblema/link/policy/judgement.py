@@ -32,7 +32,7 @@ def unmeasured(kind: str, lane: Lane, policy: Policy) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class PolicyInputs:
     """All that a plan is judged by.
 
     Attributes:

@@ -10,7 +10,7 @@ from emblema.errors import StoreError
 from emblema.link.policy.decisions import Lane
 from emblema.link.policy.judgement import Verdict, unmeasured
 from emblema.link.policy.policy import Policy
-from emblema.link.policy.standing import KEPT, Sample, Standing, agreement_of, divergence_of
+from emblema.link.policy.standing import KEPT, LaneStats, Sample, agreement_of, divergence_of
 
 VERSION = 1
 MOST = 4096
@@ -20,7 +20,7 @@ Name = tuple[str, str, Lane]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LaneReport:
     """One lane's standing, to be shown."""
 
     model: str
@@ -34,12 +34,12 @@ class Line:
     turns: int
 
 
-class Ledger:
+class FidelityLog:
     """Standings by model, kind and lane, and each model's rank plateau. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._standings: dict[Name, Standing] = {}
+        self._standings: dict[Name, LaneStats] = {}
         self._plateaus: dict[str, int] = {}
 
     def record(self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy) -> bool:
@@ -47,7 +47,7 @@ class Ledger:
         with self._lock:
             standing = self._standings.get((model, kind, lane))
             if standing is None:
-                start = Standing(not unmeasured(kind, lane, policy).open)
+                start = LaneStats(not unmeasured(kind, lane, policy).open)
                 standing = self._standings[model, kind, lane] = start
             return standing.add(sample, policy, dear=lane is Lane.SURVIVOR)
 
@@ -72,7 +72,7 @@ class Ledger:
         with self._lock:
             return dict(self._plateaus)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[LaneReport]:
         """Everything that was measured, by model, kind and lane."""
         with self._lock:
             return [_line(name, one) for name, one in sorted(self._standings.items()) if one.samples]
@@ -97,7 +97,7 @@ class Ledger:
             return {"version": VERSION, "standings": standings[:MOST], "plateaus": dict(self._plateaus)}
 
     @classmethod
-    def from_json(cls, data: Any) -> "Ledger":
+    def from_json(cls, data: Any) -> "FidelityLog":
         """A ledger from plain data.
 
         Raises:
@@ -116,17 +116,17 @@ class Ledger:
             raise StoreError(f"this is no ledger of measurements: {error}") from error
 
 
-def _line(name: Name, one: Standing) -> Line:
+def _line(name: Name, one: LaneStats) -> LaneReport:
     samples = list(one.samples)
     mean, _ = divergence_of(samples)
-    return Line(*name, not one.closed, mean, agreement_of(samples), len(samples), one.measured, one.turns)
+    return LaneReport(*name, not one.closed, mean, agreement_of(samples), len(samples), one.measured, one.turns)
 
 
-def _standing(one: Mapping[str, Any]) -> Standing:
+def _standing(one: Mapping[str, Any]) -> LaneStats:
     samples = [Sample(_number(kl), _flag(agrees)) for kl, agrees in one["samples"]]
     if len(samples) > KEPT or len(one["bounds"]) != 2:
         raise ValueError("too many samples, or malformed bounds")
-    standing = Standing(_flag(one["closed"]))
+    standing = LaneStats(_flag(one["closed"]))
     standing.samples.extend(samples)
     standing.since = min(_count(one["since"]), len(samples))
     standing.measured, standing.turns = _count(one["measured"]), _count(one["turns"])

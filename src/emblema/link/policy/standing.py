@@ -36,7 +36,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Standing:
+class LaneStats:
     """One lane's measurements.
 
     Attributes:

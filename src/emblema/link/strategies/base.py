@@ -8,7 +8,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, Source
-from emblema.link.policy.judgement import Judgement
+from emblema.link.policy.judgement import PolicyInputs
 from emblema.link.prompt import ChunkPart, Prompt, Rows, Segment
 from emblema.store.keys import PatchKey
 
@@ -41,7 +41,7 @@ class Knowledge:
     find_prefix: Callable[[Prompt], PrefixMatch | None]
     others: Callable[[PatchKey], int] = lambda key: 0
     patch_keys: Callable[[str], Iterable[PatchKey]] = lambda chunk: ()
-    judgement: Judgement = Judgement()
+    judgement: PolicyInputs = PolicyInputs()
 
     @property
     def layers(self) -> int:
