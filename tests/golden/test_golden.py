@@ -1,0 +1,73 @@
+"""What users have on disk and were told stays: ids, files, folders, plans, counts, commands. See `make.py`."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden import observe
+from tests.golden.make import DATA
+
+RECORDS = dict(observe.records())
+
+
+def held(name: str) -> Any:
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def test_identities_stay() -> None:
+    assert plain(observe.identities()) == held("identities")
+
+
+def test_every_file_is_there() -> None:
+    assert {path.stem for path in (DATA / "files").iterdir()} == set(RECORDS) == set(held("files"))
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_file_is_read_as_it_was_and_written_to_the_same_bytes(name: str) -> None:
+    data = (DATA / "files" / f"{name}.safetensors").read_bytes()
+    assert plain(observe.read_back(data)) == held("files")[name]
+    assert observe.file_bytes(RECORDS[name]) == data
+    assert observe.read_again(data) == data
+
+
+@pytest.mark.parametrize("index", ["kept", "deleted"])
+def test_a_folder_gives_back_what_was_put(tmp_path: Path, index: str) -> None:
+    folder = tmp_path / "store"
+    shutil.copytree(DATA / "store", folder)
+    if index == "deleted":
+        (folder / "index.sqlite").unlink()
+    assert plain(observe.read_folder(folder)) == held("store")
+
+
+def test_a_folder_is_written_to_the_same_files(tmp_path: Path) -> None:
+    observe.write_folder(tmp_path / "store")
+    written, kept = contents(tmp_path / "store"), contents(DATA / "store")
+    assert written.keys() == kept.keys()
+    assert [name for name in kept if written[name] != kept[name]] == []
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """A folder's files by name; the index is a database, which `read_folder` reads."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("index.sqlite")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_every_family_of_strategies_is_planned() -> None:
+    assert observe.unnamed_strategies() == []
+
+
+def test_plans_stay() -> None:
+    planned, kept = plain(observe.plans()), held("plans")
+    assert planned.keys() == kept.keys()
+    for title, strategies in kept.items():
+        assert planned[title].keys() == strategies.keys()
+        for name, expected in strategies.items():
+            assert planned[title][name] == expected, f"{title}: {name}"
