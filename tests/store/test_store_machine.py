@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from emblema.errors import CapacityError, LoadError
 from emblema.kv.patch import Patch
-from emblema.store import PatchKey, Store, Terms, View
+from emblema.store import PatchKey, Store, TenantStore, Terms
 from emblema.store.disk import DiskTier
 from emblema.store.leases import Lease
 from emblema.store.pieces import Piece
@@ -66,7 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
         )
         self.store.keeper.separate = self.separate
 
-    def view(self, tenant: str) -> View:
+    def view(self, tenant: str) -> TenantStore:
         return self.store.shared if tenant == "shared" else self.store.view(tenant.encode())
 
     def number(self, tenant: str, number: int) -> int:
