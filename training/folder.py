@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast
@@ -39,6 +40,13 @@ def tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     return wrapped
 
 
+def _halve(path: Path) -> None:
+    """Write the weights of a file again in half precision; `config.json` has them loaded as float32."""
+    weights = load_file(path)
+    save_file({name: weight.half().contiguous() for name, weight in weights.items()}, path, {"format": "pt"})
+    path.chmod(0o644)
+
+
 def write_folder(recipe: Recipe, model: nn.Module, folder: Path) -> None:
     """Write the model with tokenizer, processor files and chat template, as Hugging Face lays a model out."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +58,7 @@ def write_folder(recipe: Recipe, model: nn.Module, folder: Path) -> None:
     )
     # In the names of the stock classes: the way back to a checkpoint's first names takes q_proj for the tower's (5.23).
     model.save_pretrained(folder, save_original_format=False)
-    (folder / "model.safetensors").chmod(0o644)
+    _halve(folder / "model.safetensors")
     tokenizer(recipe).save_pretrained(folder)
     settings = folder / "tokenizer_config.json"
     settings.write_text(

@@ -146,7 +146,8 @@ def fidelity(
     plain: Plain = False,
 ) -> None:
     """Measure how far strategies are from re-prefill, on the same items; a killed run goes on where it was."""
-    from benchmarks.fidelity.command import run, source_of, wanted_of
+    from benchmarks.fidelity.command import run, wanted_of
+    from benchmarks.models import model_source
     from emblema.cli.screen import console, load_engine
 
     screen = console(plain)
@@ -157,7 +158,7 @@ def fidelity(
         models,
         tasks.split(","),
         wanted,
-        lambda name: load_engine(source_of(name), device, screen, measured=True),
+        lambda name: load_engine(model_source(name), device, screen, measured=True),
         place,
         report,
         screen,
@@ -178,9 +179,9 @@ def results(
     plain: Plain = False,
 ) -> None:
     """Write the page of results from committed figures, or check that it still holds."""
-    from benchmarks.fidelity.command import source_of
     from benchmarks.fidelity.holds import check_page, sample
     from benchmarks.fidelity.results import write_page
+    from benchmarks.models import model_source
     from emblema.cli.screen import console, load_engine
 
     screen = console(plain)
@@ -188,7 +189,9 @@ def results(
         screen.print(f"results: {write_page(figures, out)}", soft_wrap=True)
         return
     check_page(figures, out)
-    for line in sample(figures, items, lambda name: load_engine(source_of(name), None, screen, measured=True), screen):
+    for line in sample(
+        figures, items, lambda name: load_engine(model_source(name), None, screen, measured=True), screen
+    ):
         screen.print(line, soft_wrap=True)
 
 
@@ -213,14 +216,14 @@ def deficit(
     from benchmarks.deficit.measure import measure, measure_untrained
     from benchmarks.deficit.report import data, write
     from benchmarks.deficit.result import Wanted
-    from benchmarks.fidelity.command import source_of
+    from benchmarks.models import model_source
     from emblema.eval.figures import write_figures
 
     wanted = Wanted(task, carried, seed, items)
     models = models_of(model)
     results = []
     for name, label in zip(models, names_of(models), strict=True):
-        engine = load_engine(source_of(name), device, screen, measured=True)
+        engine = load_engine(model_source(name), device, screen, measured=True)
         results.append(measure(engine, label, wanted, screen=screen))
         if len(results) == 1:
             untrained = measure_untrained(engine, label, wanted, screen=screen)

@@ -24,7 +24,7 @@ def soak(
 ) -> None:
     """Soak one stream for hours of video, kill it half way, and hold memory, times and answers to what they were."""
     from benchmarks.deficit.places import names_of, report_places
-    from benchmarks.fidelity.command import source_of
+    from benchmarks.models import model_source
     from benchmarks.stream.options import settings_of
     from benchmarks.stream.soak.plan import SETTINGS, SoakPlan
     from benchmarks.stream.soak.report import report as written
@@ -33,7 +33,7 @@ def soak(
     from emblema.eval.progress import steps
 
     settings = settings_of(None, None, None, changes or (), SETTINGS)
-    plan = SoakPlan(source_of(model), device, frames, every, stretch, seed, minutes, settings)
+    plan = SoakPlan(model_source(model), device, frames, every, stretch, seed, minutes, settings)
     folder, _ = report_places(report, None)
     screen = console(plain)
     with steps(screen, f"soak of {frames:,} frames", frames // every) as advance:

@@ -42,7 +42,7 @@ def stream(
     """Measure streams: how well every memory answers at equal budget, and what it costs; a killed run goes on."""
     from benchmarks.deficit.places import names_of as labels_of
     from benchmarks.deficit.places import report_places
-    from benchmarks.fidelity.command import source_of
+    from benchmarks.models import model_source
     from benchmarks.stream import options
     from benchmarks.stream.command import Files, parts_of, run
     from benchmarks.stream.systems.wanted import SystemsWanted
@@ -75,6 +75,6 @@ def stream(
     folder, listing = report_places(report, report / "stream.json" if figures is None else figures)
     files = Files(listing, folder, tuple(Path(one) for one in options.names_of(runs or "", ())))
     screen = console(plain)
-    with load_engine(source_of(model), device, screen, measured=True) as engine:
+    with load_engine(model_source(model), device, screen, measured=True) as engine:
         run(engine, labels_of([model])[0], wanted, systems, parts, files, screen)
     screen.print(f"report: {folder / 'stream.md'}   figures: {listing}", soft_wrap=True)

@@ -38,9 +38,9 @@ def window(
     settings = TraceSettings(steps=steps, window=pictures, changing=changing)
     folder, listing = report_places(report, report / "window.json" if figures is None else figures)
     screen = console(plain)
-    from benchmarks.fidelity.command import source_of
+    from benchmarks.models import model_source
     from benchmarks.window.command import Asked, run
 
     asked = Asked(tuple(models), wanted, settings, parts)
-    run(asked, lambda name: load_engine(source_of(name), device, screen, measured=True), listing, folder, screen)
+    run(asked, lambda name: load_engine(model_source(name), device, screen, measured=True), listing, folder, screen)
     screen.print(f"report: {folder / 'window.md'}   figures: {listing}", soft_wrap=True)

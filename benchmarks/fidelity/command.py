@@ -19,7 +19,6 @@ from benchmarks.tasks.prompting import SETTINGS
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.eval.figures import environment, plain
-from emblema.models.load import bundled_folder
 
 
 def wanted_of(
@@ -46,12 +45,6 @@ def wanted_of(
         names_of(strategies), SETTINGS if setting == "both" else (setting,), items, seed, styles[style], answer_tokens,
         asked,
     )  # fmt: skip
-
-
-def source_of(name: str) -> str:
-    """What a model is loaded from: the folder of one that is bundled, else the name as it is."""
-    bundled = bundled_folder(name)
-    return str(bundled) if Path(name).name == name and (bundled / "config.json").is_file() else name
 
 
 def run(

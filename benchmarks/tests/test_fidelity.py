@@ -12,13 +12,14 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.fidelity.command import run, source_of, wanted_of
+from benchmarks.fidelity.command import run, wanted_of
 from benchmarks.fidelity.files import read_rows, runs, write_rows
 from benchmarks.fidelity.measure import Bench
 from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
 from benchmarks.fidelity.records import Record, Records
 from benchmarks.fidelity.sources import items_of
 from benchmarks.fidelity.summary import POOLED, rows_of
+from benchmarks.models import model_source
 from benchmarks.tasks.judge import Judge, Scores
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError, StrategyError
@@ -283,9 +284,9 @@ def test_no_item_that_slides_is_one_clear_error(
 
 
 def test_bundled_names_are_folders_and_others_stay() -> None:
-    assert Path(source_of("reference")).is_dir()
-    assert source_of("owner/name") == "owner/name"
-    assert source_of("/some/folder") == "/some/folder"
+    assert Path(model_source("reference")).is_dir()
+    assert model_source("owner/name") == "owner/name"
+    assert model_source("/some/folder") == "/some/folder"
 
 
 def test_figures_are_written_a_row_a_line(tmp_path: Path) -> None:

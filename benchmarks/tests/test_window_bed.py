@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from benchmarks.models import model_source
 from benchmarks.window.bed import SUBJECT, Bed, Logits, added, difference, norm
 from benchmarks.window.probe import quarter, weight
 from emblema.engine.engine import Engine
@@ -26,7 +27,7 @@ def bed(model: str, index: int = 0) -> Bed:
 
 @cache
 def loaded(model: str) -> Engine:
-    return Engine.load(model)
+    return Engine.load(model_source(model))
 
 
 def apart(left: Logits, right: Logits) -> float:

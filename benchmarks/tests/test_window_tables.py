@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.deficit.ledger import Ledger
+from benchmarks.models import model_source
 from benchmarks.table import Bar, Cell, Table, Wanted
 from benchmarks.window.divergence import Divergence
 from benchmarks.window.orbit import SETS, Orbit, _orders
@@ -185,5 +186,5 @@ def test_nothing_measured_holds_no_bar() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["reference", "reference-mha", "reference-mla", "reference-deepstack"])
 def test_what_has_to_hold_holds_at_every_size_on_every_model(model: str) -> None:
-    found = measure_tables(Engine.load(model), Wanted(20, 23), ["orbit", "survivors", "recall"])
+    found = measure_tables(Engine.load(model_source(model)), Wanted(20, 23), ["orbit", "survivors", "recall"])
     assert [bar.name for table in found for bar in table.bars if not bar.holds] == []

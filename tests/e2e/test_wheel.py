@@ -16,7 +16,8 @@ from PIL import Image
 from emblema.models.load import BUNDLED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-WEIGHTS_LIMIT = 10 * 2**20
+WEIGHTS_LIMIT = 5 * 2**20
+WHEEL_LIMIT = 15 * 10**6
 """Bytes of each bundled model."""
 
 pytestmark = pytest.mark.slow
@@ -72,6 +73,7 @@ def test_the_wheel_holds_what_it_should(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
     assert "emblema/py.typed" in sizes
+    assert installed.wheel.stat().st_size <= WHEEL_LIMIT
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in sizes)
     weights = [size for name, size in sizes.items() if name.endswith(".safetensors")]
     assert len(weights) == len(BUNDLED) and all(0 < size <= WEIGHTS_LIMIT for size in weights)

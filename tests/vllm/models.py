@@ -12,8 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from emblema.models.load import bundled_folder
-from emblema.vllm.checkpoint import servable
+from benchmarks.models import model_folder, served_folder
 from tests.families import picture, sharpen
 
 TEXT = {
@@ -97,8 +96,8 @@ def _llava(folder: Path) -> Subject:
 def bundled(name: str, cache: Path | None = None) -> Subject:
     """A bundled model; one that vLLM reads under other names, copied to a cache."""
     if name == "reference-mha":
-        return _llava(Path(servable(name, cache)))
-    folder = bundled_folder(name)
+        return _llava(served_folder(cache))
+    folder = model_folder(name)
     config = json.loads((folder / "config.json").read_text())
     size = int(config["text_config"]["vocab_size"])
     marks = (config["vision_start_token_id"],), config["image_token_id"], (config["vision_end_token_id"],)
@@ -114,7 +113,7 @@ def _qwen(source: str) -> Callable[[Path], Subject]:
     def build(folder: Path) -> Subject:
         from transformers import AutoConfig, AutoModelForImageTextToText
 
-        config = AutoConfig.from_pretrained(bundled_folder(source))
+        config = AutoConfig.from_pretrained(model_folder(source))
         text = config.text_config
         for key, value in TEXT.items():
             setattr(text, key, value)
@@ -123,7 +122,7 @@ def _qwen(source: str) -> Callable[[Path], Subject]:
         text.attention_bias = False
         text.tie_word_embeddings = config.tie_word_embeddings = False
         config.vision_config.out_hidden_size = TEXT["hidden_size"]
-        _save(AutoModelForImageTextToText.from_config(config, dtype=torch.float32), folder, bundled_folder(source))
+        _save(AutoModelForImageTextToText.from_config(config, dtype=torch.float32), folder, model_folder(source))
         marked = bundled(source)
         return Subject(folder.name, folder, marked.vocabulary, marked.before, marked.image, marked.after, marked.words)
 
@@ -133,7 +132,7 @@ def _qwen(source: str) -> Callable[[Path], Subject]:
 def _onevision(folder: Path) -> Subject:
     from transformers import AutoTokenizer, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
-    source = bundled_folder("reference-mha")
+    source = model_folder("reference-mha")
     whole = json.loads((source / "config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.add_tokens(["<video>"], special_tokens=True)

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from benchmarks.models import model_folder, served_folder
 from emblema.cli.app import app
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.models.load import bundled_folder
-from emblema.vllm.checkpoint import servable
 from emblema.vllm.pages import Pages
 from emblema.vllm.serving import command, transfer_config
 from emblema.vllm.settings import Settings
@@ -147,14 +147,18 @@ def test_the_tested_vllm_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
             check_version()
 
 
-def test_bundled_models_as_vllm_reads_them(tmp_path: Path) -> None:
-    assert servable("org/model") == "org/model" and Path(servable("reference")) == bundled_folder("reference")
-    folder = Path(servable("reference-mha", tmp_path))
-    assert servable("reference-mha", tmp_path) == str(folder) and list(tmp_path.iterdir()) == [folder]
-    kept, source = (load_file(path / "model.safetensors") for path in (folder, bundled_folder("reference-mha")))
+def test_a_bundled_name_is_served_from_its_folder(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    for name, source in (("org/model", "org/model"), ("reference", str(bundled_folder("reference")))):
+        line = command(name, tmp_path)
+        assert line[line.index("--model") + 1] == source and line[line.index("--served-model-name") + 1] == name
+
+
+def test_a_copy_has_the_names_of_published_checkpoints(tmp_path: Path) -> None:
+    folder = served_folder(tmp_path)
+    assert served_folder(tmp_path) == folder and list(tmp_path.iterdir()) == [folder]
+    kept, source = (load_file(path / "model.safetensors") for path in (folder, model_folder("reference-mha")))
     assert len(kept) == len(source) and all(torch.equal(kept[_published(key)], source[key]) for key in source)
-    with pytest.raises(EmblemaError, match="reference-mla"):
-        servable("reference-mla")
 
 
 def _published(key: str) -> str:

