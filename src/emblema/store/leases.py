@@ -17,7 +17,7 @@ from emblema.store.pieces import Piece
 class Lease:
     """The rows of a prompt's chunks. Nothing held is evicted; what is deleted meanwhile stays readable here alone.
 
-    Made by `View.lease`; used by one thread.
+    Made by `TenantStore.lease`; used by one thread.
     """
 
     def __init__(self, keeper: Keeper, owners: Owners) -> None:
