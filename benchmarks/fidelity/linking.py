@@ -15,7 +15,6 @@ from emblema.kv.patch import Patch
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.findings import LinkContext
 from emblema.link.forming import form_missing
-from emblema.link.oracle import deficit_scores, query_scores
 from emblema.link.plan import LinkPlan, Source
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Strategy
@@ -174,8 +173,7 @@ class Linking:
         if (oracle.kind, index) not in self._scores:
             prompt = self.prompts[index]
             table = self._front if self.shared else front_table(self.executor, prompt)
-            score = query_scores if oracle.by_question else deficit_scores
-            self._scores[oracle.kind, index] = score(self.executor, prompt, table)
+            self._scores[oracle.kind, index] = oracle.scores(self.executor, prompt, table)
         return self._scores[oracle.kind, index]
 
 

@@ -1,20 +1,66 @@
-"""The two oracles by name, for several shares from one look at the re-prefill; see `emblema.link.oracle`."""
+"""Token selection that knows the re-prefill: the bench's upper bounds, which no server could use.
+
+An oracle runs the whole prompt, scores the chunk rows and returns a strategy that computes the best of them.
+"""
 
 from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
 
+import torch
 from torch import Tensor
 
+from benchmarks.fidelity.attention import attention_noted
+from emblema.errors import StrategyError
+from emblema.kv.chunk import Chunk
+from emblema.link.assemble import Resources
 from emblema.link.executor import Executor
-from emblema.link.forming import conditioned_table
-from emblema.link.oracle import choice
-from emblema.link.prompt import Prompt
-from emblema.link.strategies.chosen import Chosen
+from emblema.link.forming import conditioned_table, deficits_of
+from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Source
+from emblema.link.prompt import Prompt, Segment
+from emblema.link.strategies.base import Knowledge, computed, lay_out
 from emblema.models.table import KVTable
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """A strategy: text, slid chunks and the given chunk rows computed in one forward, the other chunk rows taken.
+
+    Slid chunks are computed whole, so that the chosen rows see what really conditioned them. They leave the table, so
+    their cost is not charged. Cost: the computed rows, and the other rows' KV read; choosing is not charged.
+    """
+
+    name: str
+    rows: frozenset[int]
+
+    def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
+        layers = knowledge.layers
+
+        def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
+            ranges = []
+            slid = segment.rows in prompt.slid_rows
+            for chosen, run in groupby(range(*segment.rows), lambda row: slid or row in self.rows):
+                rows = list(run)
+                first, stop = rows[0], rows[-1] + 1
+                if chosen:
+                    ranges.append(RowRange(first, stop, Source.COMPUTED, (0, layers)))
+                else:
+                    origin = ChunkOrigin(chunk.id, first - segment.start)
+                    ranges.append(RowRange(first, stop, Source.TAKEN, (0, layers), origin))
+            return ranges
+
+        ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)
+        return LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Oracle:
-    """A choice of the `percent` of visible chunk rows that `scores` puts highest; rounded up, in its favour."""
+    """A choice of the `percent` of visible chunk rows with the highest scores, rounded up.
+
+    Attributes:
+        kind: `deficit` (Kamera, section 4) or `query` (Quest-style; Kamera, table 6).
+        percent: share of the chunk rows.
+    """
 
     kind: str
     percent: float
@@ -28,11 +74,57 @@ class Oracle:
         """Whether each question has its own choice."""
         return self.kind == "query"
 
+    def scores(self, executor: Executor, prompt: Prompt, table: KVTable) -> Tensor:
+        """Return a score for each row [rows]; `table` is what `front_table` returns, and is kept.
+
+        Raises:
+            ModelError: the model's attention does not go through transformers' interface (`query` only).
+        """
+        return (query_scores if self.by_question else deficit_scores)(executor, prompt, table)
+
     def choose(self, scores: Tensor, prompt: Prompt) -> Chosen:
-        """The strategy that computes the rows with the highest scores; StrategyError where the share is wrong."""
-        return choice(self.kind, self.percent, scores, prompt)
+        """Return the strategy that computes the rows with the highest scores.
+
+        Raises:
+            StrategyError: the share is out of range.
+        """
+        if not 0 < self.percent <= 100:
+            raise StrategyError(f"an oracle's share is {self.percent:g}: it must be above 0 and at most 100 percent")
+        spans = [segment.rows for segment, _ in prompt.chunk_segments if segment.start > 0]
+        rows = [row for span in spans if span not in prompt.slid_rows for row in range(*span)]
+        candidates = torch.tensor(rows, dtype=torch.int64)
+        best = scores[candidates].topk(ceil(len(rows) * self.percent / 100)).indices
+        return Chosen(self.name, frozenset(candidates[best].tolist()))
 
 
 def front_table(executor: Executor, prompt: Prompt) -> KVTable:
-    """The re-prefilled table of what stands before the prompt's last part, slid chunks still in it."""
+    """Return the re-prefilled table of what comes before the prompt's last part, slid chunks still in it."""
     return conditioned_table(executor, prompt.until(prompt.segments[-1].start))
+
+
+def deficit_scores(executor: Executor, prompt: Prompt, table: KVTable) -> Tensor:
+    """Return the squared norm of each chunk row's position-free deficit, summed over layers, [rows]."""
+    adapter = executor.adapter
+    scores = torch.zeros(prompt.tokens)
+    layers = range(len(adapter.layouts))
+    for segment, chunk in prompt.chunk_segments:
+        for rows in deficits_of(adapter, table, prompt, segment, (chunk, chunk.rows), layers):
+            if rows is not None:
+                size = rows.keys.square().sum(dim=(0, 2)) + rows.values.square().sum(dim=(0, 2))
+                scores[segment.start : segment.stop] += size.cpu()
+    return scores
+
+
+def query_scores(executor: Executor, prompt: Prompt, table: KVTable) -> Tensor:
+    """Return the attention that the prompt's last part pays each row, summed over heads and layers, [rows].
+
+    Quest bounds a page's attention by its keys' extremes; with pages of one token the bound is the score itself.
+    """
+    start, layers, front = prompt.segments[-1].start, len(executor.adapter.layouts), table.length
+    scores = torch.zeros(prompt.tokens)
+    plan = LinkPlan("oracle", prompt.tokens, layers, tuple(computed(prompt, layers, 0, prompt.tokens)))
+    with attention_noted(executor.adapter) as noted:
+        executor.run(plan.behind(start), prompt, Resources({}, {}), table=table, settled=start)
+    scores[table.rows[: table.length].cpu()] = noted.mass().cpu()
+    table.truncate(front)
+    return scores

@@ -13,6 +13,7 @@ from benchmarks.fidelity.oracles import Oracle
 from benchmarks.fidelity.pool import learned_rank, merged
 from benchmarks.tasks import task_of
 from benchmarks.tasks.prompting import messages, pieces
+from benchmarks.tests.test_fidelity_oracles import oracle
 from emblema import slid
 from emblema.engine.engine import Engine
 from emblema.errors import StrategyError
@@ -20,7 +21,6 @@ from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch, form_patch
 from emblema.link.directions import pooled_directions
 from emblema.link.executor import Executor
-from emblema.link.oracle import deficit_oracle, query_oracle
 from emblema.link.prompt import Prompt
 from emblema.store.keys import PatchKey
 from tests.families import loaded, picture
@@ -127,8 +127,8 @@ def test_oracles_choose_as_the_links_own_do(linking: Linking, engine: Engine) ->
         for percent in (6, 25):
             deficit = linking.strategies(Oracle("deficit", percent))[index]
             query = linking.strategies(Oracle("query", percent))[index]
-            assert deficit.rows == deficit_oracle(engine.adapter, prompt, percent).rows
-            assert query.rows == query_oracle(engine.adapter, prompt, percent).rows
+            assert deficit.rows == oracle("deficit", engine.adapter, prompt, percent).rows
+            assert query.rows == oracle("query", engine.adapter, prompt, percent).rows
 
 
 @pytest.mark.parametrize("share", [6, 25, 50])

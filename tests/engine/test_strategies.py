@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import permutations
 
 import pytest
@@ -10,13 +9,12 @@ import torch
 
 from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.engine import Engine
-from emblema.engine.linker import Linker, LinkResult
+from emblema.engine.linker import Linker
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.assemble import Resources
-from emblema.link.executor import Executor, LinkedTable
+from emblema.link.executor import Executor
 from emblema.link.forming import conditioned_table, deficits_of
-from emblema.link.oracle import deficit_oracle, query_oracle
 from emblema.link.orderings import mean_deficits, orbit_key, orderings
 from emblema.link.plan import LinkPlan, Source
 from emblema.link.prompt import ChunkPart, Prompt
@@ -25,7 +23,8 @@ from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.registry import KINDS, parse
 from emblema.store.keys import PatchKey
 from emblema.store.memory import MemoryStore
-from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text, two_pages
+from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text
+from tests.engine.linking import assert_ran_as_planned, full, link, linker, prompt_for
 from tests.families import CASES, picture, words
 
 families = pytest.mark.parametrize("name", CASES)
@@ -47,34 +46,6 @@ STRATEGIES = (
     *("epic-2", "vlcache-20", "vlcache-20-uniform", "sink", "lowrank-k-3"),
     *("reprefill-deep-60", "reprefill-shallow-30"),
 )
-
-
-def prompt_for(name: str, setting: str) -> Prompt:
-    """Text and pictures; slid: the first has gone; leading: one stands at row 0 and a picture ends the prompt."""
-    if setting == "visible":
-        return two_pages(name)
-    first, second, third = pictures(name, 3)
-    if setting == "slid":
-        parts = [text(5), ChunkPart(first, slid=True), text(3, 1), ChunkPart(second), ChunkPart(third), text(4, 2)]
-        return prompt_of(name, parts)
-    return prompt_of(name, [ChunkPart(first), text(3, 1), ChunkPart(second), text(2, 2), ChunkPart(third)])
-
-
-def linker(name: str, prompt: Prompt) -> Linker:
-    """A linker whose store has the prompt's chunks, and no patch or prefix yet."""
-    store = MemoryStore()
-    for _, chunk in prompt.chunk_segments:
-        store.put(chunk)
-    return Linker(engine(name).adapter, store.view())
-
-
-def link(name: str, prompt: Prompt, strategy: str | Strategy) -> LinkResult:
-    return linker(name, prompt).link(prompt, strategy)
-
-
-@cache
-def full(name: str, setting: str) -> LinkedTable:
-    return link(name, prompt_for(name, setting), "full").linked
 
 
 @families
@@ -104,17 +75,8 @@ def test_further_limits(name: str) -> None:
 def test_what_was_planned_is_what_ran(name: str, setting: str) -> None:
     prompt, adapter = prompt_for(name, setting), engine(name).adapter
     one = linker(name, prompt)
-    for strategy in (*STRATEGIES, deficit_oracle(adapter, prompt, 25), query_oracle(adapter, prompt, 25)):
-        outcome = one.link(prompt, strategy)
-        plan, trace = outcome.plan, outcome.linked.trace
-        cost = plan.cost(adapter.layouts, 4)
-        assert round(cost.rows_computed * plan.layers) == trace.row_layers, plan.strategy
-        assert cost.bytes_read == trace.bytes_read, plan.strategy
-        assert cost.patch_bytes == trace.patch_bytes, plan.strategy
-        assert cost.residual_bytes == trace.residual_bytes, plan.strategy
-        assert trace.computed + trace.cached + trace.absent == prompt.tokens
-        assert str(trace.row_layers // plan.layers) in str(cost)
-        assert torch.isfinite(outcome.linked.logits).all()
+    for strategy in STRATEGIES:
+        assert_ran_as_planned(one.link(prompt, strategy), prompt, adapter)
 
 
 @every_family
@@ -135,7 +97,6 @@ def test_decoding_goes_on_after_each(name: str, setting: str) -> None:
         tokens(strategy)
     for strategy in LIMITS:
         assert tokens(strategy) == expected, strategy
-    assert tokens(deficit_oracle(adapter, prompt, 100)) == tokens(query_oracle(adapter, prompt, 100)) == expected
 
 
 @every_family
@@ -410,20 +371,6 @@ def test_a_family_that_runs_whole_only_falls_back(monkeypatch: pytest.MonkeyPatc
         assert outcome.fallback is not None and outcome.plan.strategy == "full"
     for strategy in ("mpic-2", "full-reuse", "epic-2", "orbit-3"):
         assert one.link(prompt, strategy).fallback is None
-
-
-@every_family
-def test_oracles_choose_by_what_they_say(name: str) -> None:
-    adapter, prompt = engine(name).adapter, prompt_for(name, "visible")
-    for oracle in (deficit_oracle, query_oracle):
-        few, more = oracle(adapter, prompt, 20), oracle(adapter, prompt, 60)
-        assert few.rows < more.rows
-        assert not any(start <= row < stop for start, stop in prompt.text_rows for row in more.rows)
-        logits = link(name, prompt, oracle(adapter, prompt, 100)).linked.logits
-        assert largest_error(logits, full(name, "visible").logits) <= 1e-4
-    before = adapter.config._attn_implementation
-    query_oracle(adapter, prompt, 20)
-    assert adapter.config._attn_implementation == before
 
 
 def test_all_strategies_are_tried_here() -> None:

@@ -3,13 +3,11 @@
 from collections import Counter
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emblema.link.policy.drift import Change, distance, drift_of, nearest
+from emblema.link.policy.drift import Change, drift_of, nearest
 from emblema.store.keys import PatchKey
-from tests.link.pieces import chunk
 
 NAMES = st.lists(st.sampled_from("abcdef"), max_size=6)
 
@@ -64,13 +62,3 @@ def test_the_nearest_patch_comes_first_and_other_pieces_never() -> None:
     others = [PatchKey("m", "x", ("a", "b", "c"), orbit=True), PatchKey.of("residual-2", "m", "x")]
     found = nearest([*keys, *others], ("a", "b", "c"))
     assert ["".join(key.antecedents) for key, _ in found] == ["abc", "ab", "abcd", "d"]
-
-
-def test_the_distance_of_embeddings_is_a_hint() -> None:
-    one, other = chunk(1, 3).encoded, chunk(2, 4).encoded
-    for index, encoded in enumerate((one, other)):
-        encoded.embeds[:, index] = 1.0
-    assert distance([one], [one]) == pytest.approx(0, abs=1e-6)
-    assert distance([one], [other]) == pytest.approx(1, abs=1e-6)
-    assert 0 < distance([one], [one, other]) < 1
-    assert torch.isnan(torch.tensor(distance([], [one])))

@@ -1,7 +1,7 @@
 """How the chunks before a patched one differ from those that it was formed behind: known exactly, from ids.
 
-Kamera, appendix D. Embeddings give a hint of how far two antecedents are apart (`distance`); as a gate the paper found
-it to reuse falsely in 24 to 47 % of the cases, so nothing here decides by it.
+Kamera, appendix D. Nothing here looks at embeddings: as a gate the paper found their distance to reuse falsely in 24 to
+47 % of the cases.
 """
 
 from collections import Counter
@@ -9,9 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import torch
-
-from emblema.kv.chunk import Encoded
 from emblema.store.keys import PatchKey
 
 
@@ -88,17 +85,6 @@ def nearest(keys: Iterable[PatchKey], now: Sequence[str]) -> list[tuple[PatchKey
     return sorted(drifts, key=lambda one: (one[1].gone + one[1].new, not one[1].ordered, one[0].antecedents))
 
 
-def distance(stored: Iterable[Encoded], now: Iterable[Encoded]) -> float:
-    """Cosine distance between the mean embeddings of two sets of antecedents: a hint, 0 the same, 2 opposite.
-
-    NaN where one of them is empty.
-    """
-    left, right = _mean(stored), _mean(now)
-    if left is None or right is None:
-        return float("nan")
-    return 1.0 - float(torch.nn.functional.cosine_similarity(left, right, dim=0))
-
-
 def _cut(names: Sequence[str], both: Counter[str]) -> list[str]:
     """The names that are in both, in their order; of one that stands more often here the first ones."""
     left = Counter(both)
@@ -108,8 +94,3 @@ def _cut(names: Sequence[str], both: Counter[str]) -> list[str]:
             left[name] -= 1
             kept.append(name)
     return kept
-
-
-def _mean(encodings: Iterable[Encoded]) -> torch.Tensor | None:
-    rows = [one.embeds.float().mean(dim=0) for one in encodings]
-    return torch.stack(rows).mean(dim=0) if rows else None

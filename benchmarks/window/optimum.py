@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
+from benchmarks.window.online import Foreknown, Recency, Standing, Trace, known, replay
 from emblema.errors import PlanError
 from emblema.window.placement.data import Candidate, Limits, Price, Task, rows_to_compute
-from emblema.window.placement.online import Foreknown, Recency, Standing, Trace, known, replay
 
 STATES = 5_000
 """Windows, with what is stored, that are followed at once at most."""

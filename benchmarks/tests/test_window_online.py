@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.window.online import Foreknown, Recency, Standing, advance, replay
+from benchmarks.window.optimum import optimum
 from emblema.errors import CapacityError, PlanError
 from emblema.store.keys import PatchKey
 from emblema.window.placement import EXACT, Candidate, Held, Limits, rows_to_compute
 from emblema.window.placement.data import Task
 from emblema.window.placement.exact import exactly
-from emblema.window.placement.online import Foreknown, Recency, Standing, advance, replay
-from emblema.window.placement.optimum import optimum
 from emblema.window.placement.search import searched
 
 SIZES = {name: Candidate(name, 10 + 7 * place, 10 + 7 * place) for place, name in enumerate("abcd")}

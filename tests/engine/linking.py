@@ -1,0 +1,54 @@
+"""Prompts in three settings, linked by any strategy with an empty store."""
+
+from functools import cache
+
+import torch
+
+from emblema.engine.linker import Linker, LinkResult
+from emblema.link.executor import LinkedTable
+from emblema.link.prompt import ChunkPart, Prompt
+from emblema.link.strategies.base import Strategy
+from emblema.models.adapter import Adapter
+from emblema.store.memory import MemoryStore
+from tests.engine.engines import engine, pictures, prompt_of, text, two_pages
+
+
+def prompt_for(name: str, setting: str) -> Prompt:
+    """Text and pictures; slid: the first has gone; leading: one stands at row 0 and a picture ends the prompt."""
+    if setting == "visible":
+        return two_pages(name)
+    first, second, third = pictures(name, 3)
+    if setting == "slid":
+        parts = [text(5), ChunkPart(first, slid=True), text(3, 1), ChunkPart(second), ChunkPart(third), text(4, 2)]
+        return prompt_of(name, parts)
+    return prompt_of(name, [ChunkPart(first), text(3, 1), ChunkPart(second), text(2, 2), ChunkPart(third)])
+
+
+def linker(name: str, prompt: Prompt) -> Linker:
+    """A linker whose store has the prompt's chunks, and no patch or prefix yet."""
+    store = MemoryStore()
+    for _, chunk in prompt.chunk_segments:
+        store.put(chunk)
+    return Linker(engine(name).adapter, store.view())
+
+
+def link(name: str, prompt: Prompt, strategy: str | Strategy) -> LinkResult:
+    return linker(name, prompt).link(prompt, strategy)
+
+
+@cache
+def full(name: str, setting: str) -> LinkedTable:
+    return link(name, prompt_for(name, setting), "full").linked
+
+
+def assert_ran_as_planned(outcome: LinkResult, prompt: Prompt, adapter: Adapter) -> None:
+    """Assert that the trace of a float32 link is what the plan's cost said."""
+    plan, trace = outcome.plan, outcome.linked.trace
+    cost = plan.cost(adapter.layouts, 4)
+    assert round(cost.rows_computed * plan.layers) == trace.row_layers, plan.strategy
+    assert cost.bytes_read == trace.bytes_read, plan.strategy
+    assert cost.patch_bytes == trace.patch_bytes, plan.strategy
+    assert cost.residual_bytes == trace.residual_bytes, plan.strategy
+    assert trace.computed + trace.cached + trace.absent == prompt.tokens
+    assert str(trace.row_layers // plan.layers) in str(cost)
+    assert torch.isfinite(outcome.linked.logits).all()
