@@ -1,8 +1,8 @@
 """Write the golden data from the code as it is: `python -m tests.golden.make [PART ...]`.
 
 The data are only ever written again when the format's version changes or a strategy is added, by whoever decides that:
-they hold what users have on disk and what they were told. A refactor never runs this; it adapts `pieces.py` and
-`observe.py` to new names, and the data stay.
+they hold what users have on disk and what they were told. A refactor never runs this; it adapts `pieces.py`,
+`observe.py`, `running.py` and `typed.py` to new names, and the data stay.
 """
 
 import json
@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.golden import observe
+from tests.golden import observe, running, typed
 
 DATA = Path(__file__).parent / "data"
 
 
 def write(name: str, value: Any) -> None:
     """Write a JSON file, one line for each of its inner values."""
-    (DATA / f"{name}.json").write_text(text(value, 3 if name == "plans" else 2) + "\n")
+    (DATA / f"{name}.json").write_text(text(value, 3 if name in ("plans", "traces") else 2) + "\n")
 
 
 def text(value: Any, depth: int, indent: int = 0) -> str:
@@ -61,11 +61,24 @@ def write_store() -> None:
         shutil.rmtree(copy)
 
 
+def write_models() -> None:
+    """Write the clip and what tiny models make of their inputs, with the version of transformers that they are of."""
+    import transformers
+
+    running.write_clip(running.CLIP)
+    identities = {name: running.model_identities(name) for name in running.FAMILIES}
+    write("models", {"transformers": transformers.__version__, **identities})
+    write("traces", {name: running.traces(name) for name in running.FAMILIES})
+
+
 PARTS = {
     "identities": lambda: write("identities", observe.identities()),
     "files": write_files,
     "store": write_store,
     "plans": lambda: write("plans", observe.plans()),
+    "models": write_models,
+    "commands": lambda: write("commands", typed.commands()),
+    "vllm": lambda: write("vllm", typed.vllm_names()),
 }
 
 

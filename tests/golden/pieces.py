@@ -1,6 +1,6 @@
 """Fixed pieces of KV, fixed prompts and fixed look-ups, made by integer arithmetic so that every machine has the same.
 
-This file and `observe.py` are the only ones of the golden test that know the package's own names.
+This file, `observe.py`, `running.py` and `typed.py` alone know the package's own names.
 """
 
 from collections.abc import Iterator

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
-from tests.golden import observe
+from tests.golden import observe, running, typed
 from tests.golden.make import DATA
 
 RECORDS = dict(observe.records())
@@ -71,3 +72,27 @@ def test_plans_stay() -> None:
         assert planned[title].keys() == strategies.keys()
         for name, expected in strategies.items():
             assert planned[title][name] == expected, f"{title}: {name}"
+
+
+@pytest.mark.parametrize("name", running.FAMILIES)
+def test_ids_of_a_model_and_its_chunks_stay(name: str) -> None:
+    kept = held("models")
+    if transformers.__version__ != kept["transformers"]:
+        pytest.skip(f"ids hold a model's description by transformers {kept['transformers']}")
+    assert plain(running.model_identities(name)) == kept[name]
+
+
+@pytest.mark.parametrize("name", running.FAMILIES)
+def test_counts_of_linked_prompts_stay(name: str) -> None:
+    counted, kept = plain(running.traces(name)), held("traces")[name]
+    assert counted.keys() == kept.keys()
+    for title, expected in kept.items():
+        assert counted[title] == expected, title
+
+
+def test_commands_and_options_stay() -> None:
+    assert plain(typed.commands()) == held("commands")
+
+
+def test_names_for_vllm_stay() -> None:
+    assert plain(typed.vllm_names()) == held("vllm")
