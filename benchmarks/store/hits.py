@@ -17,7 +17,7 @@ from emblema.errors import StoreError
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.store.store import Store
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 TOKENS = 16
 PATIENCE = 30.0
@@ -77,7 +77,7 @@ def zipf(exponent: float, catalogue: int, requests: int, random: np.random.Gener
 def _measure(folder: Path, exponent: float, share: float, chunks: Sequence[Chunk], trace: Sequence[int]) -> HitRatio:
     room = max(1, round(share * len(chunks)))
     with Store(folder, device_bytes=room * size_of(chunks[0]), disk_bytes=2**40) as store:
-        probe = store.view()
+        probe = store.tenant()
         probe.put(chunks[0])
         store.flush()
         file = store.statistics.disk_bytes
@@ -86,7 +86,7 @@ def _measure(folder: Path, exponent: float, share: float, chunks: Sequence[Chunk
     places = {"memory": 0, "disk": 0, "nowhere": 0}
     # A tombstone of the probe would keep it out of this store.
     with Store(folder, device_bytes=room * size_of(chunks[0]), disk_bytes=kept * file + file // 2) as store:
-        view = store.view()
+        view = store.tenant()
         for one in trace:
             places[ask(view, chunks[one])] += 1
     counts = np.sort(np.bincount(trace, minlength=len(chunks)))[::-1]

@@ -26,7 +26,7 @@ from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
 from emblema.store.store import Store
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 QUESTION = "which land does the tent stand on ?"
 RECOMPUTE, MEMORY, DISK, LOAD = "recompute", "memory", "disk, cold", "load alone, cold"
@@ -103,7 +103,7 @@ class _Bench:
         for place, kept in ((self.all, self.chunks), (self.rest, self.chunks[:half])):
             with Store(place) as store:
                 for chunk in kept:
-                    store.view().put(Chunk(chunk.id, chunk.kind, chunk.model, chunk.encoded, tuple(chunk.rows)))
+                    store.tenant().put(Chunk(chunk.id, chunk.kind, chunk.model, chunk.encoded, tuple(chunk.rows)))
         self.lost = self.chunks[half:]
         self.residency = self.gap = 0.0
         self.seconds: dict[str, list[float]] = {lane: [] for lane in LANES}
@@ -143,25 +143,25 @@ class _Bench:
         kept = [chunk.id for chunk in self.chunks]
         self.cool(self.all)
         with Store(self.all) as store:
-            view = store.view()
+            view = store.tenant()
             self.time(LOAD, lambda: self.bring(view, kept))
             memory = self.time(MEMORY, lambda: self.link(view, "blind"))
             self.time(RECOMPUTE, lambda: self.link(view, "full"))
         self.cool(self.all)
         with Store(self.all) as store:
-            disk = self.time(DISK, lambda: self.link(store.view(), "blind"))
+            disk = self.time(DISK, lambda: self.link(store.tenant(), "blind"))
         self.gap = max(self.gap, float((disk.linked.logits - memory.linked.logits).abs().max()))
         kept = kept[: len(kept) - len(self.lost)]
         self.cool(self.rest)
         # Under write-back nothing is written while the answer is computed, in neither lane.
         with Store(self.rest, write="back") as store:
-            view = store.view()
+            view = store.tenant()
             self.mixed(MIXED_DISK, view)
             self.bring(view, kept)
             self.mixed(MIXED_MEMORY, view)
         self.cool(self.rest)
         with Store(self.rest) as store:
-            self.time(MIXED_LOAD, lambda: self.bring(store.view(), kept))
+            self.time(MIXED_LOAD, lambda: self.bring(store.tenant(), kept))
 
     def mixed(self, lane: str, view: TenantStore) -> None:
         outcome = self.time(lane, lambda: self.link(view, "blind", self.lost))

@@ -170,7 +170,7 @@ def test_where_a_chunk_was_is_told_rightly(tmp_path: Path) -> None:
     random = numbers()
     first, second, third = (random_chunk(hits.TOKENS, random) for _ in range(3))
     with Store(tmp_path, device_bytes=2 * hits.size_of(first)) as store:
-        view = store.view()
+        view = store.tenant()
         asked = [hits.ask(view, one) for one in (first, first, second, first, third, first, second)]
     assert asked == ["nowhere", "memory", "nowhere", "memory", "nowhere", "memory", "disk"]
 
@@ -213,7 +213,7 @@ def test_every_lane_of_a_linked_prompt_is_what_it_says(bundled: tuple[Any, Any],
 def test_a_load_of_chunks_that_are_gone_is_not_timed(bundled: tuple[Any, Any], tmp_path: Path) -> None:
     bench = overlap._Bench(tmp_path, "reference", *bundled, [56, 56], 1)
     with Store(bench.all) as store:
-        view = store.view()
+        view = store.tenant()
         bench.bring(view, [bench.chunks[0].id])
         view.delete(bench.chunks[1].id)
         with pytest.raises(StoreError):

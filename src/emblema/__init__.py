@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from emblema.link.policy.policy import Policy
     from emblema.link.strategies.registry import strategies
     from emblema.media.limits import MediaLimits
-    from emblema.store.memory import MemoryStore
     from emblema.store.record import Terms
     from emblema.store.store import Store
     from emblema.stream.settings import StreamSettings
@@ -25,7 +24,6 @@ __all__ = [
     "EmblemaError",
     "Engine",
     "MediaLimits",
-    "MemoryStore",
     "Policy",
     "Retrieval",
     "Store",
@@ -43,7 +41,6 @@ _HOMES = {
     "EmblemaError": "emblema.errors",
     "Engine": "emblema.engine.engine",
     "MediaLimits": "emblema.media.limits",
-    "MemoryStore": "emblema.store.memory",
     "Policy": "emblema.link.policy.policy",
     "Retrieval": "emblema.engine.retrieval",
     "Store": "emblema.store.store",

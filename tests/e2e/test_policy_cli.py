@@ -20,7 +20,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
             engine.policy.record("image", "patch", 0.25, False)
         engine.policy.record("page", "orbit", 0.001, True)
         engine.policy.set_plateau(24)
-        engine.on(store.view(b"bob")).policy.record("text", "bare", 0.0, True)
+        engine.on(store.tenant(b"bob")).policy.record("text", "bare", 0.0, True)
         return folder, engine.store.owner
 
 

@@ -9,7 +9,7 @@ from emblema.link.executor import LinkedTable
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.models.adapter import Adapter
-from emblema.store.memory import MemoryStore
+from emblema.store.store import Store
 from tests.engine.engines import engine, pictures, prompt_of, text, two_pages
 
 
@@ -26,10 +26,10 @@ def prompt_for(name: str, setting: str) -> Prompt:
 
 def linker(name: str, prompt: Prompt) -> Linker:
     """A linker whose store has the prompt's chunks, and no patch or prefix yet."""
-    store = MemoryStore()
+    store = Store().tenant()
     for _, chunk in prompt.chunk_segments:
         store.put(chunk)
-    return Linker(engine(name).adapter, store.view())
+    return Linker(engine(name).adapter, store)
 
 
 def link(name: str, prompt: Prompt, strategy: str | Strategy) -> LinkResult:

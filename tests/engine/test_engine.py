@@ -13,7 +13,7 @@ from benchmarks.tasks import Episode
 from emblema import AsyncEngine, Engine, slid
 from emblema.errors import CapacityError, EmblemaError, PromptError, StoreError, StrategyError
 from emblema.kv.chunk import Chunk, Clip
-from emblema.store.memory import MemoryStore
+from emblema.store.store import Store
 
 QUESTION = "what colour is under the tent ?"
 
@@ -254,7 +254,7 @@ def test_bad_media_have_one_clear_error(reference: Engine, tmp_path: Path) -> No
 
 
 def test_a_store_with_too_small_a_budget_says_so(episode: Episode) -> None:
-    engine = Engine.load("reference", store=MemoryStore(capacity_bytes=1_000))
+    engine = Engine.load("reference", store=Store(device_bytes=1_000))
     with pytest.raises(CapacityError):
         engine.add(episode.pages[0].image())
 

@@ -11,7 +11,7 @@ from emblema.link.executor import Executor, LinkedTable, Resources
 from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge
-from emblema.store.memory import MemoryStore
+from emblema.store.store import Store
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text, two_pages
 from tests.families import CASES, joint, loaded, picture, stock_logits, words
 
@@ -20,10 +20,10 @@ families = pytest.mark.parametrize("name", CASES)
 
 def linker(name: str) -> Linker:
     """A linker whose store has the pictures, and no patch or prefix yet."""
-    store = MemoryStore()
+    store = Store().tenant()
     for chunk in pictures(name):
         store.put(replace(chunk, rows=tuple(chunk.rows)))
-    return Linker(engine(name).adapter, store.view())
+    return Linker(engine(name).adapter, store)
 
 
 def link(name: str, prompt: Prompt, strategy: str) -> LinkedTable:

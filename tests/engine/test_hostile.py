@@ -16,7 +16,7 @@ from emblema.engine.replies import TextStream
 from emblema.errors import CapacityError, EmblemaError, ModelError, PromptError, StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.prompt import ChunkPart, TextPart
-from emblema.store.memory import MemoryStore
+from emblema.store.store import Store
 from tests.engine.engines import engine, largest_error
 from tests.families import CASES, loaded, picture, words
 from tests.link.pieces import chunk
@@ -142,7 +142,7 @@ def test_what_no_prompt_could_hold_is_not_prefilled(reference: Engine) -> None:
 
 
 def test_a_prompt_beyond_the_budget_says_so(episode: Episode) -> None:
-    own = Engine.load("reference", store=MemoryStore(capacity_bytes=800_000))
+    own = Engine.load("reference", store=Store(device_bytes=800_000))
     pages = [own.add(page.image()) for page in episode.pages]
     with pytest.raises(CapacityError, match="budget"):
         own.prefill([*pages, QUESTION], "blind")

@@ -264,12 +264,12 @@ def test_one_model_serves_many_tenants(reference: Engine, episode: Episode, fold
     picture = pictures(episode)[0]
     with Store(folder) as store:
         alice = engine_on(reference, store, b"alice")
-        bob, administrator = alice.on(store.view(b"bob")), alice.on(store.shared)
+        bob, administrator = alice.on(store.tenant(b"bob")), alice.on(store.shared)
         assert bob.adapter is alice.adapter and bob.add(picture).id != alice.add(picture).id
         assert bob.prefill([bob.add(picture), QUESTION], "blind").usage.cached_tokens == 66
         assert administrator.add(picture).id not in bob.store.ids()
         alice.files.add(picture, name="PAGE")
-        assert "PAGE" not in bob.files and "PAGE" in alice.on(store.view(b"alice")).files
+        assert "PAGE" not in bob.files and "PAGE" in alice.on(store.tenant(b"alice")).files
         with pytest.raises(EmblemaError):
             alice.on("a folder")  # type: ignore[arg-type]
 
@@ -384,9 +384,9 @@ def test_a_wrong_store_is_refused(reference: Engine, tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         engine_on(reference, tmp_path / "file")
     with pytest.raises(StoreError):
-        engine_on(reference, Store().view(b"alice"), salt=b"bob")
+        engine_on(reference, Store().tenant(b"alice"), salt=b"bob")
     with pytest.raises(StoreError):
-        Store().view(Store().shared.salt)
+        Store().tenant(Store().shared.salt)
 
 
 @pytest.fixture(autouse=True)

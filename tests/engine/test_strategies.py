@@ -22,7 +22,7 @@ from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.registry import KINDS, parse
 from emblema.store.keys import PatchKey
-from emblema.store.memory import MemoryStore
+from emblema.store.store import Store
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text
 from tests.engine.linking import assert_ran_as_planned, full, link, linker, prompt_for
 from tests.families import CASES, picture, words
@@ -258,10 +258,10 @@ def test_a_basis_is_pooled_from_other_items(name: str) -> None:
     """The first item has nobody to learn from and says so; the next ones keep coefficients on others' directions."""
     chunks = pictures(name, 6)
     adapter = engine(name).adapter
-    store = MemoryStore()
+    store = Store().tenant()
     for chunk in chunks:
         store.put(chunk)
-    one = Linker(adapter, store.view())
+    one = Linker(adapter, store)
     items = [
         prompt_of(name, [ChunkPart(chunks[2 * index]), text(2, index), ChunkPart(chunks[2 * index + 1]), text(3, 9)])
         for index in range(3)

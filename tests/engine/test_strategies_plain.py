@@ -9,7 +9,7 @@ from emblema.engine.linker import Linker, LinkResult
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.registry import parse
 from emblema.link.strategies.vlcache import VLCache
-from emblema.store.memory import MemoryStore
+from emblema.store.store import Store
 from tests.engine.engines import engine, largest_error, pictures, prompt_of, text, two_pages
 from tests.engine.plain import PlainDecoder
 
@@ -26,10 +26,10 @@ def prompt_for(name: str, setting: str) -> Prompt:
 
 
 def link(name: str, prompt: Prompt, strategy: str) -> LinkResult:
-    store = MemoryStore()
+    store = Store().tenant()
     for _, chunk in prompt.chunk_segments:
         store.put(chunk)
-    outcome = Linker(engine(name).adapter, store.view()).link(prompt, strategy)
+    outcome = Linker(engine(name).adapter, store).link(prompt, strategy)
     assert outcome.fallback is None
     return outcome
 

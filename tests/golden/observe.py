@@ -211,7 +211,7 @@ def key_words(key: PatchKey) -> Json:
 def write_folder(folder: Path) -> None:
     """Write a store's folder: chunks and patches of a tenant, one chunk of the shared library, one pinned."""
     with Store(folder, disk_bytes=2**26, clock=lambda: CREATED, device="cpu") as store:
-        tenant, shared = store.view(SALT), store.shared
+        tenant, shared = store.tenant(SALT), store.shared
         shared.put(STORED_CHUNKS["picture-float32"][0])
         for name in ("picture-bfloat16", "picture-to-bf16", "clip-segment", "passage"):
             tenant.put(STORED_CHUNKS[name][0], Terms(priority=1 if name == "passage" else 0))
@@ -225,7 +225,7 @@ def write_folder(folder: Path) -> None:
 def read_folder(folder: Path) -> Json:
     """All that a store answers on a folder."""
     with Store(folder, disk_bytes=2**26, clock=lambda: CREATED + 10, device="cpu") as store:
-        tenant, shared = store.view(SALT), store.shared
+        tenant, shared = store.tenant(SALT), store.shared
         disk = store.disk
         assert disk is not None
         entries = sorted(
@@ -243,7 +243,7 @@ def read_folder(folder: Path) -> Json:
             name: patch_words(found) if (found := tenant.find_patch(key)) is not None else None
             for name, (key, _) in stored_patches().items()
         }
-        strange = store.view(b"another tenant")
+        strange = store.tenant(b"another tenant")
         return {
             "entries": entries,
             "chunks": chunks,

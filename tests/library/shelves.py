@@ -15,7 +15,7 @@ from emblema.library import Maker
 from emblema.media import load_image, media_bytes
 from emblema.store.identity import chunk_id
 from emblema.store.store import Store
-from emblema.store.view import Door
+from emblema.store.tenant import TenantStore
 from tests.families import loaded, picture, token, words
 
 
@@ -33,7 +33,7 @@ class Clock:
 class Workbench:
     """Makes chunks on a tiny model as an engine does; a source that starts with `broken` cannot be read."""
 
-    view: Door
+    view: TenantStore
     name: str = "llava"
     made: list[str] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ class Workbench:
 
 
 def tenant(store: Store, salt: bytes = b"one", name: str = "llava") -> Workbench:
-    return Workbench(store.view(salt), name)
+    return Workbench(store.tenant(salt), name)
 
 
 def administrator(store: Store, name: str = "llava") -> Workbench:

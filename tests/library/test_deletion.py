@@ -118,10 +118,10 @@ kept.close()
 KILLED = """
 import os, sys
 from pathlib import Path
-from emblema.store.view import Door
+from emblema.store.tenant import TenantStore
 from tests.library.test_deletion import Kept
 kept = Kept(Path(sys.argv[1]))
-Door.delete = lambda self, chunk: os._exit(9)
+TenantStore.delete = lambda self, chunk: os._exit(9)
 kept.files.delete("one")
 """
 AGAIN = """

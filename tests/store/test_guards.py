@@ -24,19 +24,19 @@ ONE = 260
 
 def test_a_tenant_does_not_keep_the_shared_library_from_an_id(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
-        store.view(b"b").put(numbered(1))
+        store.tenant(b"b").put(numbered(1))
         store.flush()
         store.shared.put(numbered(1))
         store.flush()
     with Store(tmp_path / "store") as store:
-        assert name(1) in store.shared.ids() and is_numbered(1, store.view(b"a").get(name(1)).rows)
+        assert name(1) in store.shared.ids() and is_numbered(1, store.tenant(b"a").get(name(1)).rows)
 
 
 def test_a_lost_shared_chunk_is_not_stored_as_the_tenants(tmp_path: Path) -> None:
     with Store(tmp_path / "store", device_bytes=2 * ONE) as store:
         store.shared.put(numbered(1))
         store.flush()
-        view = store.view(b"b")
+        view = store.tenant(b"b")
         handle = view.get(name(1))
         for file in (tmp_path / "store").rglob("*.safetensors"):
             file.unlink()
@@ -53,16 +53,16 @@ def test_a_lost_shared_chunk_is_not_stored_as_the_tenants(tmp_path: Path) -> Non
 def test_pins_stay_within_the_quota(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
         for number in range(3):
-            store.view(b"b").put(numbered(number))
+            store.tenant(b"b").put(numbered(number))
     size = max(file.stat().st_size for file in (tmp_path / "store").rglob("*.safetensors"))
     with Store(tmp_path / "store", quota=2 * size + ONE) as store:
-        view = store.view(b"b")
+        view = store.tenant(b"b")
         assert view.pin(name(0)) and view.pin(name(1))
         with pytest.raises(CapacityError, match="pinned"):
             view.pin(name(2))
         assert view.unpin(name(0)) and view.pin(name(2))
     with Store(device_bytes=3 * ONE) as store:
-        view = store.view(b"b")
+        view = store.tenant(b"b")
         for number in range(3):
             view.put(numbered(number), Terms(pinned=True))
         with pytest.raises(CapacityError, match="pinned"):
@@ -72,7 +72,7 @@ def test_pins_stay_within_the_quota(tmp_path: Path) -> None:
 
 def test_a_pin_saves_again_what_the_disk_has_evicted(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
-        view = store.view()
+        view = store.tenant()
         view.put(numbered(1))
         view.flush()
         assert store.disk is not None and store.disk.evict(view.owner, 1) > 0
@@ -93,7 +93,7 @@ def test_tombstones_are_each_owners_own() -> None:
 
 def test_deleting_what_never_was_leaves_nothing_behind(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
-        view = store.view(b"b")
+        view = store.tenant(b"b")
         assert not view.delete(name(7))
         assert (view.owner, name(7)) not in store.keeper.memory.tombstones
         kept = view.put(numbered(1))
@@ -106,10 +106,10 @@ def test_deleting_what_never_was_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_terms_come_with_what_a_remote_tier_has(tmp_path: Path) -> None:
     remote, clock = RecordingTier(), Clock()
     with Store(remote=remote, clock=clock) as store:
-        store.view().put(numbered(1), Terms(seconds=60, priority=3))
+        store.tenant().put(numbered(1), Terms(seconds=60, priority=3))
         store.flush()
     with Store(tmp_path / "store", remote=remote, clock=clock) as store:
-        view = store.view()
+        view = store.tenant()
         assert is_numbered(1, view.get(name(1)).rows)
         view.flush()
         wait_until(lambda: store.disk is not None and store.disk.count() == 1)
@@ -123,7 +123,7 @@ def test_a_hanging_disk_is_waited_for_once(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path / "store")
     hang = threading.Event()
     with Store(disk, load_deadline=0.3) as store:
-        view = store.view(b"a")
+        view = store.tenant(b"a")
         for number in range(1, 7):
             view.put(numbered(number))
         view.flush()
@@ -136,7 +136,7 @@ def test_a_hanging_disk_is_waited_for_once(tmp_path: Path) -> None:
 
     disk.open = hanging  # type: ignore[method-assign]
     with Store(disk, load_deadline=0.3) as store:
-        view = store.view(b"a")
+        view = store.tenant(b"a")
         began = time.monotonic()
         assert [view.find(name(number)) for number in range(1, 7)] == [None] * 6
         waited = time.monotonic() - began
@@ -149,10 +149,10 @@ def test_a_hanging_disk_is_waited_for_once(tmp_path: Path) -> None:
 def test_a_prefetch_stays_within_the_budget(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
         for number in range(8):
-            store.view().put(numbered(number))
+            store.tenant().put(numbered(number))
     disk = FaultyDisk(tmp_path / "store")
     with Store(disk, device_bytes=3 * ONE) as store:
-        view = store.view()
+        view = store.tenant()
         disk.faults.read = None
         view.prefetch([name(number) for number in range(8)])
         assert store.statistics.device_bytes <= 3 * ONE + 8 * 20
@@ -177,7 +177,7 @@ def test_all_prefixes_share_one_budget() -> None:
 def test_what_has_expired_leaves_the_prefixes_too() -> None:
     clock = Clock()
     with Store(clock=clock) as store:
-        view = store.view()
+        view = store.tenant()
         view.put(numbered(1), Terms(seconds=10))
         view.prefixes("model").put([ChunkSegment(name(1), 5)], rows(5))
         assert store.statistics.prefix_bytes > 0
@@ -188,36 +188,36 @@ def test_what_has_expired_leaves_the_prefixes_too() -> None:
 
 def test_a_store_that_is_dropped_is_written_and_let_go(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    store.view().put(numbered(1))
+    store.tenant().put(numbered(1))
     keeper, gone = store.keeper, weakref.ref(store)
     del store
     gc.collect()
     assert gone() is None and keeper.closed
     wait_until(lambda: not any(thread.name.startswith("emblema-saver") for thread in threading.enumerate()))
     with Store(tmp_path / "store") as store:
-        assert is_numbered(1, store.view().get(name(1)).rows)
+        assert is_numbered(1, store.tenant().get(name(1)).rows)
 
 
 def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
-        store.view().put(numbered(1))
+        store.tenant().put(numbered(1))
         store.flush()
         child = os.fork()
         if child == 0:
             try:
-                store.view().find(name(1))
+                store.tenant().find(name(1))
             except StoreError as error:
                 os._exit(0 if "fork" in str(error) else 2)
             finally:
                 os._exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert is_numbered(1, store.view().get(name(1)).rows)
+        assert is_numbered(1, store.tenant().get(name(1)).rows)
 
 
 def test_a_tenant_may_not_lose_its_patch_to_anothers_flush(tmp_path: Path) -> None:
     key = PatchKey("m", name(1), ())
     with Store(tmp_path / "store") as store:
-        a, b = store.view(b"a"), store.view(b"b")
+        a, b = store.tenant(b"a"), store.tenant(b"b")
         a.put(numbered(1))
         assert a.put_patch(key, patch())
         b.flush()

@@ -19,7 +19,7 @@ def test_a_hundred_prompts_over_twenty_chunks_with_room_for_five(tmp_path: Path)
     wrong: list[int] = []
     most = threading.Lock(), [0]
     with opened(tmp_path, device_bytes=5 * ONE) as store:
-        view = store.view()
+        view = store.tenant()
         for number in range(20):
             view.put(numbered(number))
         view.flush()
@@ -49,7 +49,7 @@ def test_a_hundred_prompts_over_twenty_chunks_with_room_for_five(tmp_path: Path)
 
 def test_a_small_lease_does_not_overtake_a_large_one_that_waits(tmp_path: Path) -> None:
     with Store(tmp_path / "store", device_bytes=3 * ONE) as store, ThreadPoolExecutor(2) as pool:
-        view = store.view()
+        view = store.tenant()
         for number in range(5):
             view.put(numbered(number))
         view.flush()

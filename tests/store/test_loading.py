@@ -17,7 +17,7 @@ from tests.store.tiers import FaultyDisk, FaultyTier, RecordingTier, spoiled, wa
 def test_a_file_that_does_not_verify_is_set_aside_and_made_again(disk: FaultyDisk, found: bool, after: int) -> None:
     """From the encoding to the last layer: the reader gets an error, never rows; filled again, it is stored again."""
     with Store(disk, device_bytes=2 * ONE) as store:
-        view = store.view()
+        view = store.tenant()
         for number in (1, 2, 3):
             view.put(numbered(number))
         view.flush()
@@ -45,7 +45,7 @@ def test_a_file_that_does_not_verify_is_set_aside_and_made_again(disk: FaultyDis
 
 def test_a_slow_load_is_given_up_at_the_deadline(disk: FaultyDisk) -> None:
     with Store(disk, device_bytes=ONE, load_deadline=0.2) as store:
-        view = store.view()
+        view = store.tenant()
         for number in (1, 2):
             view.put(numbered(number))
         view.flush()
@@ -71,24 +71,24 @@ def test_a_slow_load_is_given_up_at_the_deadline(disk: FaultyDisk) -> None:
 def test_a_remote_hit_is_written_to_the_disk(tmp_path: Path) -> None:
     remote = RecordingTier()
     with Store(remote=remote) as store:
-        store.view().put(numbered(1))
+        store.tenant().put(numbered(1))
         store.flush()
     assert len(remote.files) == 1
     with opened(tmp_path, remote=remote) as store:
-        view = store.view()
+        view = store.tenant()
         assert store.disk is not None and store.disk.count() == 0
         found = view.get(name(1))
         assert is_numbered(1, found.rows)
         view.flush()
         wait_until(lambda: store.disk.count() == 1)  # type: ignore[union-attr]
     with opened(tmp_path) as store:
-        assert is_numbered(1, store.view().get(name(1)).rows)
+        assert is_numbered(1, store.tenant().get(name(1)).rows)
 
 
 def test_a_spoiled_file_is_replaced_by_the_remote_copy(tmp_path: Path) -> None:
     remote, disk = RecordingTier(), FaultyDisk(tmp_path / "store")
     with Store(disk, remote=remote, device_bytes=ONE) as store:
-        view = store.view()
+        view = store.tenant()
         for number in (1, 2):
             view.put(numbered(number))
         view.flush()
@@ -104,7 +104,7 @@ def test_a_spoiled_file_is_replaced_by_the_remote_copy(tmp_path: Path) -> None:
 def test_a_remote_that_fails_costs_a_miss_and_nothing_more(tmp_path: Path) -> None:
     remote = FaultyTier()
     with opened(tmp_path, remote=remote) as store:
-        view = store.view()
+        view = store.tenant()
         remote.faults.open = remote.faults.write = StoreError("the connection was refused")
         assert view.find(name(1)) is None
         view.put(numbered(1))
@@ -122,21 +122,21 @@ def test_a_remote_that_fails_costs_a_miss_and_nothing_more(tmp_path: Path) -> No
 def test_another_pieces_bytes_are_refused(tmp_path: Path) -> None:
     remote = RecordingTier()
     with Store(remote=remote) as store:
-        view = store.view()
+        view = store.tenant()
         for number in (1, 2):
             view.put(numbered(number))
         view.flush()
     owner = view.owner
     remote.files[owner, name(1)], remote.files["0" * 64, name(3)] = remote.files[owner, name(2)], b"of nobody"
     with Store(remote=remote) as store:
-        view = store.view()
+        view = store.tenant()
         assert view.find(name(1)) is None and is_numbered(2, view.get(name(2)).rows)
         assert store.statistics.load_failures == 1
 
 
 def test_a_handle_knows_when_its_rows_are_lost() -> None:
     with Store(device_bytes=ONE) as store:
-        view = store.view()
+        view = store.tenant()
         first = view.put(numbered(1))
         assert is_numbered(1, first.rows) and is_numbered(1, first.rows[:])
         view.put(numbered(2))
@@ -158,16 +158,16 @@ def test_a_handle_knows_when_its_rows_are_lost() -> None:
 
 def test_compressed_rows_come_back_in_their_dtype(tmp_path: Path) -> None:
     with opened(tmp_path, compression="bf16") as store:
-        store.view().put(numbered(1))
+        store.tenant().put(numbered(1))
     with opened(tmp_path) as store:
-        found = store.view().get(name(1))
+        found = store.tenant().get(name(1))
         assert found.rows[0].keys.dtype == torch.float32 and is_numbered(1, found.rows)
 
 
 def test_the_index_alone_answers_whether_something_is_here(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.view().put(numbered(1))
+        store.tenant().put(numbered(1))
     with opened(tmp_path) as store:
-        assert name(1) in store.view() and name(2) not in store.view() and "no id" not in store.view()
-        assert store.view().find("no id") is None and not store.view().delete("no id")
+        assert name(1) in store.tenant() and name(2) not in store.tenant() and "no id" not in store.tenant()
+        assert store.tenant().find("no id") is None and not store.tenant().delete("no id")
         assert store.statistics.chunks == 0

@@ -6,12 +6,17 @@ from contextlib import ExitStack
 import pytest
 
 from emblema.errors import CapacityError, StoreError
-from emblema.store import ChunkSegment, MemoryStore, PatchKey, TextSegment
+from emblema.store import ChunkSegment, PatchKey, Store, TenantStore, TextSegment
 from tests.store.pieces import chunk, patch, rows
 
 
+def memory_store(capacity_bytes: int | None = None) -> TenantStore:
+    """Return a tenant's part of a store without slower tiers."""
+    return Store(device_bytes=capacity_bytes, host_bytes=0).tenant()
+
+
 def test_chunks_come_back_as_they_were_put() -> None:
-    store = MemoryStore()
+    store = memory_store()
     given = chunk("a")
     first = store.put(given)
     assert first.rows[0] is given.rows[0] and (first.bytes, first.encoded) == (80, given.encoded)
@@ -28,7 +33,7 @@ def test_chunks_come_back_as_they_were_put() -> None:
 
 
 def test_the_least_recently_used_go_first() -> None:
-    store = MemoryStore(300)
+    store = memory_store(300)
     for name in "abc":
         store.put(chunk(name))
     store.find("a")
@@ -40,18 +45,18 @@ def test_the_least_recently_used_go_first() -> None:
 
 
 def test_sizes_that_cannot_fit() -> None:
-    store = MemoryStore(100)
+    store = memory_store(100)
     with pytest.raises(CapacityError, match="120 bytes"):
         store.put(chunk("a", 6))
     with pytest.raises(StoreError, match="more than 0"):
-        MemoryStore(0)
+        memory_store(0)
     store.put(chunk("a", 2))
     assert not store.put_patch(PatchKey("m", "a", ()), patch(3)), "no answer fails for a patch that does not fit"
     assert store.ids() == ["a"]
 
 
 def test_deleting_takes_every_patch_and_prefix_along() -> None:
-    store = MemoryStore()
+    store = memory_store()
     for name in "abc":
         store.put(chunk(name))
     keys = [PatchKey("m", "b", ("a",)), PatchKey("m", "c", ("a", "b")), PatchKey("m", "c", ("b",), orbit=True)]
@@ -68,7 +73,7 @@ def test_deleting_takes_every_patch_and_prefix_along() -> None:
 
 
 def test_deleting_reaches_patches_of_a_chunk_that_was_evicted() -> None:
-    store = MemoryStore(300)
+    store = memory_store(300)
     key = PatchKey("m", "b", ("a",))
     store.put(chunk("a"))
     store.put(chunk("b"))
@@ -80,7 +85,7 @@ def test_deleting_reaches_patches_of_a_chunk_that_was_evicted() -> None:
 
 
 def test_a_patch_does_not_bring_back_what_was_deleted() -> None:
-    store = MemoryStore()
+    store = memory_store()
     for name in "ab":
         store.put(chunk(name))
     with store.lease(["a", "b"]):
@@ -90,7 +95,7 @@ def test_a_patch_does_not_bring_back_what_was_deleted() -> None:
 
 
 def test_patches_are_found_by_key_and_counted() -> None:
-    store = MemoryStore()
+    store = memory_store()
     for name in "ab":
         store.put(chunk(name))
     key = PatchKey("m", "b", ("a",))
@@ -106,7 +111,7 @@ def test_patches_are_found_by_key_and_counted() -> None:
 
 
 def test_leased_chunks_stay() -> None:
-    store = MemoryStore(300)
+    store = memory_store(300)
     for name in "abc":
         store.put(chunk(name))
     with store.lease(["b", "a", "b"]) as held:
@@ -122,7 +127,7 @@ def test_leased_chunks_stay() -> None:
 
 
 def test_leases_of_the_same_chunk_add_up() -> None:
-    store = MemoryStore(200)
+    store = memory_store(200)
     store.put(chunk("a"))
     with store.lease(["a"]):
         with store.lease(["a"]):
@@ -133,7 +138,7 @@ def test_leases_of_the_same_chunk_add_up() -> None:
 
 
 def test_what_cannot_be_leased() -> None:
-    store = MemoryStore(300)
+    store = memory_store(300)
     for name in "ab":
         store.put(chunk(name))
     with store.lease(["a", "z"]) as held:
@@ -146,7 +151,7 @@ def test_what_cannot_be_leased() -> None:
 
 
 def test_a_lease_ends_when_its_block_fails() -> None:
-    store = MemoryStore(100)
+    store = memory_store(100)
     store.put(chunk("a"))
     with pytest.raises(ZeroDivisionError), store.lease(["a"]):
         raise ZeroDivisionError
@@ -155,7 +160,7 @@ def test_a_lease_ends_when_its_block_fails() -> None:
 
 
 def test_a_lease_beyond_the_budget_waits_for_others() -> None:
-    store = MemoryStore(200)
+    store = memory_store(200)
     store.put(chunk("a"))
     began = threading.Event()
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
@@ -175,7 +180,7 @@ def test_a_lease_beyond_the_budget_waits_for_others() -> None:
 
 
 def test_a_lease_that_waits_too_long_says_so() -> None:
-    store = MemoryStore(200)
+    store = memory_store(200)
     store.put(chunk("a"))
     with store.lease(["a"]):
         store.put(chunk("b", 8))
@@ -187,7 +192,7 @@ def test_a_lease_that_waits_too_long_says_so() -> None:
 
 
 def test_many_threads() -> None:
-    store = MemoryStore(1000)
+    store = memory_store(1000)
     failures: list[str] = []
 
     def work(seed: int) -> None:

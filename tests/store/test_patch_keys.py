@@ -19,7 +19,7 @@ OTHER = PatchKey("m", name(2), (name(1),))
 
 
 def filled(store: Store, salt: bytes = b"a") -> None:
-    view = store.view(salt)
+    view = store.tenant(salt)
     for number in (1, 2, 3):
         view.put(numbered(number))
     for key in (*KEYS, OTHER):
@@ -34,13 +34,13 @@ def test_all_keys_of_a_chunk_are_told_in_memory_and_from_disk(tmp_path: Path, re
         store.close()
         store = Store(tmp_path / "store")
     with store:
-        view = store.view(b"a")
+        view = store.tenant(b"a")
         assert set(view.patch_keys(name(1))) == set(KEYS) and view.patch_keys(name(2)) == [OTHER]
         assert view.patch_keys(name(3)) == view.patch_keys(name(9)) == []
         assert view.find_patch(KEYS[2]) is not None, "one of them in memory, the others on disk"
         assert set(view.patch_keys(name(1))) == set(KEYS)
         assert all(view.has_patch(key) for key in KEYS) and not view.has_patch(PatchKey("n", name(1), ()))
-        assert store.view(b"b").patch_keys(name(1)) == [] and not store.view(b"b").has_patch(KEYS[0])
+        assert store.tenant(b"b").patch_keys(name(1)) == [] and not store.tenant(b"b").has_patch(KEYS[0])
         assert view.statistics.patch_misses == 0, "looking is not using"
 
 
@@ -48,7 +48,7 @@ def test_deleted_antecedents_take_their_keys_along(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
         filled(store)
         store.flush()
-        view = store.view(b"a")
+        view = store.tenant(b"a")
         assert view.delete(name(3))
         assert set(view.patch_keys(name(1))) == {KEYS[0], KEYS[1], KEYS[4]}
         assert not view.has_patch(KEYS[2])
@@ -60,14 +60,14 @@ def test_shared_patches_are_told_to_every_tenant(tmp_path: Path) -> None:
     assert store.shared.put_patch(KEYS[0], patch())
     store.close()
     with Store(tmp_path / "store") as again:
-        assert again.view(b"b").patch_keys(name(1)) == [KEYS[0]]
-        assert not again.view(b"b").has_patch(KEYS[0]), "it is not b's own"
+        assert again.tenant(b"b").patch_keys(name(1)) == [KEYS[0]]
+        assert not again.tenant(b"b").has_patch(KEYS[0]), "it is not b's own"
 
 
 def test_a_damaged_header_is_nobodys_key(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     filled(store)
-    owner = store.view(b"a").owner
+    owner = store.tenant(b"a").owner
     store.close()
     with Store(tmp_path / "store") as again:
         for key, where in ((KEYS[1], 0), (KEYS[2], 60)):
@@ -75,4 +75,4 @@ def test_a_damaged_header_is_nobodys_key(tmp_path: Path) -> None:
             data = bytearray(path.read_bytes())
             data[where] ^= 0x40
             path.write_bytes(data)
-        assert set(again.view(b"a").patch_keys(name(1))) == {KEYS[0], KEYS[3], KEYS[4]}
+        assert set(again.tenant(b"a").patch_keys(name(1))) == {KEYS[0], KEYS[3], KEYS[4]}

@@ -20,7 +20,7 @@ def test_saving_holds_nobody_up_and_flush_waits_for_it(disk: FaultyDisk) -> None
     write = disk.write
     disk.write = lambda record, terms: (gate.pass_through(), write(record, terms))[1]  # type: ignore[method-assign]
     with Store(disk) as store, ThreadPoolExecutor(1) as pool:
-        view = store.view()
+        view = store.tenant()
         view.put(numbered(1))
         assert gate.reached.wait(10)
         assert is_numbered(1, view.get(name(1)).rows), "found while it is being written"
@@ -38,7 +38,7 @@ def test_through_writes_at_once_and_back_when_it_leaves_memory(
     disk: FaultyDisk, write: Literal["through", "back"]
 ) -> None:
     with Store(disk, write=write, device_bytes=2 * ONE) as store:
-        view = store.view()
+        view = store.tenant()
         for number in (1, 2):
             view.put(numbered(number))
         if write == "through":
@@ -58,7 +58,7 @@ def test_a_full_disk_is_counted_answers_go_on_and_flush_says_so(
     disk: FaultyDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Store(disk) as store:
-        view = store.view()
+        view = store.tenant()
         disk.faults.write = FULL
         for number in range(3):
             view.put(numbered(number))
@@ -74,7 +74,7 @@ def test_a_full_disk_is_counted_answers_go_on_and_flush_says_so(
 
 def test_what_a_full_disk_did_not_take_may_leave_memory_but_not_in_silence(disk: FaultyDisk) -> None:
     with Store(disk, device_bytes=2 * ONE) as store:
-        view = store.view()
+        view = store.tenant()
         disk.faults.write = FULL
         for number in range(4):
             view.put(numbered(number))
@@ -93,7 +93,7 @@ def test_memory_is_bounded_where_saving_falls_behind(disk: FaultyDisk, monkeypat
     write = disk.write
     disk.write = lambda record, terms: (gate.pass_through(), write(record, terms))[1]  # type: ignore[method-assign]
     with Store(disk, device_bytes=3 * ONE) as store:
-        view = store.view()
+        view = store.tenant()
         for number in range(12):
             view.put(numbered(number))
             assert store.statistics.bytes <= 6 * ONE
@@ -107,20 +107,20 @@ def test_memory_is_bounded_where_saving_falls_behind(disk: FaultyDisk, monkeypat
 def test_a_patch_formed_again_replaces_its_file(tmp_path: Path) -> None:
     key = PatchKey("m", name(1), ())
     with opened(tmp_path) as store:
-        view = store.view()
+        view = store.tenant()
         view.put(numbered(1))
         for rank in (1, 3):
             assert view.put_patch(key, patch(rank))
             view.flush()
     with opened(tmp_path) as store:
-        found = store.view().find_patch(key)
+        found = store.tenant().find_patch(key)
         assert found is not None and found.rank == 3
 
 
 def test_a_flush_is_the_tenants_own(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path / "store")
     with contextlib.suppress(StoreError), Store(disk) as store:
-        alice, bob = store.view(b"alice"), store.view(b"bob")
+        alice, bob = store.tenant(b"alice"), store.tenant(b"bob")
         alice.put(numbered(1))
         alice.flush()
         disk.faults.write = OSError(28, "No space left on device")

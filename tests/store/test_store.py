@@ -20,14 +20,14 @@ from tests.store.tiers import FaultyDisk, wait_until
 def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
     key = PatchKey("m", name(2), (name(1),))
     with opened(tmp_path) as store:
-        view = store.view(b"tenant")
+        view = store.tenant(b"tenant")
         for number in (1, 2):
             view.put(numbered(number))
         assert view.put_patch(key, patch(2))
         view.flush()
         assert store.statistics.saves == 3 and store.statistics.unsaved_bytes == 0
     with opened(tmp_path) as store:
-        view = store.view(b"tenant")
+        view = store.tenant(b"tenant")
         assert store.disk is not None and store.disk.report.restored == 3
         assert sorted(view.ids()) == [name(1), name(2)] and len(view) == 2 and name(1) in view
         assert store.statistics.bytes == 0, "nothing is in memory before it is asked for"
@@ -47,7 +47,7 @@ def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
 
 def test_device_then_host_then_disk(tmp_path: Path) -> None:
     with opened(tmp_path, device_bytes=2 * ONE, host_bytes=2 * ONE) as store:
-        view = store.view()
+        view = store.tenant()
         for number in range(1, 6):
             view.put(numbered(number))
         view.flush()
@@ -65,15 +65,15 @@ def test_device_then_host_then_disk(tmp_path: Path) -> None:
 
 def test_a_chunk_of_another_store_is_taken_with_its_rows(tmp_path: Path) -> None:
     with Store() as first, opened(tmp_path) as second:
-        given = first.view().put(numbered(1))
-        kept = second.view(b"tenant").put(given)
-        first.view().delete(name(1))
+        given = first.tenant().put(numbered(1))
+        kept = second.tenant(b"tenant").put(given)
+        first.tenant().delete(name(1))
         assert is_numbered(1, kept.rows)
 
 
 def test_a_closed_store_says_so_at_once(tmp_path: Path) -> None:
     store = Store(tmp_path / "store", load_deadline=30.0)
-    view = store.view()
+    view = store.tenant()
     kept = view.put(numbered(1))
     store.close()
     store.close()
@@ -104,7 +104,7 @@ def test_an_open_disk_tier_has_its_own_budget(tmp_path: Path) -> None:
 
 def test_the_default_budget_is_a_part_of_what_is_free() -> None:
     with Store() as store:
-        budget = store.view().capacity_bytes
+        budget = store.tenant().capacity_bytes
     assert budget is not None and 0 < budget <= free_bytes(torch.device("cpu"))
 
 
@@ -113,7 +113,7 @@ def test_budgets_and_folders_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(StoreError):
             Store(**options)
     with Store(device_bytes=100) as store, pytest.raises(CapacityError, match="260 bytes"):
-        store.view().put(numbered(1))
+        store.tenant().put(numbered(1))
     (tmp_path / "store").write_text("a file")
     with pytest.raises(StoreError):
         opened(tmp_path)
@@ -121,6 +121,6 @@ def test_budgets_and_folders_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_disk_tier_of_ones_own(tmp_path: Path) -> None:
     with Store(DiskTier(tmp_path / "own", 10_000_000)) as store:
-        store.view().put(replace(numbered(1), kind="page"))
+        store.tenant().put(replace(numbered(1), kind="page"))
     with Store(tmp_path / "own") as store:
-        assert store.view().get(name(1)).kind == "page"
+        assert store.tenant().get(name(1)).kind == "page"

@@ -15,7 +15,7 @@ def test_deletion_wins_over_a_save_under_way(disk: FaultyDisk) -> None:
     write = disk.write
     disk.write = lambda record, terms: (gate.pass_through(), write(record, terms))[1]  # type: ignore[method-assign]
     with Store(disk) as store, ThreadPoolExecutor(1) as pool:
-        view = store.view()
+        view = store.tenant()
         view.put(numbered(1))
         view.put(numbered(2))
         assert gate.reached.wait(10)
@@ -34,7 +34,7 @@ def test_deletion_wins_over_a_save_under_way(disk: FaultyDisk) -> None:
 
 def test_deletion_wins_over_a_load_and_a_look_up_under_way(disk: FaultyDisk) -> None:
     with Store(disk, device_bytes=ONE) as store, ThreadPoolExecutor(1) as pool:
-        view = store.view()
+        view = store.tenant()
         for number in (1, 2):
             view.put(numbered(number))
         view.flush()
@@ -70,7 +70,7 @@ def test_deletion_wins_over_a_load_and_a_look_up_under_way(disk: FaultyDisk) -> 
 
 def test_a_deletion_is_known_for_as_long_as_anybody_holds_the_chunk() -> None:
     store = Store(device_bytes=ONE)
-    view = store.view()
+    view = store.tenant()
     sizes = [layer.bytes for layer in numbered(1).rows]
     first, second = (store.keeper.handle(numbered(1), view.owner, sizes) for _ in range(2))
     del first
@@ -85,14 +85,14 @@ def test_patches_go_with_any_of_their_chunks_in_every_tier_and_across_restarts(t
     remote = RecordingTier()
     keys = [PatchKey("m", name(2), (name(1),)), PatchKey("m", name(3), (name(2),)), PatchKey("m", name(3), ())]
     with opened(tmp_path, remote=remote) as store:
-        view = store.view()
+        view = store.tenant()
         for number in (1, 2, 3):
             view.put(numbered(number))
         assert all(view.put_patch(key, patch()) for key in keys)
         assert not view.put_patch(PatchKey("m", name(1), (name(9),)), patch())
         view.flush()
     with opened(tmp_path, remote=remote) as store:
-        view = store.view()
+        view = store.tenant()
         assert view.find_patch(keys[0]) is not None
         assert view.delete(name(2))
         assert [view.find_patch(key) is None for key in keys] == [True, True, False]
@@ -101,14 +101,14 @@ def test_patches_go_with_any_of_their_chunks_in_every_tier_and_across_restarts(t
         assert view.forget_patches(name(3)) == 1 and name(3) in view
     for options in ({}, {"remote": remote}):
         with opened(tmp_path, **options) as store:
-            view = store.view()
+            view = store.tenant()
             assert all(view.find_patch(key) is None for key in keys)
             assert view.find(name(2)) is None and sorted(view.ids()) == [name(1), name(3)]
 
 
 def test_what_was_deleted_is_told_from_what_was_evicted_or_never_was() -> None:
     with Store(device_bytes=ONE) as store:
-        view, other = store.view(), store.view(b"other")
+        view, other = store.tenant(), store.tenant(b"other")
         kept = view.put(numbered(1))
         view.put(numbered(2))
         assert kept.id not in view and view.deleted([name(1), name(2), name(3)]) == frozenset()

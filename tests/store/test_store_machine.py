@@ -67,7 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.keeper.separate = self.separate
 
     def view(self, tenant: str) -> TenantStore:
-        return self.store.shared if tenant == "shared" else self.store.view(tenant.encode())
+        return self.store.shared if tenant == "shared" else self.store.tenant(tenant.encode())
 
     def number(self, tenant: str, number: int) -> int:
         """As ids are salted, tenants have different ones; what is drawn as the same differs by the tenant."""

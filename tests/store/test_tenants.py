@@ -21,25 +21,25 @@ def test_owners_are_digests_that_do_not_meet() -> None:
     with pytest.raises(StoreError, match="bytes"):
         owner_digest("a")  # type: ignore[arg-type]
     with Store() as store:
-        assert store.view(b"a").lookup_salts == (b"a", SHARED_SALT) and store.shared.lookup_salts == (SHARED_SALT,)
+        assert store.tenant(b"a").lookup_salts == (b"a", SHARED_SALT) and store.shared.lookup_salts == (SHARED_SALT,)
         with pytest.raises(StoreError, match="shared library's"):
-            store.view(SHARED_SALT)
+            store.tenant(SHARED_SALT)
 
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_the_same_salt_hits_and_a_different_salt_misses(tmp_path: Path, folder: bool) -> None:
     with Store(tmp_path / "store" if folder else None) as store:
-        kept = store.view(b"a").put(numbered(1))
+        kept = store.tenant(b"a").put(numbered(1))
         assert kept.id == name(1)
         assert identity(b"a") == identity(b"a") and identity(b"a") != identity(b"b")
-        assert store.view(b"a").find(name(1)) is not None, "same salt: a hit"
-        assert store.view(b"b").find(name(1)) is None, "another salt: none, even under the very id"
+        assert store.tenant(b"a").find(name(1)) is not None, "same salt: a hit"
+        assert store.tenant(b"b").find(name(1)) is None, "another salt: none, even under the very id"
 
 
 def test_another_tenants_pieces_are_not_here_for_any_call(tmp_path: Path) -> None:
     key = PatchKey("m", name(1), ())
     with Store(tmp_path / "store", device_bytes=3 * ONE) as store:
-        a, b = store.view(b"a"), store.view(b"b")
+        a, b = store.tenant(b"a"), store.tenant(b"b")
         a.put(numbered(1))
         a.put(numbered(2))
         assert a.put_patch(key, patch())
@@ -69,7 +69,7 @@ def test_a_look_up_touches_only_own_and_shared_ids() -> None:
     remote = RecordingTier()
     key = PatchKey("m", name(1), (name(2),))
     with Store(remote=remote) as store:
-        a, b = store.view(b"a"), store.view(b"b")
+        a, b = store.tenant(b"a"), store.tenant(b"b")
         for number in (1, 2):
             a.put(numbered(number))
         a.put_patch(key, patch())
@@ -85,7 +85,7 @@ def test_a_look_up_touches_only_own_and_shared_ids() -> None:
     assert len(remote.files) == 3
     remote.calls.clear()
     with Store(remote=remote) as store:
-        assert is_numbered(1, store.view(b"a").get(name(1)).rows)
+        assert is_numbered(1, store.tenant(b"a").get(name(1)).rows)
         assert {owner for _, owner, _ in remote.calls} == {a.owner}
     remote.calls.clear()
     with Store(remote=remote) as store:
@@ -102,7 +102,7 @@ def test_the_shared_library_is_read_by_all_and_written_by_one(tmp_path: Path, re
         store.close()
         store = Store(tmp_path / "store")
     with store:
-        a, b = store.view(b"a"), store.view(b"b")
+        a, b = store.tenant(b"a"), store.tenant(b"b")
         assert is_numbered(1, a.get(name(1)).rows) and name(1) in b and a.ids() == []
         key = PatchKey("m", name(2), (name(1),))
         assert a.put_patch(key, patch(1)), "a tenant's patch over shared chunks alone"
@@ -124,7 +124,7 @@ def test_the_shared_library_is_read_by_all_and_written_by_one(tmp_path: Path, re
 def test_a_tenant_fills_a_lost_shared_chunk_for_itself_alone() -> None:
     with Store(device_bytes=ONE) as store:
         handle = store.shared.put(numbered(1))
-        view = store.view(b"a")
+        view = store.tenant(b"a")
         view.put(numbered(2))
         with view.lease([handle.id]) as lease:
             assert lease.missing == (handle.id,)
@@ -135,7 +135,7 @@ def test_a_tenant_fills_a_lost_shared_chunk_for_itself_alone() -> None:
 
 def test_a_quota_lets_go_of_the_tenants_own_pieces(tmp_path: Path) -> None:
     with Store(tmp_path / "store", quota=3 * ONE, quotas={b"large": 10**9}) as store:
-        small, large = store.view(b"small"), store.view(b"large")
+        small, large = store.tenant(b"small"), store.tenant(b"large")
         for number in range(5):
             large.put(numbered(number))
         for number in range(10, 15):
@@ -151,11 +151,11 @@ def test_a_quota_lets_go_of_the_tenants_own_pieces(tmp_path: Path) -> None:
 
 def test_a_quota_on_disk(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
-        store.view().put(numbered(1))
+        store.tenant().put(numbered(1))
         store.flush()
         file = store.statistics.disk_bytes
     with Store(tmp_path / "other", quota=3 * file) as store:
-        small, other = store.view(b"small"), store.view(b"other")
+        small, other = store.tenant(b"small"), store.tenant(b"other")
         other.put(numbered(9))
         for number in range(5):
             small.put(numbered(number))
@@ -166,7 +166,7 @@ def test_a_quota_on_disk(tmp_path: Path) -> None:
 
 def test_quota_in_memory_alone() -> None:
     with Store(quota=2 * ONE) as store:
-        a, b = store.view(b"a"), store.view(b"b")
+        a, b = store.tenant(b"a"), store.tenant(b"b")
         for number in range(4):
             a.put(numbered(number))
             b.put(numbered(10 + number))
@@ -175,7 +175,7 @@ def test_quota_in_memory_alone() -> None:
 
 def test_terms_and_leases_are_each_owners_own() -> None:
     with Store(device_bytes=2 * ONE) as store:
-        a, b = store.view(b"a"), store.view(b"b")
+        a, b = store.tenant(b"a"), store.tenant(b"b")
         a.put(numbered(1), Terms(pinned=True))
         b.put(numbered(2))
         b.put(numbered(3))

@@ -15,7 +15,7 @@ from tests.store.tiers import Clock
 def test_terms_by_age_and_by_use(tmp_path: Path) -> None:
     clock = Clock()
     with opened(tmp_path, clock=clock) as store:
-        view = store.view()
+        view = store.tenant()
         view.put(numbered(1), Terms(seconds=100))
         view.put(numbered(2), Terms(idle_seconds=100))
         view.put(numbered(3))
@@ -41,11 +41,11 @@ def test_terms_by_age_and_by_use(tmp_path: Path) -> None:
 def test_terms_outlast_a_restart(tmp_path: Path) -> None:
     clock = Clock()
     with opened(tmp_path, clock=clock) as store:
-        store.view().put(numbered(1), Terms(seconds=50))
-        store.view().put(numbered(2), Terms(seconds=500))
+        store.tenant().put(numbered(1), Terms(seconds=50))
+        store.tenant().put(numbered(2), Terms(seconds=500))
     clock.now += 60
     with opened(tmp_path, clock=clock) as store:
-        view = store.view()
+        view = store.tenant()
         assert view.ids() == [name(2)] and view.find(name(1)) is None
         assert view.find(name(2)) is not None
         clock.now += 450
@@ -55,12 +55,12 @@ def test_terms_outlast_a_restart(tmp_path: Path) -> None:
         clock.now += 100
         assert view.find(name(2)) is not None
     with opened(tmp_path, clock=clock) as store:
-        assert store.view().ids() == [name(2)], "the file is that of the second time"
+        assert store.tenant().ids() == [name(2)], "the file is that of the second time"
 
 
 def test_pins_and_priorities() -> None:
     with Store(device_bytes=3 * ONE) as store:
-        view = store.view()
+        view = store.tenant()
         view.put(numbered(1), Terms(pinned=True))
         view.put(numbered(2), Terms(priority=1))
         for number in range(3, 8):
@@ -75,7 +75,7 @@ def test_pins_and_priorities() -> None:
 
 def test_a_pin_is_kept_on_disk(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        view = store.view()
+        view = store.tenant()
         view.put(numbered(1))
         view.pin(name(1))
         view.flush()
@@ -83,7 +83,7 @@ def test_a_pin_is_kept_on_disk(tmp_path: Path) -> None:
         assert store.disk is not None
         entry = store.disk.entry(name(1))
         assert entry is not None and entry.terms.pinned
-        assert store.view().unpin(name(1))
+        assert store.tenant().unpin(name(1))
         entry = store.disk.entry(name(1))
         assert entry is not None and not entry.terms.pinned
 

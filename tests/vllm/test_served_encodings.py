@@ -86,7 +86,7 @@ def test_a_chunk_that_is_gone_is_encoded_anew(served, subject, encoded) -> None:
     given = subject.prompt(2, seed=4)
     wanted = served.ask(given.token_ids, given.pictures, {"strategy": "full"})
     forget(served)
-    view = served.store.view()
+    view = served.store.tenant()
     for chunk in view.ids():
         view.delete(chunk)
     encoded.clear()

@@ -158,7 +158,7 @@ def test_a_store_that_vanishes(served, subject, engine) -> None:
     learn(served, given)
     assert served.ask(given.token_ids, given.pictures).told["linked_tokens"] > 0
     # Planned, and gone when the pages ask for it.
-    view = served.store.view()
+    view = served.store.tenant()
     desk = served.scheduler.desk
     stock = desk.errand
 
@@ -247,7 +247,7 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
     plain = served_once.ask(given.token_ids, given.pictures, {"strategy": "orbit-8"})
     assert plain.told["linked_tokens"] == 0 and "orbit" in plain.told["remark"]
     own = [chunk.id for _, chunk in linked[0].prompt.chunk_segments]
-    theirs, view = [chunk.id for chunk in chunks], served_once.store.view()
+    theirs, view = [chunk.id for chunk in chunks], served_once.store.tenant()
     for place in range(len(own)):
         patch = engine.store.find_patch(orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[:place])))
         assert view.put_patch(orbit_key(desk.shape.fingerprint, own[place], tuple(own[:place])), patch)

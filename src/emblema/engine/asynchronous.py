@@ -20,7 +20,7 @@ from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 log = logging.getLogger(__name__)
 

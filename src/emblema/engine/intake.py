@@ -29,7 +29,7 @@ from emblema.models.prepare import Preparer
 from emblema.models.selfcheck import SelfCheck, selfcheck
 from emblema.store.record import Terms
 from emblema.store.store import Store
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 
 class MediaEngine:

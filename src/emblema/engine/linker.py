@@ -22,7 +22,7 @@ from emblema.store.identity import owner_id
 from emblema.store.keys import PatchKey
 from emblema.store.leases import Lease
 from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 
 @dataclass(frozen=True, slots=True)

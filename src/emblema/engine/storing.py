@@ -5,7 +5,7 @@ from pathlib import Path
 from emblema.errors import EmblemaError, StoreError
 from emblema.library import Shelf
 from emblema.store.store import Store
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 StoreLike = Store | TenantStore | str | Path
 
@@ -35,7 +35,7 @@ def view_of(given: StoreLike | None, salt: bytes) -> TenantStore:
             raise StoreError("the view belongs to another tenant: give the store, or leave the salt out")
         return given
     if isinstance(given, Store):
-        return given.view(salt)
+        return given.tenant(salt)
     raise EmblemaError(f"the store is a {type(given).__name__}: give a Store, a view of one, or a folder")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from emblema.errors import StoreError
 from emblema.store.disk.schema import is_damage
-from emblema.store.locks import flocked
+from emblema.store.files import hold_lock
 
 _LOG = logging.getLogger(__name__)
 _MALFORMED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -167,7 +167,7 @@ class DatabaseFile:
         path = self.path.with_name(f"{self.path.name}.lock")
         if self._guard is None:
             self._guard = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with flocked(self._guard, path, shared=shared):
+        with hold_lock(self._guard, path, shared=shared):
             yield
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 from emblema.errors import StoreError
 from emblema.library.entry import SourceNote
 from emblema.media.source import is_address
+from emblema.store.files import write_whole
 from emblema.store.record import is_id
-from emblema.store.whole import write_whole
 
 _LOG = logging.getLogger(__name__)
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA")

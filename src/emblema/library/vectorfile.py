@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from emblema.errors import StoreError
 from emblema.library.embedder import Vectors
-from emblema.store.whole import write_whole
+from emblema.store.files import write_whole
 
 FILE_BYTES = 4 * 2**30
 """Larger files are not read."""

@@ -11,12 +11,11 @@ if TYPE_CHECKING:
     from emblema.store.identity import SHARED_SALT, chunk_id, owner_digest, patch_id
     from emblema.store.keys import PatchKey
     from emblema.store.leases import Lease
-    from emblema.store.memory import MemoryStore
     from emblema.store.prefixes import ChunkSegment, KeptPrefix, PrefixMatch, PrefixStore, Segment, TextSegment
     from emblema.store.record import SHARED, Terms
     from emblema.store.statistics import StoreStatistics
     from emblema.store.store import Store
-    from emblema.store.view import TenantStore
+    from emblema.store.tenant import TenantStore
 
 __all__ = [
     "SHARED",
@@ -24,7 +23,6 @@ __all__ = [
     "ChunkSegment",
     "KeptPrefix",
     "Lease",
-    "MemoryStore",
     "PatchKey",
     "PrefixMatch",
     "PrefixStore",
@@ -45,12 +43,11 @@ _MODULES = {
     "identity": ("SHARED_SALT", "chunk_id", "owner_digest", "patch_id"),
     "keys": ("PatchKey",),
     "leases": ("Lease",),
-    "memory": ("MemoryStore",),
     "prefixes": ("ChunkSegment", "KeptPrefix", "PrefixMatch", "PrefixStore", "Segment", "TextSegment"),
     "record": ("SHARED", "Terms"),
     "statistics": ("StoreStatistics",),
     "store": ("Store",),
-    "view": ("TenantStore",),
+    "tenant": ("TenantStore",),
 }
 
 

@@ -8,8 +8,8 @@ from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import DiskTier
 from emblema.store.disk.entry import Entry, entry_of, without_terms
+from emblema.store.files import write_whole
 from emblema.store.record import Record, RecordHeader, Terms
-from emblema.store.whole import write_whole
 
 _LOG = logging.getLogger(__name__)
 SUFFIX = ".safetensors"

@@ -23,7 +23,7 @@ from emblema.store.prefixes import Prefixes, PrefixStore
 from emblema.store.record import RemoteTier, Terms
 from emblema.store.slower import SlowerTiers
 from emblema.store.statistics import COUNTERS, StoreStatistics
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 if TYPE_CHECKING:
     from emblema.store.compression import Compression
@@ -141,8 +141,8 @@ class Store:
         """The disk tier; its `report` says what was restored and what was skipped."""
         return self.keeper.slower.disk
 
-    def view(self, salt: bytes = b"") -> TenantStore:
-        """A tenant's door.
+    def tenant(self, salt: bytes = b"") -> TenantStore:
+        """Return one tenant's part of the store.
 
         Raises:
             StoreError: the salt is not bytes, or is the shared library's.
@@ -153,7 +153,7 @@ class Store:
 
     @property
     def shared(self) -> TenantStore:
-        """The administrator's door to the shared library, which every tenant reads."""
+        """The shared library, which every tenant reads and the administrator writes."""
         return TenantStore(self, SHARED_SALT)
 
     @property

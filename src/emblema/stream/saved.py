@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from emblema.errors import StoreError, StreamError
-from emblema.store.whole import write_whole
+from emblema.store.files import write_whole
 
 VERSION = 1
 FACTS = "facts"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from emblema.link.prompt import TextPart
 from emblema.store import Store
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 from emblema.vllm.holes import Claim, claim, room, within
 from emblema.vllm.linking import Link, link_of
 from emblema.vllm.media import Asked, Item

@@ -12,7 +12,7 @@ from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.registry import parse
 from emblema.store.keys import PatchKey
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 from emblema.vllm.holes import beyond, holes_of
 from emblema.vllm.media import Asked, prompt_of
 from emblema.vllm.shape import Shape

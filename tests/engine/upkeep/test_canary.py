@@ -198,7 +198,7 @@ def test_measurements_outlive_the_engine_and_are_the_tenants(
             own.policy.record("image", "patch", 0.4, False)
         own.policy.set_plateau(16)
         assert not own.policy.trusts("image", "patch") and other.policy.trusts("image", "patch")
-        assert own.on(store.view(b"alice")).policy.standings == own.policy.standings
+        assert own.on(store.tenant(b"alice")).policy.standings == own.policy.standings
         owner = own.store.owner
     assert [path.name for path in (folder / "policy").iterdir()] == [f"{owner}.json"]
     assert list(read_all(folder)) == [owner]

@@ -22,7 +22,6 @@ from emblema.link.executor import LinkedTable
 from emblema.link.policy.costs import Costs
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.store.keys import PatchKey
-from emblema.store.memory import MemoryStore
 from tests.engine.engines import engine, largest_error, pictures, prompt_of, text
 from tests.families import CASES
 
@@ -40,10 +39,9 @@ def added(own: Engine, episode: Episode) -> list[Chunk]:
 
 def matrix(name: str, policy: Policy = WHOLE, count: int = 3) -> tuple[Linker, list[Chunk]]:
     """A linker with upkeep on a tiny random model, its store to itself, and pictures in it."""
-    adapter, store = engine(name).adapter, MemoryStore()
+    adapter, store = engine(name).adapter, Store().tenant()
     chunks = [store.put(replace(chunk, rows=tuple(chunk.rows))) for chunk in pictures(name, count)]
-    view = store.view()
-    return Linker(adapter, view, PolicyRuntime(adapter, view, policy, PatchWorker(), Costs())), chunks
+    return Linker(adapter, store, PolicyRuntime(adapter, store, policy, PatchWorker(), Costs())), chunks
 
 
 def settle(linker: Linker) -> None:
@@ -233,7 +231,7 @@ def test_a_patch_is_its_tenants(reference: Engine, episode: Episode, tmp_path: P
         administrator = engine_on(reference, store.shared)
         shared = added(administrator, episode)
         alice = Engine(reference.adapter.model, reference.processor, store=store, salt=b"alice")
-        bob = alice.on(store.view(b"bob"))
+        bob = alice.on(store.tenant(b"bob"))
         alice.prefill([*shared, QUESTION])
         alice.settle()
         assert alice.store.statistics.patches == len(shared)

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from emblema.errors import StoreError
-from emblema.store.whole import write_whole
+from emblema.store.files import write_whole
 
 SIDE = 160
 """Longest side of a copy, in pixels."""

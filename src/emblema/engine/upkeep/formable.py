@@ -22,7 +22,7 @@ from emblema.link.prompt import ChunkPart, Prompt, Segment
 from emblema.link.strategies.base import Knowledge
 from emblema.models.adapter import Adapter
 from emblema.store.keys import PatchKey
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)

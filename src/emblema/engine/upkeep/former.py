@@ -13,7 +13,7 @@ from emblema.engine.upkeep.formable import Formable
 from emblema.errors import EmblemaError, LoadError
 from emblema.link.policy.policy import Policy
 from emblema.store.keys import PatchKey
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 log = logging.getLogger(__name__)
 

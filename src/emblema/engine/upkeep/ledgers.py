@@ -7,8 +7,8 @@ from pathlib import Path
 
 from emblema.errors import StoreError
 from emblema.link.policy.ledger import FidelityLog
+from emblema.store.files import write_whole
 from emblema.store.store import Store
-from emblema.store.whole import write_whole
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.models.adapter import Adapter
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 REMEMBERED = 4096
 """Ids of media seen once, at most."""

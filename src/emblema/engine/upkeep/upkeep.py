@@ -21,7 +21,7 @@ from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.models.adapter import Adapter
 from emblema.store.keys import PatchKey
-from emblema.store.view import TenantStore
+from emblema.store.tenant import TenantStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from xxhash import xxh3_64
 from emblema.errors import StoreError
 from emblema.store.disk.files import clear, files, open_folder, sync
 from emblema.store.disk.temporary import Temporary
-from emblema.store.locks import flocked
+from emblema.store.files import hold_lock
 from emblema.store.record import check_id, is_id
 
 VERSION = 1
@@ -151,7 +151,7 @@ class Folder:
         """
         if self._lock is None:
             raise StoreError(self.read_only or f"{self.path}: the store is closed")
-        with flocked(self._lock, self.path / LOCK):
+        with hold_lock(self._lock, self.path / LOCK):
             yield
 
     @property

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from emblema.store.store import Store
 
 
-class Door:
-    """What a store answers to one tenant. It keeps no state, and any number of threads may use it.
+class TenantStore:
+    """One tenant's part of a store; cheap to make, and any number of threads may use it.
 
     Every call reads the tenant's own pieces and the shared ones, and writes its own alone. What belongs to somebody
     else is not here.
+
+    Args:
+        store: the store it is a part of.
+        salt: the tenant's secret.
     """
 
-    def _open(self, store: "Store", salt: bytes) -> None:
+    def __init__(self, store: "Store", salt: bytes = b"") -> None:
         self.store = store
         self.salt = salt
         self.owner = owner_digest(salt)
@@ -225,15 +229,3 @@ class Door:
             StoreError: a piece is in memory only, as no slower tier took it.
         """
         self._keeper.flush(self.owner)
-
-
-class TenantStore(Door):
-    """One tenant's door to a store; cheap to make.
-
-    Args:
-        store: the store behind it.
-        salt: the tenant's secret.
-    """
-
-    def __init__(self, store: "Store", salt: bytes = b"") -> None:
-        self._open(store, salt)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from emblema.store.whole import write_whole
+from emblema.store.files import write_whole
 
 
 def test_a_file_is_put_in_place_of_another(tmp_path: Path) -> None:
