@@ -128,7 +128,7 @@ class Case:
         plan = LinkPlan("deficit", last, layers, (front, *ranges, *question))
         executor = Executor(subject.adapter)
         try:
-            linked = executor.run(plan, self.prompt, resources, table=subject.table, settled=start)
+            linked = executor.run(plan, self.prompt, resources, table=subject.table, reused_rows=start)
             rows = read_rows(subject.adapter, linked.table, subject.front, subject.segment) if read else None
         finally:
             subject.table.truncate(start)

@@ -124,7 +124,7 @@ def query_scores(executor: Executor, prompt: Prompt, table: KVTable) -> Tensor:
     scores = torch.zeros(prompt.tokens)
     plan = LinkPlan("oracle", prompt.tokens, layers, tuple(computed(prompt, layers, 0, prompt.tokens)))
     with attention_noted(executor.adapter) as noted:
-        executor.run(plan.behind(start), prompt, Resources({}, {}), table=table, settled=start)
+        executor.run(plan.after(start), prompt, Resources({}, {}), table=table, reused_rows=start)
     scores[table.rows[: table.length].cpu()] = noted.mass().cpu()
     table.truncate(front)
     return scores

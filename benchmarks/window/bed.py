@@ -30,7 +30,7 @@ from emblema.link.assemble import Resources
 from emblema.link.executor import Executor
 from emblema.link.forming import conditioned_table
 from emblema.link.plan import LinkPlan
-from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
+from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.residual import form_residual
 from emblema.link.strategies.base import Knowledge, Strategy, computed
 from emblema.store.keys import PatchKey
@@ -182,7 +182,7 @@ class Front:
         bed, (segment, _) = self.bed, self.prompt.chunk_segments[-1]
         adapter, start = bed.adapter, segment.start
         parts = [one.part for one in self._prompt(bed.questions[0].tail).segments]
-        parts = [replace(part, state="fresh") if isinstance(part, ChunkPart) else part for part in parts]
+        parts = [replace(part, state=RowState.MISSING) if isinstance(part, ChunkPart) else part for part in parts]
         parts[-2] = ChunkPart(bed.alone(self.names[-1]))
         prompt = Prompt.of(parts, adapter.axes)
         patches: dict[PatchKey, Patch] = {}
@@ -194,7 +194,9 @@ class Front:
         exact = [LayerRows(one.keys.clone(), one.values.clone()) for one in exact]
         self.table.truncate(start)
         try:
-            Executor(adapter).run(plan.behind(start), prompt, Resources(patches, {}), table=self.table, settled=start)
+            Executor(adapter).run(
+                plan.after(start), prompt, Resources(patches, {}), table=self.table, reused_rows=start
+            )
             return _own(read_rows(adapter, self.table, self.prompt, segment))
         finally:
             self.table.truncate(start)

@@ -39,8 +39,8 @@ def test_going_on_is_the_same_as_the_whole_at_once(name: str, strategy: str) -> 
     before = Prompt.of(front, adapter.axes)
     expected = executor.run(chosen.plan(whole, knowledge(adapter)), whole, Resources({}, {}))
     begun = executor.run(chosen.plan(before, knowledge(adapter)), before, Resources({}, {}))
-    plan = chosen.plan(whole, knowledge(adapter)).behind(before.tokens)
-    linked = executor.run(plan, whole, Resources({}, {}), table=begun.table, settled=before.tokens)
+    plan = chosen.plan(whole, knowledge(adapter)).after(before.tokens)
+    linked = executor.run(plan, whole, Resources({}, {}), table=begun.table, reused_rows=before.tokens)
     assert largest_error(linked.logits, expected.logits) <= 1e-4
     assert kv_error(name, linked, expected) <= 1e-4
     assert linked.trace.computed + linked.trace.cached == whole.tokens - before.tokens
@@ -56,8 +56,8 @@ def test_slid_rows_that_have_left_stay_away() -> None:
     whole = Prompt.of([*front, ChunkPart(third), text(4, 3)], adapter.axes)
     before = Prompt.of(front, adapter.axes)
     begun = executor.run(full.plan(before, knowledge(adapter)), before, Resources({}, {}))
-    plan = full.plan(whole, knowledge(adapter)).behind(before.tokens)
-    linked = executor.run(plan, whole, Resources({}, {}), table=begun.table, settled=before.tokens)
+    plan = full.plan(whole, knowledge(adapter)).after(before.tokens)
+    linked = executor.run(plan, whole, Resources({}, {}), table=begun.table, reused_rows=before.tokens)
     assert linked.rows == whole.tokens - first.tokens
     held = linked.table.rows[: linked.table.length].tolist()
     assert held == list(range(first.tokens, whole.tokens))
@@ -86,16 +86,16 @@ def test_a_load_that_fails_half_way_leaves_a_table_under_way_as_it_was() -> None
     whole, before = Prompt.of([*front, *rest], adapter.axes), Prompt.of(front, adapter.axes)
     begun = executor.run(blind.plan(before, knowledge(adapter)), before, Resources({}, {}))
     kept = [(begun.table.read(index).keys.clone(), begun.table.read(index).values.clone()) for index in range(2)]
-    plan = blind.plan(whole, knowledge(adapter)).behind(before.tokens)
+    plan = blind.plan(whole, knowledge(adapter)).after(before.tokens)
     second = whole.chunk_segments[1][1]
     lost = Resources({}, {}, {second.id: Failing(second.rows, len(adapter.layouts) - 1)})
     with pytest.raises(LoadError):
-        executor.run(plan, whole, lost, table=begun.table, settled=before.tokens)
+        executor.run(plan, whole, lost, table=begun.table, reused_rows=before.tokens)
     assert begun.table.length == before.tokens
     for index, (keys, values) in enumerate(kept):
         assert torch.equal(begun.table.read(index).keys, keys)
         assert torch.equal(begun.table.read(index).values, values)
-    again = executor.run(plan, whole, Resources({}, {}), table=begun.table, settled=before.tokens)
+    again = executor.run(plan, whole, Resources({}, {}), table=begun.table, reused_rows=before.tokens)
     expected = executor.run(blind.plan(whole, knowledge(adapter)), whole, Resources({}, {}))
     assert largest_error(again.logits, expected.logits) <= 1e-4
 

@@ -7,7 +7,7 @@ import pytest
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.link.executor import LinkedTable
-from emblema.link.prompt import ChunkPart, Prompt, Segment
+from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from tests.engine.engines import engine, largest_error, two_pages
 from tests.families import CASES
 
@@ -28,7 +28,7 @@ def test_fresh_parts_are_computed_in_their_place(name: str) -> None:
     prompt = two_pages(name)
     full = engine(name)._linker.link(prompt, "full").linked
     fresh = {
-        index: ChunkPart(replace(segment.part.chunk, rows=()), state="fresh")
+        index: ChunkPart(replace(segment.part.chunk, rows=()), state=RowState.MISSING)
         for index, segment in enumerate(prompt.segments)
         if isinstance(segment.part, ChunkPart)
     }
@@ -45,7 +45,9 @@ def test_settled_parts_are_taken_as_they_were_written(name: str) -> None:
     prompt = two_pages(name, shift=3)
     full = engine(name)._linker.link(prompt, "full").linked
     settled = {
-        index: ChunkPart(_written(name, full, segment, segment.part.chunk), state="settled", source=segment.part.name)
+        index: ChunkPart(
+            _written(name, full, segment, segment.part.chunk), state=RowState.WRITTEN, source=segment.part.name
+        )
         for index, segment in enumerate(prompt.segments)
         if isinstance(segment.part, ChunkPart)
     }

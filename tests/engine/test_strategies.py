@@ -301,11 +301,11 @@ def test_a_table_under_way_is_gone_on_with(name: str) -> None:
     for strategy in STRATEGIES:
         if strategy in ("prefix", "auto"):
             continue
-        plan = one.link(whole, strategy).plan.behind(before.tokens)
+        plan = one.link(whole, strategy).plan.after(before.tokens)
         table = conditioned_table(executor, before)
         keys = {use.key for part in plan.ranges for use in (part.patch, part.residual) if use is not None}
         held = {key: patch for key in keys if (patch := one.view.find_patch(key)) is not None}
-        linked = executor.run(plan, whole, Resources(held, {}), table=table, settled=before.tokens)
+        linked = executor.run(plan, whole, Resources(held, {}), table=table, reused_rows=before.tokens)
         assert linked.table.length == whole.tokens
         if strategy in ("full", "mpic-all"):
             assert largest_error(linked.logits, expected.logits) <= 1e-4, strategy

@@ -429,7 +429,7 @@ def plans() -> Json:
 def continued(name: str) -> LinkPlan:
     """The plan of a prompt whose first 7 rows are in a table under way."""
     prompt = dict(prompts())["neighbours"]
-    return parse(name).plan(prompt, looked_up()["nothing"](prompt)).behind(7)
+    return parse(name).plan(prompt, looked_up()["nothing"](prompt)).after(7)
 
 
 def distinct(pairs: Iterable[tuple[str, Json]]) -> list[Json]:

@@ -13,7 +13,7 @@ from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.keys import keys_key
 from emblema.link.orderings import orbit_key
-from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
+from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.residual import residual_key
 from emblema.store.keys import PatchKey
 
@@ -195,15 +195,15 @@ def prompts() -> Iterator[tuple[str, Prompt]]:
         "text alone": [text(5)],
         "a window's parts": [
             text(3),
-            part("A", state="settled"),
-            part("B", state="settled", survivor=True),
-            part("C", state="fresh"),
+            part("A", state=RowState.WRITTEN),
+            part("B", state=RowState.WRITTEN, survivor=True),
+            part("C", state=RowState.MISSING),
             part("D"),
             text(2),
         ],
         "a window's repair": [
             text(3),
-            part("A", state="settled", repair=made_patch((True,) * LAYERS, LENGTHS["A"], 2, 7)),
+            part("A", state=RowState.WRITTEN, repair=made_patch((True,) * LAYERS, LENGTHS["A"], 2, 7)),
             part("B"),
             text(2),
         ],

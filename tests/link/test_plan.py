@@ -174,7 +174,7 @@ def test_a_residual_stream_begins_rows_above_a_skipped_layer_only() -> None:
     ):
         with pytest.raises(PlanError, match="residual"):
             simple(ranges=ranges, selectors=()).validate()
-    cut = plan.behind(4)
+    cut = plan.after(4)
     assert [part.residual.offset for part in cut.ranges if part.residual is not None] == [4]
 
 

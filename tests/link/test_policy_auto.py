@@ -15,7 +15,7 @@ from emblema.link.policy.decisions import Decision, Lane
 from emblema.link.policy.drift import drift_of
 from emblema.link.policy.judgement import PolicyInputs, Verdict, unmeasured
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
+from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto, bounded
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.link.strategies.full import Full
@@ -201,8 +201,9 @@ def test_slid_chunks_are_there_only_while_something_absorbs_them() -> None:
 
 
 def test_rows_of_a_window_are_as_they_are() -> None:
-    parts: list[Part] = [TextPart((1,)), ChunkPart(PAGES[0], state="settled"), ChunkPart(PAGES[1], state="fresh"),
-                         ChunkPart(PAGES[2]), TextPart((2,))]  # fmt: skip
+    states = (RowState.WRITTEN, RowState.MISSING, RowState.CANONICAL)
+    chunks = [ChunkPart(page, state=state) for page, state in zip(PAGES, states, strict=False)]
+    parts: list[Part] = [TextPart((1,)), *chunks, TextPart((2,))]
     plan = Auto().plan(Prompt.of(parts, 1), known([key(2, [0, 1])], prefix=13))
     assert lanes(plan) == ["settled", "fresh", "patch"], "an exact prefix holds other rows than a window's"
     assert plan.ranges[0].stop == 1 and plan.strategy == "auto:settled+patch"
@@ -248,7 +249,7 @@ def test_every_chunk_has_a_reason(prompt: Prompt, store: Knowledge) -> None:
     starts = [segment.start for segment, _ in prompt.chunk_segments]
     assert [one.start for one in plan.decisions if one.start in starts] == [one.start for one in plan.decisions]
     assert all(one.reason for one in plan.decisions)
-    assert plan.behind(plan.rows - 1).decisions == tuple(one for one in plan.decisions if one.start >= plan.rows - 1)
+    assert plan.after(plan.rows - 1).decisions == tuple(one for one in plan.decisions if one.start >= plan.rows - 1)
 
 
 def test_a_chunk_too_short_for_a_patch_is_computed() -> None:

@@ -102,9 +102,9 @@ class Engine(MediaEngine):
         return prefill
 
     def _prefill(
-        self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float, brought: bool = False
+        self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float, inline_media: bool = False
     ) -> Prefill:
-        outcome = self._linker.link(prompt, strategy, reserve, brought=brought)
+        outcome = self._linker.link(prompt, strategy, reserve, inline_media=inline_media)
         usage = Usage.of(
             outcome.plan,
             outcome.linked.trace,

@@ -21,7 +21,7 @@ from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.library import DynamicLibrary, Embedder, Maker, StaticLibrary
 from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart
+from emblema.link.prompt import ChunkPart, RowState
 from emblema.media import MediaLimits
 from emblema.models.adapter import Adapter
 from emblema.models.load import load_model
@@ -189,7 +189,7 @@ class MediaEngine:
                     held[draft.ids[0]] = ChunkPart(self._workshop.made(draft)) if eager else self._workshop.laid(draft)
             parts = [held[draft.ids[0]] for draft in work.drafts]
             # What is on a slower tier comes while the next of the prompt's media are encoded and prefilled.
-            self.store.prefetch(part.chunk.id for part in parts if part.state == "canonical")
+            self.store.prefetch(part.chunk.id for part in parts if part.state is RowState.CANONICAL)
             return parts
 
         return read

@@ -13,7 +13,7 @@ from emblema.link.executor import Executor, LinkedTable
 from emblema.link.findings import LinkContext
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
-from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
+from emblema.link.prompt import Part, Prompt, RowState, TextPart
 from emblema.link.strategies.base import PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.registry import parse
@@ -74,7 +74,7 @@ class Linker:
         reserve: int = 0,
         live: LiveTable | None = None,
         *,
-        brought: bool = False,
+        inline_media: bool = False,
     ) -> LinkResult:
         """Carry a strategy out on a prompt, with room for `reserve` more rows, or go on with a table under way.
 
@@ -84,7 +84,7 @@ class Linker:
         conditioned forward, stored, and the plan is made again.
 
         Args:
-            brought: whether parts without rows came with the prompt, to be made into chunks if they come again; a
+            inline_media: whether parts without rows came with the prompt, to be made into chunks if they come again; a
                 window's are its own.
 
         Raises:
@@ -102,15 +102,12 @@ class Linker:
             )
         recaptured = 0
         # Rows that a window wrote are its own; those that are to be computed are nowhere yet.
-        parts = (segment.part for segment in prompt.segments)
-        chunks = {
-            part.chunk.id: part.chunk for part in parts if isinstance(part, ChunkPart) and part.state == "canonical"
-        }
+        chunks = {part.chunk.id: part.chunk for part in prompt.chunk_parts if part.state is RowState.CANONICAL}
         with self.view.lease(chunks) as lease:
             while True:
                 recaptured += self._recapture(chunks, lease)
                 try:
-                    outcome = self._link(prompt, chosen, model, lease.rows, reserve, live, brought)
+                    outcome = self._link(prompt, chosen, model, lease.rows, reserve, live, inline_media)
                     return replace(outcome, recaptured=recaptured)
                 except LoadError as error:
                     if error.piece not in lease.rows:
@@ -135,7 +132,7 @@ class Linker:
         rows: Mapping[str, KVRows],
         reserve: int,
         live: LiveTable | None,
-        brought: bool,
+        inline_media: bool,
     ) -> LinkResult:
         prefixes = self._prefixes(model)
         find_prefix = None if live is not None else prefixes
@@ -162,20 +159,19 @@ class Linker:
         if live is None:
             linked = self.executor.run(plan, prompt, findings.resources, reserve)
         else:
-            linked = self.executor.run(plan, prompt, findings.resources, table=live.linked.table, settled=live.rows)
+            linked = self.executor.run(plan, prompt, findings.resources, table=live.linked.table, reused_rows=live.rows)
         # A chunk deleted meanwhile must not live on in a kept prefix.
-        if live is None and plan.exact and not prompt.slid_rows and self._all_held(prompt, brought):
+        if live is None and plan.exact and not prompt.slid_rows and self._all_held(prompt, inline_media):
             prefixes.put(segments_of(prompt), _copied(linked, prompt.tokens))
         if self.upkeep is not None:
-            settled = 0 if live is None else live.rows
-            self.upkeep.linked(prompt, plan, linked, findings.knowledge, chosen, settled, brought)
+            reused_rows = 0 if live is None else live.rows
+            self.upkeep.linked(prompt, plan, linked, findings.knowledge, chosen, reused_rows, inline_media)
         return LinkResult(plan, linked, forming, 0, fallback or plan.remark)
 
-    def _all_held(self, prompt: Prompt, brought: bool) -> bool:
+    def _all_held(self, prompt: Prompt, inline_media: bool) -> bool:
         """Whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile."""
-        parts = (segment.part for segment in prompt.segments)
-        chunks = [part for part in parts if isinstance(part, ChunkPart) and part.name]
-        own = {part.name for part in chunks if brought and part.state == "fresh"}
+        chunks = [part for part in prompt.chunk_parts if part.name]
+        own = {part.name for part in chunks if inline_media and part.state is RowState.MISSING}
         return not self.view.deleted(own) and all(part.name in self.view for part in chunks if part.name not in own)
 
     def _form(self, plan: LinkPlan, prompt: Prompt, findings: LinkContext) -> int:
@@ -205,16 +201,15 @@ class Linker:
 
 def _plan(chosen: Strategy, prompt: Prompt, findings: LinkContext, live: LiveTable | None) -> LinkPlan:
     plan = chosen.plan(prompt, findings.knowledge)
-    return plan if live is None else plan.behind(live.rows)
+    return plan if live is None else plan.after(live.rows)
 
 
 def _repairs(prompt: Prompt) -> dict[PatchKey, Patch]:
     """What a window adds to rows that it wrote."""
-    parts = (segment.part for segment in prompt.segments)
     return {
         part.repair_key: part.repair
-        for part in parts
-        if isinstance(part, ChunkPart) and part.state == "settled" and part.repair is not None
+        for part in prompt.chunk_parts
+        if part.state is RowState.WRITTEN and part.repair is not None
     }
 
 

@@ -18,7 +18,7 @@ from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.link.assemble import ModelGeometry
 from emblema.link.policy.costs import Rates
 from emblema.link.policy.decisions import Lane
-from emblema.link.prompt import REPAIR, ChunkPart, Part, Prompt
+from emblema.link.prompt import REPAIR, ChunkPart, Part, Prompt, RowState
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.store.keys import PatchKey
@@ -85,7 +85,7 @@ class EngineHost(Spelling):
         engine = self._engine
         most = 0 if knobs is None else Sampling.of(**knobs).max_new_tokens
         engine._refuse_without_room(prompt, most)
-        chunks = {part.chunk.id for part in _chunk_parts(prompt) if part.state == "canonical"}
+        chunks = {part.chunk.id for part in _chunk_parts(prompt) if part.state is RowState.CANONICAL}
         stored = {key for chunk in chunks for key in engine.store.patch_keys(chunk)}
         handed = self._handed_over()
         prefill = engine._prefill(prompt, strategy, min(most, RESERVE), time.perf_counter())

@@ -12,7 +12,7 @@ from PIL import Image
 
 from emblema.errors import MediaError, ModelError, PromptError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
-from emblema.link.prompt import ChunkPart
+from emblema.link.prompt import ChunkPart, RowState
 from emblema.media import MediaLimits, load_audio, load_image, load_pages, load_video, media_bytes, media_kind, segments
 from emblema.media.source import is_address, read_source
 from emblema.models.adapter import Adapter
@@ -108,7 +108,7 @@ class ChunkBuilder:
         found = self.found(draft)
         if found is not None or self.view.deleted(draft.ids[:1]):
             return ChunkPart(found or self.made(draft))
-        return ChunkPart(self.handle(draft.ids[0], draft.kind, draft.encode()), state="fresh")
+        return ChunkPart(self.handle(draft.ids[0], draft.kind, draft.encode()), state=RowState.MISSING)
 
     def handle(self, id: str, kind: ChunkKind, encoded: Encoded) -> Chunk:
         """A chunk as the store gives it out, whose rows are made when they are first asked for."""

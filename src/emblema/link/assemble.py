@@ -82,7 +82,7 @@ class TakenRows:
 
     Args:
         slots: [rows] physical slot of each logical row; -1 where the table has none.
-        settled: rows that stand in the table already, from the front; they are left as they are.
+        reused_rows: rows that stand in the table already, from the front; they are left as they are.
 
     Raises:
         PlanError: the plan names a chunk or prefix that was not handed over.
@@ -96,12 +96,12 @@ class TakenRows:
         plan: LinkPlan,
         prompt: Prompt,
         resources: Resources,
-        settled: int = 0,
+        reused_rows: int = 0,
     ) -> None:
         self.adapter, self.table, self.slots, self.resources = adapter, table, slots, resources
         self.bytes_read = self.patch_bytes = 0
         self._chunks = {chunk.id: chunk for _, chunk in prompt.chunk_segments}
-        taken = [part for part in plan.ranges if part.source is Source.TAKEN and part.start >= settled]
+        taken = [part for part in plan.ranges if part.source is Source.TAKEN and part.start >= reused_rows]
         self._prefixes = [part for part in taken if isinstance(part.origin, PrefixOrigin)]
         for part in self._prefixes:
             self._entry(part)

@@ -65,7 +65,7 @@ class Executor:
         reserve: int = 0,
         *,
         table: KVTable | None = None,
-        settled: int = 0,
+        reused_rows: int = 0,
     ) -> LinkedTable:
         """Carry a plan out. Each layer's taken rows are written when its forward comes to them.
 
@@ -75,8 +75,8 @@ class Executor:
             resources: what the plan names.
             reserve: rows to keep room for after the prompt, for decoding.
             table: a linked table to go on with, whose rows are the front of this prompt; a new one if left out.
-            settled: how many rows of the prompt, from the front, that table answers for; rows that have left it stay
-                away. The plan's ranges for them count as nothing.
+            reused_rows: how many rows at the front of the prompt that table holds; those that have left it stay away.
+                The plan's ranges for them are ignored.
 
         Raises:
             PlanError: the plan breaks an invariant or cannot be carried out here.
@@ -88,7 +88,7 @@ class Executor:
         if reason is not None:
             raise PlanError(reason)
         began = time.perf_counter()
-        run = _Run(self.adapter, plan, prompt, resources, reserve, table, settled)
+        run = _Run(self.adapter, plan, prompt, resources, reserve, table, reused_rows)
         try:
             hidden, selected, row_layers = run.compute()
             run.table.settle()
@@ -97,12 +97,12 @@ class Executor:
             raise
         logits = self.adapter.logits(hidden[-1:])[0]
         run.leave()
-        codes = plan.sources()[:, settled:]
+        codes = plan.sources()[:, reused_rows:]
         computed = int((codes == 0).any(axis=0).sum())
         absent = int((codes == 3).all(axis=0).sum())
         trace = Trace(
             computed=computed,
-            cached=plan.rows - settled - computed - absent,
+            cached=plan.rows - reused_rows - computed - absent,
             patched=int(((codes == 2).any(axis=0) & ~(codes == 0).any(axis=0)).sum()),
             absent=absent,
             row_layers=row_layers,
@@ -126,11 +126,17 @@ class _Run:
         resources: Resources,
         reserve: int,
         table: KVTable | None,
-        settled: int,
+        reused_rows: int,
     ) -> None:
-        self.adapter, self.plan, self.prompt, self.resources, self.settled = adapter, plan, prompt, resources, settled
+        self.adapter, self.plan, self.prompt, self.resources, self.reused_rows = (
+            adapter,
+            plan,
+            prompt,
+            resources,
+            reused_rows,
+        )
         present = torch.ones(plan.rows, dtype=torch.bool)
-        present[:settled] = False
+        present[:reused_rows] = False
         for part in plan.ranges:
             if part.source is Source.ABSENT:
                 if part.layers != (0, plan.layers):
@@ -144,7 +150,7 @@ class _Run:
         self.slots[self.table.rows[: self.before].cpu()] = torch.arange(self.before)
         self.slots[rows] = torch.arange(slots.start, slots.stop)
         try:
-            self.assembly = TakenRows(adapter, self.table, self.slots, plan, prompt, resources, settled)
+            self.assembly = TakenRows(adapter, self.table, self.slots, plan, prompt, resources, reused_rows)
         except BaseException:
             self.abandon()
             raise
@@ -158,7 +164,9 @@ class _Run:
 
     def compute(self) -> tuple[Tensor, tuple[tuple[int, ...], ...], int]:
         """Run every stage; returns the last stage's hidden rows, the selected rows and the row-layers computed."""
-        ranges = [part for part in self.plan.ranges if part.source is Source.COMPUTED and part.start >= self.settled]
+        ranges = [
+            part for part in self.plan.ranges if part.source is Source.COMPUTED and part.start >= self.reused_rows
+        ]
         hidden = torch.empty(0)
         row_layers = 0
         selected: tuple[tuple[int, ...], ...] = ()

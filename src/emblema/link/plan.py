@@ -147,26 +147,24 @@ class LinkPlan:
                 held[rows] = value
         return stages
 
-    def behind(self, settled: int) -> "LinkPlan":
-        """The plan for the rows from `settled` on, where a table under way answers for those in front."""
-        ranges = [RowRange(0, settled, Source.TAKEN, (0, self.layers), PrefixOrigin(LIVE))]
-        ranges += [clipped(part, settled) for part in self.ranges if part.stop > settled]
+    def after(self, reused_rows: int) -> "LinkPlan":
+        """Return the plan for the rows from `reused_rows` on; the table that is continued holds the others."""
+        ranges = [RowRange(0, reused_rows, Source.TAKEN, (0, self.layers), PrefixOrigin(LIVE))]
+        ranges += [clipped(part, reused_rows) for part in self.ranges if part.stop > reused_rows]
         selectors = []
         for selector in self.selectors:
-            candidates = tuple((max(start, settled), stop) for start, stop in selector.candidates if stop > settled)
+            candidates = _spans_after(selector.candidates, reused_rows)
             if candidates:
                 selectors.append(replace(selector, candidates=candidates))
         used = {use.key for part in ranges for use in (part.patch, part.residual) if use is not None}
         forming = tuple(key for key in self.forming if key in used)
-        leaving = tuple((max(start, settled), stop) for start, stop in self.leaving if stop > settled)
-        decisions = tuple(one for one in self.decisions if one.start >= settled)
         return replace(
             self,
             ranges=tuple(ranges),
             selectors=tuple(selectors),
             forming=forming,
-            leaving=leaving,
-            decisions=decisions,
+            leaving=_spans_after(self.leaving, reused_rows),
+            decisions=tuple(decision for decision in self.decisions if decision.start >= reused_rows),
         )
 
     def cost(self, layouts: Sequence[LayerLayout], itemsize: int) -> Cost:
@@ -200,3 +198,7 @@ class LinkPlan:
             for one in self.selectors
         ]
         return "\n".join(lines)
+
+
+def _spans_after(spans: Sequence[Rows], first: int) -> tuple[Rows, ...]:
+    return tuple((max(start, first), stop) for start, stop in spans if stop > first)

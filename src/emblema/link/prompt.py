@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,8 +25,19 @@ class TextPart:
         return len(self.token_ids)
 
 
-State = Literal["canonical", "settled", "fresh"]
 REPAIR = "repair"
+
+
+class RowState(StrEnum):
+    """Which rows a chunk part has.
+
+    `canonical`: those of the chunk prefilled alone, which a strategy takes or not. `written`: those that a window wrote
+    in place; they hold what they absorbed there and are taken as they are. `missing`: none yet; they are computed.
+    """
+
+    CANONICAL = "canonical"
+    WRITTEN = "written"
+    MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +47,20 @@ class ChunkPart:
     Attributes:
         chunk: the chunk.
         slid: it has conditioned the chunks after it and is absent for every text row.
-        state: `canonical` rows are taken as a strategy says; `settled` ones were written in a window, hold what they
-            absorbed there and are taken as they are; `fresh` ones are nowhere yet and are computed in their place.
-        source: id of the chunk that settled rows stand for, as an antecedent; "" for text; the chunk's own by default.
-        survivor: what stands before settled rows has changed since they were written: it has left, or come anew.
-        written: of a part that is not settled, the rows that a window wrote for it behind what has changed since, and
-            does not trust; only a canary tries them.
-        repair: what is added to the rows that a window wrote where they are read, position-free.
+        state: which rows it has.
+        source: the part's id as an antecedent, where rows were written in a window; "" for text; None for the chunk's.
+        survivor: the rows were written in a window, and something before them has left or was added since.
+        distrusted: of a part whose rows are not taken, rows that a window wrote after antecedents that have changed
+            since; only a canary tries them.
+        repair: a patch added to rows that a window wrote when they are read, position-free.
     """
 
     chunk: Chunk
     slid: bool = False
-    state: State = "canonical"
+    state: RowState = RowState.CANONICAL
     source: str | None = None
     survivor: bool = False
-    written: Chunk | None = None
+    distrusted: Chunk | None = None
     repair: Patch | None = None
 
     @property
@@ -164,6 +174,11 @@ class Prompt:
     def chunk_segments(self) -> tuple[tuple[Segment, Chunk], ...]:
         """The chunk parts in order, each with its place."""
         return tuple((segment, segment.part.chunk) for segment in self.segments if isinstance(segment.part, ChunkPart))
+
+    @cached_property
+    def chunk_parts(self) -> tuple[ChunkPart, ...]:
+        """The chunk parts in order."""
+        return tuple(segment.part for segment in self.segments if isinstance(segment.part, ChunkPart))
 
     @cached_property
     def text_rows(self) -> tuple[Rows, ...]:

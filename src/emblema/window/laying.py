@@ -7,9 +7,8 @@ from uuid import uuid4
 
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
-from emblema.link.prompt import ChunkPart, TextPart
+from emblema.link.prompt import ChunkPart, RowState, TextPart
 from emblema.link.prompt import Part as LinkPart
-from emblema.link.prompt import State as PieceState
 from emblema.models.table import KVTable
 from emblema.window.graph import Node, staleness, unseen
 from emblema.window.parts import Member, Part, Written
@@ -41,13 +40,15 @@ def _served(part: Part, index: int, member: Member, serving: Serving, survivor: 
     piece = None if part.written is None else part.written.pieces[index]
     repair = None if part.written is None or not part.written.repairs else part.written.repairs[index]
     if serving == "settled" and piece is not None:
-        return ChunkPart(piece, state="settled", source=member.source, survivor=survivor, repair=repair)
+        return ChunkPart(piece, state=RowState.WRITTEN, source=member.source, survivor=survivor, repair=repair)
     written, repair = (piece, repair) if survivor else (None, None)
     if member.chunk is not None:
-        state: PieceState = "canonical" if serving == "canonical" else "fresh"
-        return ChunkPart(member.chunk, state=state, written=written, repair=repair)
+        state = RowState.CANONICAL if serving == "canonical" else RowState.MISSING
+        return ChunkPart(member.chunk, state=state, distrusted=written, repair=repair)
     if written is not None:
-        return ChunkPart(replace(written, rows=()), state="fresh", source="", written=written, repair=repair)
+        return ChunkPart(
+            replace(written, rows=()), state=RowState.MISSING, source="", distrusted=written, repair=repair
+        )
     return TextPart(member.token_ids)
 
 

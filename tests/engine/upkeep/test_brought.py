@@ -13,6 +13,7 @@ from emblema.engine.replies import Prefill
 from emblema.errors import MediaError, ModelError, PromptError
 from emblema.kv.chunk import Encoded, EncodedChunk
 from emblema.kv.layout import KVRows
+from emblema.link.prompt import RowState
 from emblema.store.keys import PatchKey
 
 QUESTION = "what colour is under the tent ?"
@@ -48,7 +49,7 @@ def test_pictures_are_computed_in_place_then_added_and_then_linked(reference: En
     second, before, behind = put(own, episode)
     assert (before, behind) == (tokens, 66 * count), "what comes again is prefilled alone, behind the answer"
     assert torch.equal(second.logits, full.logits) and len(own.store.ids()) == count
-    brought = own.policy.statistics.brought
+    brought = own.policy.statistics.inline_media
     assert (brought.seen, brought.made, brought.rows, brought.dropped) == (2 * count, count, 66 * count, 0)
     assert own.policy.statistics.forming.formed == count and own.policy.statistics.forming.refused == 0
 
@@ -78,7 +79,7 @@ def test_other_strategies_add_first_as_they_did(reference: Engine, episode: Epis
     own = engine_on(reference)
     _, before, _ = put(own, episode, "blind")
     assert len(own.store.ids()) == len(episode.pages) and before > 66 * len(episode.pages)
-    assert put(own, episode)[0].usage.lane == "auto:full" and own.policy.statistics.brought.seen == 0
+    assert put(own, episode)[0].usage.lane == "auto:full" and own.policy.statistics.inline_media.seen == 0
 
 
 def test_what_was_encoded_is_a_part_of_any_prompt(reference: Engine, episode: Episode, tmp_path: Path) -> None:
@@ -93,14 +94,17 @@ def test_what_was_encoded_is_a_part_of_any_prompt(reference: Engine, episode: Ep
         assert counter.rows == full.prompt.tokens and own.store.ids() == []
         assert torch.equal(prefill.logits, full.logits)
     stored = own.add(pieces[0][0])
-    assert [part.state for _, part in _parts(own.prompt([pieces[0], pieces[1], QUESTION]))] == ["canonical", "fresh"]
+    assert [part.state for _, part in _parts(own.prompt([pieces[0], pieces[1], QUESTION]))] == [
+        RowState.CANONICAL,
+        RowState.MISSING,
+    ]
     assert stored.id == pieces[0][0].id
     path = tmp_path / "map.png"
     episode.pages[1].image().save(path)
     message = {"role": "user", "content": [path, {"type": "image", "image": episode.pages[0].image()}, QUESTION]}
     for given in ([path, QUESTION], [message]):
         own.forget_prompts()
-        assert "fresh" in [part.state for _, part in _parts(own.prefill(given).prompt)]
+        assert RowState.MISSING in [part.state for _, part in _parts(own.prefill(given).prompt)]
     stranger = EncodedChunk(pieces[0][0].id, "image", "0" * 64, pieces[0][0].encoded)
     with pytest.raises(ModelError, match="another model"):
         own.prefill([stranger, QUESTION])
@@ -119,31 +123,31 @@ def test_one_picture_twice_is_encoded_once_and_came_once(reference: Engine, epis
     image = episode.pages[0].image()
     prefill = own.prefill([image, image, QUESTION])
     (_, one), (_, other) = _parts(prefill.prompt)
-    assert one.chunk is other.chunk and own.policy.statistics.brought.seen == 1  # type: ignore[attr-defined]
+    assert one.chunk is other.chunk and own.policy.statistics.inline_media.seen == 1  # type: ignore[attr-defined]
     assert own.store.ids() == []
 
 
-@pytest.mark.parametrize("policy", [Policy(canary=0, brought_rows=0), Policy(canary=0, forming=False),
+@pytest.mark.parametrize("policy", [Policy(canary=0, inline_media_rows=0), Policy(canary=0, forming=False),
                                     Policy(canary=0, forming_bytes=1000)])  # fmt: skip
 def test_what_the_policy_does_not_allow_is_left_as_it_comes(
     reference: Engine, episode: Episode, policy: Policy
 ) -> None:
     own = engine_on(reference, policy)
     behind = [put(own, episode)[2] for _ in range(4)]
-    assert sum(behind) <= policy.brought_rows * 66 * len(episode.pages)
-    if policy.brought_rows == 0 or not policy.forming:
+    assert sum(behind) <= policy.inline_media_rows * 66 * len(episode.pages)
+    if policy.inline_media_rows == 0 or not policy.forming:
         assert behind == [0] * 4 and own.store.ids() == []
 
 
 def test_the_share_of_rows_is_kept_to(reference: Engine, episode: Episode) -> None:
-    own = engine_on(reference, Policy(canary=0, brought_rows=0.2))
+    own = engine_on(reference, Policy(canary=0, inline_media_rows=0.2))
     rows, brought = 0.0, []
     for _ in range(6):
         _, before, behind = put(own, episode)
         rows += before
         brought.append(behind)
         assert sum(brought) <= 0.2 * rows
-    assert sum(brought) == 66 * len(episode.pages) and own.policy.statistics.brought.dropped > 0
+    assert sum(brought) == 66 * len(episode.pages) and own.policy.statistics.inline_media.dropped > 0
 
 
 def test_a_picture_deleted_meanwhile_is_not_made(reference: Engine, episode: Episode) -> None:
@@ -155,7 +159,7 @@ def test_a_picture_deleted_meanwhile_is_not_made(reference: Engine, episode: Epi
     assert own.policy.waiting
     own.store.delete(dead)
     own.settle()
-    assert dead not in own.store and own.policy.statistics.brought.dropped == 1
+    assert dead not in own.store and own.policy.statistics.inline_media.dropped == 1
     assert len(own.store.ids()) == len(episode.pages) - 1
     assert own.policy.statistics.forming.formed == 0, "all of them had seen it"
     # Asked for again it is wanted again: it is made at once.
@@ -181,7 +185,7 @@ def test_a_deletion_wins_over_a_chunk_under_way(
     monkeypatch.setattr(own.adapter, "capture", deleting)
     own.settle()
     assert dead not in own.store and len(own.store.ids()) == len(episode.pages) - 1
-    assert own.policy.statistics.brought.dropped == 1
+    assert own.policy.statistics.inline_media.dropped == 1
 
 
 def test_a_picture_that_was_never_added_can_be_deleted_from_what_is_remembered(
@@ -221,7 +225,7 @@ def test_the_async_engine_adds_when_nobody_waits(episode: Episode) -> None:
                 await own.run(lambda one: one.forget_prompts())
                 await own.generate([*images, QUESTION], max_new_tokens=2)
             for _ in range(100):
-                if own.engine.policy.statistics.brought.made:
+                if own.engine.policy.statistics.inline_media.made:
                     break
                 await asyncio.sleep(0.05)
             await own.run(lambda one: one.settle())

@@ -24,7 +24,7 @@ from emblema.link.policy.decisions import TAKEN, Decision, Lane
 from emblema.link.policy.ledger import FidelityLog
 from emblema.link.policy.policy import Policy
 from emblema.link.policy.standing import Sample
-from emblema.link.prompt import ChunkPart, Prompt, State, TextPart
+from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.full import Full
@@ -167,7 +167,7 @@ class Canary:
         if not plan.decisions:
             # Another strategy's plan: what is always there is the chunk as it is.
             parts = [one.part for one in prompt.segments if isinstance(one.part, ChunkPart) and one.start > 0]
-            found = {(part.chunk.kind, Lane.BARE) for part in parts if part.state == "canonical"}
+            found = {(part.chunk.kind, Lane.BARE) for part in parts if part.state is RowState.CANONICAL}
         closed = sorted(
             (self._tried[kind, lane], JUDGED.index(lane), kind)
             for kind, lane in found
@@ -203,7 +203,7 @@ def divergence(reference: Tensor, method: Tensor) -> float:
     return max(0.0, float((left[held].exp() * (left[held] - right[held])).sum()))
 
 
-def chunks_of(prompt: Prompt, *states: State) -> Iterator[str]:
+def chunks_of(prompt: Prompt, *states: RowState) -> Iterator[str]:
     """Names of the chunks of a prompt, as the store knows them, of parts in some states or any; texts have none."""
     for segment in prompt.segments:
         part = segment.part
@@ -221,8 +221,8 @@ def _bare(prompt: Prompt) -> Prompt:
     """The prompt with no rows of any chunk, so that it can be computed whatever became of them."""
 
     def bare(part: ChunkPart) -> ChunkPart:
-        chunk = replace(part.chunk, rows=()) if part.state == "settled" else part.chunk
-        return ChunkPart(chunk, part.slid, "fresh", part.name)
+        chunk = replace(part.chunk, rows=()) if part.state is RowState.WRITTEN else part.chunk
+        return ChunkPart(chunk, part.slid, RowState.MISSING, part.name)
 
     return _changed(prompt, bare)
 
@@ -231,9 +231,9 @@ def _aged(prompt: Prompt) -> Prompt:
     """The prompt with rows that a window wrote and does not trust, in place of those that were computed anew."""
 
     def aged(part: ChunkPart) -> ChunkPart:
-        if part.written is None:
+        if part.distrusted is None:
             return part
-        return ChunkPart(part.written, part.slid, "settled", part.name, survivor=True, repair=part.repair)
+        return ChunkPart(part.distrusted, part.slid, RowState.WRITTEN, part.name, survivor=True, repair=part.repair)
 
     return _changed(prompt, aged)
 
@@ -248,4 +248,4 @@ def _changed(prompt: Prompt, change: Callable[[ChunkPart], ChunkPart]) -> Prompt
 def _dear(prompt: Prompt) -> int:
     """Rows of a prompt that have to be computed at least: text, and parts that have none."""
     parts = (one.part for one in prompt.segments)
-    return sum(part.tokens for part in parts if isinstance(part, TextPart) or part.state == "fresh")
+    return sum(part.tokens for part in parts if isinstance(part, TextPart) or part.state is RowState.MISSING)

@@ -18,7 +18,7 @@ from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.decisions import Decision, Lane
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Prompt, Segment
+from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.base import Knowledge
 from emblema.models.adapter import Adapter
 from emblema.store.keys import PatchKey
@@ -82,7 +82,7 @@ def formable(
     knowledge: Knowledge,
     policy: Policy,
     wants: Callable[[PatchKey, int], bool],
-    settled: int = 0,
+    reused_rows: int = 0,
     due: Collection[str] = (),
 ) -> Iterator[Formable]:
     """The chunks whose patches are worth forming of a prompt just linked, their rows copied as each is asked for.
@@ -91,7 +91,7 @@ def formable(
 
     Args:
         wants: whether to copy rows of so many bytes for the patch of a key.
-        settled: rows at the front that stood in a table under way.
+        reused_rows: rows at the front that were in the table before.
         due: ids of chunks that are not in the store, and will be by the time that the patch is formed.
     """
     if not (plan.strategy in ("full", "prefix") or plan.strategy.startswith("auto:")):
@@ -100,7 +100,7 @@ def formable(
     decisions = {one.start: one for one in plan.decisions}
     held = linked.table.rows[: linked.rows].cpu()
     for segment, chunk in prompt.chunk_segments:
-        if segment.start == 0 or segment.start < settled or (codes[:, segment.start : segment.stop] != 0).any():
+        if segment.start == 0 or segment.start < reused_rows or (codes[:, segment.start : segment.stop] != 0).any():
             continue
         canonical = chunk if chunk.id in due else _canonical(view, segment, chunk)
         if canonical is None:
@@ -141,7 +141,7 @@ def _canonical(view: TenantStore, segment: Segment, chunk: Chunk) -> Chunk | Non
     part = segment.part
     if not isinstance(part, ChunkPart) or not part.name or part.name not in view:
         return None
-    return chunk if part.state == "canonical" else view.find(part.name)
+    return chunk if part.state is RowState.CANONICAL else view.find(part.name)
 
 
 def _copied(linked: LinkedTable, slots: Tensor) -> KVRows:

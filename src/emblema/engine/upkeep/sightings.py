@@ -8,7 +8,7 @@ from emblema.engine.upkeep.formable import Formable
 from emblema.errors import CapacityError
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Prompt
+from emblema.link.prompt import Prompt, RowState
 from emblema.models.adapter import Adapter
 from emblema.store.tenant import TenantStore
 
@@ -68,7 +68,7 @@ class SeenMedia:
         Args:
             computed: rows that were computed for the answer.
         """
-        self._rows += policy.brought_rows * computed
+        self._rows += policy.inline_media_rows * computed
         rows = sum(chunk.tokens for chunk in (*self._waiting.values(), *due.values()))
         size = sum(job.bytes for job in jobs) + sum(job.bytes for job, _ in self._jobs)
         if rows > self._rows or size > policy.forming_bytes:
@@ -107,5 +107,4 @@ class SeenMedia:
 
 
 def _fresh(prompt: Prompt) -> list[Chunk]:
-    parts = (segment.part for segment in prompt.segments)
-    return [part.chunk for part in parts if isinstance(part, ChunkPart) and part.state == "fresh" and part.name]
+    return [part.chunk for part in prompt.chunk_parts if part.state is RowState.MISSING and part.name]

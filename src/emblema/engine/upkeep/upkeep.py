@@ -16,7 +16,7 @@ from emblema.link.policy.judgement import PolicyInputs
 from emblema.link.policy.ledger import LaneReport
 from emblema.link.policy.policy import Policy
 from emblema.link.policy.standing import Sample
-from emblema.link.prompt import Prompt
+from emblema.link.prompt import Prompt, RowState
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.models.adapter import Adapter
@@ -30,7 +30,7 @@ class PolicyStatistics:
 
     forming: FormingStatistics
     canary: CanaryStatistics
-    brought: InlineMediaStatistics = InlineMediaStatistics()
+    inline_media: InlineMediaStatistics = InlineMediaStatistics()
 
 
 class PolicyRuntime:
@@ -110,16 +110,16 @@ class PolicyRuntime:
         linked: LinkedTable,
         knowledge: Knowledge,
         chosen: Strategy,
-        settled: int,
-        brought: bool = False,
+        reused_rows: int,
+        inline_media: bool = False,
     ) -> None:
         """Learn from a prompt that was just linked; its table is not kept.
 
         Args:
             knowledge: what it was planned with.
             chosen: the strategy that was asked for.
-            settled: rows at its front that stood in a table under way.
-            brought: whether parts without rows came with the prompt.
+            reused_rows: rows at its front that were in the table before.
+            inline_media: whether parts without rows came with the prompt.
         """
         auto = chosen if isinstance(chosen, Auto) else Auto()
         policy = auto.policy or self.policy
@@ -128,21 +128,23 @@ class PolicyRuntime:
             def wants(key: PatchKey, size: int) -> bool:
                 return self.former.wants(self.view.owner, key, size, policy)
 
-            due = self._sightings.due(prompt, policy) if brought else {}
+            due = self._sightings.due(prompt, policy) if inline_media else {}
             later: list[Formable] = []
-            for job in formable(self.adapter, self.view, prompt, plan, linked, knowledge, policy, wants, settled, due):
+            for job in formable(
+                self.adapter, self.view, prompt, plan, linked, knowledge, policy, wants, reused_rows, due
+            ):
                 if due.keys().isdisjoint(job.key.chunks):
                     self.former.submit(job, policy)
                 else:
                     later.append(job)
-            if brought:
+            if inline_media:
                 self._sightings.keep(due, later, linked.trace.computed, policy)
         if self._comparing:
             return
         trace = linked.trace
         if not plan.selectors and trace.row_layers == trace.computed * plan.layers:
             self.costs.observe(trace.computed, trace.cached, trace.patch_bytes, trace.seconds)
-        if settled == 0 and (plan.decisions or plan.strategy in ("full", "prefix")):
+        if reused_rows == 0 and (plan.decisions or plan.strategy in ("full", "prefix")):
             self._canary.consider(prompt, plan, linked, policy)
 
     @property
@@ -176,4 +178,4 @@ class PolicyRuntime:
         The pieces of a window are its own, and never were in the store.
         """
         gone = self.view.deleted(chunks_of(prompt))
-        return not gone and all(name in self.view for name in chunks_of(prompt, "canonical"))
+        return not gone and all(name in self.view for name in chunks_of(prompt, RowState.CANONICAL))

@@ -10,7 +10,7 @@ from emblema.link.policy.decisions import Decision, Lane
 from emblema.link.policy.drift import Change, Drift, nearest
 from emblema.link.policy.judgement import Verdict
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Prompt, Segment
+from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.store.keys import PatchKey
@@ -51,14 +51,14 @@ class Chooser:
             return Decision(chunk.id, chunk.kind, segment.start, segment.stop, lane, reason, key, rank)
 
         part = segment.part if isinstance(segment.part, ChunkPart) else ChunkPart(chunk)
-        distrusted = () if part.written is None else (Lane.SURVIVOR,)
+        distrusted = () if part.distrusted is None else (Lane.SURVIVOR,)
         if segment.stop <= self.exact:
             return decided(Lane.PREFIX, "an earlier prompt began with the same")
-        if part.state == "settled" and part.survivor:
+        if part.state is RowState.WRITTEN and part.survivor:
             return decided(Lane.SURVIVOR, "its rows were written in this window, behind what has changed since")
-        if part.state == "settled":
+        if part.state is RowState.WRITTEN:
             return decided(Lane.SETTLED, "its rows were written in this window")
-        if part.state == "fresh":
+        if part.state is RowState.MISSING:
             return replace(decided(Lane.FRESH, "it has no rows that are trusted"), closed=distrusted)
         if segment.start == 0:
             return decided(Lane.LEADING, "nothing stands before it")

@@ -25,8 +25,8 @@ class Policy:
         refresh_rank: of an update to a stored patch.
         forming_bytes: of rows that may wait to be formed into patches; what comes on top is not formed.
         forming_seconds: of CPU that forming may take in a minute; None for no bound.
-        brought_rows: rows prefilled alone behind answers, of media that came with a prompt for the second time, as a
-            share of the rows computed for answers, at most; 0 leaves them as they come, as does `forming` off.
+        inline_media_rows: rows prefilled alone after answers, of media that came with a prompt for the second time, as
+            a share of the rows computed for answers, at most; 0 leaves them as they come, as does `forming` off.
 
     Raises:
         EmblemaError: a bound is out of range.
@@ -43,7 +43,7 @@ class Policy:
     refresh_rank: int = 32
     forming_bytes: int = 256 * 2**20
     forming_seconds: float | None = None
-    brought_rows: float = 1.0
+    inline_media_rows: float = 1.0
 
     def __post_init__(self) -> None:
         for name, low, high, optional in _RANGES:
@@ -81,5 +81,5 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("refresh_rank", 1, 65_536, False),
     ("forming_bytes", 0, math.inf, False),
     ("forming_seconds", 0, math.inf, True),
-    ("brought_rows", 0, math.inf, False),
+    ("inline_media_rows", 0, math.inf, False),
 )

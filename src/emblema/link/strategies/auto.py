@@ -8,7 +8,7 @@ from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, Source
 from emblema.link.policy.choosing import Chooser, Trial
 from emblema.link.policy.decisions import COMPUTED, Lane, name_of
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Prompt, Segment
+from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.ranges import clipped
 from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, taken
 from emblema.link.strategies.patch import patched
@@ -76,7 +76,11 @@ def _first_apart(prompt: Prompt) -> int:
     """The row of the first part that no exact prefix stands for: one that a window wrote, or that has slid."""
     parts = ((one.start, one.part) for one in prompt.segments)
     return next(
-        (start for start, part in parts if isinstance(part, ChunkPart) and (part.slid or part.state == "settled")),
+        (
+            start
+            for start, part in parts
+            if isinstance(part, ChunkPart) and (part.slid or part.state is RowState.WRITTEN)
+        ),
         prompt.tokens,
     )
 

@@ -9,7 +9,7 @@ from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, Source
 from emblema.link.policy.judgement import PolicyInputs
-from emblema.link.prompt import ChunkPart, Prompt, Rows, Segment
+from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
 from emblema.store.keys import PatchKey
 
 
@@ -125,11 +125,11 @@ def lay_out(
             ranges += computed(prompt, layers, *segment.rows)
         elif part.slid and not in_context:
             ranges.append(RowRange(segment.start, segment.stop, Source.ABSENT, (0, layers)))
-        elif part.state == "fresh":
+        elif part.state is RowState.MISSING:
             ranges += computed(prompt, layers, *segment.rows)
-        elif segment.start == 0 or part.state == "settled":
+        elif segment.start == 0 or part.state is RowState.WRITTEN:
             own = taken(segment, part.chunk, layers)
-            if part.repair is not None and part.state == "settled":
+            if part.repair is not None and part.state is RowState.WRITTEN:
                 own = [replace(one, patch=PatchUse(part.repair_key, part.repair.rank)) for one in own]
             ranges += own
         else:
