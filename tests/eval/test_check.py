@@ -11,7 +11,7 @@ from PIL import Image
 
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
-from emblema.eval.check import BLIND, FULL, SETTINGS, Fidelity, Row, measure, spread, teach
+from emblema.eval.check import BLIND, FULL, SETTINGS, CheckResult, CheckRow, measure, spread, teach_policy
 from emblema.eval.check_report import draw, fidelity_table, report, selfcheck_table, verdict
 from emblema.eval.demo_media import demo_media
 from emblema.eval.figures import plain, write_figures
@@ -36,7 +36,7 @@ def pictures(engine: Engine) -> list[Chunk]:
 
 
 @pytest.fixture(scope="module")
-def result(engine: Engine, pictures: list[Chunk]) -> Fidelity:
+def result(engine: Engine, pictures: list[Chunk]) -> CheckResult:
     media = demo_media()
     asked = [one.text for one in media.about(media.sample(maps=1))]
     return measure(engine, pictures, asked[:3], ranks=(1, 8, 1000), orders=2, answer_tokens=3)
@@ -49,7 +49,7 @@ def test_orders_are_different_and_the_given_one_comes_first() -> None:
     assert found[0] == tuple(range(12))
 
 
-def test_re_prefill_is_the_ceiling_and_full_rank_reaches_it(result: Fidelity) -> None:
+def test_re_prefill_is_the_ceiling_and_full_rank_reaches_it(result: CheckResult) -> None:
     for setting in SETTINGS:
         assert result.row(setting, FULL).divergence == 0
         assert result.row(setting, BLIND).eta == 0
@@ -60,7 +60,7 @@ def test_re_prefill_is_the_ceiling_and_full_rank_reaches_it(result: Fidelity) ->
         assert losses == sorted(losses, reverse=True)
 
 
-def test_bytes_and_rows_are_those_of_the_patches(result: Fidelity, pictures: list[Chunk]) -> None:
+def test_bytes_and_rows_are_those_of_the_patches(result: CheckResult, pictures: list[Chunk]) -> None:
     for setting in SETTINGS:
         assert result.row(setting, BLIND).patch_share == 0
         shares = [result.row(setting, name).patch_share for name in ("patch-1", "patch-6%", "patch-25%", "patch-1000")]
@@ -78,7 +78,7 @@ def test_one_picture_or_no_question_is_refused(engine: Engine, pictures: list[Ch
         measure(engine, pictures, [])
 
 
-def test_report_and_plot_are_written(engine: Engine, result: Fidelity, tmp_path: Path) -> None:
+def test_report_and_plot_are_written(engine: Engine, result: CheckResult, tmp_path: Path) -> None:
     path = write_figures(report("reference", engine, result, ["a.png", "b.png"]), tmp_path / "check.json")
     found = json.loads(path.read_text())
     assert found["verdict"] == verdict(result)
@@ -103,9 +103,9 @@ def test_other_families_are_measured_and_full_rank_reaches_re_prefill(name: str)
         assert whole.first_token == 1
 
 
-def test_a_policy_learns_what_was_measured(engine: Engine, result: Fidelity) -> None:
+def test_a_policy_learns_what_was_measured(engine: Engine, result: CheckResult) -> None:
     own = Engine(engine.adapter.model, engine.processor)
-    plateau, count = teach(result, own.policy)
+    plateau, count = teach_policy(result, own.policy)
     assert plateau is not None and plateau == result.plateau and plateau in {row.rank for row in result.rows}
     blind, patched = result.samples[BLIND], result.samples[next(r.strategy for r in result.rows if r.rank == plateau)]
     assert count == len(blind) + len(patched) == 2 * 2 * 2 * 3
@@ -145,18 +145,18 @@ def test_the_plateau_is_the_smallest_rank_that_does_what_the_largest_does(
         for setting in SETTINGS:
             mean = min(loss, 0.0 if loss < 1 else loss) if setting == "slid" else loss
             rows.append(replace(line(setting, f"patch-{rank}", mean, 0, 0.1), rank=rank))
-    assert Fidelity(2, ("?",), ((0, 1),), 3, tuple(rows)).plateau == plateau
+    assert CheckResult(2, ("?",), ((0, 1),), 3, tuple(rows)).plateau == plateau
 
 
-def line(setting: str, strategy: str, divergence: float, greedy: float, share: float) -> Row:
+def line(setting: str, strategy: str, divergence: float, greedy: float, share: float) -> CheckRow:
     flips = Share(math.nan, 0)
     losses = (divergence, divergence, 1 - divergence)
-    return Row(setting, strategy, 10, *losses, flips, greedy, greedy, flips, share, 5.0, 4)
+    return CheckRow(setting, strategy, 10, *losses, flips, greedy, greedy, flips, share, 5.0, 4)
 
 
-def fidelity(*rows: tuple[str, float, float, float]) -> Fidelity:
+def fidelity(*rows: tuple[str, float, float, float]) -> CheckResult:
     lines = [line(setting, *row) for setting in SETTINGS for row in (("full", 0.0, 1.0, 0.0), *rows)]
-    return Fidelity(2, ("?",), ((0, 1),), 3, tuple(lines))
+    return CheckResult(2, ("?",), ((0, 1),), 3, tuple(lines))
 
 
 def test_the_sentence_fits_the_figures() -> None:
@@ -170,7 +170,7 @@ def test_the_sentence_fits_the_figures() -> None:
     assert "leaves 4 of 20 whole answers changed" in verdict(short)
 
 
-def test_an_eta_that_is_not_a_number_is_null_in_the_report(engine: Engine, result: Fidelity) -> None:
+def test_an_eta_that_is_not_a_number_is_null_in_the_report(engine: Engine, result: CheckResult) -> None:
     rows = tuple(replace(row, eta=math.nan) for row in result.rows)
     found = report("reference", engine, replace(result, rows=rows), [])
     assert json.loads(json.dumps(plain(found), allow_nan=False))["rows"][0]["eta"] is None

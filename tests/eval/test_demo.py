@@ -11,11 +11,10 @@ from PIL import Image
 from rich.console import Console
 
 from emblema.errors import MediaError
-from emblema.eval.demo import run_demo
+from emblema.eval.demo import STRATEGIES, DemoResult, report, run_demo
 from emblema.eval.demo_media import SITUATIONS, DemoMedia, demo_media
 from emblema.eval.demo_picture import draw
 from emblema.eval.demo_report import exactness, show, verdict
-from emblema.eval.demo_result import STRATEGIES, DemoResult, report
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="What to ask; it stands behind the media.", show_default=False)],
+    question: Annotated[str, typer.Argument(help="What to ask; it comes after the media.", show_default=False)],
     image: Annotated[list[str] | None, typer.Option(help="A picture: a path or a URL. May come several times.")] = None,
     video: Annotated[list[str] | None, typer.Option(help="A video; they follow the pictures.")] = None,
     pdf: Annotated[list[str] | None, typer.Option(help="A PDF, page by page; they follow the videos.")] = None,
@@ -42,15 +42,15 @@ def ask(
     from emblema.cli.screen import console, load_engine, waiting
 
     sources = [
-        *((one, "image") for one in image or ()),
-        *((one, "video") for one in video or ()),
-        *((one, "document") for one in pdf or ()),
+        *((source, "image") for source in image or ()),
+        *((source, "video") for source in video or ()),
+        *((source, "document") for source in pdf or ()),
     ]
     if not question.strip():
         raise PromptError("the question is empty: write what you want to know")
     if slide > len(sources):
         raise PromptError(f"--slide {slide}: there are only {len(sources)} pieces of media")
-    media = [(_opened(one, kind), kind) for one, kind in sources]
+    media = [(_opened(source, kind), kind) for source, kind in sources]
     from emblema.link.strategies.registry import parse
 
     chosen = strategy or ("full" if store is None else "auto")
@@ -83,7 +83,7 @@ def ask(
 
 
 def _opened(source: str, kind: str) -> Any:
-    """A picture read, anything else at least there: bad input is refused before a model is loaded for it."""
+    """Read a picture, or check that a file is there: bad input is refused before a model is loaded."""
     from emblema.errors import MediaError
     from emblema.media import load_image
     from emblema.media.source import is_address

@@ -32,7 +32,7 @@ def check(
         raise PromptError("--image came once: give two or more, a single picture has no other to be conditioned on")
     folder = output_folder(out)
     screen = console(plain)
-    from emblema.eval.check import QUESTIONS, measure, teach
+    from emblema.eval.check import QUESTIONS, measure, teach_policy
     from emblema.eval.check_report import draw, fidelity_table, report, selfcheck_table, verdict
     from emblema.eval.demo_media import demo_media
     from emblema.eval.figures import write_figures
@@ -44,7 +44,7 @@ def check(
         media = demo_media()
         names = media.sample()
         pictures = [str(media.folder / name) for name in names]
-        questions = questions or [one.text for one in media.about(names)]
+        questions = questions or [question.text for question in media.about(names)]
     opened = [load_image(picture) for picture in pictures]
     engine = load_engine(model, device, screen, measured=True)
     screen.print(selfcheck_table(model, engine))
@@ -66,7 +66,7 @@ def check(
         from emblema.store.store import Store
 
         with Store(store) as opened_store:
-            plateau, count = teach(result, engine.on(opened_store).policy)
+            plateau, count = teach_policy(result, engine.on(opened_store).policy)
         level = "no plateau was found" if plateau is None else f"patches are formed with rank {plateau}"
         screen.print(f"\n{store}: {count} measurements for auto, {level}; see emblema policy", soft_wrap=True)
     listing = write_figures(report(model, engine, result, pictures), folder / "check.json")
@@ -74,7 +74,7 @@ def check(
 
 
 def ranks_of(text: str) -> tuple[int, ...]:
-    """Ranks from a list such as `4,16,64`.
+    """Return ranks from a list such as `4,16,64`.
 
     Raises:
         StrategyError: an entry is no rank.

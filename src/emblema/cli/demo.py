@@ -24,10 +24,9 @@ def demo(
     screen = console(plain)
     folder = output_folder(out)
     screen.print("[bold]Emblema[/bold]: pictures and a clip, prefilled once, set into prompts in six arrangements")
-    from emblema.eval.demo import run_demo
+    from emblema.eval.demo import report, run_demo
     from emblema.eval.demo_picture import draw
     from emblema.eval.demo_report import show
-    from emblema.eval.demo_result import report
     from emblema.eval.figures import write_figures
 
     quiet()

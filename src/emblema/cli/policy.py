@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emblema.cli.options import Plain
-from emblema.cli.store_folder import Folder
+from emblema.cli.options import Json, Plain, StoreFolder
 from emblema.errors import StoreError
 
 if TYPE_CHECKING:
@@ -15,24 +14,23 @@ if TYPE_CHECKING:
 
 
 def policy(
-    store: Folder,
+    store: StoreFolder,
     owner: Annotated[str | None, typer.Option(help="One tenant's only: a digest's beginning, or shared.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+    as_json: Json = False,
     plain: Plain = False,
 ) -> None:
     """Say what the canary measured: which ways of taking a chunk `auto` trusts, by model and kind of content."""
-    from emblema.cli.screen import console
-    from emblema.cli.store_listing import show_json
+    from emblema.cli.screen import console, show_json
     from emblema.engine.upkeep.ledgers import read_all
 
     if not Path(store).is_dir():
         raise StoreError(f"--store {store}: there is no such folder")
-    found = {name: one for name, one in read_all(Path(store)).items() if name.startswith(owner or "")}
+    found = {name: log for name, log in read_all(Path(store)).items() if name.startswith(owner or "")}
     if as_json:
-        show_json([line for name, one in found.items() for line in _lines(name, one)])
+        show_json([line for name, log in found.items() for line in _lines(name, log)])
         return
     screen = console(plain)
-    if not any(one.lines() or one.plateaus() for one in found.values()):
+    if not any(log.lines() or log.plateaus() for log in found.values()):
         screen.print("Nothing was measured yet: the canary compares one linked prompt in a hundred.")
         return
     from rich.table import Table
@@ -42,8 +40,8 @@ def policy(
         table.add_column(name)
     for name in ("KL, nats", "agreement", "of", "ever", "turned"):
         table.add_column(name, justify="right")
-    for name, one in found.items():
-        for line in one.lines():
+    for name, log in found.items():
+        for line in log.lines():
             table.add_row(
                 name[:8],
                 line.model[:8],
@@ -62,8 +60,8 @@ def policy(
         "auto takes the lane. turned: how often it was closed or opened. "
         "A window's settled rows are taken always, its survivors while they are trusted."
     )
-    for name, one in found.items():
-        for model, rank in sorted(one.plateaus().items()):
+    for name, log in found.items():
+        for model, rank in sorted(log.plateaus().items()):
             screen.print(
                 f"{name[:8]}, model {model[:8]}: patches gain nothing from rank {rank} on, and are formed with it"
             )

@@ -1,9 +1,11 @@
-"""Where commands write: a console for people, and the libraries underneath kept quiet."""
+"""The console that commands write to, and engines loaded with a word on it."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from emblema.errors import EmblemaError
 
@@ -17,7 +19,7 @@ WIDTH = 108
 
 
 def console(plain: bool = False, *, stderr: bool = False) -> "Console":
-    """A console; `plain` writes neither colours nor bars."""
+    """Return a console; `plain` writes neither colours nor bars."""
     from rich.console import Console
 
     found = Console(stderr=stderr, highlight=False)
@@ -38,9 +40,9 @@ def quiet() -> None:
 def load_engine(
     model: str, device: str | None, screen: "Console", store: Path | None = None, *, measured: bool = False
 ) -> "Engine":
-    """An engine, on a folder of stored pieces if one is given, with a word on the screen while it loads.
+    """Load an engine, on a store's folder if given, with a word on the screen meanwhile.
 
-    One that is measured does nothing behind its answers.
+    A `measured` engine does nothing after its answers: no patches are formed, no prompts compared.
     """
     with waiting(screen, f"loading {model}"):
         from emblema.engine.engine import Engine
@@ -52,7 +54,7 @@ def load_engine(
 
 @contextmanager
 def waiting(screen: "Console", what: str) -> Iterator[None]:
-    """A spinner on a terminal, nothing elsewhere."""
+    """Show a spinner on a terminal."""
     if not screen.is_terminal:
         yield
         return
@@ -61,7 +63,7 @@ def waiting(screen: "Console", what: str) -> Iterator[None]:
 
 
 def output_folder(path: Path, option: str = "--out") -> Path:
-    """A folder that can be written to, made if it is not there.
+    """Return a folder that can be written to; it is made if it is not there.
 
     Raises:
         EmblemaError: it cannot be made, or is a file.
@@ -73,3 +75,8 @@ def output_folder(path: Path, option: str = "--out") -> Path:
             f"{option} {path}: no folder can be made there ({error.strerror}); give another one"
         ) from error
     return path
+
+
+def show_json(value: Any) -> None:
+    """Print a value as JSON; it may hold dataclasses."""
+    print(json.dumps(value, indent=2, default=asdict))

@@ -1,35 +1,33 @@
 """`emblema store …`: what a folder of stored pieces holds, and keeping it in order."""
 
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emblema.cli.options import Plain
-from emblema.cli.store_folder import Folder, Names, find_piece, find_pieces, open_store
-from emblema.cli.store_listing import (
-    bar,
-    show_collected,
-    show_entries,
-    show_fields,
-    show_json,
-    show_statistics,
-    show_verified,
-    statistics_of,
-)
-from emblema.errors import EmblemaError, LoadError
+from emblema.cli.options import Json, Plain, StoreFolder
+from emblema.cli.screen import console, show_json
+from emblema.errors import EmblemaError, LoadError, StoreError
+
+if TYPE_CHECKING:
+    from emblema.store.disk import CollectReport, DiskTier, Entry, VerifyReport
+
+Names = Annotated[list[str], typer.Argument(help="Ids, or beginnings of them that only one piece has.")]
+UNBOUNDED = 2**62
+"""No budget: looking at a store evicts nothing from it."""
 
 app = typer.Typer(
     help="A folder of stored chunks and patches: what is in it, and keeping it in order.", no_args_is_help=True
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
-
 
 @app.command()
 def ls(
-    store: Folder,
+    store: StoreFolder,
     owner: Annotated[str | None, typer.Option(help="One owner's pieces only: a digest's beginning, or shared.")] = None,
     kind: Annotated[str | None, typer.Option(help="chunk or patch.")] = None,
     as_json: Json = False,
@@ -53,7 +51,7 @@ def ls(
 
 
 @app.command()
-def show(store: Folder, name: Annotated[str, typer.Argument(metavar="ID")], as_json: Json = False) -> None:
+def show(store: StoreFolder, name: Annotated[str, typer.Argument(metavar="ID")], as_json: Json = False) -> None:
     """Show one piece: what it is, and every tensor of its file."""
     with open_store(store) as tier:
         entry = find_piece(tier, name)
@@ -63,13 +61,13 @@ def show(store: Folder, name: Annotated[str, typer.Argument(metavar="ID")], as_j
         header = reader.header
         reader.close()
         patches = tier.patches_of(entry.id)
-    told = {**asdict(entry), "meta": dict(header.meta), "tensors": dict(header.sizes), "patches": patches}
-    (show_json if as_json else show_fields)(told)
+    fields = {**asdict(entry), "meta": dict(header.meta), "tensors": dict(header.sizes), "patches": patches}
+    (show_json if as_json else show_fields)(fields)
 
 
 @app.command()
 def verify(
-    store: Folder,
+    store: StoreFolder,
     repair: Annotated[bool, typer.Option(help="Put what is damaged in quarantine.")] = True,
     as_json: Json = False,
     plain: Plain = False,
@@ -86,7 +84,7 @@ def verify(
 
 
 @app.command()
-def gc(store: Folder, as_json: Json = False, plain: Plain = False) -> None:
+def gc(store: StoreFolder, as_json: Json = False, plain: Plain = False) -> None:
     """Delete what has expired, what dead writers left behind, and what is in quarantine."""
     with open_store(store) as tier, bar(plain or as_json, "comparing with the files", 1) as step:
         report = tier.gc(lambda done, total: step(done / total))
@@ -94,19 +92,19 @@ def gc(store: Folder, as_json: Json = False, plain: Plain = False) -> None:
 
 
 @app.command()
-def pin(store: Folder, names: Names, as_json: Json = False) -> None:
+def pin(store: StoreFolder, names: Names, as_json: Json = False) -> None:
     """Keep pieces from being evicted."""
     _set_pin(store, names, True, as_json)
 
 
 @app.command()
-def unpin(store: Folder, names: Names, as_json: Json = False) -> None:
+def unpin(store: StoreFolder, names: Names, as_json: Json = False) -> None:
     """Let pieces be evicted again."""
     _set_pin(store, names, False, as_json)
 
 
 @app.command()
-def rm(store: Folder, names: Names, as_json: Json = False) -> None:
+def rm(store: StoreFolder, names: Names, as_json: Json = False) -> None:
     """Delete pieces; with a chunk goes every patch made from it."""
     gone: list[str] = []
     with open_store(store) as tier:
@@ -122,7 +120,7 @@ def rm(store: Folder, names: Names, as_json: Json = False) -> None:
 
 @app.command("export")
 def export_(
-    store: Folder,
+    store: StoreFolder,
     out: Annotated[Path, typer.Option(help="Folder for the files.")],
     names: Annotated[
         list[str] | None, typer.Argument(help="Ids, or their beginnings; every piece if left out.")
@@ -149,7 +147,7 @@ def export_(
 
 @app.command("import")
 def import_(
-    store: Folder,
+    store: StoreFolder,
     source: Annotated[Path, typer.Argument(help="A file, or a folder that `export` wrote.")],
     replace: Annotated[
         bool, typer.Option("--replace", help="Write pieces that are here again, as the files have them.")
@@ -186,14 +184,14 @@ def import_(
 
 
 @app.command()
-def stats(store: Folder, as_json: Json = False) -> None:
+def stats(store: StoreFolder, as_json: Json = False) -> None:
     """Say how much is held, and by whom."""
     with open_store(store) as tier:
-        told = {"folder": str(store), **statistics_of(tier)}
+        fields = {"folder": str(store), **statistics_of(tier)}
     if as_json:
-        show_json(told)
+        show_json(fields)
     else:
-        show_statistics(told, str(tier.report))
+        show_statistics(fields, str(tier.report))
 
 
 def _set_pin(store: Path, names: list[str], pinned: bool, as_json: bool) -> None:
@@ -205,3 +203,140 @@ def _set_pin(store: Path, names: list[str], pinned: bool, as_json: bool) -> None
                 typer.echo(f"{'pinned' if pinned else 'unpinned'} {entry.id}")
     if as_json:
         show_json([entry.id for entry in entries])
+
+
+@contextmanager
+def open_store(folder: Path) -> "Iterator[DiskTier]":
+    """Open the disk tier of a folder, which has to be a store's already.
+
+    Raises:
+        StoreError: it is not there, or no store.
+    """
+    from emblema.store.disk import DiskTier
+
+    if not folder.is_dir():
+        raise StoreError(f"--store {folder}: there is no such folder")
+    if not (folder / "FORMAT").exists():
+        raise StoreError(f"--store {folder}: this folder is no store: it has no file FORMAT")
+    tier = DiskTier(folder, UNBOUNDED)
+    try:
+        yield tier
+    finally:
+        tier.close()
+
+
+def find_pieces(tier: "DiskTier", names: Iterable[str]) -> "list[Entry]":
+    """Return the pieces of ids or beginnings of ids; errors as `find_piece`."""
+    return [find_piece(tier, name) for name in names]
+
+
+def find_piece(tier: "DiskTier", name: str) -> "Entry":
+    """Return the piece of an id, or of the beginning of an id.
+
+    Raises:
+        EmblemaError: there is none, or more than one.
+    """
+    if len(name) == 64:
+        found = tier.entry(name)
+        matching = [] if found is None else [found]
+    else:
+        matching = [entry for entry in tier.entries() if name and entry.id.startswith(name)]
+    if len(matching) != 1:
+        what = "no piece" if not matching else f"{len(matching)} pieces"
+        raise EmblemaError(f"{what} in the store begins with {name!r}: give an id, or more of it")
+    return matching[0]
+
+
+def show_entries(found: "Sequence[Entry]", plain: bool) -> None:
+    """Print a table of pieces, and their sum."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("id", "kind", "owner", "bytes", "created", "used", "terms"):
+        table.add_column(name, justify="right" if name == "bytes" else "left", no_wrap=True)
+    for entry in found:
+        moments = (_moment(entry.created), _moment(entry.accessed))
+        table.add_row(entry.id[:16], entry.kind, entry.owner[:12], f"{entry.bytes:,}", *moments, _terms(entry))
+    screen = console(plain)
+    screen.print(table)
+    screen.print(f"{len(found)} pieces, {sum(entry.bytes for entry in found):,} bytes")
+
+
+def show_fields(fields: Mapping[str, Any]) -> None:
+    """Print a piece, a line for each field; what is within a field is indented."""
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            typer.echo(f"{key}:")
+            for inner, held in value.items():
+                typer.echo(f"  {inner}: {held if isinstance(held, int | str | float) else json.dumps(held)}")
+        else:
+            typer.echo(f"{key}: {', '.join(value) if isinstance(value, tuple | list) else value}")
+
+
+def show_verified(report: "VerifyReport", plain: bool) -> None:
+    """Print what reading every piece found."""
+    screen = console(plain)
+    screen.print(f"{report.checked} pieces read, {report.bytes:,} bytes verified, {len(report.damaged)} damaged")
+    for id, reason in report.damaged:
+        screen.print(f"  {id[:16]}: {reason}")
+
+
+def show_collected(report: "CollectReport") -> None:
+    """Print what was removed."""
+    typer.echo(
+        f"{report.expired} expired pieces and {report.quarantined} quarantined files deleted, "
+        f"{report.bytes:,} bytes freed"
+    )
+    typer.echo(str(report.scan))
+
+
+def statistics_of(tier: "DiskTier") -> dict[str, Any]:
+    """Return how much a store holds, and for whom."""
+    held: dict[str, dict[str, int]] = {}
+    for entry in tier.entries():
+        owned = held.setdefault(entry.owner, {"chunks": 0, "patches": 0, "pinned": 0, "bytes": 0})
+        owned["chunks" if entry.kind == "chunk" else "patches"] += 1
+        owned["pinned"] += entry.terms.pinned
+        owned["bytes"] += entry.bytes
+    return {"pieces": tier.count(), "bytes": tier.bytes, "owners": held, "scan": asdict(tier.report)}
+
+
+def show_statistics(fields: Mapping[str, Any], opened: str) -> None:
+    """Print what `statistics_of` found."""
+    typer.echo(f"{fields['pieces']} pieces, {fields['bytes']:,} bytes")
+    typer.echo(f"opened: {opened}")
+    for owner, owned in sorted(fields["owners"].items()):
+        typer.echo(
+            f"  {owner[:16]}: {owned['chunks']} chunks, {owned['patches']} patches, {owned['pinned']} pinned, "
+            f"{owned['bytes']:,} bytes"
+        )
+
+
+@contextmanager
+def bar(plain: bool, what: str, total: int) -> Iterator[Any]:
+    """Show a progress bar on a terminal; yields what to call with the progress so far."""
+    from rich.progress import Progress
+
+    screen = console(plain)
+    if plain or not screen.is_terminal:
+        yield lambda done: None
+        return
+    with Progress(console=screen, transient=True) as progress:
+        task = progress.add_task(what, total=max(total, 1))
+        yield lambda done: progress.update(task, completed=done)
+
+
+def _terms(entry: "Entry") -> str:
+    terms = entry.terms
+    words = ["pinned"] if terms.pinned else []
+    words += [f"priority {terms.priority}"] if terms.priority else []
+    words += [f"{terms.seconds:g} s"] if terms.seconds is not None else []
+    words += [f"{terms.idle_seconds:g} s idle"] if terms.idle_seconds is not None else []
+    return ", ".join(words)
+
+
+def _moment(seconds: float) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

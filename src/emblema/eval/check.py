@@ -26,8 +26,8 @@ QUESTIONS = ("What is shown in the first picture?", "What have the pictures in c
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One prompt under one strategy.
+class CheckAnswer:
+    """The answer to a prompt under a strategy.
 
     Attributes:
         logits: of the answer's first token, [vocab] float32.
@@ -43,8 +43,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the report: a strategy in a setting, over all orders and questions.
+class CheckRow:
+    """A strategy in a setting, over all orders and questions.
 
     Attributes:
         divergence, worst: mean and largest KL from re-prefill at the answer's first token, nats.
@@ -70,8 +70,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Fidelity:
-    """Everything that was measured.
+class CheckResult:
+    """What a check measured.
 
     Attributes:
         kinds: of content.
@@ -82,24 +82,24 @@ class Fidelity:
     questions: tuple[str, ...]
     orders: tuple[tuple[int, ...], ...]
     answer_tokens: int
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
     kinds: tuple[str, ...] = ()
     samples: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """In the order measured, re-prefill first."""
+        """Names in the order measured, re-prefill first."""
         return tuple(dict.fromkeys(row.strategy for row in self.rows))
 
-    def row(self, setting: str, strategy: str) -> Row:
-        """One line."""
-        return next(one for one in self.rows if (one.setting, one.strategy) == (setting, strategy))
+    def row(self, setting: str, strategy: str) -> CheckRow:
+        """Return the row of a setting and a strategy."""
+        return next(row for row in self.rows if (row.setting, row.strategy) == (setting, strategy))
 
     @property
     def plateau(self) -> int | None:
         """The smallest rank measured that removes as good as all of the KL that the largest removes, in every setting.
 
-        As good as all is the deficit bench's `PLATEAU`, 94 %. None where patches remove none.
+        As good as all is `PLATEAU`, 94 %. None where patches remove none.
         """
         ranks = sorted({row.rank for row in self.rows if row.rank})
         removed = {
@@ -113,7 +113,7 @@ class Fidelity:
         return next(
             rank
             for rank in ranks
-            if all(removed.get((one, rank), 0.0) >= PLATEAU * removed[one, ranks[-1]] for one in settings)
+            if all(removed.get((setting, rank), 0.0) >= PLATEAU * removed[setting, ranks[-1]] for setting in settings)
         )
 
 
@@ -126,7 +126,7 @@ def measure(
     orders: int = 4,
     answer_tokens: int = 12,
     screen: Console | None = None,
-) -> Fidelity:
+) -> CheckResult:
     """Ask each question about the pictures in up to `orders` orders, all visible and with all but the last slid away.
 
     Raises:
@@ -138,7 +138,7 @@ def measure(
         raise PromptError("no questions: give one or more")
     strategies = (FULL, BLIND, *dict.fromkeys((*(f"patch-{rank}" for rank in ranks), *SHARES)))
     chosen = tuple(spread(len(pictures), orders))
-    answers: dict[tuple[str, str], list[Answer]] = {}
+    answers: dict[tuple[str, str], list[CheckAnswer]] = {}
     held: dict[str, list[int]] = {setting: [] for setting in SETTINGS}
     total = len(SETTINGS) * len(chosen) * len(questions) * len(strategies)
     with steps(screen or Console(quiet=True), f"{total} prompts", total) as advance:
@@ -147,7 +147,7 @@ def measure(
                 window = [pictures[index] for index in order]
                 parts: list[PromptPart] = list(window)
                 if setting == "slid":
-                    parts = [*(slid(one) for one in window[:-1]), window[-1]]
+                    parts = [*(slid(picture) for picture in window[:-1]), window[-1]]
                     window = window[-1:]
                 for question in questions:
                     held[setting].append(sum(chunk.bytes for chunk in window))
@@ -162,10 +162,10 @@ def measure(
     ]
     samples = {name: _samples(answers, name) for name in strategies if name != FULL}
     kinds = tuple(dict.fromkeys(chunk.kind for chunk in pictures))
-    return Fidelity(len(pictures), tuple(questions), chosen, answer_tokens, tuple(rows), kinds, samples)
+    return CheckResult(len(pictures), tuple(questions), chosen, answer_tokens, tuple(rows), kinds, samples)
 
 
-def _samples(answers: Mapping[tuple[str, str], Sequence[Answer]], name: str) -> tuple[Sample, ...]:
+def _samples(answers: Mapping[tuple[str, str], Sequence[CheckAnswer]], name: str) -> tuple[Sample, ...]:
     return tuple(
         Sample(divergence(full.logits, own.logits), int(full.logits.argmax()) == int(own.logits.argmax()))
         for setting in SETTINGS
@@ -173,7 +173,7 @@ def _samples(answers: Mapping[tuple[str, str], Sequence[Answer]], name: str) -> 
     )
 
 
-def teach(result: Fidelity, policy: PolicyRuntime) -> tuple[int | None, int]:
+def teach_policy(result: CheckResult, policy: PolicyRuntime) -> tuple[int | None, int]:
     """Hand what was measured to the policy of a store: the plateau, and how bare and patched contents answered.
 
     Patches are measured as `auto` forms them from now on: at the plateau, or without one at a quarter of the bytes.
@@ -195,37 +195,37 @@ def teach(result: Fidelity, policy: PolicyRuntime) -> tuple[int | None, int]:
 
 
 def spread(count: int, most: int) -> list[tuple[int, ...]]:
-    """Up to `most` orders of `count` pictures, evenly out of the first thousand; the given order comes first."""
+    """Return up to `most` orders of `count` pictures, evenly out of the first thousand; the given order is first."""
     every = list(islice(permutations(range(count)), 1000))
     places = np.linspace(0, len(every) - 1, min(most, len(every))).round().astype(int)
     return [every[place] for place in places]
 
 
-def answer_of(engine: Engine, parts: list[PromptPart], strategy: str, tokens: int) -> Answer:
-    """A prompt linked and answered greedily; wrapped by the model's chat template if it has one."""
+def answer_of(engine: Engine, parts: list[PromptPart], strategy: str, tokens: int) -> CheckAnswer:
+    """Link a prompt and answer it greedily, in the model's chat template if it has one."""
     template = bool(engine.template.preparer.chat_template)
     prefill = engine.prefill(parts, strategy, template=template, reserve=tokens)
     logits = prefill.logits.float().cpu().numpy()
     sampler = Sampler(Sampling(max_new_tokens=tokens))
     found = tuple(decode(engine.adapter, prefill.linked, prefill.prompt, sampler, engine.end_tokens))
     ranks = [part.patch.rank for part in prefill.plan.ranges if part.patch is not None]
-    return Answer(logits, found, prefill.trace, max(ranks, default=0))
+    return CheckAnswer(logits, found, prefill.trace, max(ranks, default=0))
 
 
 def row_of(
     setting: str,
     strategy: str,
-    full: Sequence[Answer],
-    blind: Sequence[Answer],
-    own: Sequence[Answer],
+    full: Sequence[CheckAnswer],
+    blind: Sequence[CheckAnswer],
+    own: Sequence[CheckAnswer],
     held: Sequence[int],
-) -> Row:
-    """One line, from answers side by side."""
-    losses = [divergence(one.logits, other.logits) for one, other in zip(full, own, strict=True)]
-    floors = [divergence(one.logits, other.logits) for one, other in zip(full, blind, strict=True)]
-    firsts = [[int(one.logits.argmax()) for one in answers] for answers in (full, blind, own)]
-    same = [one.token_ids == other.token_ids for one, other in zip(full, own, strict=True)]
-    return Row(
+) -> CheckRow:
+    """Return a row from answers to the same prompts."""
+    losses = [divergence(answer.logits, other.logits) for answer, other in zip(full, own, strict=True)]
+    floors = [divergence(answer.logits, other.logits) for answer, other in zip(full, blind, strict=True)]
+    firsts = [[int(answer.logits.argmax()) for answer in answers] for answers in (full, blind, own)]
+    same = [answer.token_ids == other.token_ids for answer, other in zip(full, own, strict=True)]
+    return CheckRow(
         setting=setting,
         strategy=strategy,
         prompts=len(own),
@@ -236,7 +236,7 @@ def row_of(
         first_token=agreement(firsts[0], firsts[2]),
         greedy=float(np.mean(same)),
         flips=flip_recovery(*firsts),
-        patch_share=sum(one.trace.patch_bytes for one in own) / sum(held),
-        computed=float(np.mean([one.trace.computed for one in own])),
-        rank=max(one.rank for one in own),
+        patch_share=sum(answer.trace.patch_bytes for answer in own) / sum(held),
+        computed=float(np.mean([answer.trace.computed for answer in own])),
+        rank=max(answer.rank for answer in own),
     )

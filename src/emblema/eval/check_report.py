@@ -1,4 +1,4 @@
-"""The fidelity report for a reader: self-check and fidelity as tables, one sentence, a JSON file and a plot."""
+"""Report a check: tables, one sentence, plain data and a plot."""
 
 import math
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emblema.engine.engine import Engine
-from emblema.eval.check import BLIND, FULL, SETTINGS, Fidelity, Row
+from emblema.eval.check import BLIND, FULL, SETTINGS, CheckResult, CheckRow
 
 SMALL = 1e-2
 """Nats of mean divergence that are called small."""
@@ -20,7 +20,7 @@ INK = "#2b2b2b"
 
 
 def selfcheck_table(model: str, engine: Engine) -> Table:
-    """What the model's self-check measured."""
+    """Return what the model's self-check measured, as a table."""
     dtype = str(engine.adapter.dtype).removeprefix("torch.")
     title = f"self-check of {model}: {engine.selfcheck.family}, {len(engine.adapter.layouts)} layers, {dtype}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -35,8 +35,8 @@ def selfcheck_table(model: str, engine: Engine) -> Table:
     return table
 
 
-def fidelity_table(result: Fidelity) -> Table:
-    """A line for each setting and strategy."""
+def fidelity_table(result: CheckResult) -> Table:
+    """Return a table with a line for each setting and strategy."""
     prompts = f"{len(result.orders)} orders of {result.pictures} pictures, {len(result.questions)} questions"
     table = Table(title=f"against re-prefill: {prompts}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("strategy", no_wrap=True)
@@ -49,7 +49,7 @@ def fidelity_table(result: Fidelity) -> Table:
     return table
 
 
-def _line(row: Row) -> tuple[str, ...]:
+def _line(row: CheckRow) -> tuple[str, ...]:
     cells = [f"  {row.strategy}", "", "", f"{row.computed:.0f}"]
     if row.strategy == FULL:
         return tuple(cells)
@@ -62,8 +62,8 @@ def _line(row: Row) -> tuple[str, ...]:
     return (*cells, *measured, f"{row.eta:.3f}", *shares, flips)
 
 
-def verdict(result: Fidelity) -> str:
-    """One plain sentence about these pictures and this model."""
+def verdict(result: CheckResult) -> str:
+    """Return what was found of these pictures on this model, in one sentence."""
     blind = [result.row(setting, BLIND) for setting in SETTINGS]
     prompts = sum(row.prompts for row in blind)
     changed = round(sum((1 - row.first_token) * row.prompts for row in blind))
@@ -89,22 +89,22 @@ def verdict(result: Fidelity) -> str:
     )
 
 
-def _named(rows: list[Row]) -> str:
+def _named(rows: list[CheckRow]) -> str:
     return f"{rows[0].strategy} ({_weight(rows):.0%} of the KV's bytes)"
 
 
-def _weight(rows: list[Row]) -> float:
+def _weight(rows: list[CheckRow]) -> float:
     return max(row.patch_share for row in rows)
 
 
-def _removed(rows: list[Row]) -> str:
+def _removed(rows: list[CheckRow]) -> str:
     known = [row.eta for row in rows if not math.isnan(row.eta)]
     least = min(known, default=0.0)
     return "none" if least <= 0 else f"{least:.1%} or more" if least < 0.9995 else "practically all"
 
 
-def report(model: str, engine: Engine, result: Fidelity, pictures: list[str]) -> dict[str, Any]:
-    """Everything as plain data."""
+def report(model: str, engine: Engine, result: CheckResult, pictures: list[str]) -> dict[str, Any]:
+    """Return everything as plain data."""
     return {
         "model": model,
         "family": engine.selfcheck.family,
@@ -117,7 +117,7 @@ def report(model: str, engine: Engine, result: Fidelity, pictures: list[str]) ->
     }
 
 
-def draw(model: str, result: Fidelity, path: Path) -> Path:
+def draw(model: str, result: CheckResult, path: Path) -> Path:
     """Plot divergence and agreement by strategy, as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

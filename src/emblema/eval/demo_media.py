@@ -1,4 +1,4 @@
-"""The pictures, the clip and the questions that come with the package, and prompts made of them."""
+"""The pictures, the clip and the questions of the package, and the prompts that the demo makes of them."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ MULTI_HOP = "land"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DemoQuestion:
     """A question about the media with its one-word answer; `pages` names the files that it needs."""
 
     kind: str
@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class DemoMedia:
-    """What lies in the package: files in a folder, openings to stand in front of them, and questions."""
+    """The media of the package: files in a folder, opening texts, and questions."""
 
     folder: Path
     legends: tuple[str, ...]
@@ -39,26 +39,31 @@ class DemoMedia:
     clip: str
     frames_per_second: float
     openings: tuple[str, ...]
-    questions: tuple[Asked, ...]
-    clip_questions: tuple[Asked, ...]
+    questions: tuple[DemoQuestion, ...]
+    clip_questions: tuple[DemoQuestion, ...]
 
     @property
     def pictures(self) -> tuple[str, ...]:
         return self.legends + self.maps
 
     def sample(self, maps: int = 2) -> tuple[str, ...]:
-        """A legend and the first maps that multi-hop questions join with it: a few pictures that belong together."""
+        """Return a legend and the first maps that multi-hop questions join with it."""
         legend = self.legends[0]
-        joined = [page for one in self.questions if one.multi_hop and legend in one.pages for page in one.pages[1:]]
+        joined = [
+            page
+            for question in self.questions
+            if question.multi_hop and legend in question.pages
+            for page in question.pages[1:]
+        ]
         return (legend, *dict.fromkeys(joined[:maps]))
 
-    def about(self, names: tuple[str, ...]) -> tuple[Asked, ...]:
-        """The questions that these files alone can answer."""
-        return tuple(one for one in self.questions if set(one.pages) <= set(names))
+    def about(self, names: tuple[str, ...]) -> tuple[DemoQuestion, ...]:
+        """Return the questions that these files alone can answer."""
+        return tuple(question for question in self.questions if set(question.pages) <= set(names))
 
 
 def demo_media(folder: Path | None = None) -> DemoMedia:
-    """The bundled media.
+    """Read the bundled media.
 
     Raises:
         MediaError: the listing is missing or is not what it should be.
@@ -80,19 +85,19 @@ def demo_media(folder: Path | None = None) -> DemoMedia:
         raise MediaError(f"the demo's media in {home} cannot be read ({error!r}): install the package again") from error
 
 
-def _asked(listed: list[dict[str, Any]]) -> tuple[Asked, ...]:
-    return tuple(Asked(one["kind"], one["text"], one["answer"], tuple(one["pages"])) for one in listed)
+def _asked(listed: list[dict[str, Any]]) -> tuple[DemoQuestion, ...]:
+    return tuple(DemoQuestion(entry["kind"], entry["text"], entry["answer"], tuple(entry["pages"])) for entry in listed)
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One arrangement of the same pages.
+    """An arrangement of the same pages.
 
     Attributes:
-        title: what a reader is told.
-        case: the situations that are summed up together.
-        opening: which opening stands in front.
-        order: the legends, by index, in their order.
+        title: for a reader.
+        case: situations with the same case are summed up together.
+        opening: index of the opening text.
+        order: indices of the legends, in their order.
         slid: whether the window has moved past the legends (or, with the clip, past its first scene).
         clip: whether the clip follows the maps, and is asked about.
     """
@@ -105,7 +110,7 @@ class Situation:
     clip: bool = False
 
     def parts(self, media: DemoMedia, added: Mapping[str, Chunk | Clip], question: str) -> list[PromptPart]:
-        """The prompt of a question."""
+        """Return the parts of a question's prompt."""
         legends: list[PromptPart] = [added[media.legends[index]] for index in self.order]
         if self.slid and not self.clip:
             legends = [slid(added[media.legends[index]]) for index in self.order]
@@ -115,23 +120,23 @@ class Situation:
             parts += [slid(first) if self.slid else first, *rest]
         return [part for part in parts if part] + [question]
 
-    def questions(self, media: DemoMedia, multi_hop: int = 2) -> tuple[Asked, ...]:
-        """One single-hop question and the first `multi_hop` multi-hop ones, the same in every situation of pictures."""
+    def questions(self, media: DemoMedia, multi_hop: int = 2) -> tuple[DemoQuestion, ...]:
+        """Return one single-hop question and the first `multi_hop` multi-hop ones."""
         listed = media.clip_questions if self.clip else media.questions
-        single = [one for one in listed if one.kind == "colour"][:1]
-        return (*single, *[one for one in listed if one.multi_hop][:multi_hop])
+        single = [question for question in listed if question.kind == "colour"][:1]
+        return (*single, *[question for question in listed if question.multi_hop][:multi_hop])
 
 
 def chunks_of(piece: Chunk | Clip) -> tuple[Chunk, ...]:
-    """The chunks of a piece."""
+    """Return the chunks of a chunk or clip."""
     return piece.chunks if isinstance(piece, Clip) else (piece,)
 
 
 SITUATIONS = (
     Situation("1  legends in order 1-2-3", "new order", 0, (0, 1, 2)),
-    Situation("2  the same pages behind another opening", "new opening", 1, (0, 1, 2)),
+    Situation("2  the same pages after another opening", "new opening", 1, (0, 1, 2)),
     Situation("3  legends in order 3-1-2", "new order", 0, (2, 0, 1)),
-    Situation("4  that order behind another opening", "new opening", 2, (2, 0, 1)),
+    Situation("4  that order after another opening", "new opening", 2, (2, 0, 1)),
     Situation("5  the window has slid past the legends", "after the slide", 2, (0, 1, 2), slid=True),
     Situation("6  a clip follows; its first scene has slid away", "clip added", 1, (0, 1, 2), slid=True, clip=True),
 )

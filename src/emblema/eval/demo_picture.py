@@ -1,4 +1,4 @@
-"""The demo's result as one picture: where every row came from, beside the time to first token and the answers."""
+"""Draw the demo's result: where every row came from, the time to first token, and the answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 
 from PIL import Image
 
+from emblema.eval.demo import STRATEGIES, DemoAnswer, DemoResult
 from emblema.eval.demo_media import DemoMedia
-from emblema.eval.demo_result import STRATEGIES, DemoResult, Outcome
 
 SOURCES = ("computed now", "taken from the store", "taken and patched", "absent: slid out", "computed, then slid out")
 COLOURS = ("#d1495b", "#9db4c0", "#1d6f8a", "#efece4", "#eab6bd")
@@ -31,8 +31,8 @@ def draw(result: DemoResult, path: Path) -> Path:
     figure = Figure(figsize=(15, height), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(count, 3, width_ratios=(5.0, 4.0, 2.1), squeeze=False)
-    longest = max(one.plan.rows for one in result.outcomes)
-    slowest = max(one.ttft + one.formed for one in result.outcomes) * 1e3
+    longest = max(answer.plan.rows for answer in result.outcomes)
+    slowest = max(answer.ttft + answer.formed for answer in result.outcomes) * 1e3
     for index, situation in enumerate(result.situations):
         own = result.of_situation(index)
         _rows(axes[index][0], own, longest, last=index == count - 1)
@@ -48,10 +48,10 @@ def draw(result: DemoResult, path: Path) -> Path:
     return path
 
 
-def _rows(axes: Any, outcomes: Sequence[Outcome], longest: int, *, last: bool) -> None:
-    """One strip for each strategy: where the last layer's rows come from, for the first question."""
+def _rows(axes: Any, outcomes: Sequence[DemoAnswer], longest: int, *, last: bool) -> None:
+    """Draw a strip for each strategy: where the last layer's rows come from, for the first question."""
     for place, strategy in enumerate(STRATEGIES):
-        plan = next(one.plan for one in outcomes if one.strategy == strategy)
+        plan = next(answer.plan for answer in outcomes if answer.strategy == strategy)
         codes = plan.sources()[-1].tolist()
         for start, stop in plan.leaving:
             codes[start:stop] = [LEAVING if code == 0 else code for code in codes[start:stop]]
@@ -65,13 +65,13 @@ def _rows(axes: Any, outcomes: Sequence[Outcome], longest: int, *, last: bool) -
     axes.set_yticks(range(len(STRATEGIES)), STRATEGIES)
 
 
-def _times(axes: Any, outcomes: Sequence[Outcome], slowest: float, *, last: bool) -> None:
-    """The first question's time, what forming added to it once, and the median of the next questions'."""
+def _times(axes: Any, outcomes: Sequence[DemoAnswer], slowest: float, *, last: bool) -> None:
+    """Draw the first question's time, what forming added to it once, and the median of the next questions."""
     gap = 0.012 * slowest
     for place, strategy in enumerate(STRATEGIES):
-        first, *later = (one for one in outcomes if one.strategy == strategy)
+        first, *later = (answer for answer in outcomes if answer.strategy == strategy)
         own, formed = first.ttft * 1e3, first.formed * 1e3
-        following = median(one.ttft for one in later) * 1e3
+        following = median(answer.ttft for answer in later) * 1e3
         axes.barh(place - 0.18, own, height=0.36, color=FIRST)
         axes.barh(place - 0.18, formed, left=own, height=0.36, color=FORMING)
         axes.barh(place + 0.18, following, height=0.36, color=LATER)
@@ -83,12 +83,12 @@ def _times(axes: Any, outcomes: Sequence[Outcome], slowest: float, *, last: bool
     axes.set_yticks([])
 
 
-def _marks(axes: Any, outcomes: Sequence[Outcome]) -> None:
-    """The answers: right in green, wrong in red."""
+def _marks(axes: Any, outcomes: Sequence[DemoAnswer]) -> None:
+    """Write the answers: right in green, wrong in red."""
     for place, strategy in enumerate(STRATEGIES):
-        for column, one in enumerate(one for one in outcomes if one.strategy == strategy):
-            colour, mark = ("#2a7f3f", "\u2713") if one.right else ("#c0392b", "\u2717")
-            axes.text(column, place, f"{mark} {one.text}", va="center", ha="left", fontsize=9, color=colour)
+        for column, answer in enumerate(answer for answer in outcomes if answer.strategy == strategy):
+            colour, mark = ("#2a7f3f", "\u2713") if answer.right else ("#c0392b", "\u2717")
+            axes.text(column, place, f"{mark} {answer.text}", va="center", ha="left", fontsize=9, color=colour)
     axes.set_xlim(0, 3)
     _style(axes, False, "")
     axes.set_axis_off()
@@ -106,13 +106,13 @@ def _style(axes: Any, last: bool, label: str) -> None:
 
 
 def _head(figure: Any, result: DemoResult, height: float) -> None:
-    """Title, pictures of the pages, the questions, and what the colours mean."""
+    """Draw the title, the pages, the questions, and the legend of colours."""
     from matplotlib.patches import Patch
 
     def up(inches: float) -> float:
         return 1 - inches / height
 
-    tokens = [one.usage.prompt_tokens for one in result.of("full")]
+    tokens = [answer.usage.prompt_tokens for answer in result.of("full")]
     figure.text(
         0.02,
         up(0.2),
@@ -165,18 +165,20 @@ def _head(figure: Any, result: DemoResult, height: float) -> None:
 
 
 def _questions(result: DemoResult, *, clip: bool) -> list[str]:
-    situation = next((one for one in result.situations if one.clip == clip), None)
+    situation = next((situation for situation in result.situations if situation.clip == clip), None)
     asked = () if situation is None else situation.questions(result.media)
     hops = {True: "multi-hop: what the colour under it means", False: "single-hop"}
-    return [f"{one.text.replace(' ?', '?')}  {one.answer}  ({hops[one.multi_hop]})" for one in asked]
+    return [
+        f"{question.text.replace(' ?', '?')}  {question.answer}  ({hops[question.multi_hop]})" for question in asked
+    ]
 
 
 def _thumbnails(media: DemoMedia) -> list[tuple[str, Image.Image]]:
-    """A legend, the maps that the questions are about, and two scenes of the clip."""
+    """Return captions and pictures: the legends, a map, and two scenes of the clip."""
     from emblema.media import load_video
 
     shown = [(f"legend {index + 1}", Image.open(media.folder / name)) for index, name in enumerate(media.legends)]
-    asked = next(one for one in media.questions if one.multi_hop)
+    asked = next(question for question in media.questions if question.multi_hop)
     page = next(name for name in asked.pages if name in media.maps)
     shown.append((f"one of {len(media.maps)} maps", Image.open(media.folder / page)))
     frames = load_video(media.folder / media.clip, media.frames_per_second).frames

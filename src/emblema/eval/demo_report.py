@@ -1,4 +1,4 @@
-"""The demo's result for a reader: a table of every request, a summary, and one sentence."""
+"""Print the demo's result: a table of every request, a summary, and one sentence."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emblema.eval.demo_result import PATCHED, STRATEGIES, DemoResult, Outcome
+from emblema.eval.demo import PATCHED, STRATEGIES, DemoAnswer, DemoResult
 
 WIDTHS = {"strategy": 13, "answer": 8, "": 5, "computed": 8, "cached": 6, "patched": 7, "ttft": 8, "formed once": 17}
 LEFT = ("strategy", "answer", "")
@@ -17,7 +17,7 @@ LEFT = ("strategy", "answer", "")
 
 def show(console: Console, result: DemoResult) -> None:
     """Print everything."""
-    lengths = [one.usage.prompt_tokens for one in result.of("full")]
+    lengths = [answer.usage.prompt_tokens for answer in result.of("full")]
     console.print(
         f"\n{len(result.media.pictures)} pictures and a clip: {result.chunks} chunks, encoded and prefilled once in "
         f"{result.adding_seconds:.1f} s. Prompts of {min(lengths):,} to {max(lengths):,} tokens on {result.device}, "
@@ -29,11 +29,11 @@ def show(console: Console, result: DemoResult) -> None:
     for index, situation in enumerate(result.situations):
         console.print(Text(f"\n{situation.title}", "bold"))
         for question in situation.questions(result.media):
-            own = [one for one in result.of_situation(index) if one.request.question == question]
+            own = [answer for answer in result.of_situation(index) if answer.request.question == question]
             console.print(Text(f"  {question.text}", "italic"))
             table = _table(show_header=False)
-            for one in own:
-                table.add_row(*_line(one))
+            for answer in own:
+                table.add_row(*_line(answer))
             console.print(table)
     console.print(
         "\ncomputed + cached = tokens of the prompt; slid pages are absent unless a strategy has to run them. ttft: "
@@ -47,16 +47,19 @@ def show(console: Console, result: DemoResult) -> None:
 
 
 def exactness(result: DemoResult) -> Text:
-    """Whether prefix, which is exact by construction, answered as full did."""
+    """Say whether `prefix`, which is exact by construction, answered as `full` did."""
     if not result.broken:
         return Text(f"prefix, exact by construction, answered as full did on all {len(result.of('prefix'))} requests.")
-    names = [f"{result.situations[one.request.situation].title}: {one.request.question.text}" for one in result.broken]
+    names = [
+        f"{result.situations[answer.request.situation].title}: {answer.request.question.text}"
+        for answer in result.broken
+    ]
     said = f"BROKEN: prefix is exact by construction, yet it answered otherwise than full: {'; '.join(names)}"
     return Text(said, "bold red")
 
 
 def summary_table(result: DemoResult) -> Table:
-    """Right answers, and medians of time to first token by case; a column for each strategy."""
+    """Return a table of right answers and median times to first token by case; a column for each strategy."""
     title = "right answers, and time to first token"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
@@ -64,7 +67,7 @@ def summary_table(result: DemoResult) -> Table:
         table.add_column(strategy, justify="right")
     table.add_row("right, single-hop", *(_right(result.of(name), False) for name in STRATEGIES))
     table.add_row("right, multi-hop", *(_right(result.of(name), True) for name in STRATEGIES), end_section=True)
-    for case in dict.fromkeys(one.case for one in result.situations):
+    for case in dict.fromkeys(situation.case for situation in result.situations):
         table.add_row(f"first, {case}", *(_timed(result, name, case) for name in STRATEGIES))
         cost = _cost(result, case)
         if cost:
@@ -74,16 +77,16 @@ def summary_table(result: DemoResult) -> Table:
 
 
 def verdict(result: DemoResult) -> str:
-    """One sentence: what was found, in this run."""
+    """Return what was found in this run, in one sentence."""
     full, blind, patch = (result.of(name) for name in ("full", "blind", PATCHED))
-    same = sum(one.token_ids == other.token_ids for one, other in zip(full, patch, strict=True))
-    fast, slow = (median(one.ttft for one in lane if one.request.place == 0) for lane in (patch, full))
-    formed = [one.formed for one in patch if one.forming_tokens]
+    same = sum(answer.token_ids == other.token_ids for answer, other in zip(full, patch, strict=True))
+    fast, slow = (median(answer.ttft for answer in lane if answer.request.place == 0) for lane in (patch, full))
+    formed = [answer.formed for answer in patch if answer.forming_tokens]
     return (
         f"{PATCHED} gave re-prefill's answer on {same} of {len(full)} requests and was right on {_sum(patch)} "
         f"(re-prefill {_sum(full)}, blind reuse {_sum(blind)}); with its patches in place a first question took "
         f"{fast * 1e3:.0f} ms to the first token against {slow * 1e3:.0f} ms for re-prefill ({slow / fast:.1f} times "
-        f"faster), and pages in an order not met before cost {_milliseconds(formed)} once to form them."
+        f"faster), and pages in a new order cost {_milliseconds(formed)} once to form them."
     )
 
 
@@ -95,13 +98,13 @@ def _table(*, show_header: bool) -> Table:
     return table
 
 
-def _line(one: Outcome) -> tuple[str | Text, ...]:
-    usage = one.usage
-    mark = Text("right", "green") if one.right else Text("wrong", "red")
+def _line(answer: DemoAnswer) -> tuple[str | Text, ...]:
+    usage = answer.usage
+    mark = Text("right", "green") if answer.right else Text("wrong", "red")
     rows = (usage.computed_tokens, usage.cached_tokens, usage.patched_tokens)
     counts = (f"{count:,}" if count else "-" for count in rows)
-    formed = f"{one.forming_tokens:,} in {one.formed * 1e3:,.0f} ms" if one.forming_tokens else ""
-    return f"    {one.strategy}", one.text, mark, *counts, f"{one.ttft * 1e3:,.0f} ms", formed
+    formed = f"{answer.forming_tokens:,} in {answer.formed * 1e3:,.0f} ms" if answer.forming_tokens else ""
+    return f"    {answer.strategy}", answer.text, mark, *counts, f"{answer.ttft * 1e3:,.0f} ms", formed
 
 
 def _timed(result: DemoResult, strategy: str, case: str | None) -> str:
@@ -111,21 +114,21 @@ def _timed(result: DemoResult, strategy: str, case: str | None) -> str:
 
 def _seconds(result: DemoResult, strategy: str, case: str | None) -> float:
     chosen = result.of(strategy, case)
-    return median(one.ttft for one in chosen if (one.request.place == 0) == (case is not None))
+    return median(answer.ttft for answer in chosen if (answer.request.place == 0) == (case is not None))
 
 
 def _cost(result: DemoResult, case: str) -> str:
-    formed = [one for one in result.of(PATCHED, case) if one.forming_tokens]
-    return f"+{median(one.formed for one in formed) * 1e3:,.0f} ms" if formed else ""
+    formed = [answer for answer in result.of(PATCHED, case) if answer.forming_tokens]
+    return f"+{median(answer.formed for answer in formed) * 1e3:,.0f} ms" if formed else ""
 
 
-def _right(outcomes: Sequence[Outcome], multi_hop: bool) -> str:
-    chosen = [one for one in outcomes if one.request.question.multi_hop == multi_hop]
+def _right(outcomes: Sequence[DemoAnswer], multi_hop: bool) -> str:
+    chosen = [answer for answer in outcomes if answer.request.question.multi_hop == multi_hop]
     return f"{_sum(chosen)} of {len(chosen)}"
 
 
-def _sum(outcomes: Sequence[Outcome]) -> int:
-    return sum(one.right for one in outcomes)
+def _sum(outcomes: Sequence[DemoAnswer]) -> int:
+    return sum(answer.right for answer in outcomes)
 
 
 def _milliseconds(seconds: Sequence[float]) -> str:

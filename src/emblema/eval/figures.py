@@ -10,16 +10,16 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """The value with every NaN, which JSON does not know, as null."""
+    """Return the value with every NaN, which JSON does not know, as None."""
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def environment() -> dict[str, Any]:
-    """What figures were measured on and with."""
+    """Return what figures were measured on and with."""
     import torch
     import transformers
 

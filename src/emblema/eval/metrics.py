@@ -43,7 +43,7 @@ class Share:
 
 
 def divergence(reference: ArrayLike, method: ArrayLike) -> float:
-    """KL(reference || method) in nats, from logits [vocab] float32; never below zero.
+    """Return KL(reference || method) in nats, from logits [vocab] float32; never below zero.
 
     Raises:
         EmblemaError: the two have different vocabularies.
@@ -56,13 +56,13 @@ def divergence(reference: ArrayLike, method: ArrayLike) -> float:
 
 
 def eta(method: ArrayLike, blind: ArrayLike) -> float:
-    """1 - mean KL(method) / mean KL(blind), unclipped: 1 is re-prefill, 0 is blind reuse, below 0 is harm."""
+    """Return 1 - mean KL(method) / mean KL(blind), unclipped: 1 is re-prefill, 0 is blind reuse, below 0 is harm."""
     floor = float(np.mean(_floats(blind)))
     return 1.0 - float(np.mean(_floats(method))) / floor if floor > 0 else float("nan")
 
 
 def median_eta(method: ArrayLike, blind: ArrayLike, measurable: float = MEASURABLE) -> Share:
-    """The median of 1 - KL(method) / KL(blind) over the items that blind reuse moves by `measurable` nats or more."""
+    """Return the median of 1 - KL(method) / KL(blind) over items moved by `measurable` nats or more by blind reuse."""
     losses, floors = _floats(method), _floats(blind)
     kept = floors >= measurable
     count = int(kept.sum())
@@ -70,12 +70,12 @@ def median_eta(method: ArrayLike, blind: ArrayLike, measurable: float = MEASURAB
 
 
 def agreement(reference: ArrayLike, method: ArrayLike) -> float:
-    """Share of items with the same answer."""
+    """Return the share of items with the same answer."""
     return float(np.mean(np.asarray(reference) == np.asarray(method)))
 
 
 def flip_recovery(reference: ArrayLike, blind: ArrayLike, method: ArrayLike) -> Share:
-    """Among the items whose answer blind reuse changes, the share where the method restores re-prefill's answer."""
+    """Return the share restored by the method of the items whose answer blind reuse changes, and their count."""
     flipped = np.asarray(reference) != np.asarray(blind)
     count = int(flipped.sum())
     restored = (np.asarray(reference) == np.asarray(method))[flipped]
@@ -85,7 +85,7 @@ def flip_recovery(reference: ArrayLike, blind: ArrayLike, method: ArrayLike) -> 
 def bootstrap(
     values: ArrayLike, episodes: ArrayLike, *, resamples: int = RESAMPLES, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """The mean of `values` with an interval by episode: whole episodes are drawn with replacement.
+    """Return the mean of `values` with an interval by episode: whole episodes are drawn with replacement.
 
     For a paired comparison give the differences, item by item.
     """
@@ -101,7 +101,7 @@ def bootstrap_ratio(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """sum(numerators) / sum(denominators) with an interval by episode, both sums from the same draws.
+    """Return sum(numerators) / sum(denominators) with an interval by episode, both sums from the same draws.
 
     Raises:
         EmblemaError: there are no items, or the arguments have different lengths.
@@ -124,7 +124,7 @@ def bootstrap_ratio(
 
 
 def bootstrap_eta(method: ArrayLike, blind: ArrayLike, episodes: ArrayLike, *, seed: int = 0) -> Interval:
-    """`eta` with its interval by episode."""
+    """Return `eta` with its interval by episode."""
     ratio = bootstrap_ratio(method, blind, episodes, seed=seed)
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
 
