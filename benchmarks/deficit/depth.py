@@ -4,13 +4,14 @@ from dataclasses import replace
 
 from benchmarks.deficit.rank import SLOTS, relative
 from benchmarks.deficit.subject import Answer, Case, Subject, behind
+from emblema.kv.artifacts import ResidualStream
 from emblema.kv.layout import LayerRows
-from emblema.kv.patch import Factors, LayerPatch, Patch, deficit
+from emblema.kv.patch import deficit
 from emblema.link.assemble import Resources
+from emblema.link.forming import form_residual
 from emblema.link.plan import ChunkOrigin, ResidualUse, RowRange, Source
 from emblema.link.prompt import Rows
-from emblema.link.residual import form_residual, residual_key
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 
 def of_subject(subject: Subject) -> dict[str, float]:
@@ -49,9 +50,8 @@ def reprefill(case: Case, cut: int) -> Answer:
     subject = case.subject
     if cut == 0:
         return case.conditioned()
-    key = residual_key("deficit", subject.chunk.id, cut)
-    piece, _ = form_residual(subject.adapter, key, subject.chunk)
-    return _begun(case, cut, key, piece)
+    key = _residual_key(subject, cut)
+    return _begun(case, cut, key, form_residual(subject.adapter, key, subject.chunk))
 
 
 def injected(case: Case) -> dict[str, float]:
@@ -67,8 +67,8 @@ def injected(case: Case) -> dict[str, float]:
     target = subject.deficits[-1]
     whole = float(target.keys.square().sum() + target.values.square().sum())
     for layer in range(1, subject.layers):
-        key = PatchKey.of(f"residual-{layer}", "deficit", subject.chunk.id)
-        piece = stream_piece(subject, layer)
+        key = _residual_key(subject, layer)
+        piece = conditioned_stream(subject, layer)
         rows = _begun(case, layer, key, piece, subject.antecedents, read=True).rows
         if rows is None or whole == 0:
             continue
@@ -77,16 +77,17 @@ def injected(case: Case) -> dict[str, float]:
     return found
 
 
-def stream_piece(subject: Subject, layer: int) -> Patch:
-    """The chunk's conditioned residual stream that enters a layer, in the form that the executor takes it in."""
-    stream = subject.seen.streams[layer]
-    nothing = Factors(stream.new_empty(stream.shape[0], 0), stream.new_empty(0, 0))
-    held = LayerPatch(Factors(stream, stream.new_empty(stream.shape[1], 0)), nothing)
-    return Patch(tuple(held if index == layer else None for index in range(subject.layers)))
+def conditioned_stream(subject: Subject, layer: int) -> ResidualStream:
+    """Return the residual stream that enters a layer of the conditioned chunk."""
+    return ResidualStream(subject.seen.streams[layer], layer, subject.layers)
+
+
+def _residual_key(subject: Subject, layer: int) -> PatchKey:
+    return PatchKey("deficit", subject.chunk.id, kind=ArtifactKind.RESIDUAL, layer=layer)
 
 
 def _begun(
-    case: Case, cut: int, key: PatchKey, piece: Patch, hidden: tuple[Rows, ...] = (), *, read: bool = False
+    case: Case, cut: int, key: PatchKey, piece: ResidualStream, hidden: tuple[Rows, ...] = (), *, read: bool = False
 ) -> Answer:
     subject = case.subject
     shallow = RowRange(*subject.segment.rows, Source.TAKEN, (0, cut), ChunkOrigin(subject.chunk.id))

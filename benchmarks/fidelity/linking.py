@@ -11,6 +11,7 @@ from benchmarks.fidelity.budgets import Budget
 from benchmarks.fidelity.endings import endings, plain_ending, same_front
 from benchmarks.fidelity.oracles import Oracle, front_table
 from emblema.errors import StrategyError
+from emblema.kv.artifacts import Artifact
 from emblema.kv.patch import Patch
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.findings import LinkContext
@@ -48,7 +49,7 @@ class Linking:
         self,
         executor: Executor,
         prompts: Sequence[Prompt],
-        patches: dict[PatchKey, Patch],
+        patches: dict[PatchKey, Artifact],
         pool: Mapping[PatchKey, Patch],
     ) -> None:
         self.executor, self.prompts, self.patches = executor, tuple(prompts), patches
@@ -57,7 +58,7 @@ class Linking:
         self._model = executor.adapter.fingerprint
         layouts = executor.adapter.layouts
 
-        def find(key: PatchKey) -> Patch | None:
+        def find(key: PatchKey) -> Artifact | None:
             return patches.get(key) or pool.get(key)
 
         self.findings = LinkContext(self._model, layouts, find, lambda prompt: None, {}, pool)

@@ -21,6 +21,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import MediaError, PromptError, StrategyError
 from emblema.eval.metrics import divergence
 from emblema.eval.progress import steps
+from emblema.kv.artifacts import Artifact
 from emblema.kv.patch import Patch
 from emblema.link.executor import Executor
 from emblema.link.prompt import Prompt
@@ -126,7 +127,7 @@ class Bench:
         pool: dict[PatchKey, Patch],
     ) -> None:
         made = pieces(self.engine, item)
-        patches: dict[PatchKey, Patch] = {}
+        patches: dict[PatchKey, Artifact] = {}
         try:
             for setting in settings:
                 missing = [name for name in self.wanted.strategies if keys[setting, name] not in self.records.held]
@@ -192,7 +193,7 @@ class Bench:
         item: Item,
         made: Sequence[Piece],
         setting: str,
-        patches: dict[PatchKey, Patch],
+        patches: dict[PatchKey, Artifact],
         pool: dict[PatchKey, Patch],
     ) -> Linking:
         prompts = [self._prompt(item, index, made, setting) for index in range(len(item.questions))]
@@ -234,7 +235,7 @@ class Bench:
             made = pieces(self.engine, item)
             linking = self._linking(item, made, "visible", {}, {})
             linking.prepare([WHOLE])
-            patches |= linking.patches
+            patches |= {key: patch for key, patch in linking.patches.items() if isinstance(patch, Patch)}
             self._forget(made)
         if not patches:
             raise StrategyError(f"{task.name} has no items beside those measured, for basis-M to learn from: ask fewer")

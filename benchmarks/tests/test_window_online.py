@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.window.online import Foreknown, Recency, Standing, advance, replay
 from benchmarks.window.optimum import optimum
 from emblema.errors import CapacityError, PlanError
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.window.placement import EXACT, Candidate, Held, Limits, rows_to_compute
 from emblema.window.placement.data import Task
 from emblema.window.placement.exact import exactly
@@ -73,7 +73,12 @@ def mixed(seed: int, count: int) -> Task:
     for _ in range(12):
         line = drawn.sample(names, drawn.randint(3, count))
         keys += [
-            PatchKey("m", line[place], tuple(line[:place]), drawn.random() < 0.3)
+            PatchKey(
+                "m",
+                line[place],
+                tuple(line[:place]),
+                ArtifactKind.ORBIT if drawn.random() < 0.3 else ArtifactKind.PATCH,
+            )
             for place in range(1, len(line))
             if drawn.random() < 0.6
         ]

@@ -22,16 +22,16 @@ from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import BLANK, LANDS, Legend, Map
 from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
+from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch, deficit
 from emblema.kv.rotation import PhaseBook, place
 from emblema.link.assemble import Resources
 from emblema.link.executor import Executor
-from emblema.link.forming import conditioned_table
+from emblema.link.forming import conditioned_table, form_residual
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
-from emblema.link.residual import form_residual
 from emblema.link.strategies.base import Knowledge, Strategy, computed
 from emblema.store.keys import PatchKey
 
@@ -185,17 +185,17 @@ class Front:
         parts = [replace(part, state=RowState.MISSING) if isinstance(part, ChunkPart) else part for part in parts]
         parts[-2] = ChunkPart(bed.alone(self.names[-1]))
         prompt = Prompt.of(parts, adapter.axes)
-        patches: dict[PatchKey, Patch] = {}
-        plan = strategy.plan(prompt, Knowledge(adapter.fingerprint, adapter.layouts, patches.get, lambda one: None))
+        artifacts: dict[PatchKey, Artifact] = {}
+        plan = strategy.plan(prompt, Knowledge(adapter.fingerprint, adapter.layouts, artifacts.get, lambda one: None))
         for key in plan.forming:
-            patches[key], _ = form_residual(adapter, key, bed.alone(self.names[-1]))
+            artifacts[key] = form_residual(adapter, key, bed.alone(self.names[-1]))
         layers = range(len(adapter.layouts))
         exact = [self.table.read(layer, *segment.rows) for layer in layers]
         exact = [LayerRows(one.keys.clone(), one.values.clone()) for one in exact]
         self.table.truncate(start)
         try:
             Executor(adapter).run(
-                plan.after(start), prompt, Resources(patches, {}), table=self.table, reused_rows=start
+                plan.after(start), prompt, Resources(artifacts, {}), table=self.table, reused_rows=start
             )
             return _own(read_rows(adapter, self.table, self.prompt, segment))
         finally:

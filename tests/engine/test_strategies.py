@@ -21,7 +21,7 @@ from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.registry import KINDS, parse
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.store import Store
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text
 from tests.engine.linking import assert_ran_as_planned, full, link, linker, prompt_for
@@ -158,7 +158,7 @@ def test_rows_join_above_a_skipped_layer_exactly(name: str) -> None:
     adapter = engine(name).adapter
     for cut in range(1, len(adapter.layouts)):
         plan = one.link(prompt, f"reprefill-deep-{100 * (len(adapter.layouts) - cut) / len(adapter.layouts):g}").plan
-        assert {part.residual.key.kind for part in plan.ranges if part.residual} == {f"residual-{cut}"}
+        assert {part.residual.key.layer for part in plan.ranges if part.residual} == {cut}
 
         joined = _with_first_chunk_joined(plan, prompt)
         # The second time the chunk runs before all others, in a forward that has no rows to begin with.
@@ -273,7 +273,7 @@ def test_a_basis_is_pooled_from_other_items(name: str) -> None:
         assert outcome.fallback is None and outcome.forming > 0
         assert one.link(item, "basis-3").forming == 0
     segment, chunk = items[2].chunk_segments[1]
-    key = PatchKey.of("basis-3", adapter.fingerprint, chunk.id, items[2].antecedents(segment))
+    key = PatchKey(adapter.fingerprint, chunk.id, items[2].antecedents(segment), ArtifactKind.BASIS, rank=3)
     held = store.find_patch(key)
     assert held is not None
     table = conditioned_table(Executor(adapter), items[2])
@@ -304,7 +304,7 @@ def test_a_table_under_way_is_gone_on_with(name: str) -> None:
         plan = one.link(whole, strategy).plan.after(before.tokens)
         table = conditioned_table(executor, before)
         keys = {use.key for part in plan.ranges for use in (part.patch, part.residual) if use is not None}
-        held = {key: patch for key in keys if (patch := one.view.find_patch(key)) is not None}
+        held = {key: patch for key in keys if (patch := one.view.find_artifact(key)) is not None}
         linked = executor.run(plan, whole, Resources(held, {}), table=table, reused_rows=before.tokens)
         assert linked.table.length == whole.tokens
         if strategy in ("full", "mpic-all"):

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from emblema.kv.patch import Patch
+from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
+from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange
 from emblema.link.policy.judgement import PolicyInputs, Verdict
 from emblema.link.policy.policy import Policy
@@ -24,10 +25,10 @@ from emblema.media.audio import Audio
 from emblema.media.video import Video
 from emblema.models.fingerprint import fingerprint
 from emblema.store import Store, format
-from emblema.store.codec import chunk_kind, chunk_record, patch_record, read_encoded, read_layers, read_patch
+from emblema.store.codec import artifact_record, chunk_kind, chunk_record, read_artifact, read_encoded, read_layers
 from emblema.store.disk.entry import with_terms
 from emblema.store.identity import SHARED_SALT, canonical, chunk_id, owner_digest, owner_id, patch_id
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.record import Record, Terms
 from tests.golden.pieces import (
     CREATED,
@@ -145,7 +146,7 @@ def records() -> Iterator[tuple[str, Record]]:
     for name, (chunk, compression) in STORED_CHUNKS.items():
         yield name, chunk_record(chunk, owner, compression=compression, created=CREATED)  # type: ignore[arg-type]
     for name, (key, patch) in stored_patches().items():
-        yield name, patch_record(key, patch_id(key, owner), patch, owner, created=CREATED)
+        yield name, artifact_record(key, patch_id(key, owner), patch, owner, created=CREATED)
     chunk = STORED_CHUNKS["passage"][0]
     shared = chunk_record(chunk, "shared", created=CREATED)
     yield "shared", shared
@@ -180,8 +181,8 @@ def read_back(data: bytes) -> Json:
             rows = [[shown(layer.keys), shown(layer.values)] for layer in read_layers(reader)]
             deep = [shown(features) for features in encoded.deepstack]
             return {**said, "media": chunk_kind(header), "span": encoded.span, **fed, "deepstack": deep, "rows": rows}
-        key, patch = read_patch(reader)
-        return {**said, "key": key_words(key), "layers": patch_words(patch)}
+        key, patch = read_artifact(reader)
+        return {**said, "key": key_words(key), "layers": artifact_words(patch)}
 
 
 def read_again(data: bytes) -> bytes:
@@ -190,8 +191,21 @@ def read_again(data: bytes) -> bytes:
         return file_bytes(Record(reader.header, {name: reader.read(name) for name in reader.header.sizes}))
 
 
-def patch_words(patch: Patch) -> Json:
+def as_stored(artifact: Artifact) -> Patch:
+    """An artifact in the form of a patch, as a file holds it: what it does not use has factors of no size."""
+    if isinstance(artifact, KeyFactors):
+        nothing = Factors(torch.empty(len(artifact.layers[0].left), 0), torch.empty(0, 0))
+        return Patch(tuple(LayerPatch(keys, nothing) for keys in artifact.layers))
+    if isinstance(artifact, ResidualStream):
+        nothing = Factors(torch.empty(len(artifact.rows), 0), torch.empty(0, 0))
+        held = LayerPatch(Factors(artifact.rows, torch.empty(artifact.rows.shape[1], 0)), nothing)
+        return Patch(tuple(held if index == artifact.layer else None for index in range(artifact.layers)))
+    return artifact
+
+
+def artifact_words(artifact: Artifact) -> Json:
     """Per layer the factors of keys and values, or null."""
+    patch = as_stored(artifact)
     return [
         None
         if layer is None
@@ -202,7 +216,7 @@ def patch_words(patch: Patch) -> Json:
 
 def key_words(key: PatchKey) -> Json:
     """What a piece that is made from a chunk is found by: kind, model, chunk, chunks before it, whether orbit."""
-    return [key.kind or "patch", key.model.partition("/")[0], key.chunk, list(key.antecedents), key.orbit]
+    return [key.label or "patch", key.model, key.chunk, list(key.antecedents), key.orbit]
 
 
 # A folder.
@@ -240,7 +254,7 @@ def read_folder(folder: Path) -> Json:
                 rows = [[shown(layer.keys), shown(layer.values)] for layer in lease.rows[id]]
             chunks[id] = [chunk.kind, chunk.model, chunk.tokens, shown(chunk.encoded.embeds), rows]
         patches = {
-            name: patch_words(found) if (found := tenant.find_patch(key)) is not None else None
+            name: artifact_words(found) if (found := tenant.find_artifact(key)) is not None else None
             for name, (key, _) in stored_patches().items()
         }
         strange = store.tenant(b"another tenant")
@@ -256,6 +270,14 @@ def read_folder(folder: Path) -> Json:
 # Plans.
 
 
+def artifact_of_rank(key: PatchKey, rank: int) -> Artifact:
+    """A patch of some rank; for a key of key factors, those."""
+    patch = patch_of_rank(rank)
+    if key.kind is not ArtifactKind.KEYS:
+        return patch
+    return KeyFactors(tuple(layer.keys for layer in patch.layers if layer is not None))
+
+
 def everything_open(kind: str, lane: object, policy: Policy) -> Verdict:
     return Verdict(True, "measured")
 
@@ -263,12 +285,12 @@ def everything_open(kind: str, lane: object, policy: Policy) -> Verdict:
 def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
     """What the store may know while a prompt is planned, by name."""
 
-    def nothing(key: PatchKey) -> Patch | None:
+    def nothing(key: PatchKey) -> Artifact | None:
         return None
 
     def known(
         prompt: Prompt,
-        find: Callable[[PatchKey], Patch | None] = nothing,
+        find: Callable[[PatchKey], Artifact | None] = nothing,
         prefix: int = 0,
         **more: Any,
     ) -> Knowledge:
@@ -304,19 +326,19 @@ def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
 
     return {
         "nothing": known,
-        "patches": lambda prompt: known(prompt, lambda key: None if key.orbit else patch_of_rank(16)),
-        "patches of rank 2": lambda prompt: known(prompt, lambda key: patch_of_rank(2)),
-        "orbits": lambda prompt: known(prompt, lambda key: patch_of_rank(16) if key.orbit else None),
+        "patches": lambda prompt: known(prompt, lambda key: None if key.orbit else artifact_of_rank(key, 16)),
+        "patches of rank 2": lambda prompt: known(prompt, lambda key: artifact_of_rank(key, 2)),
+        "orbits": lambda prompt: known(prompt, lambda key: artifact_of_rank(key, 16) if key.orbit else None),
         "a prefix of 7": lambda prompt: known(prompt, prefix=7),
         "a prefix of 12 and patches": lambda prompt: known(
-            prompt, lambda key: None if key.orbit else patch_of_rank(16), prefix=12
+            prompt, lambda key: None if key.orbit else artifact_of_rank(key, 16), prefix=12
         ),
         "other items' directions": lambda prompt: known(prompt, others=lambda key: 3),
         "patches for more": stale,
         "patches for others": related,
         "every lane open": lambda prompt: known(prompt, judgement=PolicyInputs(verdict=everything_open)),
         "a plateau at rank 3": lambda prompt: known(
-            prompt, lambda key: patch_of_rank(3), judgement=PolicyInputs(plateau=3)
+            prompt, lambda key: artifact_of_rank(key, 3), judgement=PolicyInputs(plateau=3)
         ),
     }
 
@@ -331,8 +353,8 @@ def short(id: str) -> str:
 
 def key_short(key: PatchKey) -> Json:
     """A key in a plan: kind, chunk, chunks before it; an orbit's kind begins with `orbit`."""
-    assert key.model.partition("/")[0] == MODEL
-    kind = f"orbit {key.kind}".strip() if key.orbit else key.kind or "patch"
+    assert key.model == MODEL
+    kind = f"orbit {key.label}".strip() if key.orbit else key.label or "patch"
     return [kind, short(key.chunk), "".join(short(before) for before in key.antecedents)]
 
 

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
-from emblema.link.keys import keys_key
 from emblema.link.orderings import orbit_key
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
-from emblema.link.residual import residual_key
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 MODEL = "0123456789abcdef" * 4
 CREATED = 1_780_000_000.25
@@ -113,19 +112,6 @@ def made_patch(
     )
 
 
-def residual_piece(layers: int, layer: int, tokens: int, hidden: int) -> Patch:
-    """A residual stream as it is stored: one left factor without directions."""
-    nothing = Factors(torch.empty(tokens, 0), torch.empty(0, 0))
-    held = LayerPatch(Factors(numbers(tokens, hidden, seed=31), torch.empty(hidden, 0)), nothing)
-    return Patch(tuple(held if index == layer else None for index in range(layers)))
-
-
-def keys_piece(layers: int, tokens: int, rank: int) -> Patch:
-    """Factors of a chunk's own keys as they are stored: the values' are empty."""
-    nothing = Factors(torch.empty(tokens, 0), torch.empty(0, 0))
-    return Patch(tuple(LayerPatch(factors(tokens, rank, 8, 60 + index), nothing) for index in range(layers)))
-
-
 def named_keys() -> dict[str, PatchKey]:
     """A key of every kind of piece that is made from a chunk."""
     chunk, first, second = digest(1), digest(2), digest(3)
@@ -137,25 +123,28 @@ def named_keys() -> dict[str, PatchKey]:
         "orbit": orbit_key(MODEL, chunk, (second, first)),
         "orbit, other order": orbit_key(MODEL, chunk, (first, second, first)),
         "orbit without its ordering": orbit_key(MODEL, chunk, (second, first), strict=True),
-        "residual, layer 0": residual_key(MODEL, chunk, 0),
-        "residual, layer 13": residual_key(MODEL, chunk, 13),
-        "keys": keys_key(MODEL, chunk),
-        "basis of rank 4": PatchKey.of("basis-4", MODEL, chunk, (first, second)),
-        "basis of rank 16": PatchKey.of("basis-16", MODEL, chunk, (first, second)),
+        "residual, layer 0": PatchKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=0),
+        "residual, layer 13": PatchKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=13),
+        "keys": PatchKey(MODEL, chunk, kind=ArtifactKind.KEYS),
+        "basis of rank 4": PatchKey(MODEL, chunk, (first, second), ArtifactKind.BASIS, rank=4),
+        "basis of rank 16": PatchKey(MODEL, chunk, (first, second), ArtifactKind.BASIS, rank=16),
         "repair": ChunkPart(STORED_CHUNKS["picture-float32"][0]).repair_key,
     }
 
 
-def stored_patches() -> dict[str, tuple[PatchKey, Patch]]:
+def stored_patches() -> dict[str, tuple[PatchKey, Artifact]]:
     """A piece of every kind that is made from a chunk, as it is stored."""
-    keys = named_keys()
+    keys, chunk = named_keys(), digest(1)
     return {
         "patch": (keys["patch"], made_patch((True, True), 7, 3, 1)),
         "patch-deep": (keys["patch, other order"], made_patch((False, True), 7, 2, 2, torch.bfloat16)),
         "orbit": (keys["orbit"], made_patch((True, True), 7, 2, 3)),
         "orbit-without": (keys["orbit without its ordering"], made_patch((True, True), 7, 2, 4)),
-        "residual": (residual_key(MODEL, digest(1), 1), residual_piece(2, 1, 7, 6)),
-        "keys": (keys["keys"], keys_piece(2, 7, 3)),
+        "residual": (
+            PatchKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=1),
+            ResidualStream(numbers(7, 6, seed=31), 1, 2),
+        ),
+        "keys": (keys["keys"], KeyFactors(tuple(factors(7, 3, 8, 60 + index) for index in range(2)))),
         "basis": (keys["basis of rank 4"], made_patch((True, True), 7, 4, 5, torch.float16)),
     }
 

@@ -13,11 +13,9 @@ from emblema.link.directions import on_directions, pooled_directions
 from emblema.link.executor import Executor
 from emblema.link.findings import POOLED, LinkContext
 from emblema.link.forming import form_missing, form_patches
-from emblema.link.keys import keys_key
 from emblema.link.orderings import orbit_key
-from emblema.link.residual import residual_key, residual_stream
 from emblema.link.strategies.registry import parse
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey, key_of_written
 from tests.engine.engines import engine, two_pages
 from tests.link.pieces import LAYOUTS, knowledge, zero_patch
 
@@ -31,23 +29,32 @@ def test_kinds_never_meet() -> None:
         orbit_key("model", CHUNK, (OTHER,)),
         orbit_key("model", CHUNK, (OTHER, CHUNK), strict=True),
         orbit_key("model", CHUNK, (CHUNK, OTHER), strict=True),
-        keys_key("model", CHUNK),
-        residual_key("model", CHUNK, 1),
-        residual_key("model", CHUNK, 2),
-        PatchKey.of("basis-4", "model", CHUNK),
-        PatchKey.of("basis-5", "model", CHUNK),
+        PatchKey("model", CHUNK, kind=ArtifactKind.KEYS),
+        PatchKey("model", CHUNK, kind=ArtifactKind.RESIDUAL, layer=1),
+        PatchKey("model", CHUNK, kind=ArtifactKind.RESIDUAL, layer=2),
+        PatchKey("model", CHUNK, kind=ArtifactKind.BASIS, rank=4),
+        PatchKey("model", CHUNK, kind=ArtifactKind.BASIS, rank=5),
     }
     assert len(keys) == 10
-    assert len({(key.model, key.chunk, key.antecedents, key.orbit) for key in keys}) == 10
+    assert len({(key.written_model, key.chunk, key.antecedents, key.orbit) for key in keys}) == 10
     assert len({str(key) for key in keys}) == 9, "strict orbits read alike"
-    assert all(key.model.startswith("model") and CHUNK in key.chunks for key in keys)
-    assert PatchKey.of("", "model", CHUNK) == PatchKey("model", CHUNK, ())
-    assert (residual_key("model", CHUNK, 2).kind, PatchKey("model", CHUNK, ()).kind) == ("residual-2", "")
+    assert all(key.model == "model" and CHUNK in key.chunks for key in keys)
+    assert {key.written_model for key in keys if not key.orbit} == {
+        "model", "model/keys", "model/residual-1", "model/residual-2", "model/basis-4", "model/basis-5"
+    }  # fmt: skip
+    for key in keys:
+        assert key_of_written(key.written_model, key.chunk, key.antecedents, key.orbit) == key
+
+
+@pytest.mark.parametrize("label", ["other", "residual-", "residual-02", "basis", "basis-x", "keys-1", "patch", "orbit"])
+def test_labels_that_no_key_writes_are_refused(label: str) -> None:
+    with pytest.raises(ValueError, match="unknown kind|invalid literal|is not a valid"):
+        key_of_written(f"model/{label}", CHUNK, (), False)
 
 
 def test_a_patch_is_no_residual_stream() -> None:
     with pytest.raises(PlanError, match="residual stream"):
-        residual_stream(zero_patch(6, 2))
+        Resources({PatchKey("model", CHUNK): zero_patch(6, 2)}, {}).residual_rows(PatchKey("model", CHUNK))
 
 
 def test_pieces_that_are_missing_are_named() -> None:
@@ -59,11 +66,11 @@ def test_pieces_that_are_missing_are_named() -> None:
         with pytest.raises(PlanError, match=f"{words}.* not handed over"):
             executor.run(plan, prompt, Resources({}, {}))
     findings = LinkContext("model", layouts, lambda key: None, lambda prompt: None, {})
-    plan = replace(plan, forming=(keys_key("model", CHUNK),))
+    plan = replace(plan, forming=(PatchKey("model", CHUNK, kind=ArtifactKind.KEYS),))
     with pytest.raises(PlanError, match="does not hold"):
         form_missing(executor, prompt, plan, findings, lambda key, patch: None)
     segment, chunk = prompt.chunk_segments[1]
-    key = PatchKey.of("basis-2", "model", chunk.id, prompt.antecedents(segment))
+    key = PatchKey("model", chunk.id, prompt.antecedents(segment), ArtifactKind.BASIS, rank=2)
     with pytest.raises(PlanError, match="other items"):
         form_patches(executor, prompt, {key: (2, range(len(layouts)))}, Resources({}, {}))
 
@@ -71,7 +78,7 @@ def test_pieces_that_are_missing_are_named() -> None:
 def test_pools_hold_other_items_of_the_same_model_and_no_more_than_their_size() -> None:
     keys = [PatchKey(model, f"{index:064x}", ()) for index in range(POOLED + 5) for model in ("model", "another")]
     findings = LinkContext("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None, {}, keys)
-    own = PatchKey.of("basis-2", "model", keys[0].chunk, (OTHER,))
+    own = PatchKey("model", keys[0].chunk, (OTHER,), ArtifactKind.BASIS, rank=2)
     assert len(findings.others(own)) == findings.knowledge.others(own) == POOLED
     few = LinkContext("model", LAYOUTS, lambda key: None, lambda prompt: None, {}, keys)
     assert few.others(own) == [], "those that the store has lost are not pooled"

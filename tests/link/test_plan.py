@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from emblema.errors import PlanError
 from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, ResidualUse, RowRange, Selector, Source
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
-from emblema.link.residual import residual_key
 from emblema.link.show import plan_map, plan_table
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
+from emblema.store.keys import ArtifactKind, PatchKey
 from tests.link.pieces import LAYERS, LAYOUTS, chunk, knowledge, knowledges, prompts
 
 NAMES = (
@@ -66,7 +66,7 @@ def test_costs_are_what_the_rows_add_up_to(name: str, prompt: Prompt, known: Kno
 
 
 def stands_in(part: RowRange) -> bool:
-    return part.patch is not None and part.patch.key.kind == "keys"
+    return part.patch is not None and part.patch.key.kind is ArtifactKind.KEYS
 
 
 @given(prompt=prompts(), known=knowledges(), data=st.data())
@@ -161,7 +161,7 @@ def test_a_row_has_one_stage_and_one_mask_and_the_last_row_comes_last() -> None:
 
 def test_a_residual_stream_begins_rows_above_a_skipped_layer_only() -> None:
     first, taken, last = simple().ranges
-    use = ResidualUse(residual_key("model", chunk(1, 6).id, 2), 4)
+    use = ResidualUse(PatchKey("model", chunk(1, 6).id, kind=ArtifactKind.RESIDUAL, layer=2), 4)
     below = replace(taken, layers=(0, 2))
     above = RowRange(0, 6, Source.COMPUTED, (2, 4), residual=use)
     plan = simple(ranges=(below, above, last), selectors=())

@@ -16,13 +16,13 @@ from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.store import format
 from emblema.store.codec import (
+    artifact_record,
     chunk_kind,
     chunk_record,
     layer_bytes,
-    patch_record,
+    read_artifact,
     read_encoded,
     read_layer,
-    read_patch,
 )
 from emblema.store.compression import COMPRESSIONS
 from emblema.store.keys import PatchKey
@@ -78,7 +78,7 @@ def record(seed: int) -> Record:
     """The corpus' piece of a seed: chunks of each compression and a patch, in turn."""
     kind = seed % 6
     if kind == 5:
-        return patch_record(patch(seed)[0], identity(seed), patch(seed)[1], OWNER, created=float(seed))
+        return artifact_record(patch(seed)[0], identity(seed), patch(seed)[1], OWNER, created=float(seed))
     made = chunk(seed, dtype=torch.bfloat16 if kind == 4 else torch.float32, deepstack=seed % 2)
     made_record = chunk_record(made, OWNER, compression=COMPRESSIONS[kind % 4], created=float(seed))
     # A field that no reader knows.
@@ -96,7 +96,7 @@ def read_all(reader: RecordReader) -> None:
     for name in reader.header.sizes:
         reader.read(name)
     if reader.header.kind == "patch":
-        read_patch(reader)
+        read_artifact(reader)
         return
     chunk_kind(reader.header)
     assert read_encoded(reader).tokens == reader.header.meta["tokens"]

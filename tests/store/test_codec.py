@@ -10,24 +10,25 @@ import pytest
 import torch
 
 from emblema.errors import LoadError, StoreError
+from emblema.kv.artifacts import KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch, form_patch
 from emblema.models.adapter import Adapter
 from emblema.store import format
 from emblema.store.codec import (
+    artifact_record,
     chunk_kind,
     chunk_record,
     layer_bytes,
-    patch_record,
+    read_artifact,
     read_encoded,
     read_layer,
     read_layers,
-    read_patch,
 )
 from emblema.store.compression import COMPRESSIONS, Compression
 from emblema.store.format import Reader
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.record import Record
 from emblema.store.tensors import make_record
 from tests.families import CASES, loaded, picture, words
@@ -206,13 +207,13 @@ def same_patch(one: Patch, two: Patch) -> bool:
     )
 
 
-@pytest.mark.parametrize("orbit", [False, True])
+@pytest.mark.parametrize("kind", [ArtifactKind.PATCH, ArtifactKind.ORBIT])
 @pytest.mark.parametrize("antecedents", [(), (3,), (5, 3, 5), (1, 2)])
-def test_a_patch_and_its_key_make_the_round_trip(orbit: bool, antecedents: tuple[int, ...]) -> None:
+def test_a_patch_and_its_key_make_the_round_trip(kind: ArtifactKind, antecedents: tuple[int, ...]) -> None:
     made = patch(1)[1]
-    key = PatchKey("a model", identity(1), tuple(map(identity, antecedents)), orbit)
-    reader = through(patch_record(key, identity(9), made, OWNER, created=3.0))
-    found, read = read_patch(reader)
+    key = PatchKey("a model", identity(1), tuple(map(identity, antecedents)), kind)
+    reader = through(artifact_record(key, identity(9), made, OWNER, created=3.0))
+    found, read = read_artifact(reader)
     assert found == key
     assert set(reader.header.chunks) == key.chunks and len(reader.header.chunks) == len(key.chunks)
     assert same_patch(read, made)
@@ -223,17 +224,42 @@ def test_formed_patches_of_every_layout_make_the_round_trip() -> None:
         rows = captured(name).rows
         made = form_patch([None, *rows[1:]], 3, torch.bfloat16)
         key = PatchKey("a model", identity(1), ())
-        assert same_patch(read_patch(through(patch_record(key, identity(9), made, OWNER, created=0.0)))[1], made)
+        assert same_patch(read_artifact(through(artifact_record(key, identity(9), made, OWNER, created=0.0)))[1], made)
     sliced = form_patch(captured("llava").rows, 6, torch.float32).slice(2)
-    assert same_patch(read_patch(through(patch_record(key, identity(9), sliced, OWNER, created=0.0)))[1], sliced)
+    assert same_patch(read_artifact(through(artifact_record(key, identity(9), sliced, OWNER, created=0.0)))[1], sliced)
+
+
+def test_key_factors_and_residual_streams_make_the_round_trip() -> None:
+    factors = KeyFactors(tuple(Factors(torch.randn(6, rank), torch.randn(rank, 8)) for rank in (2, 3)))
+    key = PatchKey("a model", identity(1), kind=ArtifactKind.KEYS)
+    found, read = read_artifact(through(artifact_record(key, identity(9), factors, OWNER, created=0.0)))
+    assert found == key and isinstance(read, KeyFactors) and read.rank == 3
+    assert all(
+        same(a.left, b.left) and same(a.right, b.right) for a, b in zip(read.layers, factors.layers, strict=True)
+    )
+    stream = ResidualStream(torch.randn(6, 16).bfloat16(), 2, 4)
+    key = PatchKey("a model", identity(1), kind=ArtifactKind.RESIDUAL, layer=2)
+    found, read = read_artifact(through(artifact_record(key, identity(9), stream, OWNER, created=0.0)))
+    assert found == key and isinstance(read, ResidualStream) and (read.layer, read.layers) == (2, 4)
+    assert same(read.rows, stream.rows) and read.bytes == stream.bytes
+
+
+def test_an_artifact_that_is_not_what_its_key_says_is_refused() -> None:
+    stream = ResidualStream(torch.randn(6, 16), 2, 4)
+    for key in (
+        PatchKey("a model", identity(1), kind=ArtifactKind.RESIDUAL, layer=1),
+        PatchKey("a model", identity(1), kind=ArtifactKind.KEYS),
+    ):
+        with pytest.raises(LoadError, match="layer"):
+            read_artifact(through(artifact_record(key, identity(9), stream, OWNER, created=0.0)))
 
 
 def test_a_patch_is_no_chunk_and_a_chunk_no_patch() -> None:
     key, made = patch(1)
-    of_patch = through(patch_record(key, identity(9), made, OWNER, created=0.0))
+    of_patch = through(artifact_record(key, identity(9), made, OWNER, created=0.0))
     of_chunk = through(chunk_record(chunk(1), OWNER, created=0.0))
     for wrong in (
-        lambda: read_patch(of_chunk),
+        lambda: read_artifact(of_chunk),
         lambda: read_encoded(of_patch),
         lambda: read_layer(of_patch, 1),
         lambda: layer_bytes(of_patch.header),
@@ -294,4 +320,4 @@ def test_factors_that_do_not_meet_are_refused() -> None:
     key = PatchKey("a model", identity(1), ())
     wrong = LayerPatch(Factors(torch.zeros(4, 2), torch.zeros(3, 8)), Factors(torch.zeros(4, 2), torch.zeros(2, 8)))
     with pytest.raises(LoadError, match="layers.0.keys.right has shape"):
-        read_patch(through(patch_record(key, identity(9), Patch((wrong,)), OWNER, created=0.0)))
+        read_artifact(through(artifact_record(key, identity(9), Patch((wrong,)), OWNER, created=0.0)))

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from emblema.errors import StoreError
-from emblema.store import PatchKey, chunk_id, patch_id
+from emblema.store import ArtifactKind, PatchKey, chunk_id, patch_id
 from emblema.store.identity import canonical
 
 # Few letters and sizes, so that concatenations often agree.
@@ -128,9 +128,10 @@ def test_an_option_of_another_type_is_refused(value: object) -> None:
 
 
 names = st.sampled_from(["a", "b", "ab", "ba", ""])
+patch_kinds = st.sampled_from([ArtifactKind.PATCH, ArtifactKind.ORBIT, ArtifactKind.KEYS])
 
 
-@given(*[st.tuples(names, names, st.lists(names, max_size=3).map(tuple), st.booleans())] * 2)
+@given(*[st.tuples(names, names, st.lists(names, max_size=3).map(tuple), patch_kinds)] * 2)
 def test_patch_ids_are_as_different_as_keys(left: tuple[Any, ...], right: tuple[Any, ...]) -> None:
     one, other = PatchKey(*left), PatchKey(*right)
     assert (patch_id(one, "owner") == patch_id(other, "owner")) == (one == other)
@@ -138,9 +139,9 @@ def test_patch_ids_are_as_different_as_keys(left: tuple[Any, ...], right: tuple[
 
 
 def test_an_orbit_key_knows_no_order() -> None:
-    assert PatchKey("m", "c", ("a", "b"), orbit=True) == PatchKey("m", "c", ("b", "a", "b"), orbit=True)
+    assert PatchKey("m", "c", ("a", "b"), ArtifactKind.ORBIT) == PatchKey("m", "c", ("b", "a", "b"), ArtifactKind.ORBIT)
     assert PatchKey("m", "c", ("a", "b")) != PatchKey("m", "c", ("b", "a"))
-    assert PatchKey("m", "c", ("a", "b")) != PatchKey("m", "c", ("a", "b"), orbit=True)
+    assert PatchKey("m", "c", ("a", "b")) != PatchKey("m", "c", ("a", "b"), ArtifactKind.ORBIT)
     assert PatchKey("m", "c", ("a", "b")).chunks == {"a", "b", "c"}
     assert str(PatchKey("m", "c" * 64, ("a" * 64,))) == "patch of cccccccc after [aaaaaaaa]"
-    assert str(PatchKey("m", "c" * 64, ("a" * 64,), orbit=True)) == "orbit patch of cccccccc after {aaaaaaaa}"
+    assert str(PatchKey("m", "c" * 64, ("a" * 64,), ArtifactKind.ORBIT)) == "orbit patch of cccccccc after {aaaaaaaa}"

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from emblema.errors import CapacityError, StoreError
-from emblema.store import ChunkSegment, PatchKey, Store, TenantStore, TextSegment
+from emblema.store import ArtifactKind, ChunkSegment, PatchKey, Store, TenantStore, TextSegment
 from tests.store.pieces import chunk, patch, rows
 
 
@@ -59,7 +59,7 @@ def test_deleting_takes_every_patch_and_prefix_along() -> None:
     store = memory_store()
     for name in "abc":
         store.put(chunk(name))
-    keys = [PatchKey("m", "b", ("a",)), PatchKey("m", "c", ("a", "b")), PatchKey("m", "c", ("b",), orbit=True)]
+    keys = [PatchKey("m", "b", ("a",)), PatchKey("m", "c", ("a", "b")), PatchKey("m", "c", ("b",), ArtifactKind.ORBIT)]
     for key in keys:
         assert store.put_patch(key, patch())
     prefixes = store.prefixes("owner")

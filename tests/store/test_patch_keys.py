@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from emblema.store import PatchKey, Store
+from emblema.kv.artifacts import KeyFactors
+from emblema.kv.patch import Patch
+from emblema.store import ArtifactKind, PatchKey, Store
 from emblema.store.identity import patch_id
 from tests.store.pieces import name, numbered, patch
 
@@ -12,10 +14,18 @@ KEYS = [
     PatchKey("m", name(1), ()),
     PatchKey("m", name(1), (name(2),)),
     PatchKey("m", name(1), (name(2), name(3), name(2))),
-    PatchKey("m", name(1), (name(3), name(2)), orbit=True),
-    PatchKey.of("keys", "m", name(1)),
+    PatchKey("m", name(1), (name(3), name(2)), ArtifactKind.ORBIT),
+    PatchKey("m", name(1), kind=ArtifactKind.KEYS),
 ]
 OTHER = PatchKey("m", name(2), (name(1),))
+
+
+def made_for(key: PatchKey) -> Patch | KeyFactors:
+    """A patch, or the factors of keys, as the key says."""
+    made = patch()
+    if key.kind is not ArtifactKind.KEYS:
+        return made
+    return KeyFactors(tuple(layer.keys for layer in made.layers if layer is not None))
 
 
 def filled(store: Store, salt: bytes = b"a") -> None:
@@ -23,7 +33,7 @@ def filled(store: Store, salt: bytes = b"a") -> None:
     for number in (1, 2, 3):
         view.put(numbered(number))
     for key in (*KEYS, OTHER):
-        assert view.put_patch(key, patch())
+        assert view.put_patch(key, made_for(key))
 
 
 @pytest.mark.parametrize("reopened", [False, True])

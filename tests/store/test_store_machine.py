@@ -272,7 +272,7 @@ class StoreMachine(RuleBasedStateMachine):
             )
             held = {"device": 0, "host": 0}
             for piece in self.pieces():
-                held[piece.tier] += 0 if piece.patch is None else piece.patch.bytes
+                held[piece.tier] += 0 if piece.artifact is None else piece.artifact.bytes
                 if piece.chunk is not None:
                     rows = 0 if piece.rows is None else sum(layer.bytes for layer in piece.rows)
                     held[piece.tier] += rows + piece.chunk.encoded.bytes

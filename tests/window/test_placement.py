@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.errors import CapacityError, PlanError
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.window.placement import Candidate, Held, Lane, Limits, Placement, place, rows_to_compute
 from emblema.window.placement.data import Task
 from emblema.window.placement.exact import exactly
@@ -24,7 +24,12 @@ def tasks(draw: st.DrawFn, most: int = 5) -> Task:
     every = [Candidate(name, draw(st.integers(1, 9)), draw(st.integers(0, 5)), draw(worths)) for name in names]
     orders = st.lists(st.sampled_from(NAMES), unique=True, max_size=4)
     keys = [
-        PatchKey("m", draw(st.sampled_from(names)), tuple(draw(orders)), draw(st.booleans()))
+        PatchKey(
+            "m",
+            draw(st.sampled_from(names)),
+            tuple(draw(orders)),
+            draw(st.sampled_from([ArtifactKind.PATCH, ArtifactKind.ORBIT])),
+        )
         for _ in range(draw(st.integers(0, 8)))
     ]
     settled = {name: draw(orders) for name in names if draw(st.booleans())}
@@ -105,9 +110,9 @@ def test_a_chunk_without_rows_is_computed_even_at_the_front() -> None:
 
 
 def test_an_orbit_serves_any_order_of_its_set() -> None:
-    keys = [PatchKey("m", "c", ("a", "b"), orbit=True), PatchKey("m", "a", ("b",))]
+    keys = [PatchKey("m", "c", ("a", "b"), ArtifactKind.ORBIT), PatchKey("m", "a", ("b",))]
     assert place(named("cab"), Held.of(keys)).order == ("b", "a", "c")
-    other = [PatchKey("m", "c", ("b", "a"), orbit=True), PatchKey("m", "b", ("a",))]
+    other = [PatchKey("m", "c", ("b", "a"), ArtifactKind.ORBIT), PatchKey("m", "b", ("a",))]
     assert place(named("cab"), Held.of(other)).order == ("a", "b", "c")
 
 
@@ -132,7 +137,7 @@ def test_the_least_worthy_leaves_when_room_is_short() -> None:
 
 
 def test_pieces_that_are_no_patches_do_not_count() -> None:
-    held = Held.of([PatchKey.of("residual-2", "m", "a", ("b",))])
+    held = Held.of([PatchKey("m", "a", ("b",), ArtifactKind.RESIDUAL, layer=2)])
     assert held.lanes("a", ["b"]) == ("fresh",)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from emblema.engine.upkeep.upkeep import PolicyRuntime
 from emblema.errors import LoadError, PromptError
+from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch
@@ -19,7 +20,7 @@ from emblema.link.strategies.full import Full
 from emblema.link.strategies.registry import parse
 from emblema.models.adapter import Adapter
 from emblema.store.identity import owner_id
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.leases import Lease
 from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
 from emblema.store.tenant import TenantStore
@@ -139,7 +140,7 @@ class Linker:
         findings = LinkContext(
             model,
             self.adapter.layouts,
-            self.view.find_patch,
+            self.view.find_artifact,
             lambda one: _find_prefix(find_prefix, one),
             rows,
             self._pool,
@@ -175,8 +176,9 @@ class Linker:
         return not self.view.deleted(own) and all(part.name in self.view for part in chunks if part.name not in own)
 
     def _form(self, plan: LinkPlan, prompt: Prompt, findings: LinkContext) -> int:
-        def keep(key: PatchKey, patch: Patch) -> None:
-            if self.view.put_patch(key, patch) and not key.kind and not key.orbit and key not in self._pool:
+        def keep(key: PatchKey, artifact: Artifact) -> None:
+            kept = self.view.put_patch(key, artifact)
+            if kept and key.kind is ArtifactKind.PATCH and key not in self._pool:
                 self._pool.append(key)
 
         return form_missing(self.executor, prompt, plan, findings, keep)

@@ -18,10 +18,10 @@ from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.link.assemble import ModelGeometry
 from emblema.link.policy.costs import Rates
 from emblema.link.policy.decisions import Lane
-from emblema.link.prompt import REPAIR, ChunkPart, Part, Prompt, RowState
+from emblema.link.prompt import ChunkPart, Part, Prompt, RowState
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.window.seam import Taken, TokenIds
 
 if TYPE_CHECKING:
@@ -89,7 +89,11 @@ class EngineHost(Spelling):
         stored = {key for chunk in chunks for key in engine.store.patch_keys(chunk)}
         handed = self._handed_over()
         prefill = engine._prefill(prompt, strategy, min(most, RESERVE), time.perf_counter())
-        used = {part.patch.key for part in prefill.plan.ranges if part.patch and part.patch.key.kind != REPAIR}
+        used = {
+            part.patch.key
+            for part in prefill.plan.ranges
+            if part.patch and part.patch.key.kind is not ArtifactKind.REPAIR
+        }
         self.patches += len(used - stored) + self._handed_over() - handed
         return prefill
 

@@ -37,6 +37,10 @@ class Factors:
         """The leading `rank` directions."""
         return Factors(self.left[:, :rank], self.right[:rank])
 
+    def to(self, device: torch.device) -> "Factors":
+        """The factors on a device."""
+        return Factors(self.left.to(device), self.right.to(device))
+
     def dense(self, heads: int) -> Tensor:
         """The matrix as rows [heads, tokens, width], float32."""
         matrix = self.left.float() @ self.right.float()
@@ -74,6 +78,15 @@ class Patch:
     @property
     def bytes(self) -> int:
         return sum(layer.bytes for layer in self.layers if layer is not None)
+
+    def to(self, device: torch.device) -> "Patch":
+        """The patch on a device."""
+        return Patch(
+            tuple(
+                None if layer is None else LayerPatch(layer.keys.to(device), layer.values.to(device))
+                for layer in self.layers
+            )
+        )
 
     def slice(self, rank: int) -> "Patch":
         """The patch cut to a lower rank; a rank beyond what is held keeps all."""

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from emblema.errors import LoadError, PlanError
+from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
-from emblema.kv.patch import Factors, LayerPatch, Patch
+from emblema.kv.patch import Factors, Patch
 from emblema.kv.rotation import PhaseBook, RotaryTable, rotate
 from emblema.link.cost import features_read
 from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, Source
 from emblema.link.prompt import Prompt
 from emblema.models.adapter import Adapter
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 
 class ModelGeometry(Protocol):
@@ -44,23 +45,38 @@ class RowSink(Protocol):
     def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None: ...
 
 
+SlotFactors = tuple[Factors | None, Factors | None]
+"""One layer's factors for the keys and for the values; None where there are none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """The stored pieces that a plan names.
 
     Attributes:
-        patches: by key.
+        artifacts: patches, key factors and residual streams, by key.
         prefixes: rows of kept prompts, by entry.
         rows: canonical rows by chunk id; a chunk that is not named here brings its own.
     """
 
-    patches: Mapping[PatchKey, Patch]
+    artifacts: Mapping[PatchKey, Artifact]
     prefixes: Mapping[str, KVRows]
     rows: Mapping[str, KVRows] = field(default_factory=dict)
 
     def chunk_rows(self, chunk: Chunk) -> KVRows:
         """The canonical rows of a chunk; those under way are waited for layer by layer."""
         return self.rows.get(chunk.id, chunk.rows)
+
+    def residual_rows(self, key: PatchKey) -> Tensor | None:
+        """The residual stream [tokens, hidden] of a key, or None.
+
+        Raises:
+            PlanError: the artifact of the key is something else.
+        """
+        held = self.artifacts.get(key)
+        if held is not None and not isinstance(held, ResidualStream):
+            raise PlanError(f"a {type(held).__name__} was handed over in place of a residual stream")
+        return None if held is None else held.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +148,7 @@ class TakenRows:
                 rows = _relocated(layout, layer, placed, self._chunks, self.resources)
                 numbers = sum(part.rows * features_read(part, layout) for part in placed.ranges)
                 self.bytes_read += numbers * dtype.itemsize
-                rows, added = _patched(rows, layout, layer, placed, self.resources.patches)
+                rows, added = _patched(rows, layout, layer, placed, self.resources.artifacts)
                 self.patch_bytes += added
                 where = _where(self.slots[placed.rows], self.adapter.device)
                 self.table.write(layer, where, LayerRows(rows.keys.to(dtype), rows.values.to(dtype)))
@@ -234,7 +250,7 @@ def _fitting(resources: Resources, chunk: Chunk, layout: LayerLayout, layer: int
 
 
 def _patched(
-    rows: LayerRows, layout: LayerLayout, layer: int, placed: _Placed, patches: Mapping[PatchKey, Patch]
+    rows: LayerRows, layout: LayerLayout, layer: int, placed: _Placed, artifacts: Mapping[PatchKey, Artifact]
 ) -> tuple[LayerRows, int]:
     """The rows with `R(p) U V` added wherever a range names a patch; the rotation is linear, so the order is free.
 
@@ -242,16 +258,16 @@ def _patched(
     """
     if all(part.patch is None for part in placed.ranges):
         return rows, 0
-    held = [_layer_patch(part, layer, patches) for part in placed.ranges]
+    held = [_layer_factors(part, layer, artifacts) for part in placed.ranges]
     device = placed.target.positions.device
-    keys = _shifts([None if patch is None else patch.keys for patch in held], placed.ranges, layout.keys, device)
-    values = _shifts([None if one is None else one.values for one in held], placed.ranges, layout.values, device)
+    keys = _shifts([keys for keys, _ in held], placed.ranges, layout.keys, device)
+    values = _shifts([values for _, values in held], placed.ranges, layout.values, device)
     band = layout.rotary
     if band is not None and band.slot == "keys":
         keys = rotate(keys, band, placed.target(band))
     elif band is not None:
         values = rotate(values, band, placed.target(band))
-    read = sum(_bytes(part, patch) for part, patch in zip(placed.ranges, held, strict=True) if patch is not None)
+    read = sum(_bytes(part, slots) for part, slots in zip(placed.ranges, held, strict=True))
     own = rows.keys.float()
     if any(map(_replaces, placed.ranges)):
         own = own * torch.cat(
@@ -261,16 +277,17 @@ def _patched(
 
 
 def _replaces(part: RowRange) -> bool:
-    return part.patch is not None and part.patch.key.kind == "keys"
+    return part.patch is not None and part.patch.key.kind is ArtifactKind.KEYS
 
 
-def _bytes(part: RowRange, patch: LayerPatch) -> int:
+def _bytes(part: RowRange, slots: SlotFactors) -> int:
     """Bytes of the factors read for a range; directions that a whole model shares are no item's."""
-    shared = part.patch is not None and part.patch.key.kind.startswith("basis-")
+    shared = part.patch is not None and part.patch.key.kind is ArtifactKind.BASIS
     offset = _origin(part).offset
     return sum(
         one.left[offset : offset + part.rows].nbytes + (0 if shared else one.right.nbytes)
-        for one in (patch.keys, patch.values)
+        for one in slots
+        if one is not None
     )
 
 
@@ -280,7 +297,7 @@ def _shifts(
     """What patches add to the ranges' rows, [heads, rows, width] float32; zero where a range has none."""
     pieces = []
     for part, one in zip(ranges, factors, strict=True):
-        if one is None or one.right.shape[1] == 0:
+        if one is None:
             pieces.append(torch.zeros(part.rows, shape[0] * shape[1], device=device))
         else:
             offset = _origin(part).offset
@@ -290,11 +307,13 @@ def _shifts(
     return shifts
 
 
-def _layer_patch(part: RowRange, layer: int, patches: Mapping[PatchKey, Patch]) -> LayerPatch | None:
+def _layer_factors(part: RowRange, layer: int, artifacts: Mapping[PatchKey, Artifact]) -> SlotFactors:
     if part.patch is None:
-        return None
-    patch = patches.get(part.patch.key)
-    held = None if patch is None else patch.layers[layer]
+        return None, None
+    artifact = artifacts.get(part.patch.key)
+    if isinstance(artifact, KeyFactors):
+        return artifact.layers[layer].slice(part.patch.rank), None
+    held = artifact.layers[layer] if isinstance(artifact, Patch) else None
     if held is None:
         raise PlanError(f"rows {part.start} to {part.stop} name a patch that was not handed over for layer {layer}")
-    return LayerPatch(held.keys.slice(part.patch.rank), held.values.slice(part.patch.rank))
+    return held.keys.slice(part.patch.rank), held.values.slice(part.patch.rank)

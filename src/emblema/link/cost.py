@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from emblema.kv.layout import LayerLayout
 from emblema.link.ranges import ChunkOrigin, RowRange, Selector, Source, code_of
+from emblema.store.keys import ArtifactKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def cost_of(
 
 def features_read(part: RowRange, layout: LayerLayout) -> int:
     """Numbers of KV read for each taken row of a layer; factors that stand in for keys leave only the values."""
-    if part.patch is not None and part.patch.key.kind == "keys" and isinstance(part.origin, ChunkOrigin):
+    if part.patch is not None and part.patch.key.kind is ArtifactKind.KEYS and isinstance(part.origin, ChunkOrigin):
         return layout.values[0] * layout.values[1]
     return layout.features
 
@@ -81,8 +82,8 @@ def _factors(part: RowRange, layout: LayerLayout) -> int:
     if part.patch is None:
         return 0
     kind = part.patch.key.kind
-    slots = (layout.keys,) if kind == "keys" else (layout.keys, layout.values)
+    slots = (layout.keys,) if kind is ArtifactKind.KEYS else (layout.keys, layout.values)
     widths = [heads * width for heads, width in slots]
     return sum(
-        min(part.patch.rank, width) * (part.rows + (0 if kind.startswith("basis-") else width)) for width in widths
+        min(part.patch.rank, width) * (part.rows + (0 if kind is ArtifactKind.BASIS else width)) for width in widths
     )

@@ -12,7 +12,6 @@ from emblema.kv.layout import LayerRows
 from emblema.link.assemble import Resources, TakenRows, relocated
 from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import Prompt, Rows, TextPart
-from emblema.link.residual import residual_stream
 from emblema.link.selectors import Narrowing, candidate_rows
 from emblema.link.trace import Trace
 from emblema.models.adapter import Adapter, RowBatch
@@ -205,10 +204,10 @@ class _Run:
         pieces = []
         for part in sorted(parts, key=lambda one: one.start):
             use = part.residual
-            kept = None if use is None else self.resources.patches.get(use.key)
+            kept = None if use is None else self.resources.residual_rows(use.key)
             if use is None or kept is None:
                 raise PlanError(f"rows {part.start} to {part.stop} name a residual stream that was not handed over")
-            pieces.append(residual_stream(kept)[use.offset : use.offset + part.rows].to(batch.embeds))
+            pieces.append(kept[use.offset : use.offset + part.rows].to(batch.embeds))
         embeds = torch.cat(pieces)
         self.residual_bytes += embeds.nbytes
         return replace(batch, embeds=embeds)

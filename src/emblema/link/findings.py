@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
+from emblema.kv.artifacts import Artifact
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.assemble import Resources
@@ -20,7 +21,7 @@ class LinkContext:
     Args:
         model: the model's fingerprint.
         layouts: per layer, how rows are kept.
-        find_patch: asks the store for a patch.
+        find_artifact: asks the store for a patch or another artifact.
         find_prefix: asks for the longest exact prefix of a prompt, and its rows.
         rows: canonical rows of the prompt's chunks, by id.
         pool: keys of the patches formed so far, whose directions `basis-M` pools.
@@ -32,7 +33,7 @@ class LinkContext:
         self,
         model: str,
         layouts: tuple[LayerLayout, ...],
-        find_patch: Callable[[PatchKey], Patch | None],
+        find_artifact: Callable[[PatchKey], Artifact | None],
         find_prefix: Callable[[Prompt], tuple[PrefixMatch, KVRows] | None],
         rows: Mapping[str, KVRows],
         pool: Iterable[PatchKey] = (),
@@ -40,8 +41,8 @@ class LinkContext:
         judgement: PolicyInputs | None = None,
     ) -> None:
         self._rows, self._pool = rows, tuple(pool)
-        self._find_patch, self._find_prefix = find_patch, find_prefix
-        self._patches: dict[PatchKey, Patch | None] = {}
+        self._find_artifact, self._find_prefix = find_artifact, find_prefix
+        self._artifacts: dict[PatchKey, Artifact | None] = {}
         self._prefixes: dict[str, KVRows] = {}
         self._match: PrefixMatch | None = None
         self._asked = False
@@ -50,18 +51,18 @@ class LinkContext:
         self.knowledge = Knowledge(
             model,
             layouts,
-            self.patch,
+            self.artifact,
             self.prefix,
             lambda key: len(self.others(key)),
             self.keys,
             judgement or PolicyInputs(),
         )
 
-    def patch(self, key: PatchKey) -> Patch | None:
-        """The patch of a key, or None."""
-        if key not in self._patches:
-            self._patches[key] = self._find_patch(key)
-        return self._patches[key]
+    def artifact(self, key: PatchKey) -> Artifact | None:
+        """The patch or other artifact of a key, or None."""
+        if key not in self._artifacts:
+            self._artifacts[key] = self._find_artifact(key)
+        return self._artifacts[key]
 
     def keys(self, chunk: str) -> tuple[PatchKey, ...]:
         """Keys of a chunk's stored patches."""
@@ -71,12 +72,11 @@ class LinkContext:
 
     def others(self, key: PatchKey) -> list[Patch]:
         """Patches of other items than a key's, of the same model, the latest first, as many as are pooled at most."""
-        model = key.model.partition("/")[0]
         found: list[Patch] = []
         for other in reversed(self._pool):
-            if other.model == model and other.chunk != key.chunk and len(found) < POOLED:
-                patch = self.patch(other)
-                found += [] if patch is None else [patch]
+            if other.model == key.model and other.chunk != key.chunk and len(found) < POOLED:
+                patch = self.artifact(other)
+                found += [patch] if isinstance(patch, Patch) else []
         return found
 
     def prefix(self, prompt: Prompt) -> PrefixMatch | None:
@@ -89,12 +89,12 @@ class LinkContext:
                 self._prefixes[found[0].entry] = found[1]
         return self._match
 
-    def add(self, patches: Mapping[PatchKey, Patch]) -> None:
-        """Take in patches just formed."""
-        self._patches.update(patches)
+    def add(self, artifacts: Mapping[PatchKey, Artifact]) -> None:
+        """Take in artifacts just formed."""
+        self._artifacts.update(artifacts)
 
     @property
     def resources(self) -> Resources:
         """All that was found, for the executor."""
-        patches = {key: patch for key, patch in self._patches.items() if patch is not None}
-        return Resources(patches, self._prefixes, self._rows)
+        artifacts = {key: artifact for key, artifact in self._artifacts.items() if artifact is not None}
+        return Resources(artifacts, self._prefixes, self._rows)

@@ -4,23 +4,22 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from emblema.errors import PlanError
+from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
-from emblema.kv.patch import Patch, deficit, form_patch
+from emblema.kv.patch import Patch, deficit, factor, form_patch
 from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.assemble import ModelGeometry, Resources
 from emblema.link.directions import on_directions, pooled_directions
 from emblema.link.executor import Executor
 from emblema.link.findings import LinkContext
-from emblema.link.keys import form_keys
 from emblema.link.orderings import averaged, mean_deficits, orderings
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, Segment
-from emblema.link.residual import KIND as RESIDUAL
-from emblema.link.residual import form_residual
 from emblema.link.strategies.base import computed
+from emblema.models.adapter import Adapter
 from emblema.models.table import KVTable
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 Need = tuple[int, Collection[int]]
 Deficits = list[LayerRows | None]
@@ -33,39 +32,69 @@ class RowSource(Protocol):
 
 
 def form_missing(
-    executor: Executor, prompt: Prompt, plan: LinkPlan, findings: LinkContext, keep: Callable[[PatchKey, Patch], object]
+    executor: Executor,
+    prompt: Prompt,
+    plan: LinkPlan,
+    findings: LinkContext,
+    keep: Callable[[PatchKey, Artifact], object],
 ) -> int:
     """Form what the plan lists, add it to the findings and have it kept.
 
     Args:
-        keep: called with each piece.
+        keep: called with each artifact.
 
     Returns:
         The rows that were run.
     """
     conditioned: dict[PatchKey, Need] = {}
-    made: dict[PatchKey, Patch] = {}
+    made: dict[PatchKey, Artifact] = {}
     rows = 0
     for key in plan.forming:
-        need = _need(plan, key, findings.patch(key))
-        if key.kind.startswith(RESIDUAL):
-            made[key], ran = form_residual(executor.adapter, key, _chunk(prompt, key))
-        elif key.kind == "keys":
+        ran = 0
+        if key.kind is ArtifactKind.RESIDUAL:
             chunk = _chunk(prompt, key)
-            made[key], ran = form_keys(executor.adapter, chunk, findings.resources.chunk_rows(chunk), need[0]), 0
+            made[key], ran = form_residual(executor.adapter, key, chunk), chunk.tokens
+        elif key.kind is ArtifactKind.KEYS:
+            chunk = _chunk(prompt, key)
+            rank = _need(plan, key, findings.artifact(key))[0]
+            made[key] = form_key_factors(executor.adapter, chunk, findings.resources.chunk_rows(chunk), rank)
         elif key.orbit:
+            need = _need(plan, key, findings.artifact(key))
             made[key], ran = _form_orbit(executor, prompt, key, need, findings.resources)
         else:
-            conditioned[key], ran = need, 0
+            conditioned[key] = _need(plan, key, findings.artifact(key))
         rows += ran
     if conditioned:
         formed, ran = form_patches(executor, prompt, conditioned, findings.resources, findings)
         made |= formed
         rows += ran
     findings.add(made)
-    for key, patch in made.items():
-        keep(key, patch)
+    for key, artifact in made.items():
+        keep(key, artifact)
     return rows
+
+
+def form_residual(adapter: Adapter, key: PatchKey, chunk: Chunk) -> ResidualStream:
+    """Return the residual stream that enters the layer of a RESIDUAL key, from one run of the layers below it.
+
+    Like the canonical KV it belongs to the chunk whatever is before it.
+
+    Raises:
+        PlanError: the key names no layer.
+    """
+    if key.layer is None:
+        raise PlanError(f"the {key} names no layer")
+    return ResidualStream(adapter.residual(chunk.encoded, key.layer), key.layer, len(adapter.layouts))
+
+
+def form_key_factors(adapter: Adapter, chunk: Chunk, rows: KVRows, rank: int) -> KeyFactors:
+    """Return factors of the position-free keys (MLA: the latent) of every layer. No forward runs."""
+    source = PhaseBook(adapter.tables, chunk.encoded.positions.to(adapter.device))
+    layers = []
+    for index, layout in enumerate(adapter.layouts):
+        keys = unplace(rows[index].to(adapter.device), layout, source).keys
+        layers.append(factor(keys, rank, adapter.dtype))
+    return KeyFactors(tuple(layers))
 
 
 def form_patches(
@@ -78,10 +107,10 @@ def form_patches(
     """Form the patches of a prompt's chunks from one forward over it, up to the last chunk wanted (Kamera, appendix A).
 
     Args:
-        wanted: for each key, the rank and the layers to patch. One of the kind `basis-M` is cut to directions pooled
+        wanted: for each key, the rank and the layers to patch. One of the kind BASIS is cut to directions pooled
             over other items, and the item's own patch is formed beside it, as its share in later pools.
         resources: where the chunks' canonical rows are.
-        findings: knows the other items' patches; only asked for keys of the kind `basis-M`.
+        findings: knows the other items' patches; only asked for keys of the kind BASIS.
 
     Returns:
         The patches by key, and the rows that were run.
@@ -98,14 +127,14 @@ def form_patches(
     for key, (segment, chunk) in places.items():
         rank, layers = wanted[key]
         deficits = deficits_of(adapter, table, part, segment, (chunk, resources.chunk_rows(chunk)), set(layers))
-        own = PatchKey(key.model.partition("/")[0], key.chunk, key.antecedents)
+        own = PatchKey(key.model, key.chunk, key.antecedents)
         if own == key:
             patches[key] = form_patch(deficits, rank, adapter.dtype)
             continue
         if findings is None:
             raise PlanError(f"the {key} needs the patches of other items")
         patches[key] = on_directions(deficits, pooled_directions(findings.others(key), rank), adapter.dtype)
-        if own not in wanted and findings.patch(own) is None:
+        if own not in wanted and findings.artifact(own) is None:
             patches[own] = form_patch(deficits, rank, adapter.dtype)
     return patches, part.tokens
 
@@ -160,10 +189,12 @@ def _form_orbit(
     return form_patch(mean_deficits(every), rank, adapter.dtype), rows
 
 
-def _need(plan: LinkPlan, key: PatchKey, held: Patch | None) -> Need:
+def _need(plan: LinkPlan, key: PatchKey, held: Artifact | None) -> Need:
     """The rank and layers to form: what the plan asks for, and no less than what is held already."""
     rank, layers = plan.patch_need(key)
-    if held is not None:
+    if isinstance(held, KeyFactors):
+        rank = max(rank, held.rank)
+    elif isinstance(held, Patch):
         rank = max(rank, held.rank)
         layers |= {index for index, layer in enumerate(held.layers) if layer is not None}
     return rank, layers

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import ChunkPart, Part, Prompt, Segment
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 EXHAUSTIVE = 4
 """Sets up to this size are enumerated whole, as the paper does."""
@@ -20,8 +20,8 @@ SAMPLED = 24
 
 def orbit_key(model: str, chunk: str, antecedents: tuple[str, ...], *, strict: bool = False) -> PatchKey:
     """What the orbit patch of a chunk behind a set is found by; a strict one, by the ordering it leaves out too."""
-    kind = f"without-{blake3(''.join(antecedents).encode()).hexdigest(16)}" if strict else ""
-    return PatchKey.of(kind, model, chunk, antecedents, orbit=True)
+    held_out = blake3("".join(antecedents).encode()).hexdigest(16) if strict else None
+    return PatchKey(model, chunk, antecedents, ArtifactKind.ORBIT, held_out=held_out)
 
 
 def averaged(key: PatchKey, antecedents: tuple[str, ...]) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,6 @@ class TextPart:
     @property
     def tokens(self) -> int:
         return len(self.token_ids)
-
-
-REPAIR = "repair"
 
 
 class RowState(StrEnum):
@@ -70,7 +67,7 @@ class ChunkPart:
     @property
     def repair_key(self) -> PatchKey:
         """What a plan calls the repair; it is in no store."""
-        return PatchKey.of(REPAIR, self.chunk.model, self.chunk.id)
+        return PatchKey(self.chunk.model, self.chunk.id, kind=ArtifactKind.REPAIR)
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from emblema.link.prompt import Rows
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 
 class Source(StrEnum):
@@ -41,7 +41,7 @@ Origin = ChunkOrigin | PrefixOrigin
 class PatchUse:
     """A stored patch, cut to a rank.
 
-    A key of the kind `keys` adds nothing: its factors stand in for the chunk's own keys. Of a kind `basis-M`, the
+    A key of the kind KEYS adds nothing: its factors stand in for the chunk's own keys. Of the kind BASIS, the
     right factors are the model's and only the left ones are the item's.
     """
 
@@ -54,7 +54,7 @@ class ResidualUse:
     """A chunk's kept residual stream, which rows computed above a skipped layer begin from.
 
     Attributes:
-        key: what it is found by; its kind names the layer that it enters.
+        key: what it is found by; it names the layer that the stream enters.
         width: numbers a row, the model's hidden size.
         offset: the stream's row that the range begins with.
     """
@@ -138,14 +138,14 @@ def describe(part: RowRange) -> str:
             words.append("not relocated")
     elif isinstance(part.origin, PrefixOrigin):
         words.append(f"prefix {part.origin.entry[:8]}")
-    if part.patch is not None and part.patch.key.kind == "keys":
+    if part.patch is not None and part.patch.key.kind is ArtifactKind.KEYS:
         words.append(f"keys of rank {part.patch.rank}")
-    elif part.patch is not None and part.patch.key.kind == "repair":
+    elif part.patch is not None and part.patch.key.kind is ArtifactKind.REPAIR:
         words.append(f"repaired by rank {part.patch.rank}")
     elif part.patch is not None:
         words.append(f"patch of rank {part.patch.rank} behind {len(part.patch.key.antecedents)} chunks")
     if part.residual is not None:
-        words.append(f"from the {part.residual.key.kind} of {part.residual.key.chunk[:8]}")
+        words.append(f"from the {part.residual.key.label} of {part.residual.key.chunk[:8]}")
     if part.hidden:
         words.append("blind to " + ", ".join(f"{start}-{stop}" for start, stop in part.hidden))
     return ", ".join(words)
@@ -157,4 +157,4 @@ def code_of(part: RowRange) -> int:
         return 0
     if part.source is Source.ABSENT:
         return 3
-    return 1 if part.patch is None or part.patch.key.kind == "keys" else 2
+    return 1 if part.patch is None or part.patch.key.kind is ArtifactKind.KEYS else 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from emblema.store.handles import StoredRows
     from emblema.store.identity import SHARED_SALT, chunk_id, owner_digest, patch_id
-    from emblema.store.keys import PatchKey
+    from emblema.store.keys import ArtifactKind, PatchKey
     from emblema.store.leases import Lease
     from emblema.store.prefixes import ChunkSegment, KeptPrefix, PrefixMatch, PrefixStore, Segment, TextSegment
     from emblema.store.record import SHARED, Terms
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SHARED",
     "SHARED_SALT",
+    "ArtifactKind",
     "ChunkSegment",
     "KeptPrefix",
     "Lease",
@@ -41,7 +42,7 @@ __all__ = [
 _MODULES = {
     "handles": ("StoredRows",),
     "identity": ("SHARED_SALT", "chunk_id", "owner_digest", "patch_id"),
-    "keys": ("PatchKey",),
+    "keys": ("ArtifactKind", "PatchKey"),
     "leases": ("Lease",),
     "prefixes": ("ChunkSegment", "KeptPrefix", "PrefixMatch", "PrefixStore", "Segment", "TextSegment"),
     "record": ("SHARED", "Terms"),

@@ -7,11 +7,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.store.compression import Compression, check_compression, compress, restore
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey, key_of_written
 from emblema.store.record import Record, RecordHeader, RecordReader
 from emblema.store.tensors import DTYPES, FLOATS, NAMES, checked, dtype_name, make_record, natural, require, to_tensor
 
@@ -120,13 +121,14 @@ def read_layers(reader: RecordReader) -> Iterator[LayerRows]:
         yield checked(reader.header, partial(_in_order, reader, index, layer))
 
 
-def patch_record(key: PatchKey, id: str, patch: Patch, owner: str, *, created: float) -> Record:
-    """A patch as a record; tensors on the CPU are not copied.
+def artifact_record(key: PatchKey, id: str, artifact: Artifact, owner: str, *, created: float) -> Record:
+    """A patch, or another artifact of a chunk, as a record; tensors on the CPU are not copied.
 
     Raises:
         StoreError: a factor's dtype has no place in the format.
     """
     tensors: dict[str, Tensor] = {}
+    patch = _as_patch(artifact)
     for index, layer in enumerate(patch.layers):
         if layer is not None:
             for slot, factors in zip(SLOTS, (layer.keys, layer.values), strict=True):
@@ -139,16 +141,16 @@ def patch_record(key: PatchKey, id: str, patch: Patch, owner: str, *, created: f
         "layers": [layer is not None for layer in patch.layers],
     }
     chunks = tuple(dict.fromkeys((key.chunk, *key.antecedents)))
-    return make_record(id, "patch", owner, key.model, chunks, created, meta, tensors)
+    return make_record(id, "patch", owner, key.written_model, chunks, created, meta, tensors)
 
 
-def read_patch(reader: RecordReader) -> tuple[PatchKey, Patch]:
-    """A patch and the key that it is found by, on the CPU.
+def read_artifact(reader: RecordReader) -> tuple[PatchKey, Artifact]:
+    """A patch or another artifact, on the CPU, and the key that it is found by.
 
     Raises:
         LoadError: it is damaged, or the record is no patch.
     """
-    return checked(reader.header, lambda header: _patch(reader, header), kind="patch")
+    return checked(reader.header, lambda header: _artifact(reader, header), kind="patch")
 
 
 def patch_key(reader: RecordReader) -> PatchKey:
@@ -198,7 +200,7 @@ def _rows(
     return restore(to_tensor(reader, name, kept, heads, count, width), scales, dtype)
 
 
-def _patch(reader: RecordReader, header: RecordHeader) -> tuple[PatchKey, Patch]:
+def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[PatchKey, Artifact]:
     meta = header.meta
     key = _key(header)
     require(key.chunks == set(header.chunks), "its key is of other chunks")
@@ -208,13 +210,41 @@ def _patch(reader: RecordReader, header: RecordHeader) -> tuple[PatchKey, Patch]
     names = {f"layers.{index}.{slot}.{side}" for index in layers for slot in SLOTS for side in ("left", "right")}
     require(header.sizes.keys() == names, "it lacks tensors or holds others")
     found = {index: LayerPatch(*(_factors(reader, f"layers.{index}.{slot}") for slot in SLOTS)) for index in layers}
-    return key, Patch(tuple(found.get(index) for index in range(len(patched))))
+    return key, _from_patch(key, Patch(tuple(found.get(index) for index in range(len(patched)))))
 
 
 def _key(header: RecordHeader) -> PatchKey:
     meta = header.meta
     require(isinstance(meta["antecedents"], list) and isinstance(meta["orbit"], bool), "its key is malformed")
-    return PatchKey(header.model, meta["chunk"], tuple(meta["antecedents"]), meta["orbit"])
+    return key_of_written(header.model, meta["chunk"], tuple(meta["antecedents"]), meta["orbit"])
+
+
+def _as_patch(artifact: Artifact) -> Patch:
+    """Return the patch that an artifact is written as: slots that it does not use have factors of no size."""
+    if isinstance(artifact, KeyFactors):
+        return Patch(tuple(LayerPatch(keys, _nothing(len(keys.left), torch.float32)) for keys in artifact.layers))
+    if isinstance(artifact, ResidualStream):
+        rows = artifact.rows
+        layer = LayerPatch(Factors(rows, rows.new_empty(rows.shape[1], 0)), _nothing(len(rows), rows.dtype))
+        return Patch(tuple(layer if index == artifact.layer else None for index in range(artifact.layers)))
+    return artifact
+
+
+def _from_patch(key: PatchKey, patch: Patch) -> Artifact:
+    """Return what `_as_patch` was given for a key of its kind."""
+    layers = [layer for layer in patch.layers if layer is not None]
+    if key.kind is ArtifactKind.KEYS:
+        require(len(layers) == len(patch.layers), "it lacks a layer")
+        return KeyFactors(tuple(layer.keys for layer in layers))
+    if key.kind is ArtifactKind.RESIDUAL:
+        held = [index for index, layer in enumerate(patch.layers) if layer is not None]
+        require(held == [key.layer], "it is not of its key's layer alone")
+        return ResidualStream(layers[0].keys.left, held[0], len(patch.layers))
+    return patch
+
+
+def _nothing(tokens: int, dtype: torch.dtype) -> Factors:
+    return Factors(torch.empty(tokens, 0, dtype=dtype), torch.empty(0, 0, dtype=dtype))
 
 
 def _factors(reader: RecordReader, name: str) -> Factors:

@@ -68,7 +68,7 @@ class Finder:
             if dead or piece.expired(keeper.clock.now()):
                 return None
             keeper.memory.insert(piece)
-            if piece.patch is not None:
+            if piece.artifact is not None:
                 keeper.counts.add(piece.owner, "loads")
             keeper.use(piece)
             keeper.traffic.make_room(piece)

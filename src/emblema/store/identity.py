@@ -71,7 +71,7 @@ def patch_id(key: PatchKey, owner: str) -> str:
     Two tenants may form a patch of the same shared chunks; each keeps its own, as the text in front of it is its own.
     """
     digest = blake3(derive_key_context=_PATCH)
-    digest.update(canonical([owner, key.model, key.chunk, list(key.antecedents), key.orbit]))
+    digest.update(canonical([owner, key.written_model, key.chunk, list(key.antecedents), key.orbit]))
     return digest.hexdigest()
 
 

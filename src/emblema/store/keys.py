@@ -1,52 +1,105 @@
-"""What a conditioning patch is found by."""
+"""What an artifact of a chunk (a patch, factors of its keys, its residual stream) is found by."""
 
 from dataclasses import dataclass
-from typing import Self
+from enum import StrEnum
+
+
+class ArtifactKind(StrEnum):
+    """What an artifact is.
+
+    Attributes:
+        PATCH: the conditioning patch of a chunk after its antecedents in their order.
+        ORBIT: a patch averaged over the orderings of its antecedents (Kamera, section 5).
+        BASIS: a patch on directions pooled over other chunks (Kamera, section 4).
+        KEYS: low-rank factors of the chunk's own keys (ShadowKV).
+        RESIDUAL: the residual stream that enters one layer where the chunk is prefilled alone.
+        REPAIR: what a window adds to rows that it wrote; it is in no store.
+    """
+
+    PATCH = "patch"
+    ORBIT = "orbit"
+    BASIS = "basis"
+    KEYS = "keys"
+    RESIDUAL = "residual"
+    REPAIR = "repair"
 
 
 @dataclass(frozen=True, slots=True)
 class PatchKey:
-    """Model, chunk and antecedents; text in front and positions are not part of it and count only as drift.
-
-    Other pieces that are made from a chunk lie under such keys too: their kind stands behind the fingerprint, after a
-    slash, so that every store tells them from patches.
+    """Model, chunk, antecedents and kind; text in front and positions are not part of it and count only as drift.
 
     Attributes:
-        model: the model's weights fingerprint, hex; `fingerprint/kind` for what is no plain patch.
-        chunk: id of the patched chunk.
+        model: the model's weights fingerprint, hex.
+        chunk: id of the chunk that the artifact is of.
         antecedents: ids of the chunks before it, in their order; an orbit patch serves every ordering, so its ids are
             kept sorted and each once.
-        orbit: whether the patch is averaged over the orderings.
+        kind: what the artifact is.
+        rank: of BASIS, the number of pooled directions.
+        layer: of RESIDUAL, index of the layer that the stream enters.
+        held_out: of ORBIT, digest of the one ordering that is left out of the average; None where none is by name.
     """
 
     model: str
     chunk: str
-    antecedents: tuple[str, ...]
-    orbit: bool = False
+    antecedents: tuple[str, ...] = ()
+    kind: ArtifactKind = ArtifactKind.PATCH
+    rank: int | None = None
+    layer: int | None = None
+    held_out: str | None = None
 
     def __post_init__(self) -> None:
         ordered = tuple(sorted(set(self.antecedents))) if self.orbit else tuple(self.antecedents)
         object.__setattr__(self, "antecedents", ordered)
 
-    @classmethod
-    def of(cls, kind: str, model: str, chunk: str, antecedents: tuple[str, ...] = (), *, orbit: bool = False) -> Self:
-        """The key of a piece of some kind."""
-        return cls(f"{model}/{kind}" if kind else model, chunk, antecedents, orbit)
-
     @property
-    def kind(self) -> str:
-        """What the piece is; empty for a patch."""
-        return self.model.partition("/")[2]
+    def orbit(self) -> bool:
+        """Whether the patch is averaged over the orderings."""
+        return self.kind is ArtifactKind.ORBIT
 
     @property
     def chunks(self) -> frozenset[str]:
-        """Every chunk the patch was made from; it goes with any of them."""
+        """Every chunk the artifact was made from; it goes with any of them."""
         return frozenset((self.chunk, *self.antecedents))
+
+    @property
+    def label(self) -> str:
+        """The kind and its parameter as files and ids hold them; empty for a plain patch or an orbit patch."""
+        if self.kind is ArtifactKind.BASIS:
+            return f"basis-{self.rank}"
+        if self.kind is ArtifactKind.RESIDUAL:
+            return f"residual-{self.layer}"
+        if self.orbit:
+            return "" if self.held_out is None else f"without-{self.held_out}"
+        return "" if self.kind is ArtifactKind.PATCH else str(self.kind)
+
+    @property
+    def written_model(self) -> str:
+        """The model field of files and ids: the fingerprint, and for what is no plain patch a slash and the label."""
+        return f"{self.model}/{self.label}" if self.label else self.model
 
     def __str__(self) -> str:
         before = ", ".join(name[:8] for name in self.antecedents)
-        if self.kind and not self.orbit:
-            return f"{self.kind} of {self.chunk[:8]} after [{before}]"
         if self.orbit:
             return f"orbit patch of {self.chunk[:8]} after {{{before}}}"
-        return f"patch of {self.chunk[:8]} after [{before}]"
+        return f"{self.label or 'patch'} of {self.chunk[:8]} after [{before}]"
+
+
+def key_of_written(written_model: str, chunk: str, antecedents: tuple[str, ...], orbit: bool) -> PatchKey:
+    """Return the key whose `written_model`, chunk, antecedents and orbit flag a file holds.
+
+    Raises:
+        ValueError: the label is of no kind that is stored.
+    """
+    model, _, label = written_model.partition("/")
+    name, _, parameter = label.partition("-")
+    if orbit:
+        key = PatchKey(model, chunk, antecedents, ArtifactKind.ORBIT, held_out=parameter or None)
+    elif name == ArtifactKind.BASIS:
+        key = PatchKey(model, chunk, antecedents, ArtifactKind.BASIS, rank=int(parameter))
+    elif name == ArtifactKind.RESIDUAL:
+        key = PatchKey(model, chunk, antecedents, ArtifactKind.RESIDUAL, layer=int(parameter))
+    else:
+        key = PatchKey(model, chunk, antecedents, ArtifactKind(name) if name else ArtifactKind.PATCH)
+    if key.written_model != written_model:
+        raise ValueError(f"it is of the unknown kind {label[:40]!r}")
+    return key

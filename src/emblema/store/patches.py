@@ -3,10 +3,8 @@
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-import torch
-
 from emblema.errors import StoreError
-from emblema.kv.patch import Factors, LayerPatch, Patch
+from emblema.kv.artifacts import Artifact
 from emblema.store import codec
 from emblema.store.identity import patch_id
 from emblema.store.keys import PatchKey
@@ -29,8 +27,8 @@ class Patches:
         # Keys read from headers, by id, which is a digest of the key; guarded by the store's lock.
         self._read: OrderedDict[str, PatchKey] = OrderedDict()
 
-    def find(self, owners: "Owners", key: PatchKey) -> Patch | None:
-        """The first owner's patch of a key, in memory or read from a slower tier."""
+    def find(self, owners: "Owners", key: PatchKey) -> Artifact | None:
+        """The first owner's artifact of a key, in memory or read from a slower tier."""
         keeper = self._keeper
         ids = [(owner, patch_id(key, owner)) for owner in owners]
         with keeper.changed:
@@ -38,13 +36,13 @@ class Patches:
                 piece = keeper.lookup((owner,), id)
                 if piece is not None:
                     keeper.use(piece)
-                    return piece.patch
+                    return piece.artifact
         if not keeper.slower:
             return None
         for owner, id in ids:
             piece = keeper.loader.ask(id, owner, lambda owner=owner, id=id: self._fetch(owner, id, key))  # type: ignore[misc]
             if piece is not None:
-                return piece.patch
+                return piece.artifact
         return None
 
     def _fetch(self, owner: str, id: str, key: PatchKey) -> Piece | None:
@@ -54,7 +52,7 @@ class Patches:
         for label, reader in keeper.slower.open(id, (owner,)):
             header = reader.header
             try:
-                found, patch = codec.read_patch(reader)
+                found, artifact = codec.read_artifact(reader)
                 if found != key:
                     raise StoreError(f"{id[:12]} holds another patch than its name says")
                 piece = keeper.finder.found(label, header)
@@ -63,20 +61,20 @@ class Patches:
                 continue
             finally:
                 reader.close()
-            piece.key, piece.patch = key, _moved(patch, keeper.device)
+            piece.key, piece.artifact = key, artifact.to(keeper.device)
             piece = keeper.finder.admit(piece) or piece
             return piece if piece.listed else None
         return None
 
-    def put(self, owners: "Owners", key: PatchKey, patch: Patch) -> bool:
-        """Keep a patch for the first owner; False where a chunk is not here, or it is too large."""
+    def put(self, owners: "Owners", key: PatchKey, artifact: Artifact) -> bool:
+        """Keep an artifact for the first owner; False where a chunk is not here, or it is too large."""
         keeper, owner = self._keeper, owners[0]
         budget, quota = keeper.memory.budgets["device"], keeper.quota_of(owner)
-        if any(bound is not None and patch.bytes > bound for bound in (budget, quota)):
+        if any(bound is not None and artifact.bytes > bound for bound in (budget, quota)):
             return False
         if not all(keeper.holds(owners, chunk) for chunk in key.chunks):
             return False
-        piece = keeper.piece(owner, patch_id(key, owner), keeper.terms, key=key, patch=patch)
+        piece = keeper.piece(owner, patch_id(key, owner), keeper.terms, key=key, artifact=artifact)
         with keeper.changed:
             # Deleted since they were looked for: deletion wins.
             if not all(
@@ -146,12 +144,3 @@ class Patches:
             known = [keeper.slower.entry(id, owner) for id in keeper.slower.disk.patches_of(chunk)]
             ids |= {entry.id for entry in known if entry is not None}
         return sum(keeper.delete(owner, id) for id in sorted(ids))
-
-
-def _moved(patch: Patch, device: torch.device) -> Patch:
-    def there(factors: Factors) -> Factors:
-        return Factors(factors.left.to(device), factors.right.to(device))
-
-    return Patch(
-        tuple(None if layer is None else LayerPatch(there(layer.keys), there(layer.values)) for layer in patch.layers)
-    )

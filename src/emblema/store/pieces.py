@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
-from emblema.kv.patch import Patch
 from emblema.store.handles import StoredRows
 from emblema.store.keys import PatchKey
 from emblema.store.record import Name, Terms
@@ -35,7 +35,7 @@ class Piece:
         began, accessed: when it was created and last used, in steady time.
         chunk: the handle given out, with the encoding; None for a patch.
         rows: a tuple where they are here, ArrivingRows under way, None where only a slower tier has them.
-        key, patch: of a patch.
+        key, artifact: of a patch or another artifact.
         tier: where `rows` are.
         moving: bytes held in the other tier too, while they are copied.
         loading: whether a load or copy is under way, even where nobody waits for it any more.
@@ -54,7 +54,7 @@ class Piece:
     chunk: Chunk | None = None
     rows: KVRows | None = None
     key: PatchKey | None = None
-    patch: Patch | None = None
+    artifact: Artifact | None = None
     tier: MemoryTier = "device"
     moving: int = 0
     loading: bool = False
@@ -81,7 +81,7 @@ class Piece:
         """Bytes with all rows."""
         if self.chunk is not None:
             return self.chunk.encoded.bytes + self.chunk.bytes
-        return 0 if self.patch is None else self.patch.bytes
+        return 0 if self.artifact is None else self.artifact.bytes
 
     def expired(self, now: float) -> bool:
         """Whether its time has come, in steady time."""

@@ -141,8 +141,8 @@ class Saver:
 
     def _record(self, job: _Job) -> Record:
         keeper, piece = self._keeper, job.piece
-        if piece.patch is not None and piece.key is not None:
-            return codec.patch_record(piece.key, piece.id, piece.patch, piece.owner, created=piece.created)
+        if piece.artifact is not None and piece.key is not None:
+            return codec.artifact_record(piece.key, piece.id, piece.artifact, piece.owner, created=piece.created)
         if job.rows is None:
             raise EmblemaError(f"{piece.id[:12]} has no rows in memory to write")
         return codec.chunk_record(job.rows, piece.owner, compression=keeper.compression, created=piece.created)

@@ -171,7 +171,7 @@ class Store:
             leased = memory.leased if owner is None else memory.leased_of[owner]
             contents = {
                 "chunks": sum(piece.chunk is not None for piece in pieces),
-                "patches": sum(piece.patch is not None for piece in pieces),
+                "patches": sum(piece.artifact is not None for piece in pieces),
                 "bytes": sum(tiers.values()),
                 "device_bytes": tiers["device"],
                 "host_bytes": tiers["host"],

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from emblema.errors import StoreError
+from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
 from emblema.store.identity import SHARED_SALT, owner_digest
@@ -154,12 +155,17 @@ class TenantStore:
         return self._keeper.set_pin(self.owner, chunk, False)
 
     def find_patch(self, key: PatchKey) -> Patch | None:
-        """The patch with this key, the tenant's own before a shared one; or None."""
+        """The patch with this key, the tenant's own before a shared one; None where there is none, or another kind."""
+        found = self.find_artifact(key)
+        return found if isinstance(found, Patch) else None
+
+    def find_artifact(self, key: PatchKey) -> Artifact | None:
+        """The patch or other artifact with this key, the tenant's own before a shared one; or None."""
         found = self._keeper.patches.find(self._owners, key)
         self._keeper.counts.add(self.owner, "patch_misses" if found is None else "patch_hits")
         return found
 
-    def put_patch(self, key: PatchKey, patch: Patch) -> bool:
+    def put_patch(self, key: PatchKey, patch: Artifact) -> bool:
         """Keep a patch, in place of one with the same key; whether it was kept.
 
         It is not where a chunk that it was made from is not here any more, so that a patch whose forming was overtaken

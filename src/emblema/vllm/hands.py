@@ -142,7 +142,7 @@ class Hands:
                 raise LoadError(lease.missing[0], "it is not in the store any more")
             patches = {}
             for key in keys:
-                patch = view.find_patch(key)
+                patch = view.find_artifact(key)
                 if patch is None:
                     raise LoadError(key.chunk, f"the {key} is not in the store any more")
                 patches[key] = patch

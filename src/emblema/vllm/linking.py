@@ -138,4 +138,6 @@ def _strategy(name: object) -> Strategy:
 
 def _knowledge(shape: Shape, view: TenantStore) -> Knowledge:
     """What is stored; nothing is measured of a lane here, so `auto` decides by the policy as it is set by default."""
-    return Knowledge(shape.fingerprint, shape.layouts, view.find_patch, lambda prompt: None, patch_keys=view.patch_keys)
+    return Knowledge(
+        shape.fingerprint, shape.layouts, view.find_artifact, lambda prompt: None, patch_keys=view.patch_keys
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from emblema.errors import CapacityError, WindowError
 from emblema.link.policy.decisions import Lane as LinkLane
+from emblema.store.keys import ArtifactKind
 from emblema.window.budget import WindowBudget, weight
 from emblema.window.graph import Cascade, Staleness, forming_order
 from emblema.window.parts import Handle, Part
@@ -207,7 +208,7 @@ def _stored(
             continue
         kinds = unit.parts[-1].kinds - {"text"} or {"text"}
         keys = [{key for key in host.patch_keys(source) if key.model == host.model} for source in unit.sources]
-        plain = [{key.antecedents for key in found if not key.orbit} for found in keys]
+        plain = [{key.antecedents for key in found if key.kind is ArtifactKind.PATCH} for found in keys]
         if all(host.trusts(kind, LinkLane.PATCH, AUTO) for kind in kinds):
             for first in plain[0]:
                 before = _named(first, [one for one in units if one is not unit])
@@ -216,7 +217,9 @@ def _stored(
                     patches.setdefault(unit.name, set()).add(before)
         if len(keys) == 1 and all(host.trusts(kind, LinkLane.ORBIT, AUTO) for kind in kinds):
             for key in keys[0]:
-                others = _named(key.antecedents, [one for one in units if one is not unit]) if key.orbit else None
+                if not key.orbit or key.held_out is not None:
+                    continue
+                others = _named(key.antecedents, [one for one in units if one is not unit])
                 if others is not None:
                     orbits.setdefault(unit.name, set()).add(frozenset(others))
     return patches, orbits

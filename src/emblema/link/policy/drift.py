@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 
 class Change(StrEnum):
@@ -81,7 +81,7 @@ def drift_of(stored: Sequence[str], now: Sequence[str]) -> Drift:
 
 def nearest(keys: Iterable[PatchKey], now: Sequence[str]) -> list[tuple[PatchKey, Drift]]:
     """Plain patches of one chunk with their drift, the nearest antecedents first."""
-    drifts = [(key, drift_of(key.antecedents, now)) for key in keys if not key.orbit and not key.kind]
+    drifts = [(key, drift_of(key.antecedents, now)) for key in keys if key.kind is ArtifactKind.PATCH]
     return sorted(drifts, key=lambda one: (one[1].gone + one[1].new, not one[1].ordered, one[0].antecedents))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Patch
@@ -28,7 +29,7 @@ class Knowledge:
     Attributes:
         model: the model's fingerprint.
         layouts: per layer, how rows are kept.
-        find_patch: the stored patch of a key, or None.
+        find_artifact: the stored patch or other artifact of a key, or None.
         find_prefix: the longest exact prefix of earlier prompts, or None.
         others: how many items other than a patch's own have left their directions to pool.
         patch_keys: keys of the stored patches of a chunk, whatever stood before it.
@@ -37,7 +38,7 @@ class Knowledge:
 
     model: str
     layouts: tuple[LayerLayout, ...]
-    find_patch: Callable[[PatchKey], Patch | None]
+    find_artifact: Callable[[PatchKey], Artifact | None]
     find_prefix: Callable[[Prompt], PrefixMatch | None]
     others: Callable[[PatchKey], int] = lambda key: 0
     patch_keys: Callable[[str], Iterable[PatchKey]] = lambda chunk: ()
@@ -46,6 +47,11 @@ class Knowledge:
     @property
     def layers(self) -> int:
         return len(self.layouts)
+
+    def find_patch(self, key: PatchKey) -> Patch | None:
+        """The stored patch of a key; None where there is none, or an artifact of another kind."""
+        found = self.find_artifact(key)
+        return found if isinstance(found, Patch) else None
 
 
 class Strategy(Protocol):

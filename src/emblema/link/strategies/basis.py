@@ -1,13 +1,13 @@
 """`basis-M`: a patch on directions pooled over other items, only its coefficients the item's (Kamera, section 4)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan, RowRange
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, taken
 from emblema.link.strategies.patch import PatchStrategy, patched
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,14 @@ class Basis:
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rank = PatchStrategy(rank=self.rank).rank_for(chunk.tokens, knowledge)
-            key = PatchKey.of(f"basis-{rank}", knowledge.model, chunk.id, prompt.antecedents(segment))
+            own = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+            key = replace(own, kind=ArtifactKind.BASIS, rank=rank)
             patch = knowledge.find_patch(key)
             if patch is not None:
                 return patched(taken(segment, chunk, layers), key, min(rank, patch.rank))
             if knowledge.others(key) == 0:
                 alone.append(chunk.id)
-                key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+                key = own
                 patch = knowledge.find_patch(key)
             if patch is None or patch.rank < rank or not patch.covers(range(layers)):
                 forming.append(key)

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from emblema.kv.artifacts import KeyFactors
 from emblema.kv.chunk import Chunk
-from emblema.link.keys import keys_key
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, Source
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, lay_out
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class LowRankKeys:
         forming: list[PatchKey] = []
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
-            key = keys_key(knowledge.model, chunk.id)
+            key = PatchKey(knowledge.model, chunk.id, kind=ArtifactKind.KEYS)
             rank = min(self.rank, chunk.tokens, max(one.keys[0] * one.keys[1] for one in knowledge.layouts))
-            held = knowledge.find_patch(key)
-            if held is None or held.rank < rank:
+            held = knowledge.find_artifact(key)
+            if not isinstance(held, KeyFactors) or held.rank < rank:
                 forming.append(key)
             use = PatchUse(key, rank)
             return [RowRange(*segment.rows, Source.TAKEN, (0, layers), ChunkOrigin(chunk.id), use)]

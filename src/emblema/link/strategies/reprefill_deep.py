@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import ChunkOrigin, LinkPlan, ResidualUse, RowRange, Source
 from emblema.link.prompt import Prompt, Segment
-from emblema.link.residual import residual_key
 from emblema.link.strategies.base import Knowledge, lay_out, share_of
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,8 @@ class ReprefillDeep:
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             if cut == 0:
                 return [RowRange(*segment.rows, Source.COMPUTED, (0, layers))]
-            key = residual_key(knowledge.model, chunk.id, cut)
-            if knowledge.find_patch(key) is None:
+            key = PatchKey(knowledge.model, chunk.id, kind=ArtifactKind.RESIDUAL, layer=cut)
+            if knowledge.find_artifact(key) is None:
                 forming.append(key)
             use = ResidualUse(key, int(chunk.encoded.embeds.shape[1]))
             return [

@@ -6,7 +6,7 @@ from math import inf
 from typing import Literal
 
 from emblema.errors import CapacityError, PlanError
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 Lane = Literal["leading", "patch", "orbit", "settled", "fresh"]
 
@@ -64,11 +64,9 @@ class Held:
         patches: dict[str, set[tuple[str, ...]]] = {}
         orbits: dict[str, set[frozenset[str]]] = {}
         for key in keys:
-            if key.kind:
-                continue
-            if key.orbit:
+            if key.orbit and key.held_out is None:
                 orbits.setdefault(key.chunk, set()).add(frozenset(key.antecedents))
-            else:
+            elif key.kind is ArtifactKind.PATCH:
                 patches.setdefault(key.chunk, set()).add(key.antecedents)
         return cls(
             {chunk: frozenset(every) for chunk, every in patches.items()},

@@ -1,0 +1,54 @@
+"""What is made from a chunk and kept beside its canonical rows: patches, factors of its keys, its residual stream."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emblema.kv.patch import Factors, Patch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyFactors:
+    """A chunk's own position-free keys (MLA: the latent) as low-rank factors, one of every layer (ShadowKV)."""
+
+    layers: tuple[Factors, ...]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of any layer."""
+        return max((factors.rank for factors in self.layers), default=0)
+
+    @property
+    def bytes(self) -> int:
+        return sum(factors.bytes for factors in self.layers)
+
+    def to(self, device: torch.device) -> "KeyFactors":
+        """The factors on a device."""
+        return KeyFactors(tuple(factors.to(device) for factors in self.layers))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidualStream:
+    """The residual stream that enters one layer where a chunk is prefilled alone; it holds no position.
+
+    Attributes:
+        rows: [tokens, hidden], in the model's dtype.
+        layer: index of the layer that it enters.
+        layers: number of layers of the model.
+    """
+
+    rows: Tensor
+    layer: int
+    layers: int
+
+    @property
+    def bytes(self) -> int:
+        return self.rows.nbytes
+
+    def to(self, device: torch.device) -> "ResidualStream":
+        """The stream on a device."""
+        return ResidualStream(self.rows.to(device), self.layer, self.layers)
+
+
+Artifact = Patch | KeyFactors | ResidualStream
