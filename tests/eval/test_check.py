@@ -17,7 +17,7 @@ from emblema.eval.demo_media import demo_media
 from emblema.eval.figures import plain, write_figures
 from emblema.eval.metrics import Share
 from emblema.kv.chunk import Chunk
-from emblema.link.policy.decisions import Lane
+from emblema.link.policy.policy import Lane
 from tests.families import loaded, picture
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")

@@ -14,8 +14,7 @@ from torch import Tensor
 from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange
-from emblema.link.policy.judgement import PolicyInputs, Verdict
-from emblema.link.policy.policy import Policy
+from emblema.link.policy.policy import LaneVerdict, Policy, PolicyInputs
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch
@@ -278,8 +277,8 @@ def artifact_of_rank(key: PatchKey, rank: int) -> Artifact:
     return KeyFactors(tuple(layer.keys for layer in patch.layers if layer is not None))
 
 
-def everything_open(kind: str, lane: object, policy: Policy) -> Verdict:
-    return Verdict(True, "measured")
+def everything_open(kind: str, lane: object, policy: Policy) -> LaneVerdict:
+    return LaneVerdict(True, "measured")
 
 
 def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
@@ -308,7 +307,7 @@ def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
             prompt,
             lambda key: patch_of_rank(16) if key in held else None,
             patch_keys=lambda chunk: [keys[chunk]] if chunk in keys else [],
-            judgement=PolicyInputs(policy=Policy(drift=1.0), verdict=everything_open),
+            policy_inputs=PolicyInputs(policy=Policy(drift=1.0), verdict=everything_open),
         )
 
     def related(prompt: Prompt) -> Knowledge:
@@ -336,9 +335,9 @@ def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
         "other items' directions": lambda prompt: known(prompt, others=lambda key: 3),
         "patches for more": stale,
         "patches for others": related,
-        "every lane open": lambda prompt: known(prompt, judgement=PolicyInputs(verdict=everything_open)),
+        "every lane open": lambda prompt: known(prompt, policy_inputs=PolicyInputs(verdict=everything_open)),
         "a plateau at rank 3": lambda prompt: known(
-            prompt, lambda key: artifact_of_rank(key, 3), judgement=PolicyInputs(plateau=3)
+            prompt, lambda key: artifact_of_rank(key, 3), policy_inputs=PolicyInputs(plateau=3)
         ),
     }
 

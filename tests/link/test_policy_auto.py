@@ -10,11 +10,8 @@ from emblema.errors import EmblemaError, StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.orderings import orbit_key
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.choosing import Trial
-from emblema.link.policy.decisions import Decision, Lane
-from emblema.link.policy.drift import drift_of
-from emblema.link.policy.judgement import PolicyInputs, Verdict, unmeasured
-from emblema.link.policy.policy import Policy
+from emblema.link.policy.choosing import Trial, drift_of
+from emblema.link.policy.policy import Decision, Lane, LaneVerdict, Policy, PolicyInputs, unmeasured
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto, bounded
 from emblema.link.strategies.base import Knowledge, PrefixMatch
@@ -41,7 +38,7 @@ def orbit(page: int, before: Iterable[int]) -> PatchKey:
 
 
 def known(
-    keys: Iterable[PatchKey], *, rank: int = 3, prefix: int = 0, judgement: PolicyInputs | None = None
+    keys: Iterable[PatchKey], *, rank: int = 3, prefix: int = 0, policy_inputs: PolicyInputs | None = None
 ) -> Knowledge:
     """A store that has patches with these keys."""
     held = {one: zero_patch(6, rank) for one in keys}
@@ -51,7 +48,7 @@ def known(
         held.get,
         lambda prompt: PrefixMatch("kept", prefix) if prefix else None,
         patch_keys=lambda name: [one for one in held if one.chunk == name],
-        judgement=judgement or PolicyInputs(POLICY),
+        policy_inputs=policy_inputs or PolicyInputs(POLICY),
     )
 
 
@@ -104,13 +101,13 @@ def test_the_same_set_in_another_order_takes_the_orbit() -> None:
     assert last(other).lane is Lane.FULL, "another set"
 
 
-def borne(kind: str, lane: Lane, policy: Policy) -> Verdict:
+def borne(kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
     """All lanes were measured to keep the bound, but a bare chunk."""
-    return Verdict(lane is not Lane.BARE, "measured")
+    return LaneVerdict(lane is not Lane.BARE, "measured")
 
 
 def test_a_dropped_or_duplicated_page_keeps_the_stored_patch_where_that_was_measured_to_be_borne() -> None:
-    stored = known([key(3, [0, 1, 2])], judgement=PolicyInputs(POLICY, borne))
+    stored = known([key(3, [0, 1, 2])], policy_inputs=PolicyInputs(POLICY, borne))
     for now in ([1, 2], [0, 2], [0, 1, 2, 2]):
         plan = Auto().plan(prompt_of([*now, 3]), stored)
         assert last(plan).lane is Lane.DRIFT and last(plan).key == key(3, [0, 1, 2]), now
@@ -125,12 +122,12 @@ def test_a_dropped_or_duplicated_page_keeps_the_stored_patch_where_that_was_meas
 def test_what_a_page_has_never_seen_is_no_small_drift(now: list[int]) -> None:
     """Whatever else stands there still, however much may be borne, and even without a bound to break."""
     for policy in (Policy(rank=3, drift=1), Policy(rank=3, drift=1, max_kl=None)):
-        stored = known([key(3, [0, 1, 2])], judgement=PolicyInputs(policy, borne))
+        stored = known([key(3, [0, 1, 2])], policy_inputs=PolicyInputs(policy, borne))
         plan = Auto().plan(prompt_of([*now, 3]), stored)
         assert last(plan).lane in (Lane.REFRESH, Lane.FULL) and Lane.DRIFT not in last(plan).closed
         assert not any(part.patch is not None for part in plan.ranges)
     # The other way round, nothing is there that the patch has not seen.
-    back = known([key(3, now)], judgement=PolicyInputs(Policy(rank=3, drift=1), borne))
+    back = known([key(3, now)], policy_inputs=PolicyInputs(Policy(rank=3, drift=1), borne))
     assert last(Auto().plan(prompt_of([0, 1, 2, 3]), back)).lane is Lane.DRIFT
 
 
@@ -146,30 +143,32 @@ def test_a_material_change_is_refreshed_and_excess_or_nothing_in_common_rebuilds
 
 
 def test_contents_without_a_gap_are_taken_bare() -> None:
-    def verdict(kind: str, lane: Lane, policy: Policy) -> Verdict:
-        return Verdict(True, "measured") if (kind, lane) == ("image", Lane.BARE) else unmeasured(kind, lane, policy)
+    def verdict(kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
+        return LaneVerdict(True, "measured") if (kind, lane) == ("image", Lane.BARE) else unmeasured(kind, lane, policy)
 
-    judgement = PolicyInputs(POLICY, verdict)
-    plan = Auto().plan(prompt_of([0, 1]), known([key(1, [0])], judgement=judgement))
+    policy_inputs = PolicyInputs(POLICY, verdict)
+    plan = Auto().plan(prompt_of([0, 1]), known([key(1, [0])], policy_inputs=policy_inputs))
     assert lanes(plan) == ["bare", "patch"], "a patch that is there is more faithful"
     assert (plan.sources()[:, 2:8] == 1).all()
 
 
 def test_a_closed_lane_is_not_taken_and_the_reason_says_so() -> None:
-    judgement = PolicyInputs(POLICY, lambda kind, lane, policy: Verdict(lane is not Lane.PATCH, "measured 0.3 nats"))
-    plan = Auto().plan(prompt_of([0, 1]), known([key(0, []), key(1, [0])], judgement=judgement))
+    policy_inputs = PolicyInputs(
+        POLICY, lambda kind, lane, policy: LaneVerdict(lane is not Lane.PATCH, "measured 0.3 nats")
+    )
+    plan = Auto().plan(prompt_of([0, 1]), known([key(0, []), key(1, [0])], policy_inputs=policy_inputs))
     assert lanes(plan) == ["bare", "bare"]
-    shut = PolicyInputs(POLICY, lambda kind, lane, policy: Verdict(False, "measured 0.3 nats"))
-    plan = Auto().plan(prompt_of([0, 1]), known([key(0, []), key(1, [0])], judgement=shut))
+    shut = PolicyInputs(POLICY, lambda kind, lane, policy: LaneVerdict(False, "measured 0.3 nats"))
+    plan = Auto().plan(prompt_of([0, 1]), known([key(0, []), key(1, [0])], policy_inputs=shut))
     assert lanes(plan) == ["full"] * 2 and "patch not taken: measured 0.3 nats" in str(plan.decisions[0])
 
 
 def test_computing_is_chosen_where_it_is_measured_to_be_quicker() -> None:
     keys = [key(0, []), key(1, [0])]
     quicker = PolicyInputs(POLICY, gain=lambda rows, patch_bytes: -0.002 if patch_bytes else None)
-    assert lanes(Auto().plan(prompt_of([0, 1]), known(keys, judgement=quicker))) == ["full"] * 2
+    assert lanes(Auto().plan(prompt_of([0, 1]), known(keys, policy_inputs=quicker))) == ["full"] * 2
     slower = PolicyInputs(POLICY, gain=lambda rows, patch_bytes: 0.002)
-    assert lanes(Auto().plan(prompt_of([0, 1]), known(keys, judgement=slower))) == ["patch"] * 2
+    assert lanes(Auto().plan(prompt_of([0, 1]), known(keys, policy_inputs=slower))) == ["patch"] * 2
 
 
 @pytest.mark.parametrize("policy", [Policy(max_kl=0, rank=3), Policy(min_agreement=1, rank=3)])
@@ -223,8 +222,8 @@ def test_a_trial_takes_one_lane_of_one_kind_and_no_other() -> None:
 )
 def test_a_stale_patch_is_never_chosen(stored: list[tuple[list[int], bool]], now: list[int], share: float) -> None:
     keys = [orbit(5, before) if averaged else key(5, before) for before, averaged in stored]
-    judgement = PolicyInputs(POLICY, borne)
-    plan = Auto(Policy(rank=3, drift=share)).plan(prompt_of([*now, 5]), known(keys, judgement=judgement))
+    policy_inputs = PolicyInputs(POLICY, borne)
+    plan = Auto(Policy(rank=3, drift=share)).plan(prompt_of([*now, 5]), known(keys, policy_inputs=policy_inputs))
     plan.validate()
     names = tuple(PAGES[index].id for index in now)
     for one in plan.decisions:

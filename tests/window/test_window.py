@@ -8,8 +8,7 @@ import torch
 
 from emblema import Engine
 from emblema.errors import CapacityError, EmblemaError, WindowError
-from emblema.link.policy.decisions import Lane
-from emblema.link.policy.policy import Policy
+from emblema.link.policy.policy import Lane, Policy
 from emblema.link.strategies.auto import Auto
 from emblema.store import PatchKey
 from emblema.window.budget import WindowBudget

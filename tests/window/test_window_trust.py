@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from emblema import Engine
-from emblema.link.policy.decisions import Lane
-from emblema.link.policy.policy import Policy
+from emblema.link.policy.policy import Lane, Policy
 from emblema.link.strategies.auto import Auto
 from emblema.window.graph import unseen
 from tests.engine.engines import largest_error

@@ -10,7 +10,7 @@ from emblema.cli.options import Json, Plain, StoreFolder
 from emblema.errors import StoreError
 
 if TYPE_CHECKING:
-    from emblema.link.policy.ledger import FidelityLog
+    from emblema.link.policy.fidelity import FidelityLog
 
 
 def policy(
@@ -30,7 +30,7 @@ def policy(
         show_json([line for name, log in found.items() for line in _lines(name, log)])
         return
     screen = console(plain)
-    if not any(log.lines() or log.plateaus() for log in found.values()):
+    if not any(log.reports() or log.plateaus() for log in found.values()):
         screen.print("Nothing was measured yet: the canary compares one linked prompt in a hundred.")
         return
     from rich.table import Table
@@ -41,7 +41,7 @@ def policy(
     for name in ("KL, nats", "agreement", "of", "ever", "turned"):
         table.add_column(name, justify="right")
     for name, log in found.items():
-        for line in log.lines():
+        for line in log.reports():
             table.add_row(
                 name[:8],
                 line.model[:8],
@@ -69,4 +69,4 @@ def policy(
 
 def _lines(owner: str, ledger: "FidelityLog") -> list[dict[str, Any]]:
     ranks = ledger.plateaus()
-    return [{"owner": owner, **asdict(line), "plateau": ranks.get(line.model)} for line in ledger.lines()]
+    return [{"owner": owner, **asdict(line), "plateau": ranks.get(line.model)} for line in ledger.reports()]

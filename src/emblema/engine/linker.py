@@ -145,7 +145,7 @@ class Linker:
             rows,
             self._pool,
             self.view.patch_keys,
-            None if self.upkeep is None else self.upkeep.judgement(model),
+            None if self.upkeep is None else self.upkeep.policy_inputs(model),
         )
         findings.add(_repairs(prompt))
         plan = _plan(chosen, prompt, findings, live)

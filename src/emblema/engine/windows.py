@@ -17,7 +17,7 @@ from emblema.errors import ModelError, PromptError, StoreError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.link.assemble import ModelGeometry
 from emblema.link.policy.costs import Rates
-from emblema.link.policy.decisions import Lane
+from emblema.link.policy.policy import Lane
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy

@@ -15,8 +15,8 @@ from emblema.errors import PromptError
 from emblema.eval.metrics import PLATEAU, Share, agreement, divergence, eta, flip_recovery, median_eta
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
-from emblema.link.policy.decisions import Lane
-from emblema.link.policy.standing import Sample
+from emblema.link.policy.fidelity import Sample
+from emblema.link.policy.policy import Lane
 from emblema.link.trace import Trace
 
 SETTINGS = ("visible", "slid")

@@ -6,7 +6,7 @@ from emblema.kv.artifacts import Artifact
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.assemble import Resources
-from emblema.link.policy.judgement import PolicyInputs
+from emblema.link.policy.policy import PolicyInputs
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.store.keys import PatchKey
@@ -26,7 +26,7 @@ class LinkContext:
         rows: canonical rows of the prompt's chunks, by id.
         pool: keys of the patches formed so far, whose directions `basis-M` pools.
         patch_keys: asks for the keys of a chunk's patches.
-        judgement: what `auto` decides by.
+        policy_inputs: what `auto` decides by.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LinkContext:
         rows: Mapping[str, KVRows],
         pool: Iterable[PatchKey] = (),
         patch_keys: Callable[[str], Iterable[PatchKey]] = lambda chunk: (),
-        judgement: PolicyInputs | None = None,
+        policy_inputs: PolicyInputs | None = None,
     ) -> None:
         self._rows, self._pool = rows, tuple(pool)
         self._find_artifact, self._find_prefix = find_artifact, find_prefix
@@ -55,7 +55,7 @@ class LinkContext:
             self.prefix,
             lambda key: len(self.others(key)),
             self.keys,
-            judgement or PolicyInputs(),
+            policy_inputs or PolicyInputs(),
         )
 
     def artifact(self, key: PatchKey) -> Artifact | None:

@@ -8,7 +8,7 @@ import numpy
 from emblema.errors import PlanError
 from emblema.kv.layout import LayerLayout
 from emblema.link.cost import Cost, cost_of
-from emblema.link.policy.decisions import Decision
+from emblema.link.policy.policy import Decision
 from emblema.link.prompt import Rows
 from emblema.link.ranges import (
     LIVE,

@@ -7,7 +7,7 @@ from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import ChunkOrigin, LinkPlan, Source
 from emblema.link.policy.choosing import rank_of
-from emblema.link.policy.decisions import COMPUTED
+from emblema.link.policy.policy import COMPUTED
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.registry import parse
@@ -120,7 +120,7 @@ def _of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) -> tuple
     needs: dict[PatchKey, Need] = {}
     for decision in plan.decisions:
         segment, chunk = chunks[decision.start]
-        rank = rank_of(chunk, knowledge, knowledge.judgement.policy)
+        rank = rank_of(chunk, knowledge, knowledge.policy_inputs.policy)
         if decision.lane not in COMPUTED or rank == 0:
             continue
         key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))

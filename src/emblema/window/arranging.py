@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from emblema.errors import CapacityError, WindowError
-from emblema.link.policy.decisions import Lane as LinkLane
+from emblema.link.policy.policy import Lane as LinkLane
 from emblema.store.keys import ArtifactKind
 from emblema.window.budget import WindowBudget, weight
 from emblema.window.graph import Cascade, Staleness, forming_order

@@ -9,7 +9,7 @@ from emblema.link.assemble import ModelGeometry
 from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.costs import Rates
-from emblema.link.policy.decisions import Lane
+from emblema.link.policy.policy import Lane
 from emblema.link.prompt import Part as LinkPart
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy

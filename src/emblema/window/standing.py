@@ -4,7 +4,7 @@ from typing import Any, Generic
 from uuid import uuid4
 
 from emblema.errors import WindowError
-from emblema.link.policy.decisions import Lane
+from emblema.link.policy.policy import Lane
 from emblema.link.strategies.base import Strategy
 from emblema.window.budget import WindowBudget
 from emblema.window.family import Family, Memory, bytes_of, memory_of

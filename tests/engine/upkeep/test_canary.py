@@ -18,7 +18,7 @@ from emblema.errors import StrategyError
 from emblema.eval.metrics import divergence as expected
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Factors, LayerPatch, Patch
-from emblema.link.policy.decisions import Lane
+from emblema.link.policy.policy import Lane
 
 QUESTION = "what colour is under the tent ?"
 """It is read from the map alone."""

@@ -10,8 +10,8 @@ from benchmarks.window.trace import Trace, TraceSettings, agent_trace
 from emblema import AsyncEngine, Engine, Policy, Store
 from emblema.engine.replies import Prefill, Reply
 from emblema.eval.metrics import divergence as expected
-from emblema.link.policy.decisions import Lane
-from emblema.link.policy.ledger import LaneReport
+from emblema.link.policy.fidelity import LaneReport
+from emblema.link.policy.policy import Lane
 from emblema.window.graph import Staleness, unseen
 from emblema.window.parts import Handle
 from emblema.window.window import Window

@@ -20,10 +20,8 @@ from emblema.errors import EmblemaError
 from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial
-from emblema.link.policy.decisions import TAKEN, Decision, Lane
-from emblema.link.policy.ledger import FidelityLog
-from emblema.link.policy.policy import Policy
-from emblema.link.policy.standing import Sample
+from emblema.link.policy.fidelity import FidelityLog, Sample
+from emblema.link.policy.policy import TAKEN, Decision, Lane, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy

@@ -16,8 +16,7 @@ from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import rank_of
-from emblema.link.policy.decisions import Decision, Lane
-from emblema.link.policy.policy import Policy
+from emblema.link.policy.policy import Decision, Lane, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.base import Knowledge
 from emblema.models.adapter import Adapter

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from emblema.errors import StoreError
-from emblema.link.policy.ledger import FidelityLog
+from emblema.link.policy.fidelity import FidelityLog
 from emblema.store.files import write_whole
 from emblema.store.store import Store
 
@@ -55,7 +55,7 @@ class FidelityLogs:
     def close(self) -> None:
         """Write all that hold anything."""
         with self._lock:
-            owners = [owner for owner, ledger in self._held.items() if ledger.lines() or ledger.plateaus()]
+            owners = [owner for owner, ledger in self._held.items() if ledger.reports() or ledger.plateaus()]
         for owner in owners:
             self.save(owner)
 

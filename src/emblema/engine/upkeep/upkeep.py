@@ -11,11 +11,8 @@ from emblema.engine.upkeep.sightings import InlineMediaStatistics, SeenMedia
 from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.costs import Costs, Rates
-from emblema.link.policy.decisions import Lane
-from emblema.link.policy.judgement import PolicyInputs
-from emblema.link.policy.ledger import LaneReport
-from emblema.link.policy.policy import Policy
-from emblema.link.policy.standing import Sample
+from emblema.link.policy.fidelity import LaneReport, Sample
+from emblema.link.policy.policy import Lane, Policy, PolicyInputs
 from emblema.link.prompt import Prompt, RowState
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
@@ -63,7 +60,7 @@ class PolicyRuntime:
     @property
     def standings(self) -> list[LaneReport]:
         """What was measured of every lane, by model and kind of content."""
-        return self._ledger.lines()
+        return self._ledger.reports()
 
     @property
     def rates(self) -> Rates | None:
@@ -94,7 +91,7 @@ class PolicyRuntime:
         self._ledger.set_plateau(self.adapter.fingerprint, rank)
         self._ledgers.save(self.view.owner)
 
-    def judgement(self, model: str) -> PolicyInputs:
+    def policy_inputs(self, model: str) -> PolicyInputs:
         """What `auto` decides by, for the model of a fingerprint."""
         return PolicyInputs(
             self.policy,

@@ -1,36 +1,123 @@
-"""How `auto` chooses a chunk's lane: from what the store has for it, what was measured, and the bounds. No model."""
+"""How `auto` chooses a chunk's lane: from what the store has for it, what was measured, and the bounds. No model.
 
-from collections.abc import Iterator
+How far a patch's antecedents are from the present ones is known exactly, from ids (Kamera, appendix D). Nothing here
+looks at embeddings: as a gate the paper found their distance to reuse falsely in 24 to 47 % of the cases.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from emblema.kv.chunk import Chunk
-from emblema.kv.patch import Patch
 from emblema.link.orderings import orbit_key
-from emblema.link.policy.decisions import Decision, Lane
-from emblema.link.policy.drift import Change, Drift, nearest
-from emblema.link.policy.judgement import Verdict
-from emblema.link.policy.policy import Policy
+from emblema.link.policy.policy import Decision, Lane, LaneVerdict, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.patch import PatchStrategy
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey
 
 EXCESS = 1
 """New antecedents beyond the stored ones that a refresh absorbs; with more the paper rebuilds (appendix D)."""
 
 
+class Change(StrEnum):
+    """What happened to the antecedents since a patch was formed.
+
+    `dropped` and `duplicated` bring nothing new: some are gone, or occur more often; both at once are `dropped`.
+    `extended` kept all and added new ones; `replaced` lost some and added new ones.
+    """
+
+    SAME = "same"
+    REORDERED = "reordered"
+    DROPPED = "dropped"
+    DUPLICATED = "duplicated"
+    EXTENDED = "extended"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How antecedents changed since a patch was formed.
+
+    Attributes:
+        change: in a word.
+        gone: how many of the stored antecedents are not there now, duplicates counted.
+        new: how many of the present ones were not there, duplicates counted.
+        kept: how many are in both.
+        ordered: whether those in both are in the same order.
+    """
+
+    change: Change
+    gone: int
+    new: int
+    kept: int
+    ordered: bool
+
+    def small(self, share: float) -> bool:
+        """Return whether a stored patch can be used: same order, no new chunk, at most a share of them changed."""
+        if self.change is Change.SAME:
+            return True
+        if self.change not in (Change.DROPPED, Change.DUPLICATED) or not self.ordered or self.kept == 0:
+            return False
+        return max(self.gone, self.new) <= share * (self.kept + self.gone)
+
+    def __str__(self) -> str:
+        counts = [f"{self.gone} gone"] if self.gone else []
+        counts += [f"{self.new} new"] if self.new else []
+        return f"{self.change}: {', '.join(counts)}" if counts else str(self.change)
+
+
+def drift_of(stored: Sequence[str], now: Sequence[str]) -> Drift:
+    """Return the drift from the antecedents that a patch was formed after to those that are there now."""
+    before, after = Counter(stored), Counter(now)
+    both = before & after
+    gone, new, kept = (before - after).total(), (after - before).total(), both.total()
+    ordered = _cut(stored, both) == _cut(now, both)
+    lost, strange = before.keys() - after.keys(), after.keys() - before.keys()
+    if tuple(stored) == tuple(now):
+        change = Change.SAME
+    elif strange:
+        change = Change.REPLACED if gone else Change.EXTENDED
+    elif lost or gone:
+        change = Change.DROPPED
+    elif new:
+        change = Change.DUPLICATED
+    else:
+        change = Change.REORDERED
+    return Drift(change, gone, new, kept, ordered)
+
+
+def nearest(keys: Iterable[PatchKey], now: Sequence[str]) -> list[tuple[PatchKey, Drift]]:
+    """Return the plain patches of one chunk with their drift, the nearest antecedents first."""
+    drifts = [(key, drift_of(key.antecedents, now)) for key in keys if key.kind is ArtifactKind.PATCH]
+    return sorted(drifts, key=lambda pair: (pair[1].gone + pair[1].new, not pair[1].ordered, pair[0].antecedents))
+
+
+def _cut(names: Sequence[str], both: Counter[str]) -> list[str]:
+    """Return the names that are in both, in their order; of a name that occurs more often here the first ones."""
+    left = Counter(both)
+    kept = []
+    for name in names:
+        if left[name] > 0:
+            left[name] -= 1
+            kept.append(name)
+    return kept
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One lane to be taken for one kind of content whatever its standing, and no other: to measure it."""
+    """One lane to be taken for one kind of content, open or closed, and no other: to measure it."""
 
     kind: str
     lane: Lane
 
 
+@dataclass(frozen=True, slots=True)
 class Chooser:
-    """Decisions about the chunks of one prompt.
+    """Decides about the chunks of one prompt.
 
-    Args:
+    Attributes:
         prompt: the prompt.
         knowledge: what the store has and what was measured.
         policy: the bounds.
@@ -38,14 +125,14 @@ class Chooser:
         trial: a lane to be measured.
     """
 
-    def __init__(
-        self, prompt: Prompt, knowledge: Knowledge, policy: Policy, exact: int, trial: Trial | None = None
-    ) -> None:
-        self.prompt, self.knowledge, self.policy, self.exact, self.trial = prompt, knowledge, policy, exact, trial
-        self.judgement = knowledge.judgement
+    prompt: Prompt
+    knowledge: Knowledge
+    policy: Policy
+    exact: int
+    trial: Trial | None = None
 
     def decide(self, segment: Segment, chunk: Chunk) -> Decision:
-        """The lane of a chunk and why."""
+        """Return the lane of a chunk and why."""
 
         def decided(lane: Lane, reason: str, key: PatchKey | None = None, rank: int = 0) -> Decision:
             return Decision(chunk.id, chunk.kind, segment.start, segment.stop, lane, reason, key, rank)
@@ -64,74 +151,70 @@ class Chooser:
             return decided(Lane.LEADING, "nothing stands before it")
         closed: dict[Lane, str] = {}
         for lane, why, key, rank in self._candidates(segment, chunk):
-            verdict = self._verdict(chunk, lane, key, rank)
+            verdict = self._verdict(chunk, lane, key)
             if verdict.open:
                 return decided(lane, f"{why}; {verdict.reason}", key, rank)
             closed[lane] = f"{lane} not taken: {verdict.reason}"
         lane, why, key = self._computed(segment, chunk)
         return replace(decided(lane, "; ".join([why, *closed.values()]), key), closed=(*closed, *distrusted))
 
-    def rank(self, chunk: Chunk) -> int:
-        """The rank of the chunk's patches: the policy's, the model's plateau, or what the share of its bytes holds."""
-        return rank_of(chunk, self.knowledge, self.policy)
-
     def _candidates(self, segment: Segment, chunk: Chunk) -> Iterator[tuple[Lane, str, PatchKey | None, int]]:
-        """What could be taken, the most faithful first; stored patches that are stale are not among it."""
+        """Yield what could be taken, the most faithful first; stale patches are left out."""
         model, before = self.knowledge.model, self.prompt.antecedents(segment)
-        rank = self.rank(chunk)
+        rank = rank_of(chunk, self.knowledge, self.policy)
         if rank > 0:
             key = PatchKey(model, chunk.id, before)
-            if self._serves(key, rank):
+            if self._usable(key, rank):
                 yield Lane.PATCH, "these antecedents are known", key, rank
             elif len(before) > 1 and len(set(before)) == len(before):
                 key = orbit_key(model, chunk.id, before)
-                if self._serves(key, rank):
+                if self._usable(key, rank):
                     yield Lane.ORBIT, "this set of antecedents is known", key, rank
             for key, drift in self._stored(chunk, before):
-                if drift.change is not Change.SAME and drift.small(self.policy.drift) and self._serves(key, rank):
+                if drift.change is not Change.SAME and drift.small(self.policy.drift) and self._usable(key, rank):
                     yield Lane.DRIFT, str(drift), key, rank
                     break
         yield Lane.BARE, f"{chunk.kind} shows no gap on this model", None, 0
 
     def _computed(self, segment: Segment, chunk: Chunk) -> tuple[Lane, str, PatchKey | None]:
-        if self.rank(chunk) == 0:
+        if rank_of(chunk, self.knowledge, self.policy) == 0:
             return Lane.FULL, "it is too short for a patch", None
         before = self.prompt.antecedents(segment)
         for key, drift in self._stored(chunk, before):
             related = 2 * drift.kept >= len(key.antecedents) and drift.kept > 0 and drift.new - drift.gone <= EXCESS
-            if drift.change is not Change.SAME and related and self._found(key) is not None:
+            if drift.change is not Change.SAME and related and self.knowledge.find_patch(key) is not None:
                 return Lane.REFRESH, f"its antecedents changed ({drift})", key
         return Lane.FULL, "its antecedents are not known", None
 
     def _stored(self, chunk: Chunk, before: tuple[str, ...]) -> list[tuple[PatchKey, Drift]]:
-        """The chunk's plain patches of this model, the nearest antecedents first."""
+        """Return the chunk's plain patches of this model, the nearest antecedents first."""
         keys = [key for key in self.knowledge.patch_keys(chunk.id) if key.model == self.knowledge.model]
         return nearest(keys, before)
 
-    def _serves(self, key: PatchKey, rank: int) -> bool:
-        patch = self._found(key)
+    def _usable(self, key: PatchKey, rank: int) -> bool:
+        patch = self.knowledge.find_patch(key)
         return patch is not None and patch.rank >= rank and patch.covers(range(self.knowledge.layers))
 
-    def _found(self, key: PatchKey) -> Patch | None:
-        return self.knowledge.find_patch(key)
-
-    def _verdict(self, chunk: Chunk, lane: Lane, key: PatchKey | None, rank: int) -> Verdict:
-        """Whether the lane keeps the bounds, and computing the rows instead would not be quicker as well."""
+    def _verdict(self, chunk: Chunk, lane: Lane, key: PatchKey | None) -> LaneVerdict:
+        """Return whether the lane keeps the bounds, and computing the rows instead would not be quicker as well."""
         if self.trial is not None:
-            return Verdict(self.trial == Trial(chunk.kind, lane), "this lane is to be measured")
-        verdict = self.judgement.verdict(chunk.kind, lane, self.policy)
+            return LaneVerdict(self.trial == Trial(chunk.kind, lane), "this lane is to be measured")
+        inputs = self.knowledge.policy_inputs
+        verdict = inputs.verdict(chunk.kind, lane, self.policy)
         if not verdict.open:
             return verdict
-        patch = None if key is None else self._found(key)
-        gain = self.judgement.gain(chunk.tokens, 0 if patch is None else patch.bytes)
+        patch = None if key is None else self.knowledge.find_patch(key)
+        gain = inputs.gain(chunk.tokens, 0 if patch is None else patch.bytes)
         if gain is not None and gain < 0:
-            return Verdict(False, f"computing its rows was measured to be {-gain * 1e3:.1f} ms quicker")
+            return LaneVerdict(False, f"computing its rows was measured to be {-gain * 1e3:.1f} ms quicker")
         return verdict
 
 
 def rank_of(chunk: Chunk, knowledge: Knowledge, policy: Policy) -> int:
-    """See `Chooser.rank`; 0 where not even rank 1 fits the share."""
-    rank = policy.rank or knowledge.judgement.plateau
-    return (PatchStrategy(share=policy.share) if rank is None else PatchStrategy(rank=rank)).rank_for(
-        chunk.tokens, knowledge
-    )
+    """Return the rank of a chunk's patches: the policy's, the model's plateau, or what the share of its bytes holds.
+
+    0 where not even rank 1 fits the share.
+    """
+    rank = policy.rank or knowledge.policy_inputs.plateau
+    strategy = PatchStrategy(share=policy.share) if rank is None else PatchStrategy(rank=rank)
+    return strategy.rank_for(chunk.tokens, knowledge)

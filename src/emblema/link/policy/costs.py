@@ -1,7 +1,6 @@
-"""What rows cost on this machine, learnt from prompts that were linked: seconds a computed row, a taken one, a byte.
+"""What rows cost on this machine, learnt from linked prompts: seconds for a computed row, a taken row, a megabyte.
 
-Least squares over the latest prompts. It says that computing is quicker than taking, or the other way round, only where
-the fit is sure of it; before that nobody should decide by it.
+Least squares over the latest prompts. A gain is given only where the fit is sure of its sign.
 """
 
 import threading
@@ -28,7 +27,7 @@ class Rates:
 
 
 class Costs:
-    """Measurements of one model on one machine; any thread may use them."""
+    """Measurements of one model on one machine. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,19 +35,19 @@ class Costs:
         self._fit: tuple[np.ndarray, np.ndarray] | None = None
 
     def observe(self, computed: int, taken: int, patch_bytes: int, seconds: float) -> None:
-        """Take in what one prompt's linking took."""
+        """Add the seconds that linking one prompt took."""
         with self._lock:
             self._seen.append((float(computed), float(taken), patch_bytes / MEGABYTE, seconds))
             self._fit = None
 
     @property
     def rates(self) -> Rates | None:
-        """The fit; None while there is too little to tell rows apart."""
+        """The fit; None while there are too few prompts, or they are too much alike."""
         fitted = self._fitted()
         return None if fitted is None else Rates(*(float(value) for value in fitted[0]))
 
     def gain(self, rows: int, patch_bytes: int) -> float | None:
-        """Seconds saved by taking rows instead of computing them; None where the fit is not sure even of the sign."""
+        """Return seconds saved by taking rows instead of computing them; None where the fit is not sure of the sign."""
         fitted = self._fitted()
         if fitted is None:
             return None
@@ -65,9 +64,9 @@ class Costs:
 
 
 def _fit(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Coefficients [4] and their covariance; None where the prompts are too much alike."""
+    """Return coefficients [4] and their covariance [4, 4]; None where the prompts are too much alike."""
     features = np.column_stack([np.ones(len(seen)), seen[:, :3]])
-    # A slow moment of the machine is no property of the rows: the slowest tenth is left out.
+    # The slowest tenth is left out: slow moments of the machine say nothing about rows.
     kept = seen[:, 3] <= np.quantile(seen[:, 3] / (1 + seen[:, 0]), 0.9) * (1 + seen[:, 0])
     features, seconds = features[kept], seen[kept, 3]
     if len(features) <= features.shape[1] or np.linalg.matrix_rank(features) < features.shape[1]:

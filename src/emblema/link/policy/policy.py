@@ -1,30 +1,33 @@
-"""The policy: what a person asks of `auto`. Bounds on fidelity, and on what forming and checking may cost."""
+"""What `auto` decides by: the bounds it keeps, the lanes it chooses from, its decisions, and what it may ask."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Self
 
 from emblema.errors import EmblemaError
+from emblema.store.keys import PatchKey
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The bounds that `auto` keeps to.
+    """What a person asks of `auto`: bounds on fidelity, and on what forming and checking may cost.
 
     Attributes:
-        max_kl: nats of divergence from re-prefill at the answer's first token that a lane may have on average; 0 takes
-            exact rows only; None for no bound.
+        max_kl: mean divergence from re-prefill at the answer's first token that a lane may have, in nats; 0 takes exact
+            rows only; None for no bound.
         min_agreement: share of answers whose first token has to be re-prefill's; 1 takes exact rows only; None for no
             bound.
         canary: share of the linked requests that are computed again to compare; 0 turns it off.
-        canary_rows: rows computed for that, as a share of the rows computed for answers, at most.
-        drift: share of the antecedents that may be gone, or stand there twice, for a stored patch to serve still.
+        canary_rows: most rows computed for that, as a share of the rows computed for answers.
+        drift: share of the antecedents that may be gone, or present twice, for a stored patch to be used still.
         forming: whether patches are formed in the background from rows that were computed in context.
         rank: of those patches; None for the largest whose bytes are `share` of the chunk's.
         share: see `rank`; also how large a stored patch has to be for `auto` to take it.
         refresh_rank: of an update to a stored patch.
-        forming_bytes: of rows that may wait to be formed into patches; what comes on top is not formed.
-        forming_seconds: of CPU that forming may take in a minute; None for no bound.
+        forming_bytes: most bytes of rows that wait to be formed into patches; rows beyond that are not formed.
+        forming_seconds: most CPU seconds that forming takes in a minute; None for no bound.
         inline_media_rows: rows prefilled alone after answers, of media that came with a prompt for the second time, as
             a share of the rows computed for answers, at most; 0 leaves them as they come, as does `forming` off.
 
@@ -61,7 +64,7 @@ class Policy:
 
     @classmethod
     def quiet(cls) -> Self:
-        """Nothing behind the answers: no forming and no canary, for measurements that they would disturb."""
+        """Return a policy without background work (no forming, no canary), for measurements it would disturb."""
         return cls(canary=0, forming=False)
 
     @property
@@ -83,3 +86,108 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("forming_seconds", 0, math.inf, True),
     ("inline_media_rows", 0, math.inf, False),
 )
+
+
+class Lane(StrEnum):
+    """Where a chunk's rows come from.
+
+    Rows of the lanes up to `fresh` are as the model's own forward or the prompt gives them; `survivor` rows were
+    written in a window after other antecedents than now. `patch`, `orbit`, `drift` and `bare` take stored rows.
+    `refresh` and `full` compute the rows in place, `refresh` where a stored patch can be updated.
+    """
+
+    PREFIX = "prefix"
+    LEADING = "leading"
+    SETTLED = "settled"
+    SURVIVOR = "survivor"
+    FRESH = "fresh"
+    PATCH = "patch"
+    ORBIT = "orbit"
+    DRIFT = "drift"
+    BARE = "bare"
+    REFRESH = "refresh"
+    FULL = "full"
+
+
+TAKEN = (Lane.PATCH, Lane.ORBIT, Lane.DRIFT, Lane.BARE)
+"""Lanes whose fidelity has to be measured, the most faithful first."""
+
+COMPUTED = (Lane.REFRESH, Lane.FULL)
+"""Lanes that `auto` computes because nothing better is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One chunk's lane.
+
+    Attributes:
+        chunk: the chunk's id.
+        kind: what the chunk is.
+        start, stop: its rows in the prompt.
+        lane: what was chosen.
+        reason: why, in a few words.
+        key: the patch that is added, or that a refresh updates; None for the other lanes.
+        rank: of the patch that is added.
+        closed: lanes that had something to take and were not trusted.
+    """
+
+    chunk: str
+    kind: str
+    start: int
+    stop: int
+    lane: Lane
+    reason: str
+    key: PatchKey | None = None
+    rank: int = 0
+    closed: tuple[Lane, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.stop} {self.kind} {self.chunk[:8]}: {self.lane}, {self.reason}"
+
+
+def name_of(decisions: tuple[Decision, ...]) -> str:
+    """Return the plan's name for usage: `auto:` and the lanes taken, in `Lane` order; `full` if all was computed."""
+    lanes = {decision.lane for decision in decisions} - {Lane.FRESH}
+    return "auto:" + ("+".join(lane for lane in Lane if lane in lanes) or "full")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneVerdict:
+    """Whether a lane may be taken, and how that is known."""
+
+    open: bool
+    reason: str
+
+
+def unmeasured(kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
+    """Return the verdict on a lane that was not measured: a patch made for these antecedents is taken, no other lane.
+
+    A patch that still holds what it absorbed of a page now gone may do more harm than none, and ids do not tell which
+    page mattered; so `drift` is open unmeasured only where there is no bound to break. Survivors of a window are taken:
+    the paper measured them to be near-lossless (Kamera, section 5).
+    """
+    if policy.exact_only:
+        return LaneVerdict(False, "the bound takes exact rows only")
+    if lane is Lane.BARE:
+        return LaneVerdict(False, f"{kind} was not measured to show no gap")
+    if lane is Lane.DRIFT and (policy.max_kl is not None or policy.min_agreement is not None):
+        return LaneVerdict(False, f"{kind} was not measured to bear it")
+    return LaneVerdict(True, "not measured yet")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInputs:
+    """What a plan of `auto` is decided by.
+
+    Attributes:
+        policy: the engine's; a request may bring its own.
+        verdict: returns whether a lane may be taken for a kind of content, under a policy.
+        gain: returns the seconds that taking a chunk's rows saves over computing them, from the number of rows and the
+            bytes of the patch; None where that is not known yet.
+        plateau: rank from which on the model's patches were measured not to gain; None where that is not known.
+    """
+
+    policy: Policy = Policy()
+    verdict: Callable[[str, Lane, Policy], LaneVerdict] = unmeasured
+    gain: Callable[[int, int], float | None] = lambda rows, patch_bytes: None
+    plateau: int | None = None

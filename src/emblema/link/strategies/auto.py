@@ -6,8 +6,7 @@ from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, Source
 from emblema.link.policy.choosing import Chooser, Trial
-from emblema.link.policy.decisions import COMPUTED, Lane, name_of
-from emblema.link.policy.policy import Policy
+from emblema.link.policy.policy import COMPUTED, Lane, Policy, name_of
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.ranges import clipped
 from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, taken
@@ -37,7 +36,7 @@ class Auto:
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
         layers = knowledge.layers
-        policy = self.policy or knowledge.judgement.policy
+        policy = self.policy or knowledge.policy_inputs.policy
         match = None if self.trial else knowledge.find_prefix(prompt)
         exact = 0 if match is None else min(match.rows, prompt.tokens - 1, _first_apart(prompt))
         chooser = Chooser(prompt, knowledge, policy, exact, self.trial)

@@ -9,7 +9,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, Source
-from emblema.link.policy.judgement import PolicyInputs
+from emblema.link.policy.policy import PolicyInputs
 from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
 from emblema.store.keys import PatchKey
 
@@ -33,7 +33,7 @@ class Knowledge:
         find_prefix: the longest exact prefix of earlier prompts, or None.
         others: how many items other than a patch's own have left their directions to pool.
         patch_keys: keys of the stored patches of a chunk, whatever stood before it.
-        judgement: the policy of `auto`, and what was measured of its lanes.
+        policy_inputs: the policy of `auto`, and what was measured of its lanes.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Knowledge:
     find_prefix: Callable[[Prompt], PrefixMatch | None]
     others: Callable[[PatchKey], int] = lambda key: 0
     patch_keys: Callable[[str], Iterable[PatchKey]] = lambda chunk: ()
-    judgement: PolicyInputs = PolicyInputs()
+    policy_inputs: PolicyInputs = PolicyInputs()
 
     @property
     def layers(self) -> int:

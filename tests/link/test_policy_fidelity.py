@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from emblema.errors import StoreError
 from emblema.link.policy.costs import Costs
-from emblema.link.policy.decisions import Lane
-from emblema.link.policy.ledger import FidelityLog
-from emblema.link.policy.policy import Policy
-from emblema.link.policy.standing import KEPT, LaneStats, Sample, broken, met
+from emblema.link.policy.fidelity import KEPT, FidelityLog, LaneStats, Sample, broken, met
+from emblema.link.policy.policy import Lane, Policy
 
 POLICY = Policy(max_kl=0.05)
 GOOD, BAD, AWFUL = Sample(0.001, True), Sample(0.3, False), Sample(40.0, False)
@@ -93,10 +91,10 @@ def filled() -> FidelityLog:
     return ledger
 
 
-def test_a_ledger_is_the_same_from_its_file() -> None:
+def test_a_log_is_the_same_from_its_file() -> None:
     ledger = filled()
     again = FidelityLog.from_json(json.loads(json.dumps(ledger.to_json())))
-    assert again.to_json() == ledger.to_json() and again.lines() == ledger.lines()
+    assert again.to_json() == ledger.to_json() and again.reports() == ledger.reports()
     assert again.plateau("m") == 16 and again.plateau("n") is None
     for one in (ledger, again):
         one.record("m", "image", Lane.PATCH, BAD, POLICY)
@@ -126,13 +124,13 @@ def test_a_hostile_file_is_refused_or_harmless(data: st.DataObject) -> None:
     except StoreError:
         return
     json.dumps(ledger.to_json(), allow_nan=False)
-    assert all(line.kind.isprintable() for line in ledger.lines())
+    assert all(line.kind.isprintable() for line in ledger.reports())
     ledger.record("m", "image", Lane.PATCH, GOOD, POLICY)
 
 
 @pytest.mark.parametrize("data", HOSTILE)
-def test_what_is_no_ledger_is_refused(data: object) -> None:
-    with pytest.raises(StoreError, match="no ledger"):
+def test_what_is_no_log_is_refused(data: object) -> None:
+    with pytest.raises(StoreError, match="no log of measured lanes"):
         FidelityLog.from_json(data)
 
 
@@ -168,7 +166,7 @@ def test_nor_does_it_a_lane_that_is_dear_to_measure(samples: list[Sample], kl: f
     series = [*samples[:where], Sample(kl, False), *samples[where:]]
     for policy in (POLICY, Policy(max_kl=None, min_agreement=0.99), Policy(min_agreement=0.99)):
         standing = LaneStats(False)
-        assert not any(standing.add(one, policy, dear=True) for one in series)
+        assert not any(standing.add(one, policy, expensive=True) for one in series)
 
 
 def test_survivors_are_closed_by_few_very_bad_ones_and_prove_themselves_longer_each_time() -> None:

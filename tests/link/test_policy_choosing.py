@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emblema.link.policy.drift import Change, drift_of, nearest
+from emblema.link.policy.choosing import Change, drift_of, nearest
 from emblema.store.keys import ArtifactKind, PatchKey
 
 NAMES = st.lists(st.sampled_from("abcdef"), max_size=6)

@@ -1,0 +1,303 @@
+"""What was measured of every lane, by model and kind of content, and the rule that closes and opens a lane.
+
+A lane is closed when the measurements say with confidence that it breaks the bound, and opened when those made since
+then say with confidence that it keeps it. In between it stays as it is, so that no single item changes it.
+
+Survivors of a window are the most expensive to measure, as a comparison computes the whole window, and bad ones are
+rare and very bad, which an interval of the mean does not see for long. Their lane is also closed where the measurements
+without the worst of them break the bound. A lane that is closed again has to prove itself for longer.
+"""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from emblema.errors import StoreError
+from emblema.link.policy.policy import Lane, LaneVerdict, Policy, unmeasured
+
+KEPT = 128
+"""Measurements that count: the latest."""
+RECENT = 64
+"""Those of them that may close or open a lane, so that a lane that has changed is noticed in time."""
+LEAST_TO_CLOSE = 4
+LEAST_TO_OPEN = 8
+CONFIDENCE = 1.645
+"""Standard errors of a one-sided interval of 95 %."""
+VERSION = 1
+"""Of the log's file."""
+MOST_LANES = 4096
+"""Lanes in one file, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer's first token by a lane against re-prefill's: nats of divergence, and whether it is the same token."""
+
+    kl: float
+    agrees: bool
+
+
+@dataclass(slots=True)
+class LaneStats:
+    """One lane's measurements.
+
+    Attributes:
+        closed: whether the lane is not taken.
+        samples: the latest measurements.
+        since: how many of them were made since the lane was last closed or opened.
+        measured: measurements ever made.
+        turns: how often the lane was closed or opened.
+        bounds: `max_kl` and `min_agreement` that `closed` was decided by.
+    """
+
+    closed: bool
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=KEPT))
+    since: int = 0
+    measured: int = 0
+    turns: int = 0
+    bounds: tuple[float | None, float | None] = (None, None)
+
+    def add(self, sample: Sample, policy: Policy, expensive: bool = False) -> bool:
+        """Add a measurement; return whether it closed or opened the lane, which may be expensive to measure."""
+        if self.bounds != _bounds(policy):
+            # Another bound is judged by all that is known.
+            self.bounds, self.since = _bounds(policy), len(self.samples)
+        self.samples.append(sample)
+        self.measured += 1
+        self.since = min(self.since + 1, len(self.samples))
+        recent = list(self.samples)[-min(self.since, RECENT) :]
+        if self.closed:
+            # Twice as many with each time that the lane turned before.
+            needed = LEAST_TO_OPEN << min(self.turns if expensive else max(0, self.turns - 1), 8)
+            turned = len(recent) >= min(RECENT, needed) and met(recent, policy)
+        else:
+            turned = broken(recent, policy) or (expensive and overspent(recent, policy))
+        if turned:
+            self.closed, self.since = not self.closed, 0
+            self.turns += 1
+        return turned
+
+    def verdict(self, kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
+        """Return whether the lane may be taken under a policy, which may differ from the one it was closed by."""
+        usual = unmeasured(kind, lane, policy)
+        if policy.exact_only or not self.samples:
+            return usual
+        known = list(self.samples)
+        if _bounds(policy) == self.bounds:
+            open = not self.closed
+        else:
+            open = not broken(known, policy) if usual.open else met(known, policy)
+        return LaneVerdict(open, f"measured {describe(known)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the measurements as plain data."""
+        return {
+            "closed": self.closed,
+            "since": self.since,
+            "measured": self.measured,
+            "turns": self.turns,
+            "bounds": list(self.bounds),
+            "samples": [[sample.kl, sample.agrees] for sample in self.samples],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "LaneStats":
+        """Return the measurements of plain data; ValueError, TypeError or KeyError where it is malformed."""
+        samples = [Sample(_number(kl), _flag(agrees)) for kl, agrees in data["samples"]]
+        low, high = (None if bound is None else _number(bound) for bound in data["bounds"])
+        if len(samples) > KEPT:
+            raise ValueError("too many samples")
+        since = min(_count(data["since"]), len(samples))
+        kept = deque(samples, maxlen=KEPT)
+        return cls(_flag(data["closed"]), kept, since, _count(data["measured"]), _count(data["turns"]), (low, high))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """What was measured of one lane, to be shown."""
+
+    model: str
+    kind: str
+    lane: Lane
+    open: bool
+    kl: float
+    agreement: float
+    samples: int
+    measured: int
+    turns: int
+
+
+class FidelityLog:
+    """One tenant's measurements by model, kind of content and lane, and each model's rank plateau. Thread-safe.
+
+    Tenants have logs of their own, as their contents differ.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lanes: dict[tuple[str, str, Lane], LaneStats] = {}
+        self._plateaus: dict[str, int] = {}
+
+    def record(self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy) -> bool:
+        """Add a measurement; return whether it closed or opened the lane."""
+        with self._lock:
+            stats = self._lanes.get((model, kind, lane))
+            if stats is None:
+                stats = self._lanes[model, kind, lane] = LaneStats(not unmeasured(kind, lane, policy).open)
+            return stats.add(sample, policy, expensive=lane is Lane.SURVIVOR)
+
+    def verdict(self, model: str, kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
+        """Return whether a lane may be taken."""
+        with self._lock:
+            stats = self._lanes.get((model, kind, lane))
+            return unmeasured(kind, lane, policy) if stats is None else stats.verdict(kind, lane, policy)
+
+    def plateau(self, model: str) -> int | None:
+        """Return the rank from which on a model's patches were measured not to gain, if known."""
+        return self.plateaus().get(model)
+
+    def set_plateau(self, model: str, rank: int) -> None:
+        """Keep a measured plateau."""
+        with self._lock:
+            self._plateaus[model] = rank
+
+    def plateaus(self) -> dict[str, int]:
+        """Return every model's plateau."""
+        with self._lock:
+            return dict(self._plateaus)
+
+    def reports(self) -> list[LaneReport]:
+        """Return what was measured, by model, kind and lane."""
+        with self._lock:
+            return [_report(*name, stats) for name, stats in sorted(self._lanes.items()) if stats.samples]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the log as plain data."""
+        with self._lock:
+            lanes = [
+                {"model": model, "kind": kind, "lane": str(lane), **stats.to_json()}
+                for (model, kind, lane), stats in sorted(self._lanes.items())
+            ]
+            return {"version": VERSION, "standings": lanes[:MOST_LANES], "plateaus": dict(self._plateaus)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "FidelityLog":
+        """Return the log of plain data.
+
+        Raises:
+            StoreError: it is not a log, or one of another version.
+        """
+        try:
+            if data["version"] != VERSION or len(data["standings"]) > MOST_LANES:
+                raise ValueError("another version, or too long")
+            log = cls()
+            for lane in data["standings"]:
+                name = (_text(lane["model"]), _text(lane["kind"]), Lane(lane["lane"]))
+                log._lanes[name] = LaneStats.from_json(lane)
+            log._plateaus = {_text(model): _count(rank, 1) for model, rank in dict(data["plateaus"]).items()}
+            return log
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise StoreError(f"this is no log of measured lanes: {error}") from error
+
+
+def broken(samples: Sequence[Sample], policy: Policy) -> bool:
+    """Return whether the samples say with confidence that a bound is broken; never from one item alone."""
+    if len(samples) < LEAST_TO_CLOSE:
+        return False
+    mean, error = divergence_of(samples)
+    if policy.max_kl is not None and mean - CONFIDENCE * error > policy.max_kl:
+        return True
+    wrong = sum(not sample.agrees for sample in samples)
+    return policy.min_agreement is not None and wrong >= 2 and _wilson(samples) < policy.min_agreement
+
+
+def overspent(samples: Sequence[Sample], policy: Policy) -> bool:
+    """Return whether the samples break a bound even without the worst, counted as `LEAST_TO_CLOSE` at least."""
+    losses, count = sorted(sample.kl for sample in samples)[:-1], max(len(samples), LEAST_TO_CLOSE)
+    if policy.max_kl is not None and math.fsum(losses) > policy.max_kl * count:
+        return True
+    wrong = sum(not sample.agrees for sample in samples) - 1
+    return policy.min_agreement is not None and 0 < wrong > (1 - policy.min_agreement) * count
+
+
+def met(samples: Sequence[Sample], policy: Policy) -> bool:
+    """Return whether the samples say with confidence that the bounds are kept.
+
+    An agreement near 1 would take hundreds of items to prove: it is enough that the observed share keeps the bound,
+    over as many items as would show a failure more likely than not if it did not, `RECENT` at most.
+    """
+    if len(samples) < LEAST_TO_OPEN:
+        return False
+    mean, error = divergence_of(samples)
+    if policy.max_kl is not None and mean + CONFIDENCE * error > policy.max_kl:
+        return False
+    if policy.min_agreement is None:
+        return True
+    needed = math.ceil(math.log(0.5) / math.log(policy.min_agreement)) if 0 < policy.min_agreement < 1 else 1
+    return len(samples) >= min(RECENT, needed) and agreement_of(samples) >= policy.min_agreement
+
+
+def divergence_of(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Return the mean divergence and its standard error, in nats."""
+    values = [sample.kl for sample in samples]
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, math.inf
+    spread = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(spread / len(values))
+
+
+def agreement_of(samples: Sequence[Sample]) -> float:
+    """Return the share of first tokens that are re-prefill's."""
+    return sum(sample.agrees for sample in samples) / len(samples)
+
+
+def describe(samples: Sequence[Sample]) -> str:
+    """Return the samples in a few words."""
+    mean, _ = divergence_of(samples)
+    return f"{mean:.2g} nats, {agreement_of(samples):.0%} agreement over {len(samples)}"
+
+
+def _bounds(policy: Policy) -> tuple[float | None, float | None]:
+    return policy.max_kl, policy.min_agreement
+
+
+def _wilson(samples: Sequence[Sample]) -> float:
+    """Return the upper limit of Wilson's interval of the agreement."""
+    count, share, z = len(samples), agreement_of(samples), CONFIDENCE
+    middle = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (middle + spread) / (1 + z * z / count)
+
+
+def _report(model: str, kind: str, lane: Lane, stats: LaneStats) -> LaneReport:
+    samples = list(stats.samples)
+    mean, agreement = divergence_of(samples)[0], agreement_of(samples)
+    return LaneReport(model, kind, lane, not stats.closed, mean, agreement, len(samples), stats.measured, stats.turns)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 128 or not value.isprintable():
+        raise ValueError("a name is malformed")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("a flag is malformed")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError("a number is malformed")
+    return float(value)
+
+
+def _count(value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise ValueError("a count is malformed")
+    return value
