@@ -22,7 +22,7 @@ help:  ## Show this list
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all]"
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
@@ -45,7 +45,7 @@ $(OLD)/installed: $(VENV)/installed-dev
 $(SERVED)/installed: pyproject.toml tests/vllm/operators.py
 	test -x $(SERVED)/bin/python || $(PYTHON) -m venv $(SERVED)
 	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[vllm]" "pytest>=8" "hypothesis>=6.100"
+	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[all,vllm]" "pytest>=8" "hypothesis>=6.100"
 	$(SERVED)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchaudio torchcodec
 	packages="$$($(SERVED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" && \
 		cp tests/vllm/operators.py "$$packages/torchvision_operators.py" && \

@@ -27,3 +27,29 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
     places = {**os.environ, "PYTHONPATH": str(Path(emblema.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=places)
     assert done.stdout.strip() == "[]"
+
+
+WITHOUT_EXTRAS = """
+import sys
+for name in ("av", "pypdfium2", "faiss", "matplotlib"):
+    sys.modules[name] = None
+import numpy
+from emblema import Engine, EmblemaError
+with Engine.load("reference") as engine:
+    page = engine.add(numpy.full((56, 56, 3), 200, numpy.uint8))
+    assert engine.generate([page, "what colour is under the tent ?"], max_new_tokens=1).text
+    for source in (b"%PDF-1.7", b"RIFF0000WAVE"):
+        try:
+            engine.add(source)
+        except EmblemaError as error:
+            print(error)
+"""
+
+
+def test_pictures_and_text_need_no_extra() -> None:
+    places = {**os.environ, "PYTHONPATH": str(Path(emblema.__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, env=places)
+    assert done.returncode == 0, done.stderr
+    document, sound = done.stdout.strip().splitlines()
+    assert "pip install 'emblema[documents]'" in document
+    assert "pip install 'emblema[video]'" in sound

@@ -7,6 +7,7 @@ import typer
 
 from emblema.cli.options import Device, Out, Plain
 from emblema.errors import PromptError, StrategyError
+from emblema.extras import import_extra
 
 
 def check(
@@ -28,6 +29,7 @@ def check(
     from emblema.cli.screen import console, load_engine, output_folder, waiting
 
     chosen = ranks_of(ranks)
+    import_extra("matplotlib", "plots")
     if image and len(image) < 2:
         raise PromptError("--image came once: give two or more, a single picture has no other to be conditioned on")
     folder = output_folder(out)

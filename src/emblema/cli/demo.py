@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from emblema.cli.options import Device, Model, Out, Plain
+from emblema.extras import import_extra
 
 
 def demo(
@@ -21,6 +22,8 @@ def demo(
     began = time.perf_counter()
     from emblema.cli.screen import console, output_folder, quiet
 
+    for package, extra in (("av", "video"), ("matplotlib", "plots")):
+        import_extra(package, extra)
     screen = console(plain)
     folder = output_folder(out)
     screen.print("[bold]Emblema[/bold]: pictures and a clip, prefilled once, set into prompts in six arrangements")

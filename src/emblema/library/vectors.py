@@ -4,11 +4,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import faiss
 import numpy
 from numpy.typing import NDArray
 
 from emblema.errors import StoreError
+from emblema.extras import import_extra
 from emblema.library.embedder import Vectors
 
 FLAT_VECTORS = 50_000
@@ -34,6 +34,7 @@ class VectorIndex:
         self._next = 0
         self._count = 0
         self._index: Any = None
+        self._flat = True
 
     def __contains__(self, chunk: object) -> bool:
         with self._lock:
@@ -71,7 +72,7 @@ class VectorIndex:
             self._count += len(vectors)
             if self._index is not None:
                 self._index.add_with_ids(vectors, self._vector_numbers(chunk))
-                if self._count > self.flat_vectors and isinstance(self._index, faiss.IndexIDMap2):
+                if self._flat and self._count > self.flat_vectors:
                     self._index = None
             self._next += 1
 
@@ -118,10 +119,10 @@ class VectorIndex:
         wanted = _WIDER * count * largest
         if wanted >= self._count:
             return known
-        index = self._built()
-        flat = isinstance(index, faiss.IndexIDMap2)
-        parameters: Any = faiss.SearchParameters() if flat else faiss.SearchParametersIVF()
-        if not flat:
+        faiss = import_extra("faiss", "collections")
+        index = self._built(faiss)
+        parameters: Any = faiss.SearchParameters() if self._flat else faiss.SearchParametersIVF()
+        if not self._flat:
             parameters.nprobe = max(8, index.nlist // 16)
         if len(known) < len(self._vectors):
             numbers = numpy.concatenate([self._vector_numbers(chunk) for chunk in known])
@@ -131,12 +132,13 @@ class VectorIndex:
         places = {self._names[int(number)] for number in numpy.unique(found[found >= 0] // _PER_CHUNK)}
         return [chunk for chunk in known if chunk in places]
 
-    def _built(self) -> Any:
+    def _built(self, faiss: Any) -> Any:
         if self._index is None:
             names = list(self._vectors)
             stacked = numpy.concatenate([self._vectors[chunk] for chunk in names])
             width = stacked.shape[1]
-            if len(stacked) <= self.flat_vectors:
+            self._flat = len(stacked) <= self.flat_vectors
+            if self._flat:
                 index: Any = faiss.IndexIDMap2(faiss.IndexFlatIP(width))
             else:
                 lists = max(1, int(4 * len(stacked) ** 0.5))

@@ -1,18 +1,23 @@
 """Sound: any recording as one channel of float samples. Exploratory."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import av
 import numpy as np
-from av.container import InputContainer
 from numpy.typing import NDArray
 
 from emblema.errors import MediaError
+from emblema.extras import import_extra
 from emblema.media.container import open_container
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 from emblema.media.source import Source, describe, open_source
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +33,7 @@ class Audio:
 
 
 def load_audio(source: Source, rate: int = 16_000, limits: MediaLimits = DEFAULT_LIMITS) -> Audio:
-    """A recording, or a video's sound, mixed to one channel at `rate` samples a second.
+    """Return a recording, or a video's sound, mixed to one channel at `rate` samples a second.
 
     Raises:
         MediaError: the source is missing, empty, broken, holds no sound, or lasts longer than the limits allow.
@@ -52,8 +57,8 @@ def load_audio(source: Source, rate: int = 16_000, limits: MediaLimits = DEFAULT
 
 
 def _resampled(container: InputContainer, rate: int) -> Iterator[NDArray[np.float32]]:
-    """Pieces of the first track: the mean of its channels, so that nothing clips."""
-    resampler = av.AudioResampler(format="fltp", rate=rate)
+    """Yield pieces of the first track: the mean of its channels, so that nothing clips."""
+    resampler = import_extra("av", "video").AudioResampler(format="fltp", rate=rate)
     frames = container.decode(container.streams.audio[0])
     for frame in itertools.chain(frames, [None]):
         for piece in resampler.resample(frame):

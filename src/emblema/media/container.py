@@ -1,15 +1,17 @@
-"""Opening a video or audio file with FFmpeg so that it reads that file and nothing else."""
+"""Open a video or audio file with FFmpeg so that it reads that file and nothing else."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
-
-import av
-from av.container import InputContainer
-from av.stream import Disposition
-from av.video.stream import VideoStream
+from typing import TYPE_CHECKING, BinaryIO
 
 from emblema.errors import MediaError
+from emblema.extras import import_extra
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
 
 FORMATS = "mov,matroska,avi,mpegts,mpeg,flv,ogg,gif,asf,h264,hevc,mjpeg,apng,webp_pipe,wav,mp3,flac,aac,aiff,w64,caf"
 """Demuxers that may be used. Playlists and lists (hls, dash, concat) would open other files: they are not here."""
@@ -17,7 +19,8 @@ FORMATS = "mov,matroska,avi,mpegts,mpeg,flv,ogg,gif,asf,h264,hevc,mjpeg,apng,web
 
 @contextmanager
 def open_container(stream: BinaryIO, name: str) -> Iterator[InputContainer]:
-    """The container in the stream; whatever FFmpeg raises inside the block becomes a `MediaError` that names it."""
+    """Open the container in a stream; what FFmpeg raises inside the block becomes a `MediaError` that names it."""
+    av = import_extra("av", "video")
     options = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}
     try:
         with av.open(stream, mode="r", options=options, metadata_errors="ignore") as container:
@@ -32,5 +35,6 @@ def open_container(stream: BinaryIO, name: str) -> Iterator[InputContainer]:
 
 
 def moving_picture(container: InputContainer) -> VideoStream | None:
-    """The first video stream that is not a cover picture."""
-    return next((s for s in container.streams.video if not s.disposition & Disposition.attached_pic), None)
+    """Return the first video stream that is not a cover picture."""
+    cover = import_extra("av.stream", "video").Disposition.attached_pic
+    return next((s for s in container.streams.video if not s.disposition & cover), None)

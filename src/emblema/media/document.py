@@ -1,16 +1,22 @@
 """PDF documents as pictures, one a page."""
 
+from __future__ import annotations
+
 import math
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import pypdfium2
 from PIL import Image
 
 from emblema.errors import MediaError
+from emblema.extras import import_extra
 from emblema.media.image import check_size
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 from emblema.media.source import Source, describe, read_source
+
+if TYPE_CHECKING:
+    import pypdfium2
 
 POINTS_PER_INCH = 72
 
@@ -19,12 +25,12 @@ _pdfium = threading.Lock()
 
 
 def load_pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMITS) -> list[Image.Image]:
-    """All pages that `pages` yields."""
+    """Return all pages that `pages` yields."""
     return list(pages(source, dpi, limits))
 
 
 def pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMITS) -> Iterator[Image.Image]:
-    """The pages of a PDF as RGB pictures at `dpi` dots an inch, rendered one at a time, filled forms included.
+    """Yield the pages of a PDF as RGB pictures at `dpi` dots an inch, rendered one at a time, filled forms included.
 
     Raises:
         MediaError: the source is missing, empty, no PDF, broken, encrypted, without pages, or outside the limits.
@@ -33,7 +39,8 @@ def pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMI
         raise MediaError(f"dpi is {dpi}: give a number from 10 to 1200.")
     name = describe(source)
     data = read_source(source, limits)
-    document = _open(data, name)
+    pdfium = import_extra("pypdfium2", "documents")
+    document = _open(pdfium, data, name)
     try:
         with _pdfium:
             count = len(document)
@@ -43,7 +50,7 @@ def pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMI
             raise MediaError(f"{name} has {count} pages; the limit is {limits.document_pages}: split it.")
         left = limits.document_pixels
         for index in range(count):
-            page = _render(document, index, dpi / POINTS_PER_INCH, name, limits, left)
+            page = _render(pdfium, document, index, dpi / POINTS_PER_INCH, name, limits, left)
             left -= page.width * page.height
             yield page
     finally:
@@ -51,24 +58,30 @@ def pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMI
             document.close()
 
 
-def _open(data: bytes, name: str) -> pypdfium2.PdfDocument:
+def _open(pdfium: Any, data: bytes, name: str) -> pypdfium2.PdfDocument:
     if b"%PDF-" not in data[:1024]:
         raise MediaError(f"{name} is not a PDF.")
     try:
         with _pdfium:
-            document = pypdfium2.PdfDocument(data)
+            document: pypdfium2.PdfDocument = pdfium.PdfDocument(data)
             document.init_forms()
             return document
-    except pypdfium2.PdfiumError as error:
+    except pdfium.PdfiumError as error:
         if "password" in str(error).lower() or "security" in str(error).lower():
             raise MediaError(f"{name} is encrypted: give a copy without a password.") from error
         raise MediaError(f"{name} is a broken or truncated PDF ({error}).") from error
 
 
 def _render(
-    document: pypdfium2.PdfDocument, index: int, scale: float, name: str, limits: MediaLimits, left: int
+    pdfium: Any,
+    document: pypdfium2.PdfDocument,
+    index: int,
+    scale: float,
+    name: str,
+    limits: MediaLimits,
+    left: int,
 ) -> Image.Image:
-    """One page, if its size is within the limits and the document may still have `left` pixels."""
+    """Render a page, if its size is within the limits and the document may still have `left` pixels."""
     label = f"page {index + 1} of {name}"
     try:
         with _pdfium:
@@ -89,5 +102,5 @@ def _render(
                     bitmap.close()
             finally:
                 page.close()
-    except pypdfium2.PdfiumError as error:
+    except pdfium.PdfiumError as error:
         raise MediaError(f"{label} is broken and cannot be drawn ({error}).") from error

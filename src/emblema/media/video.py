@@ -1,13 +1,13 @@
 """Video: frames sampled by their timestamps, one at a time, never the whole clip in memory."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
-import av
-from av.container import InputContainer
-from av.video.stream import VideoStream
 from PIL import Image
 
 from emblema.errors import MediaError
@@ -16,8 +16,16 @@ from emblema.media.image import check_size
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 from emblema.media.source import Source, describe, open_source
 
+if TYPE_CHECKING:
+    import av
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
 _WHOLE = frozenset({"mov", "matroska", "webm", "avi"})
 """Containers whose header tells how long the clip should be, so that a cut one is noticed."""
+
+MICROSECONDS = 1_000_000
+"""Unit of a container's duration, a second."""
 
 _SLACK = Fraction(1, 1000)
 
@@ -39,13 +47,13 @@ class Video:
 
 
 def load_video(source: Source, fps: float = 1.0, limits: MediaLimits = DEFAULT_LIMITS) -> Video:
-    """All frames that `sample_frames` yields."""
+    """Return all frames that `sample_frames` yields."""
     pairs = list(sample_frames(source, fps, limits))
     return Video([image for _, image in pairs], [time for time, _ in pairs])
 
 
 def segments(video: Video, frames_per_segment: int) -> Iterator[Video]:
-    """The video in runs of `frames_per_segment` frames, the last one perhaps shorter; times stay those of the clip."""
+    """Yield runs of `frames_per_segment` frames, the last one perhaps shorter; times stay those of the clip."""
     if not isinstance(frames_per_segment, Integral) or frames_per_segment < 1:
         raise MediaError(f"A segment needs one frame or more, a whole number, not {frames_per_segment!r}.")
     for start in range(0, len(video.frames), frames_per_segment):
@@ -56,7 +64,7 @@ def segments(video: Video, frames_per_segment: int) -> Iterator[Video]:
 def sample_frames(
     source: Source, fps: float = 1.0, limits: MediaLimits = DEFAULT_LIMITS
 ) -> Iterator[tuple[float, Image.Image]]:
-    """The frame on screen at 0, 1/fps, 2/fps, … seconds, with that time; at least the first frame.
+    """Yield the frame on screen at 0, 1/fps, 2/fps, … seconds, with that time; at least the first frame.
 
     Frames are told by their timestamps, so a clip of uneven rate keeps its pace; a frame that stays on screen longer
     than 1/fps comes again.
@@ -101,7 +109,7 @@ def sample_frames(
 def _decoded(
     container: InputContainer, track: VideoStream, name: str, limits: MediaLimits
 ) -> Iterator[tuple[Fraction, Fraction, av.VideoFrame]]:
-    """Decoded frames with the seconds at which each comes and goes, counted from the first frame."""
+    """Yield decoded frames with the seconds at which each comes and goes, counted from the first frame."""
     step = 1 / track.average_rate if track.average_rate else Fraction(1, 25)
     first: Fraction | None = None
     start = end = Fraction(0)
@@ -123,13 +131,13 @@ def _decoded(
 
 
 def _promised_seconds(container: InputContainer, track: VideoStream) -> float | None:
-    """How long the header says that the picture lasts; None where it cannot be relied on."""
+    """Return the seconds that the header states; None where it cannot be relied on."""
     if not _WHOLE & set(container.format.name.split(",")):
         return None
     if track.duration is not None and track.time_base is not None:
         return float(track.duration * track.time_base)
     if container.duration is not None and len(container.streams) == 1:
-        return container.duration / av.time_base
+        return container.duration / MICROSECONDS
     return None
 
 
