@@ -1,7 +1,7 @@
 """The bars themselves, and the result of holding the model to them: a table and a JSON file."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
@@ -10,24 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.bars import BLIND, FULL, SETTINGS, BarsResult, Row
+from benchmarks.table import Bar, show_bars
 
 PATCH = "patch-25%"
 EXACT = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar: what was measured against what. An aim is reported beside the bars and does not count."""
-
-    name: str
-    measured: float
-    bound: float
-    at_least: bool
-    aim: bool = False
-
-    @property
-    def passed(self) -> bool:
-        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
 
 def bars_of(result: BarsResult) -> tuple[Bar, ...]:
@@ -49,10 +35,10 @@ def bars_of(result: BarsResult) -> tuple[Bar, ...]:
     for setting in reversed(SETTINGS):
         aim = setting == "visible"
         floor = result.row(setting, "multi-hop", BLIND).accuracy.value
-        bars.append(Bar(f"blind, multi-hop, {setting}", floor, 0.5, False, aim))
+        bars.append(Bar(f"blind, multi-hop, {setting}", floor, 0.5, False, aim=aim))
         for kind in ("multi-hop", "single-hop"):
             upper = result.row(setting, kind, PATCH).loss.high
-            bars.append(Bar(f"{PATCH} loses, {kind}, {setting}, upper bound", upper, 0.01, False, aim))
+            bars.append(Bar(f"{PATCH} loses, {kind}, {setting}, upper bound", upper, 0.01, False, aim=aim))
     bars.append(Bar("prefix against full, largest difference of a logit", result.exactness, EXACT, False))
     return tuple(bars)
 
@@ -68,8 +54,8 @@ def show(screen: Console, result: BarsResult) -> None:
     bars = bars_of(result)
     if not bars:
         return
-    screen.print(bars_table(bars))
-    missed = [bar.name for bar in bars if not bar.passed and not bar.aim]
+    show_bars(screen, bars)
+    missed = [bar.name for bar in bars if not bar.holds and not bar.aim]
     said = f"missed: {'; '.join(missed)}" if missed else "every bar holds"
     screen.print(Text(said, "bold red" if missed else "bold green"))
 
@@ -107,22 +93,6 @@ def _flips(row: Row) -> str:
     return f"{row.flips.value:.2f} of {row.flips.count:,}" if row.flips.count else "of none"
 
 
-def bars_table(bars: tuple[Bar, ...]) -> Table:
-    """A line for each bar."""
-    table = Table(title="bars", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("bar")
-    for name in ("measured", "bound"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
-    for bar in bars:
-        verdict = Text("holds", "green") if bar.passed else Text("missed", "yellow" if bar.aim else "red")
-        sign = "≥" if bar.at_least else "≤"
-        if bar.aim:
-            verdict.append(" (aim)", "dim")
-        table.add_row(bar.name, f"{bar.measured:.4f}", f"{sign} {bar.bound:g}", verdict)
-    return table
-
-
 def report(result: BarsResult) -> dict[str, Any]:
     """The result as plain data."""
-    return {**asdict(result), "bars": [{**asdict(bar), "passed": bar.passed} for bar in bars_of(result)]}
+    return {**asdict(result), "bars": [bar.data() for bar in bars_of(result)]}

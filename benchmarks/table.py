@@ -1,8 +1,14 @@
-"""The shape that a table of a bench has: what was measured, row by row, and what has to hold."""
+"""Tables of measurements: figures row by row and what must hold, on a screen, as Markdown and as plain data."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as ScreenTable
+from rich.text import Text
 
 from emblema.errors import PromptError
 from emblema.eval.figures import plain
@@ -12,8 +18,8 @@ Cell = str | int | float | Interval | Share | None
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to measure: so many items from a seed."""
+class Sample:
+    """Fresh items to measure on: how many, and the seed that they are drawn from."""
 
     items: int = 200
     seed: int = 0
@@ -45,13 +51,14 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something that has to hold.
+    """A bound that a measured value has to hold.
 
     Attributes:
-        value: what was measured; None where nothing was, for which nothing holds.
-        bound: what it is held against, from below if `least`, else from above.
-        count: items behind the value.
-        strict: whether a value on the bound does not hold.
+        value: what was measured; None where nothing was, which holds no bound.
+        bound: from below if `least`, else from above.
+        count: items that the value was measured on.
+        strict: whether a value on the bound misses it.
+        aim: whether it is reported beside the bars and does not count.
     """
 
     name: str
@@ -60,14 +67,20 @@ class Bar:
     least: bool = True
     count: int = 0
     strict: bool = False
+    aim: bool = False
 
     @property
     def holds(self) -> bool:
+        """Whether the value is on the right side of the bound."""
         if self.value is None or math.isnan(self.value):
             return False
         if self.value == self.bound:
             return not self.strict
         return self.value > self.bound if self.least else self.value < self.bound
+
+    def data(self) -> dict[str, Any]:
+        """Return the bar as plain data for JSON."""
+        return {**asdict(self), "holds": self.holds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +118,115 @@ class Table:
         return tuple(dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
     def data(self) -> dict[str, Any]:
-        """Everything as plain data for JSON: intervals as value, low and high, shares as value and count."""
+        """Return the table as plain data for JSON: intervals as value, low and high, shares as value and count."""
         rows = [
             {name: asdict(cell) if isinstance(cell, Interval | Share) else cell for name, cell in record.items()}
             for record in self.records
         ]
+        named = {name: getattr(self, name) for name in ("name", "title", "note", "columns")}
         found: dict[str, Any] = plain(
-            {
-                "name": self.name,
-                "title": self.title,
-                "note": self.note,
-                "columns": self.columns,
-                "rows": rows,
-                "bars": [{**asdict(bar), "holds": bar.holds} for bar in self.bars],
-                "seconds": self.seconds,
-            }
+            {**named, "rows": rows, "bars": [bar.data() for bar in self.bars], "seconds": self.seconds}
         )
         return found
+
+
+def bars_of(tables: Iterable[Table]) -> tuple[Bar, ...]:
+    """Return every bar of some tables."""
+    return tuple(bar for table in tables for bar in table.bars)
+
+
+def cell_text(cell: Cell, *, interval: bool = True) -> str:
+    """Return a cell in words: three or four digits, an interval in brackets, a share with its count."""
+    if isinstance(cell, Interval):
+        if not interval or cell.low == cell.high or math.isnan(cell.low):
+            return _digits(cell.value)
+        return f"{_digits(cell.value)} [{_digits(cell.low)}, {_digits(cell.high)}]"
+    if isinstance(cell, Share):
+        if not cell.count:
+            return ""
+        return f"{cell.value:.3f} of {cell.count}" if interval else f"{cell.value:.2f}/{cell.count}"
+    if isinstance(cell, bool) or cell is None:
+        return "" if cell is None else str(cell)
+    return _digits(cell) if isinstance(cell, float) else f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)) -> str:
+    """Return cells as a Markdown table; the columns `words` are aligned left, the others right."""
+    rule = [":--" if column in words else "--:" for column in range(len(head))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+
+
+def table_markdown(table: Table) -> str:
+    """Return a table in Markdown."""
+    return markdown_table(table.columns, [[cell_text(cell) for cell in row] for row in table.rows], _words(table))
+
+
+def bars_markdown(found: Iterable[tuple[str, Sequence[Bar]]]) -> str:
+    """Return the bars of models by name as a Markdown table."""
+    head = ("model", "bar", "measured", "bound", "items", "")
+    lines = [
+        (model, bar.name, _value(bar), _bound(bar), f"{bar.count:,}" if bar.count else "", _verdict(bar))
+        for model, bars in found
+        for bar in bars
+    ]
+    return markdown_table(head, lines, (0, 1, 5))
+
+
+def show_grid(
+    screen: Console, title: str, head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)
+) -> None:
+    """Print cells under a title, the columns `words` aligned left and the others right."""
+    screen.print(Text(title, "bold"))
+    grid = ScreenTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column, name in enumerate(head):
+        grid.add_column(name, justify="left" if column in words else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    screen.print(grid)
+
+
+def show_table(screen: Console, table: Table, title: str) -> None:
+    """Print a table without its intervals, and its note."""
+    rows = [[cell_text(cell, interval=False) for cell in row] for row in table.rows]
+    show_grid(screen, title, table.columns, rows, _words(table))
+    screen.print(Text(table.note, "dim"))
+    screen.print()
+
+
+def show_bars(screen: Console, bars: Iterable[Bar]) -> None:
+    """Print bars: those that hold in green, those missed in red, missed aims in yellow."""
+    for bar in bars:
+        items = f" ({bar.count:,} items)" if bar.count else ""
+        aim = " (aim)" if bar.aim else ""
+        colour = "green" if bar.holds else "yellow" if bar.aim else "red"
+        verdict = "holds " if bar.holds else "missed"
+        screen.print(Text(f"{verdict}  {bar.name}: {_value(bar)}, bound {_bound(bar)}{items}{aim}", colour))
+    screen.print()
+
+
+def _words(table: Table) -> list[int]:
+    return [place for place in range(len(table.columns)) if any(isinstance(row[place], str) for row in table.rows)]
+
+
+def _value(bar: Bar) -> str:
+    return "nothing measured" if bar.value is None or math.isnan(bar.value) else _digits(bar.value)
+
+
+def _bound(bar: Bar) -> str:
+    sign = (">" if bar.strict else "≥") if bar.least else ("<" if bar.strict else "≤")
+    return f"{sign} {bar.bound:g}"
+
+
+def _verdict(bar: Bar) -> str:
+    return ("holds" if bar.holds else "**missed**") + (" (aim)" if bar.aim else "")
+
+
+def _digits(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3f}" if size >= 0.01 or size == 0 else f"{value:.2g}"

@@ -208,10 +208,10 @@ def deficit(
     plain: Plain = False,
 ) -> None:
     """Take apart what blind reuse loses: the deficit's size, rank, depth, tokens and heads, with plots."""
-    from benchmarks.deficit.places import models_of, names_of, report_places
+    from benchmarks.report import labels_of, models_of, report_places
     from emblema.cli.screen import console, load_engine
 
-    folder, figures = report_places(report, json)
+    folder, figures = report_places(report, json, "deficit.json")
     screen = console(plain)
     from benchmarks.deficit.measure import measure, measure_untrained
     from benchmarks.deficit.report import data, write
@@ -222,7 +222,7 @@ def deficit(
     wanted = Wanted(task, carried, seed, items)
     models = models_of(model)
     results = []
-    for name, label in zip(models, names_of(models), strict=True):
+    for name, label in zip(models, labels_of(models), strict=True):
         engine = load_engine(model_source(name), device, screen, measured=True)
         results.append(measure(engine, label, wanted, screen=screen))
         if len(results) == 1:

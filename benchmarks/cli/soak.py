@@ -23,8 +23,8 @@ def soak(
     plain: Plain = False,
 ) -> None:
     """Soak one stream for hours of video, kill it half way, and hold memory, times and answers to what they were."""
-    from benchmarks.deficit.places import names_of, report_places
     from benchmarks.models import model_source
+    from benchmarks.report import labels_of, report_places
     from benchmarks.stream.options import settings_of
     from benchmarks.stream.soak.plan import SETTINGS, SoakPlan
     from benchmarks.stream.soak.report import report as written
@@ -34,11 +34,11 @@ def soak(
 
     settings = settings_of(None, None, None, changes or (), SETTINGS)
     plan = SoakPlan(model_source(model), device, frames, every, stretch, seed, minutes, settings)
-    folder, _ = report_places(report, None)
+    folder, _ = report_places(report, None, "soak.json")
     screen = console(plain)
     with steps(screen, f"soak of {frames:,} frames", frames // every) as advance:
         said = run(plan, lambda _: advance())
-    bars = written(said, plan.told(names_of([model])[0]), folder, screen)
+    bars = written(said, plan.told(labels_of([model])[0]), folder, screen)
     screen.print(f"report: {folder / 'soak.md'}   figures: {folder / 'soak.json'}", soft_wrap=True)
     if not all(bar.holds for bar in bars):
         raise typer.Exit(1)

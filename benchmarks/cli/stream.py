@@ -40,11 +40,10 @@ def stream(
     plain: Plain = False,
 ) -> None:
     """Measure streams: how well every memory answers at equal budget, and what it costs; a killed run goes on."""
-    from benchmarks.deficit.places import names_of as labels_of
-    from benchmarks.deficit.places import report_places
     from benchmarks.models import model_source
+    from benchmarks.report import labels_of, parts_of, report_places
     from benchmarks.stream import options
-    from benchmarks.stream.command import Files, parts_of, run
+    from benchmarks.stream.command import PARTS, Files, run
     from benchmarks.stream.systems.wanted import SystemsWanted
     from benchmarks.stream.wanted import Wanted
     from benchmarks.tasks.streams import STREAM_KINDS
@@ -71,8 +70,8 @@ def stream(
         wanted, systems = options.quick(wanted), SystemsWanted.quick(seed, wanted.settings)
     else:
         systems = SystemsWanted(seed, wanted.kinds, settings=wanted.settings)
-    parts = parts_of(only)
-    folder, listing = report_places(report, report / "stream.json" if figures is None else figures)
+    parts = parts_of(only, PARTS)
+    folder, listing = report_places(report, figures, "stream.json")
     files = Files(listing, folder, tuple(Path(one) for one in options.names_of(runs or "", ())))
     screen = console(plain)
     with load_engine(model_source(model), device, screen, measured=True) as engine:

@@ -28,15 +28,15 @@ def window(
     plain: Plain = False,
 ) -> None:
     """Measure the window: reorder, slide, recall and drift, and an agent's trace; a killed run goes on where it was."""
-    from benchmarks.deficit.places import models_of, report_places
-    from benchmarks.table import Wanted
-    from benchmarks.window.parts import parts_of
+    from benchmarks.report import models_of, parts_of, report_places
+    from benchmarks.table import Sample
+    from benchmarks.window.parts import PARTS
     from benchmarks.window.trace import TraceSettings
     from emblema.cli.screen import console, load_engine
 
-    parts, wanted, models = parts_of(only), Wanted(items, seed), models_of(model)
+    parts, wanted, models = parts_of(only, PARTS), Sample(items, seed), models_of(model)
     settings = TraceSettings(steps=steps, window=pictures, changing=changing)
-    folder, listing = report_places(report, report / "window.json" if figures is None else figures)
+    folder, listing = report_places(report, figures, "window.json")
     screen = console(plain)
     from benchmarks.models import model_source
     from benchmarks.window.command import Asked, run

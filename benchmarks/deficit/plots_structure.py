@@ -6,96 +6,110 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.deficit import drawing
-from benchmarks.deficit.drawing import COLOURS, legend, line, panels, save, style
 from benchmarks.deficit.findings import correlations, setting_of
 from benchmarks.deficit.ledger import MULTI, Ledger
 from benchmarks.deficit.rank import RANKS
 from benchmarks.deficit.result import DeficitResult
 from benchmarks.deficit.tokens import SHARES
+from benchmarks.plots import (
+    COLOURS,
+    FAINT,
+    INK,
+    draw_bars,
+    draw_legend,
+    draw_line,
+    make_panels,
+    rank_axis,
+    save_figure,
+    style_panel,
+)
 
 
 def structure(result: DeficitResult, folder: Path) -> Path:
     """Kamera 3: energy by rank, the deficit by depth, and the link's landmark keys."""
     ledger, layers = result.ledger, result.model.layers
-    figure, (energy, depth, link) = panels(3, f"{result.model.name}: structure of the conditioning deficit (Kamera 3)")
-    shades = [drawing.INK, *COLOURS]
+    figure, (energy, depth, link) = make_panels(
+        3, f"{result.model.name}: structure of the conditioning deficit (Kamera 3)"
+    )
+    shades = [INK, *COLOURS]
     for layer in range(layers):
         rows = [ledger.estimate(f"energy/{wide_slot(result)}/{layer}/{rank}") for rank in RANKS]
         kept = [(rank, row) for rank, row in zip(RANKS, rows, strict=True) if row is not None]
         if kept:
-            line(
+            draw_line(
                 energy,
                 [rank for rank, _ in kept],
                 [row for _, row in kept],
                 f"layer {layer}",
                 shades[layer % len(shades)],
             )
-    energy.axhline(0.9, color=drawing.FAINT, linewidth=0.8, linestyle=":")
-    drawing.ranks(energy, RANKS)
-    style(
+    energy.axhline(0.9, color=FAINT, linewidth=0.8, linestyle=":")
+    rank_axis(energy, RANKS)
+    style_panel(
         energy, "a  share of the deficit's energy by rank", "rank", f"energy, {slot_label(result, wide_slot(result))}"
     )
-    legend(energy, loc="lower right")
+    draw_legend(energy, loc="lower right")
     for place, name in enumerate(("deficit", "conditioning", "position")):
         for slot, dashed in (("keys", True), ("values", False)):
             rows = [ledger.estimate(f"{name}/{slot}/{layer}") for layer in range(layers)]
             if all(row is not None for row in rows):
                 label = f"{name}, {slot_label(result, slot)}"
-                line(depth, range(layers), rows, label, COLOURS[place], dashed=dashed)
-    style(depth, "b  relative norm by layer", "layer", "norm / norm of the rows")
+                draw_line(depth, range(layers), rows, label, COLOURS[place], dashed=dashed)
+    style_panel(depth, "b  relative norm by layer", "layer", "norm / norm of the rows")
     depth.set_xticks(range(layers))
-    legend(depth)
+    draw_legend(depth)
     marks = [ledger.estimate(f"landmarks per key/{layer}") for layer in range(layers)]
     ranks = [ledger.estimate(f"link rank/{layer}") for layer in range(layers)]
     if all(row is not None for row in (*marks, *ranks)):
         keys = ledger.estimate("antecedent keys")
         share = 1 if keys is None else keys.value
-        line(link, range(layers), [_scaled(row, share) for row in marks], "keys with 90 % of the attention", COLOURS[0])
-        line(link, range(layers), ranks, "directions with 90 % of its energy", COLOURS[1])
-        link.axhline(share, color=drawing.FAINT, linewidth=0.8, linestyle=":")
-        link.text(0, share, f"{share:.0f} antecedent keys", fontsize=7.5, color=drawing.FAINT, va="bottom")
+        draw_line(
+            link, range(layers), [_scaled(row, share) for row in marks], "keys with 90 % of the attention", COLOURS[0]
+        )
+        draw_line(link, range(layers), ranks, "directions with 90 % of its energy", COLOURS[1])
+        link.axhline(share, color=FAINT, linewidth=0.8, linestyle=":")
+        link.text(0, share, f"{share:.0f} antecedent keys", fontsize=7.5, color=FAINT, va="bottom")
         link.set_ylim(0, share * 1.12)
         link.set_xticks(range(layers))
-        legend(link, loc="center right")
-    style(link, "c  the link from antecedents to the chunk", "layer", "number")
-    return save(figure, folder, f"kamera-3-{result.model.name}")
+        draw_legend(link, loc="center right")
+    style_panel(link, "c  the link from antecedents to the chunk", "layer", "number")
+    return save_figure(figure, folder, f"kamera-3-{result.model.name}")
 
 
 def cheap_signals(result: DeficitResult, folder: Path) -> Path:
     """Kamera 4: recall of cheap selectors, and what the deficit's size goes with."""
     ledger = result.ledger
-    figure, (recall, goes) = panels(2, f"{result.model.name}: cheap signals for the deficit (Kamera 4)")
+    figure, (recall, goes) = make_panels(2, f"{result.model.name}: cheap signals for the deficit (Kamera 4)")
     names = [name for name in ledger.values if name.startswith("recall/")]
     rows = {name.removeprefix("recall/"): row for name in names if (row := ledger.estimate(name)) is not None}
     order = sorted(rows, key=lambda name: -rows[name].value)
-    drawing.bars(recall, order, [rows[name] for name in order], COLOURS[0])
+    draw_bars(recall, order, [rows[name] for name in order], COLOURS[0])
     chance = rows.get("chance")
-    recall.axvline(0.25, color=drawing.FAINT, linewidth=0.8, linestyle=":")
+    recall.axvline(0.25, color=FAINT, linewidth=0.8, linestyle=":")
     if chance is not None:
         recall.set_xlim(0, 1)
-    style(recall, "a  the quarter of tokens of largest deficit, found", "recall", "", grid="x")
+    style_panel(recall, "a  the quarter of tokens of largest deficit, found", "recall", "", grid="x")
     found = correlations(result)
     if found:
-        drawing.bars(goes, list(found), [one for one, _ in found.values()], COLOURS[1])
-    goes.axvline(0, color=drawing.FAINT, linewidth=0.8)
+        draw_bars(goes, list(found), [one for one, _ in found.values()], COLOURS[1])
+    goes.axvline(0, color=FAINT, linewidth=0.8)
     goes.set_xlim(-1, 1)
-    style(goes, "b  rank correlation with the deficit's size", "over chunks", "", grid="x")
-    return save(figure, folder, f"kamera-4-{result.model.name}")
+    style_panel(goes, "b  rank correlation with the deficit's size", "over chunks", "", grid="x")
+    return save_figure(figure, folder, f"kamera-4-{result.model.name}")
 
 
 def wrong_axes(result: DeficitResult, folder: Path) -> Path:
     """Kamera 6: tokens, depth and heads, each against what a thin patch recovers."""
     ledger, layers, setting = result.ledger, result.model.layers, setting_of(result)
-    figure, (token, depth, head) = panels(3, f"{result.model.name}: tokens, layers, heads (Kamera 6), {setting}")
+    figure, (token, depth, head) = make_panels(3, f"{result.model.name}: tokens, layers, heads (Kamera 6), {setting}")
     for place, (label, name) in enumerate((("largest deficit", "oracle tokens"), ("first", "first tokens"))):
         _recoveries(token, ledger, setting, [f"{name}/{share}" for share in SHARES], SHARES, label, COLOURS[place])
-    for name, shade in (("rank/4", COLOURS[2]), ("rank/16", drawing.INK)):
+    for name, shade in (("rank/4", COLOURS[2]), ("rank/16", INK)):
         row = ledger.row(name, setting, MULTI)
         if row is not None:
             token.axhline(row.eta.value, color=shade, linewidth=1, linestyle="--", label=f"patch, rank {name[5:]}")
-    style(token, "a  true rows for some tokens", "percent of the tokens", "eta")
-    legend(token, loc="lower right")
+    style_panel(token, "a  true rows for some tokens", "percent of the tokens", "eta")
+    draw_legend(token, loc="lower right")
     every = list(range(layers))
     _recoveries(
         depth,
@@ -118,7 +132,7 @@ def wrong_axes(result: DeficitResult, folder: Path) -> Path:
     )
     explained = [(layer, one) for layer in every if (one := ledger.estimate(f"injected/{layer}")) is not None]
     if explained:
-        line(
+        draw_line(
             depth,
             [layer for layer, _ in explained],
             [one for _, one in explained],
@@ -127,8 +141,8 @@ def wrong_axes(result: DeficitResult, folder: Path) -> Path:
         )
     depth.set_xticks(every)
     depth.set_ylim(-0.5, 1.1)
-    style(depth, "b  one layer, or all from a layer on", "layer", "eta, or share explained")
-    legend(depth, loc="lower right")
+    style_panel(depth, "b  one layer, or all from a layer on", "layer", "eta, or share explained")
+    draw_legend(depth, loc="lower right")
     shares = [10, 25, 50, 75]
     _recoveries(
         head,
@@ -146,9 +160,9 @@ def wrong_axes(result: DeficitResult, folder: Path) -> Path:
         head.text(needed.value * 100 + 1.5, 0.1, "90 % of\nthe energy", fontsize=7.5, color=COLOURS[1])
     head.set_xlim(0, 100)
     head.set_ylim(0, 1.08)
-    style(head, "c  true rows for some (layer, slot, head) cells", "percent of the cells", "eta")
-    legend(head, loc="lower right")
-    return save(figure, folder, f"kamera-6-{result.model.name}")
+    style_panel(head, "c  true rows for some (layer, slot, head) cells", "percent of the cells", "eta")
+    draw_legend(head, loc="lower right")
+    return save_figure(figure, folder, f"kamera-6-{result.model.name}")
 
 
 def planes(result: DeficitResult, folder: Path) -> Path | None:
@@ -157,17 +171,17 @@ def planes(result: DeficitResult, folder: Path) -> Path | None:
     if found is None:
         return None
     shown = _some(list(range(len(found))), 6)
-    figure, axes = panels(
+    figure, axes = make_panels(
         len(shown), f"{result.model.name}: the deficit of one chunk, layer by layer (Kamera 8)", width=2.9
     )
     top = float(np.quantile(found, 0.995)) or 1.0
     picture = None
     for panel, layer in zip(axes, shown, strict=True):
         picture = panel.imshow(found[layer], aspect="auto", cmap="magma", vmin=0, vmax=top, interpolation="nearest")
-        style(panel, f"layer {layer}", "token", "keys, then values" if layer == shown[0] else "", grid="")
+        style_panel(panel, f"layer {layer}", "token", "keys, then values" if layer == shown[0] else "", grid="")
         panel.set_yticks([])
     figure.colorbar(picture, ax=axes[-1], label="|deficit| / RMS of the rows")
-    return save(figure, folder, f"kamera-8-{result.model.name}")
+    return save_figure(figure, folder, f"kamera-8-{result.model.name}")
 
 
 def slot_label(result: DeficitResult, slot: str) -> str:
@@ -192,7 +206,7 @@ def _recoveries(
 ) -> None:
     rows = [(at, row.eta) for at, name in zip(across, names, strict=True) if (row := ledger.row(name, setting, MULTI))]
     if rows:
-        line(axes, [at for at, _ in rows], [row for _, row in rows], label, colour)
+        draw_line(axes, [at for at, _ in rows], [row for _, row in rows], label, colour)
 
 
 def _some(places: list[int], most: int) -> list[int]:

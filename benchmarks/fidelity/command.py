@@ -7,12 +7,13 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.fidelity.arms import names_of
-from benchmarks.fidelity.files import write_rows
 from benchmarks.fidelity.measure import Bench, Wanted
-from benchmarks.fidelity.records import Record, Records
-from benchmarks.fidelity.report import write_report, written
+from benchmarks.fidelity.records import Record
+from benchmarks.fidelity.report import write_report
 from benchmarks.fidelity.sources import items_of
 from benchmarks.fidelity.summary import rows_of
+from benchmarks.recordfile import RecordFile
+from benchmarks.report import writable_folder, write_rows
 from benchmarks.tasks.asking import Style
 from benchmarks.tasks.judge import Judge
 from benchmarks.tasks.prompting import SETTINGS
@@ -64,15 +65,15 @@ def run(
     if not models:
         raise PromptError("no models: give names or folders with commas between them")
     chosen = items_of(tasks)
-    written(report, "--report")
-    written(json_path.parent, "--json")
+    writable_folder(report, "--report")
+    writable_folder(json_path.parent, "--json")
     for task in chosen:
         # A broken data set is told before a model is loaded.
         for _ in () if task.path is None else task.first(wanted.seed, wanted.items):
             pass
     kept: list[Record] = []
     refused: dict[str, str] = {}
-    with Records(json_path.with_suffix(".records.jsonl")) as records:
+    with RecordFile(json_path.with_suffix(".records.jsonl"), Record) as records:
         for model in models:
             with load(model) as engine:
                 bench = Bench(engine, Path(model).name or model, wanted, records)

@@ -1,27 +1,16 @@
-"""Figures of a run as a JSON file, a row a line, so that a change of one shows as one."""
+"""Figures of runs, read from files."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from emblema.errors import EmblemaError
 
 NEEDED = ("model", "task", "setting", "strategy", "n", "eta", "intervals")
-DIGITS = 6
-"""Significant digits kept."""
 
 
-def write_rows(found: Mapping[str, Any], path: Path) -> Path:
-    """Write what a run found; its `rows` come last."""
-    head = {name: value for name, value in found.items() if name != "rows"}
-    rows = ",\n".join(f"  {json.dumps(_rounded(row))}" for row in found["rows"])
-    path.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
-    return path
-
-
-def read_rows(path: Path) -> dict[str, Any]:
-    """What `write_rows` wrote.
+def read_run(path: Path) -> dict[str, Any]:
+    """Return what a run wrote.
 
     Raises:
         EmblemaError: the file is not there, is no JSON, or a row lacks a field.
@@ -43,7 +32,7 @@ def read_rows(path: Path) -> dict[str, Any]:
 
 
 def runs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """All runs of a folder, `fidelity-*.json`, by name.
+    """Return all runs of a folder, `fidelity-*.json`, by name.
 
     Raises:
         EmblemaError: there is none, or one is broken.
@@ -51,12 +40,4 @@ def runs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     paths = sorted(folder.glob("fidelity-*.json"))
     if not paths:
         raise EmblemaError(f"{folder}: no fidelity-*.json lies there; write one with `bench fidelity --json`")
-    return [(path, read_rows(path)) for path in paths]
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_rounded(one) for one in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return [(path, read_run(path)) for path in paths]

@@ -11,11 +11,12 @@ from rich.console import Console
 from benchmarks.fidelity.arms import BLIND, FULL
 from benchmarks.fidelity.files import runs
 from benchmarks.fidelity.measure import Bench, Wanted
-from benchmarks.fidelity.records import Records
+from benchmarks.fidelity.records import Record
 from benchmarks.fidelity.results import page
 from benchmarks.fidelity.sources import items_of
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.fidelity.tables import known
+from benchmarks.recordfile import RecordFile
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 
@@ -59,7 +60,7 @@ def sample(folder: Path, items: int, load: Callable[[str], Engine], screen: Cons
         if model not in engines:
             engines[model] = load(model)
         names = tuple(dict.fromkeys((FULL, BLIND, *committed)))
-        with TemporaryDirectory() as place, Records(Path(place) / "sample.records.jsonl") as records:
+        with TemporaryDirectory() as place, RecordFile(Path(place) / "sample.records.jsonl", Record) as records:
             bench = Bench(engines[model], model, Wanted(names, (setting,), items, seed), records)
             bench.run(items_of([task]), screen)
             fresh = {row["strategy"]: row for row in rows_of(records.held.values())}

@@ -10,8 +10,9 @@ from torch import Tensor
 from benchmarks.fidelity.arms import FULL, Arm, arm_of
 from benchmarks.fidelity.linking import Linking
 from benchmarks.fidelity.pool import POOLED, learned_rank, merged
-from benchmarks.fidelity.records import Record, Records, Source
+from benchmarks.fidelity.records import Record, Source
 from benchmarks.fidelity.sources import Items
+from benchmarks.recordfile import RecordFile
 from benchmarks.tasks.asking import Style, expected, right, style_of
 from benchmarks.tasks.items import Item
 from benchmarks.tasks.judge import Judge
@@ -81,7 +82,7 @@ class Bench:
     engine: Engine
     name: str
     wanted: Wanted
-    records: Records
+    records: RecordFile[Record]
     refused: dict[str, str] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
     done: int = 0

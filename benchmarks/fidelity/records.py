@@ -1,17 +1,11 @@
 """Records of a run: a line for each item, setting and strategy."""
 
-import hashlib
-import json
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Self
 
 from benchmarks.fidelity.linking import Spent
-from benchmarks.recordfile import RecordFile
+from benchmarks.recordfile import digest, fields_of
 from benchmarks.tasks.items import Item, describe
-
-VERSION = 1
-"""Part of every key: records that an older bench made in another way are made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +25,8 @@ class Source:
 
     def key(self, item: Item, setting: str, strategy: str, answering: str) -> str:
         """Digest of everything that a record's figures depend on."""
-        told = [VERSION, self.weights, self.task, self.seed, self.style, setting, strategy, answering, describe(item)]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:32]
+        told = (self.weights, self.task, self.seed, self.style, setting, strategy, answering)
+        return digest(*told, describe(item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +67,8 @@ class Record:
         Raises:
             ValueError: it is none.
         """
-        held = json.loads(line)
-        if not isinstance(held, dict) or held.keys() != {field.name for field in fields(cls)}:
-            raise ValueError("no record")
-        lists = {name: tuple(value) for name, value in held.items() if isinstance(value, list)}
-        lists["answers"] = tuple(tuple(answer) for answer in held["answers"])
-        made = cls(**{**held, **lists})
+        held = fields_of(line, cls)
+        made = cls(**{**held, "answers": tuple(tuple(answer) for answer in held["answers"])})
         if len({len(made.multi_hop), len(made.answers), len(made.right), len(made.divergences)}) != 1:
             raise ValueError("a record with missing questions")
         return made
-
-
-class Records(RecordFile[Record]):
-    """A run's records.
-
-    Raises:
-        EmblemaError: as `RecordFile`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, Record.read)

@@ -13,7 +13,6 @@ from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
 from benchmarks.fidelity.records import Record
 from benchmarks.fidelity.summary import POOLED
 from benchmarks.fidelity.tables import main_table, matched_table
-from emblema.errors import EmblemaError
 
 Row = Mapping[str, Any]
 READING = (
@@ -25,22 +24,6 @@ READING = (
     "prompt's; chunks that have left the window are computed too where a method recomputes in context. Intervals: 95 "
     "%, paired bootstrap by episode."
 )
-
-
-def written(folder: Path, option: str) -> Path:
-    """A folder that can be written to, made if it is not there.
-
-    Raises:
-        EmblemaError: it cannot be made, is a file, or takes no files.
-    """
-    probe = folder / ".emblema"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise EmblemaError(f"{option} {folder}: it cannot be written ({error.strerror}); give another place") from error
-    return folder
 
 
 def write_report(found: Mapping[str, Any], records: Iterable[Record], folder: Path) -> Path:

@@ -7,11 +7,12 @@ from typing import Any
 from benchmarks.fidelity.arms import BLIND
 from benchmarks.fidelity.files import runs
 from benchmarks.fidelity.overview import draw_overview
-from benchmarks.fidelity.report import READING, written
+from benchmarks.fidelity.report import READING
 from benchmarks.fidelity.stated import STATEMENTS, Cell, Statement
 from benchmarks.fidelity.summary import POOLED
 from benchmarks.fidelity.tables import flips, known, main_table, matched_table, number, ranged, table
 from benchmarks.fidelity.verdicts import bars_table, rivals_table
+from benchmarks.report import writable_folder
 from benchmarks.tasks.registry import TASKS
 
 Row = Mapping[str, Any]
@@ -71,7 +72,7 @@ def page(folder: Path) -> str:
 def write_page(folder: Path, out: Path) -> Path:
     """Write the page, and its picture beside the figures."""
     text = page(folder)
-    written(out.parent, "--out")
+    writable_folder(out.parent, "--out")
     out.write_text(text, encoding="utf-8")
     draw_overview([row for _, run in runs(folder) for row in _kept(run)], folder / PICTURE)
     return out

@@ -1,20 +1,17 @@
 """The result as sections of tables: on a screen, as Markdown, and as plain data; and the bars that it is held to."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from benchmarks.bars_report import Bar, bars_table
 from benchmarks.store.run import StoreBench
-from benchmarks.store.sections import Section, sections
+from benchmarks.store.sections import sections
 from benchmarks.store.throughput import COLD, WARM
+from benchmarks.table import Bar, bars_markdown, markdown_table, show_bars, show_grid
 from emblema.eval.figures import environment
 
 LOOKUP = 50.0
@@ -63,28 +60,18 @@ def verdict_of(result: StoreBench) -> Verdict:
 def show(screen: Console, result: StoreBench) -> None:
     """Print the result."""
     for section in sections(result):
-        screen.print(Text(section.title, "bold"))
-        screen.print(_table(section))
+        show_grid(screen, section.title, section.heads, section.rows)
         screen.print(Text(section.note, "dim"))
         screen.print()
     verdict = verdict_of(result)
     if verdict.bars:
-        screen.print(bars_table(verdict.bars))
+        show_bars(screen, verdict.bars)
     for remark in verdict.remarks:
         screen.print(Text(remark, "yellow"))
-    missed = [bar.name for bar in verdict.bars if not bar.passed]
+    missed = [bar.name for bar in verdict.bars if not bar.holds]
     if verdict.bars:
         said = f"missed: {'; '.join(missed)}" if missed else "every bar holds"
         screen.print(Text(said, "bold red" if missed else "bold green"))
-
-
-def _table(section: Section) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, head in enumerate(section.heads):
-        table.add_column(head, justify="right" if place else "left", no_wrap=True)
-    for row in section.rows:
-        table.add_row(*row)
-    return table
 
 
 def report(result: StoreBench) -> dict[str, Any]:
@@ -94,8 +81,12 @@ def report(result: StoreBench) -> dict[str, Any]:
         {"table": section.title, "columns": list(section.heads), "rows": [list(row) for row in section.rows]}
         for section in sections(result)
     ]
-    bars = [{**asdict(bar), "passed": bar.passed} for bar in verdict.bars]
-    return {**asdict(result), "bars": bars, "remarks": list(verdict.remarks), "tables": derived}
+    return {
+        **asdict(result),
+        "bars": [bar.data() for bar in verdict.bars],
+        "remarks": list(verdict.remarks),
+        "tables": derived,
+    }
 
 
 def markdown(result: StoreBench, pictures: dict[str, Path]) -> str:
@@ -113,23 +104,13 @@ def markdown(result: StoreBench, pictures: dict[str, Path]) -> str:
         *(f"{remark}\n" for remark in verdict.remarks),
     ]
     if verdict.bars:
-        lines += ["## Bars", "", *_grid(("bar", "measured", "bound", ""), map(_bar, verdict.bars)), ""]
+        lines += ["## Bars", "", bars_markdown([(result.model, verdict.bars)]), ""]
     for section in sections(result):
         lines += [f"## {section.title}", ""]
         if section.name in pictures:
             lines += [f"![{section.title}]({pictures[section.name].name})", ""]
-        lines += [*_grid(section.heads, section.rows), "", section.note, ""]
+        lines += [markdown_table(section.heads, section.rows), "", section.note, ""]
     return "\n".join(lines)
-
-
-def _bar(bar: Bar) -> tuple[str, ...]:
-    sign = "≥" if bar.at_least else "≤"
-    return bar.name, f"{bar.measured:.3g}", f"{sign} {bar.bound:g}", "holds" if bar.passed else "**missed**"
-
-
-def _grid(heads: Sequence[str], rows: Any) -> list[str]:
-    aligned = ["---", *["---:"] * (len(heads) - 1)]
-    return [f"| {' | '.join(row)} |" for row in (heads, aligned, *rows)]
 
 
 def write_report(result: StoreBench, folder: Path) -> Path:

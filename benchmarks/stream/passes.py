@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from benchmarks.stream.records import Answer, PassRecord, Records, key_of
+from benchmarks.recordfile import RecordFile
+from benchmarks.stream.records import Answer, PassRecord, key_of
 from benchmarks.stream.wanted import Pass, Place, Wanted
 from benchmarks.tasks.streams import FRAME_SECONDS, Asked, make_stream, questions_of, random_of
 from emblema.engine.engine import Engine
@@ -17,7 +18,7 @@ Results = dict[Pass, PassRecord]
 
 
 def run_passes(
-    engine: Engine, label: str, passes: Iterable[Pass], wanted: Wanted, records: Records, screen: Console
+    engine: Engine, label: str, passes: Iterable[Pass], wanted: Wanted, records: RecordFile[PassRecord], screen: Console
 ) -> Results:
     """The records of passes; those that are held are not measured anew.
 

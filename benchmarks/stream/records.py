@@ -1,12 +1,9 @@
 """What a stream answered under an arm, on record: a line each, so that a killed run goes on, and runs can be joined."""
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import asdict, dataclass
+from typing import Self
 
-from benchmarks.recordfile import RecordFile
+from benchmarks.recordfile import digest, fields_of
 from benchmarks.stream.wanted import Pass, Wanted
 
 
@@ -75,22 +72,9 @@ class PassRecord:
             ValueError: it is none.
             TypeError: likewise.
         """
-        held = json.loads(line)
-        if not isinstance(held, dict) or held.keys() != {field.name for field in fields(cls)}:
-            raise ValueError("no record")
+        held = fields_of(line, cls)
         answers = tuple(Answer(**answer) for answer in held.pop("answers"))
         return cls(**held, answers=answers)
-
-
-class Records(RecordFile[PassRecord]):
-    """A run's records.
-
-    Raises:
-        EmblemaError: as `RecordFile`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, PassRecord.read)
 
 
 def key_of(fingerprint: str, one: Pass, wanted: Wanted) -> str:
@@ -98,8 +82,3 @@ def key_of(fingerprint: str, one: Pass, wanted: Wanted) -> str:
     asked = (wanted.times_of(one.place.frames), wanted.each)
     memory = wanted.arm(one.arm).identity(wanted.settings, one.budget)
     return digest(fingerprint, asdict(one.place), asked, memory)
-
-
-def digest(*parts: Any) -> str:
-    """A key of plain data."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]

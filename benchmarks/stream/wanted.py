@@ -8,7 +8,7 @@ from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
 from emblema.errors import PromptError
 from emblema.stream.settings import StreamSettings
 
-PARTS = ("accuracy", "budgets", "lengths", "ablation")
+ACCURACY_PARTS = ("accuracy", "budgets", "lengths", "ablation")
 SEEDS = (201, 202, 203)
 FITS = 1024
 """Frames up to which full attention is measured."""
@@ -47,7 +47,7 @@ class Wanted:
         times: how often a stream is asked, evenly over its second half, the last time at its end.
         each: questions of each kind each time, at the most.
         settings: shared by all arms.
-        parts: of `PARTS`.
+        parts: of `ACCURACY_PARTS`.
     """
 
     kinds: tuple[str, ...] = STREAM_KINDS
@@ -63,7 +63,7 @@ class Wanted:
     times: int = 5
     each: int = 3
     settings: StreamSettings = field(default_factory=StreamSettings)
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = ACCURACY_PARTS
 
     def __post_init__(self) -> None:
         unknown = next((kind for kind in self.kinds if kind not in STREAM_KINDS), None)
@@ -124,7 +124,7 @@ class Wanted:
             beside = tuple(arm for arm in known if arm.name in (OURS, "rekv"))
             yield self.frames, self.budget, others, (*beside, *arms_named(self.ablations))
         else:
-            raise PromptError(f"there is no part {part!r}: choose of {', '.join(PARTS)}")
+            raise PromptError(f"there is no part {part!r}: choose of {', '.join(ACCURACY_PARTS)}")
 
     def arm(self, name: str) -> Arm:
         """An arm by name."""

@@ -108,4 +108,4 @@ def test_the_bundled_model_clears_its_bars(engine: Engine) -> None:
     for kind in ("single-hop", "multi-hop"):
         assert found.row("slid", kind, "patch-25%").loss.high <= 0.01
     assert found.exactness <= 1e-3
-    assert all(bar.passed for bar in bars_of(found) if not bar.aim)
+    assert all(bar.holds for bar in bars_of(found) if not bar.aim)

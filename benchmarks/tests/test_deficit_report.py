@@ -8,9 +8,9 @@ from PIL import Image
 
 from benchmarks.deficit.ledger import BLIND, MULTI, SLID
 from benchmarks.deficit.measure import measure, measure_untrained
-from benchmarks.deficit.places import models_of, names_of, report_places
 from benchmarks.deficit.report import data, write
 from benchmarks.deficit.result import DeficitResult, Wanted
+from benchmarks.report import labels_of, models_of, report_places
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
 from emblema.eval.figures import write_figures
@@ -100,19 +100,19 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("kept")
     with pytest.raises(EmblemaError, match="--report .*file"):
-        report_places(file, None)
+        report_places(file, None, "deficit.json")
     with pytest.raises(EmblemaError, match="--json .*report"):
-        report_places(tmp_path / "report", tmp_path / "report")
-    folder, figures = report_places(tmp_path / "report", None)
+        report_places(tmp_path / "report", tmp_path / "report", "deficit.json")
+    folder, figures = report_places(tmp_path / "report", None, "deficit.json")
     assert figures == folder / "deficit.json"
     assert list(folder.iterdir()) == [], "nothing is left of the trial"
-    report_places(tmp_path / "report", file)
+    report_places(tmp_path / "report", file, "deficit.json")
     assert file.read_text() == "kept"
 
 
 def test_models_are_listed_with_commas_and_named_apart() -> None:
     assert models_of(" reference, a/b ,") == ["reference", "a/b"]
-    assert names_of(["a/mine", "b/mine", "other"]) == ["mine", "mine.2", "other"]
-    assert names_of(["."]) == ["model"]
+    assert labels_of(["a/mine", "b/mine", "other"]) == ["mine", "mine.2", "other"]
+    assert labels_of(["."]) == ["model"]
     with pytest.raises(EmblemaError, match="--model"):
         models_of(" , ")

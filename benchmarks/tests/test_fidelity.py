@@ -13,13 +13,15 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks.fidelity.command import run, wanted_of
-from benchmarks.fidelity.files import read_rows, runs, write_rows
+from benchmarks.fidelity.files import read_run, runs
 from benchmarks.fidelity.measure import Bench
 from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
-from benchmarks.fidelity.records import Record, Records
+from benchmarks.fidelity.records import Record
 from benchmarks.fidelity.sources import items_of
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.models import model_source
+from benchmarks.recordfile import RecordFile
+from benchmarks.report import write_rows
 from benchmarks.tasks.judge import Judge, Scores
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError, StrategyError
@@ -138,7 +140,7 @@ def test_a_killed_run_goes_on_and_ends_as_a_whole_one(engine: Engine, found: dic
     kept = 2 * len(whole) // 3
     (killed / "f.records.jsonl").write_text("".join(whole[:kept]) + whole[kept][:40])
     wanted = wanted_of(NAMES, "both", 3, 4)
-    with Records(killed / "f.records.jsonl") as records:
+    with RecordFile(killed / "f.records.jsonl", Record) as records:
         bench = Bench(engine, "reference", wanted, records)
         bench.run(items_of(["two-page", "album-binding"]), QUIET)
         again = rows_of([records.held[key] for key in bench.made])
@@ -151,7 +153,7 @@ def test_a_killed_run_goes_on_and_ends_as_a_whole_one(engine: Engine, found: dic
 
 def test_what_is_on_record_is_not_done_again(engine: Engine, folder: Path, found: dict[str, Any]) -> None:
     wanted = wanted_of(NAMES[:4], "slid", 2, 4)
-    with Records(folder / "f.records.jsonl") as records:
+    with RecordFile(folder / "f.records.jsonl", Record) as records:
         bench = Bench(engine, "reference", wanted, records)
         bench.run(items_of(["two-page"]), QUIET)
         assert bench.done == 0 and len(bench.made) == 8
@@ -163,7 +165,7 @@ def test_what_is_on_record_is_not_done_again(engine: Engine, folder: Path, found
 def test_longer_answers_are_decoded_and_judged(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Judge, "score", lambda *asked: Scores({}, 7, str(asked)))
     wanted = replace(wanted_of(["patch-25%"], "slid", 1, 0, answer_tokens=2), judge=Judge("http://127.0.0.1:1/v1", "m"))
-    with Records(tmp_path / "r.jsonl") as records:
+    with RecordFile(tmp_path / "r.jsonl", Record) as records:
         bench = Bench(engine, "reference", wanted, records)
         bench.run(items_of(["dialogue-word"]), QUIET)
         made = list(records.held.values())
@@ -180,7 +182,7 @@ def test_the_report_has_its_tables_and_plots(folder: Path, found: dict[str, Any]
         with Image.open(folder / name) as drawn:
             assert np.asarray(drawn.convert("L")).std() > 5
     assert "| `mpic` |" in text and "| `patch-25%` |" in text
-    assert json.loads((folder / "f.json").read_text())["rows"] == read_rows(folder / "f.json")["rows"]
+    assert json.loads((folder / "f.json").read_text())["rows"] == read_run(folder / "f.json")["rows"]
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ def test_places_that_cannot_be_written_are_told(file: Path) -> None:
 def test_a_records_file_that_holds_something_else_is_refused_by_line(file: Path, line: str) -> None:
     file.write_text(f"{line}\n")
     with pytest.raises(EmblemaError, match="taken, line 1"):
-        Records(file)
+        RecordFile(file, Record)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +295,7 @@ def test_figures_are_written_a_row_a_line(tmp_path: Path) -> None:
     rows = [{"model": "m", "task": "t", "setting": "slid", "strategy": "s", "n": 1, "eta": 1 / 3, "intervals": {}}] * 2
     path = write_rows({"models": ["m"], "rows": rows}, tmp_path / "f.json")
     assert sum("0.333333" in line for line in path.read_text().splitlines()) == 2
-    assert read_rows(path)["models"] == ["m"]
+    assert read_run(path)["models"] == ["m"]
 
 
 def test_a_task_of_media_that_the_model_does_not_take_is_left_out_and_said(engine: Engine, tmp_path: Path) -> None:

@@ -341,9 +341,9 @@ def test_bars_are_for_files_and_indexes_of_the_size_that_they_speak_of(little: S
     )
     cold, warm, look = verdict_of(large).bars
     assert (cold.bound, warm.bound, look.bound) == (0.8, 0.65, 50)
-    assert cold.passed and warm.passed and not look.passed
+    assert cold.holds and warm.holds and not look.holds
     slow = verdict_of(replace(large, throughput=(measured(load=0.03),)))
-    assert [bar.passed for bar in slow.bars] == [False, True, False]
+    assert [bar.holds for bar in slow.bars] == [False, True, False]
 
 
 def test_reads_that_were_not_cold_count_for_no_bar(little: StoreBench) -> None:

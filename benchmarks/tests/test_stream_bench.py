@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.recordfile import RecordFile, TableRecord, records_in
 from benchmarks.stream import options
 from benchmarks.stream.arms import ABLATIONS, BASELINES, FULL, METHODS, OURS, Arm, arms, arms_named
 from benchmarks.stream.bars import accuracy_bars, best_baseline, claims
@@ -16,8 +17,7 @@ from benchmarks.stream.estimates import accuracy, counted, median_ms, paired, qu
 from benchmarks.stream.records import Answer, PassRecord, key_of
 from benchmarks.stream.sweeps import ablation_table, budget_table, length_table
 from benchmarks.stream.tables import accuracy_tables
-from benchmarks.stream.wanted import FITS, PARTS, Pass, Place, Wanted
-from benchmarks.table_file import KeptTables, tables_in
+from benchmarks.stream.wanted import ACCURACY_PARTS, FITS, Pass, Place, Wanted
 from benchmarks.tasks.streams import QUESTION_KINDS
 from emblema.errors import EmblemaError, PromptError, StreamError
 from emblema.stream.settings import StreamSettings
@@ -183,7 +183,7 @@ def test_tables_have_a_row_for_every_arm_and_their_plots_their_columns() -> None
 
 def test_a_run_of_few_arms_and_one_kind_has_its_tables() -> None:
     wanted = Wanted(kinds=("live",), methods=("rekv",), ablations=("mosaic-eager",), seeds=(1,))
-    for part in PARTS:
+    for part in ACCURACY_PARTS:
         found = results(wanted, part)
         assert {one.arm for one in found} <= {"rekv", "mosaic-eager"}
     names = [table.name for table in accuracy_tables(results(wanted, "accuracy"), wanted)]
@@ -194,8 +194,9 @@ def test_a_run_of_few_arms_and_one_kind_has_its_tables() -> None:
 def test_a_table_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     wanted = Wanted(others=1)
     table = length_table(results(wanted, "lengths"), wanted)
-    KeptTables(tmp_path / "tables.jsonl").add("key", table)
-    assert tables_in(tmp_path / "tables.jsonl") == KeptTables(tmp_path / "tables.jsonl").held == {"key": table}
+    with RecordFile(tmp_path / "tables.jsonl", TableRecord) as kept:
+        kept.add([TableRecord("key", table)])
+    assert records_in(tmp_path / "tables.jsonl", TableRecord) == {"key": TableRecord("key", table)}
     assert any(plot.only and plot.doubling for plot in table.plots)
 
 

@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from benchmarks.recordfile import records_in
-from benchmarks.stream.command import Files, parts_of, run
+from benchmarks.report import parts_of
+from benchmarks.stream.command import PARTS, Files, run
 from benchmarks.stream.records import PassRecord
 from benchmarks.stream.systems.measure import PARTS as SYSTEMS
 from benchmarks.stream.systems.wanted import SystemsWanted
-from benchmarks.stream.wanted import PARTS, Wanted
+from benchmarks.stream.wanted import ACCURACY_PARTS, Wanted
 from benchmarks.table import Table
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
@@ -48,13 +49,13 @@ def measured(engine: Engine, where: Path, parts: tuple[str, ...] = ("accuracy",)
 
 
 def answers(where: Path) -> dict[tuple[str, int], list[tuple[str, int, bool, int]]]:
-    found = records_in(where / "stream.records.jsonl", PassRecord.read)
+    found = list(records_in(where / "stream.records.jsonl", PassRecord).values())
     return {(one.arm, one.item): [(a.kind, a.at, a.right, a.token) for a in one.answers] for one in found}
 
 
 def test_every_arm_is_asked_the_same_and_what_is_on_record_is_not_asked_again(engine: Engine, tmp_path: Path) -> None:
     tables = measured(engine, tmp_path)
-    found = records_in(tmp_path / "stream.records.jsonl", PassRecord.read)
+    found = list(records_in(tmp_path / "stream.records.jsonl", PassRecord).values())
     asked = {tuple((a.kind, a.at) for a in one.answers) for one in found if one.item == 0}
     assert len(found) == 2 * 7 and len(asked) == 1
     assert {at for _, at in asked.pop()} == {10, 20}
@@ -100,7 +101,9 @@ def test_runs_of_parts_of_the_arms_are_joined(engine: Engine, tmp_path: Path) ->
 
 def test_all_parts_of_accuracy_make_a_page_with_their_plots(engine: Engine, tmp_path: Path) -> None:
     few = ("mosaic", "rekv", "full")
-    tables = measured(engine, tmp_path, PARTS, items=1, methods=few, ablations=("mosaic-flat", "mosaic-window-only"))
+    tables = measured(
+        engine, tmp_path, ACCURACY_PARTS, items=1, methods=few, ablations=("mosaic-flat", "mosaic-window-only")
+    )
     names = [table.name for table in tables]
     assert names == ["accuracy", "question-kinds", "live", "budgets", "lengths", "ablation"]
     page, held = (tmp_path / "stream.md").read_text(), json.loads((tmp_path / "stream.json").read_text())
@@ -111,10 +114,10 @@ def test_all_parts_of_accuracy_make_a_page_with_their_plots(engine: Engine, tmp_
 
 
 def test_parts_are_named() -> None:
-    assert parts_of(None) == (*PARTS, *SYSTEMS)
-    assert parts_of("ablation, accuracy") == ("accuracy", "ablation")
+    assert parts_of(None, PARTS) == (*ACCURACY_PARTS, *SYSTEMS)
+    assert parts_of("ablation, accuracy", PARTS) == ("accuracy", "ablation")
     with pytest.raises(PromptError, match="--only 'accuracy,latenci'"):
-        parts_of("accuracy,latenci")
+        parts_of("accuracy,latenci", PARTS)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.table import Bar, Plot, Table
-from benchmarks.table_file import KeptTables
-from benchmarks.table_plots import draw_table
-from benchmarks.table_words import text_of
+from benchmarks.plots import draw_table
+from benchmarks.recordfile import RecordFile, TableRecord, records_in
+from benchmarks.report import parts_of
+from benchmarks.table import Bar, Plot, Table, cell_text
 from benchmarks.window.arms import ARMS, AUTO, BLIND, BROUGHT, FULL, PREFIX
 from benchmarks.window.counting import counted
-from benchmarks.window.parts import PARTS, TRACES, parts_of
-from benchmarks.window.records import Records, StepRecord
+from benchmarks.window.parts import PARTS, TRACES
+from benchmarks.window.records import StepRecord
 from benchmarks.window.report import Measured, write_report
 from benchmarks.window.run import run_trace
 from benchmarks.window.tables import TABLES
@@ -42,7 +42,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def run(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[StepRecord, ...]]:
     path = tmp_path_factory.mktemp("trace") / "window.records.jsonl"
-    with Records(path) as records:
+    with RecordFile(path, StepRecord) as records:
         return path, run_trace(engine, "reference", agent_trace(2, SHAPE), records, SCREEN)
 
 
@@ -89,7 +89,7 @@ def test_every_arm_runs_the_rows_that_it_should(run: tuple[Path, tuple[StepRecor
 
 def test_what_the_canary_computes_counts_behind_the_answer(engine: Engine, tmp_path: Path) -> None:
     trace = agent_trace(2, SHAPE)
-    with Records(tmp_path / "records.jsonl") as kept:
+    with RecordFile(tmp_path / "records.jsonl", StepRecord) as kept:
         policy = Policy(canary=1, canary_rows=math.inf)
         records = run_trace(engine, "reference", trace, kept, SCREEN, policy)
     for full, auto in zip(of(records, FULL), of(records, AUTO), strict=True):
@@ -110,19 +110,19 @@ def test_a_killed_run_goes_on_where_it_was(
     lines = path.read_text().splitlines(keepends=True)
     cut = tmp_path / "window.records.jsonl"
     cut.write_text("".join(lines[:26]) + lines[26][:40])
-    with Records(cut) as records:
+    with RecordFile(cut, StepRecord) as records:
         assert len(records.held) == 26
         again = run_trace(engine, "reference", agent_trace(2, SHAPE), records, SCREEN)
     assert list(map(settled, again)) == list(map(settled, whole))
     assert again[:24] == whole[:24]
-    with counted(engine.adapter) as counter, Records(cut) as records:
+    with counted(engine.adapter) as counter, RecordFile(cut, StepRecord) as records:
         assert run_trace(engine, "reference", agent_trace(2, SHAPE), records, SCREEN) == again
     assert counter.rows == 0
 
 
 def test_other_settings_are_other_records(engine: Engine, run: tuple[Path, tuple[StepRecord, ...]]) -> None:
     path, whole = run
-    with Records(path) as records:
+    with RecordFile(path, StepRecord) as records:
         shorter = run_trace(engine, "reference", agent_trace(2, replace(SHAPE, steps=3)), records, SCREEN)
         assert shorter == whole[: len(shorter)]
         count = len(records.held)
@@ -135,9 +135,9 @@ def test_a_file_of_something_else_is_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(line)
     with pytest.raises(EmblemaError, match="line 1"):
-        Records(path)
+        RecordFile(path, StepRecord)
     with pytest.raises(EmblemaError, match="line 1"):
-        KeptTables(path)
+        RecordFile(path, TableRecord)
 
 
 def test_the_bars_count_look_backs_the_canary_and_no_lost_legends(run: tuple[Path, tuple[StepRecord, ...]]) -> None:
@@ -163,7 +163,7 @@ def test_the_bars_count_look_backs_the_canary_and_no_lost_legends(run: tuple[Pat
 
 def test_novelty_costs_a_window_what_a_full_prefill_costs(engine: Engine, tmp_path: Path) -> None:
     trace = novelty_trace(4, TraceSettings(steps=1, window=4))
-    with Records(tmp_path / "records.jsonl") as kept:
+    with RecordFile(tmp_path / "records.jsonl", StepRecord) as kept:
         records = run_trace(engine, "reference", trace, kept, SCREEN)
     for full, auto, brought in zip(of(records, FULL), of(records, AUTO), of(records, BROUGHT), strict=True):
         for one in (auto, brought):
@@ -177,14 +177,15 @@ def test_novelty_costs_a_window_what_a_full_prefill_costs(engine: Engine, tmp_pa
 
 def test_tables_come_back_as_they_were_kept(tmp_path: Path) -> None:
     table = made_table()
-    kept = KeptTables(tmp_path / "tables.jsonl")
-    kept.add("a", table)
-    with (tmp_path / "tables.jsonl").open("a") as file:
-        file.write('["b", {"na')
-    again = KeptTables(tmp_path / "tables.jsonl")
-    assert again.held == {"a": table}
-    again.add("b", table)
-    assert KeptTables(tmp_path / "tables.jsonl").held.keys() == {"a", "b"}
+    path = tmp_path / "tables.jsonl"
+    with RecordFile(path, TableRecord) as kept:
+        kept.add([TableRecord("a", table)])
+    with path.open("a") as file:
+        file.write('{"key": "b", "table": {"na')
+    with RecordFile(path, TableRecord) as again:
+        assert again.held == {"a": TableRecord("a", table)}
+        again.add([TableRecord("b", table)])
+    assert records_in(path, TableRecord).keys() == {"a", "b"}
 
 
 def test_the_report_holds_every_table_bar_and_picture(run: tuple[Path, tuple[StepRecord, ...]], tmp_path: Path) -> None:
@@ -212,21 +213,21 @@ def test_a_table_without_plots_has_no_picture(tmp_path: Path) -> None:
 
 
 def test_cells_in_words() -> None:
-    assert text_of(Interval(0.5, 0.25, 0.75)) == "0.500 [0.250, 0.750]"
-    assert text_of(Interval(0.5, 0.25, 0.75), interval=False) == "0.500"
-    assert text_of(Interval(1.0, 1.0, 1.0)) == "1.000"
-    assert text_of(Share(0.5, 4)) == "0.500 of 4" and text_of(Share(float("nan"), 0)) == ""
-    assert [text_of(cell) for cell in (None, 1234, 1234.5, 12.34, 0.00012, 0.0, "x")] == [
+    assert cell_text(Interval(0.5, 0.25, 0.75)) == "0.500 [0.250, 0.750]"
+    assert cell_text(Interval(0.5, 0.25, 0.75), interval=False) == "0.500"
+    assert cell_text(Interval(1.0, 1.0, 1.0)) == "1.000"
+    assert cell_text(Share(0.5, 4)) == "0.500 of 4" and cell_text(Share(float("nan"), 0)) == ""
+    assert [cell_text(cell) for cell in (None, 1234, 1234.5, 12.34, 0.00012, 0.0, "x")] == [
         "", "1,234", "1,234", "12.3", "0.00012", "0.000", "x",
     ]  # fmt: skip
 
 
 def test_parts_by_name() -> None:
-    assert parts_of(None) == PARTS
-    assert parts_of(" orbit,agent ") == ("agent", "orbit")
+    assert parts_of(None, PARTS) == PARTS
+    assert parts_of(" orbit,agent ", PARTS) == ("agent", "orbit")
     for wrong in ("speed", "", "agent,speed"):
         with pytest.raises(PromptError, match="choose of agent"):
-            parts_of(wrong)
+            parts_of(wrong, PARTS)
     assert (*TRACES, *TABLES) == PARTS
 
 

@@ -7,19 +7,17 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.deficit.places import names_of
-from benchmarks.fidelity.files import write_rows
-from benchmarks.table import Table, Wanted
-from benchmarks.table_file import KeptTables
+from benchmarks.recordfile import RecordFile, TableRecord, digest
+from benchmarks.report import labels_of, write_rows
+from benchmarks.table import Sample, Table
 from benchmarks.window.parts import PARTS, TABLES
-from benchmarks.window.records import Records, StepRecord, digest
-from benchmarks.window.report import Measured, bars_of, show, write_report
+from benchmarks.window.records import StepRecord
+from benchmarks.window.report import Measured, show, write_report
 from benchmarks.window.run import run_trace
 from benchmarks.window.tables import measure_tables
 from benchmarks.window.tables_trace import trace_tables
 from benchmarks.window.trace import TraceSettings, agent_trace, novelty_trace
 from emblema.engine.engine import Engine
-from emblema.eval.figures import environment, plain
 from emblema.eval.progress import steps
 
 NOVEL = 10
@@ -38,12 +36,12 @@ class Asked:
     """
 
     models: tuple[str, ...]
-    wanted: Wanted
+    wanted: Sample
     settings: TraceSettings
     parts: tuple[str, ...] = PARTS
 
     def __post_init__(self) -> None:
-        names_of(self.models)
+        labels_of(self.models)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -62,9 +60,11 @@ def run(
         EmblemaError: a model or a place to write is not right.
     """
     found = []
-    tables = KeptTables(json_path.with_suffix(".tables.jsonl"))
-    with Records(json_path.with_suffix(".records.jsonl")) as records:
-        for model, label in zip(asked.models, names_of(asked.models), strict=True):
+    with (
+        RecordFile(json_path.with_suffix(".records.jsonl"), StepRecord) as records,
+        RecordFile(json_path.with_suffix(".tables.jsonl"), TableRecord) as tables,
+    ):
+        for model, label in zip(asked.models, labels_of(asked.models), strict=True):
             with load(model) as engine:
                 found.append(_model(engine, label, asked, records, tables, screen))
             show(screen, found[-1])
@@ -72,7 +72,14 @@ def run(
     return tuple(found)
 
 
-def _model(engine: Engine, label: str, asked: Asked, records: Records, tables: KeptTables, screen: Console) -> Measured:
+def _model(
+    engine: Engine,
+    label: str,
+    asked: Asked,
+    records: RecordFile[StepRecord],
+    tables: RecordFile[TableRecord],
+    screen: Console,
+) -> Measured:
     seed, settings = asked.wanted.seed, asked.settings
     traces: list[tuple[StepRecord, ...]] = []
     if "agent" in asked.parts:
@@ -87,12 +94,14 @@ def _model(engine: Engine, label: str, asked: Asked, records: Records, tables: K
     return Measured(label, tuple(found), tuple(traces))
 
 
-def _table(engine: Engine, label: str, name: str, wanted: Wanted, tables: KeptTables, screen: Console) -> Table:
+def _table(
+    engine: Engine, label: str, name: str, wanted: Sample, tables: RecordFile[TableRecord], screen: Console
+) -> Table:
     key = digest(engine.adapter.fingerprint, name, asdict(wanted))
     if key not in tables.held:
         with steps(screen, f"{label}, {name}: {wanted.items} items", wanted.items) as advance:
-            tables.add(key, *measure_tables(engine, wanted, [name], advance))
-    return tables.held[key]
+            tables.add(TableRecord(key, table) for table in measure_tables(engine, wanted, [name], advance))
+    return tables.held[key].table
 
 
 def _write(found: list[Measured], asked: Asked, json_path: Path, report: Path) -> None:
@@ -100,9 +109,9 @@ def _write(found: list[Measured], asked: Asked, json_path: Path, report: Path) -
         {
             "model": one.model,
             "tables": [table.data() for table in one.tables],
-            "bars": [{**asdict(bar), "holds": bar.holds} for bar in bars_of(one)],
+            "bars": [bar.data() for bar in one.bars],
         }
         for one in found
     ]
-    write_rows(plain({"environment": environment(), "asked": asked.told, "rows": models}), json_path)
+    write_rows({"asked": asked.told, "rows": models}, json_path)
     write_report(found, asked.told, report)

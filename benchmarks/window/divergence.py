@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Cell, Plot, Table, Wanted
+from benchmarks.table import Cell, Plot, Sample, Table
 from benchmarks.tasks.prompting import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, Logits, added
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter
@@ -97,7 +97,7 @@ class Divergence:
         )
 
 
-def measure(engine: Engine, wanted: Wanted, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, appendix D: divergent antecedents."""
     return measured(engine, wanted, (Divergence(),), advance)[0]
 

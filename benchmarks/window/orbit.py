@@ -7,7 +7,7 @@ from itertools import permutations
 from math import factorial
 
 from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Bar, Cell, Plot, Table, Wanted
+from benchmarks.table import Bar, Cell, Plot, Sample, Table
 from benchmarks.tasks.prompting import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, Rows, added, difference, norm
 from benchmarks.window.probe import COLUMNS, READING, cells, eta_gap, measured, note, quarter
@@ -108,7 +108,7 @@ class Orbit:
         )
 
 
-def measure(engine: Engine, wanted: Wanted, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, section 5: orbit against exact and transfer at K = 3, 4 and 6."""
     return measured(engine, wanted, (Orbit(),), advance)[0]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.deficit.drawing import FAINT, INK, panels, save, style
+from benchmarks.plots import FAINT, INK, make_panels, save_figure, style_panel
 from benchmarks.window.arms import AUTO, BLIND, BROUGHT, FULL, PREFIX
 from benchmarks.window.records import StepRecord
 from benchmarks.window.tables_trace import AGREEMENT, WHERES, arms_of, mean, of, spent
@@ -25,7 +25,7 @@ def draw_trace(records: Sequence[StepRecord], title: str, folder: Path, name: st
 
 
 def _steps(records: Sequence[StepRecord], title: str, folder: Path, name: str) -> Path:
-    figure, (rows, times, held) = panels(3, title)
+    figure, (rows, times, held) = make_panels(3, title)
     for arm in arms_of(records):
         own = of(records, arm, warm=False)
         steps = np.array([one.step for one in own])
@@ -52,16 +52,16 @@ def _steps(records: Sequence[StepRecord], title: str, folder: Path, name: str) -
         else:
             axes.set_ylim(bottom=0)
     scale = " (logarithmic)" if wide else ""
-    style(rows, "Rows computed", "step", f"rows{scale}")
-    style(times, f"Time to first token; thick: median of {SMOOTH} steps", "step", f"ms{scale}")
-    style(held, "Kept between steps", "step", "MB")
+    style_panel(rows, "Rows computed", "step", f"rows{scale}")
+    style_panel(times, f"Time to first token; thick: median of {SMOOTH} steps", "step", f"ms{scale}")
+    style_panel(held, "Kept between steps", "step", "MB")
     entries = rows.get_legend_handles_labels()
     held.legend(*entries, frameon=False, fontsize=7.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return save(figure, folder, name)
+    return save_figure(figure, folder, name)
 
 
 def _agreement(records: Sequence[StepRecord], title: str, folder: Path, name: str) -> Path:
-    figure, (agreed, right) = panels(2, title, width=5.2, height=3.4)
+    figure, (agreed, right) = make_panels(2, title, width=5.2, height=3.4)
     measures: tuple[tuple[Any, Callable[[StepRecord], float], str], ...] = (
         (agreed, lambda one: one.agrees, "Agreement with full prefill"),
         (right, lambda one: one.right, "Accuracy"),
@@ -84,10 +84,10 @@ def _agreement(records: Sequence[StepRecord], title: str, folder: Path, name: st
         labels = [f"{words}\n{asked[where]} steps" for where, words in _short().items()]
         axes.set_xticks(range(len(WHERES)), labels)
         axes.set_ylim(0, 1.02)
-        style(axes, words, "", "")
+        style_panel(axes, words, "", "")
     agreed.axhline(AGREEMENT, color=FAINT, linewidth=0.8, linestyle=(0, (2, 3)))
     right.legend(frameon=False, fontsize=7.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return save(figure, folder, name)
+    return save_figure(figure, folder, name)
 
 
 def _short() -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Cell, Table, Wanted
+from benchmarks.table import Cell, Sample, Table
 from benchmarks.tasks.prompting import SETTINGS
 from benchmarks.window.bed import Bed, Logits
 from emblema.engine.engine import Engine
@@ -36,7 +36,7 @@ class Probe(Protocol):
 
 
 def measured(
-    engine: Engine, wanted: Wanted, probes: Sequence[Probe], advance: Callable[[], object] = lambda: None
+    engine: Engine, wanted: Sample, probes: Sequence[Probe], advance: Callable[[], object] = lambda: None
 ) -> list[Table]:
     """Every item through all probes, so that its pages are encoded once; a table for each probe.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Bar, Cell, Plot, Table, Wanted
+from benchmarks.table import Bar, Cell, Plot, Sample, Table
 from benchmarks.tasks.prompting import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, added
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter, weight
@@ -74,7 +74,7 @@ class Recall:
         )
 
 
-def measure(engine: Engine, wanted: Wanted, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, section 5 and table 1: recall at turnover 0 to 1."""
     return measured(engine, wanted, (Recall(),), advance)[0]
 

@@ -1,21 +1,10 @@
 """What every arm did at every step, a line each."""
 
-import hashlib
-import json
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Self
 
-from benchmarks.recordfile import RecordFile
+from benchmarks.recordfile import fields_of
 from benchmarks.window.trace import Where
-
-VERSION = 1
-"""Part of every key: records that an older bench made in another way are made again."""
-
-
-def digest(*told: object) -> str:
-    """Name of everything that a record's figures depend on."""
-    return hashlib.sha256(json.dumps([VERSION, *told], sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +12,7 @@ class StepRecord:
     """One step of a trace under one arm.
 
     Attributes:
-        key: see `digest`.
+        key: see `recordfile.digest`.
         model: its name; `trace`: `agent` or `novelty`; `seed`, `step` of it.
         warm: whether the window was full, so that something left.
         kind, where: of the question; see `trace.Asked`.
@@ -67,18 +56,4 @@ class StepRecord:
         Raises:
             ValueError: it is none.
         """
-        held = json.loads(line)
-        if not isinstance(held, dict) or held.keys() != {field.name for field in fields(cls)}:
-            raise ValueError("no record")
-        return cls(**held)
-
-
-class Records(RecordFile[StepRecord]):
-    """A run's records.
-
-    Raises:
-        EmblemaError: as `RecordFile`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, StepRecord.read)
+        return cls(**fields_of(line, cls))

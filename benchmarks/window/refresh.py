@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.deficit.ledger import BLIND, FULL, Ledger
 from benchmarks.fidelity.sources import POOL_SEED
-from benchmarks.table import Cell, Plot, Table, Wanted
+from benchmarks.table import Cell, Plot, Sample, Table
 from benchmarks.tasks.prompting import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, added, difference
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter, weight
@@ -103,6 +103,6 @@ class Refresh:
         )
 
 
-def measure(engine: Engine, wanted: Wanted, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, appendix D: the cheapest correct refresh at d = 0 to 3."""
     return measured(engine, wanted, (Refresh(),), advance)[0]

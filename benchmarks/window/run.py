@@ -5,9 +5,10 @@ from dataclasses import asdict
 
 from rich.console import Console
 
+from benchmarks.recordfile import RecordFile, digest
 from benchmarks.window.arms import ARMS, AUTO, FULL, Served, arm_of
 from benchmarks.window.counting import counted
-from benchmarks.window.records import Records, StepRecord, digest
+from benchmarks.window.records import StepRecord
 from benchmarks.window.trace import Step, Trace
 from emblema.engine.engine import Engine
 from emblema.eval.metrics import divergence
@@ -16,7 +17,12 @@ from emblema.link.policy.policy import Policy
 
 
 def run_trace(
-    engine: Engine, label: str, trace: Trace, records: Records, screen: Console, policy: Policy | None = None
+    engine: Engine,
+    label: str,
+    trace: Trace,
+    records: RecordFile[StepRecord],
+    screen: Console,
+    policy: Policy | None = None,
 ) -> tuple[StepRecord, ...]:
     """The records of a trace, a step's arms together.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Cell, Plot, Table, Wanted
+from benchmarks.table import Cell, Plot, Sample, Table
 from benchmarks.tasks.prompting import SETTINGS
 from benchmarks.window.bed import SPARE, SUBJECT, Bed, added
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter
@@ -68,7 +68,7 @@ class Superset:
         )
 
 
-def measure(engine: Engine, wanted: Wanted, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, appendix D: excess context at d = 0 to 3."""
     return measured(engine, wanted, (Superset(),), advance)[0]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.deficit.ledger import BLIND, FULL, Ledger
 from benchmarks.deficit.rank import NOISE, SLOTS, directions, matrix, singular
-from benchmarks.table import Bar, Cell, Plot, Table, Wanted
+from benchmarks.table import Bar, Cell, Plot, Sample, Table
 from benchmarks.tasks.prompting import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, Rows, added, difference, norm
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter
@@ -126,7 +126,7 @@ class Survivors:
         return [Bar(name, None if closed is None else closed.value, ENOUGH, True, row.n)]
 
 
-def measure(engine: Engine, wanted: Wanted, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, section 5 and table 1: survivors as they are and with a removal patch."""
     return measured(engine, wanted, (Survivors(),), advance)[0]
 

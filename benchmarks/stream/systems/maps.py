@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.deficit.drawing import INK, panels, save, style
+from benchmarks.plots import INK, make_panels, save_figure, style_panel
 from benchmarks.stream.systems.looking import likeness, things, wordings
 from benchmarks.stream.systems.running import film_of
 from benchmarks.stream.systems.structure import Pair, pair_of
@@ -69,13 +69,13 @@ def draw_questions(table: Table, folder: Path) -> list[Path]:
     groups = [[name for name in table.columns if name.startswith(CLUSTER)]]
     groups.append([name for name in table.columns if name.startswith(WITH)])
     titles = ("Attention by visual cluster (frames)", "Overlap of what is retrieved")
-    figure, axes = panels(2, table.title, width=6.4, height=0.34 * len(table.rows) + 2.2)
+    figure, axes = make_panels(2, table.title, width=6.4, height=0.34 * len(table.rows) + 2.2)
     for panel, names, title in zip(axes, groups, titles, strict=True):
-        style(panel, title, "", "", grid="")
+        style_panel(panel, title, "", "", grid="")
         _map(figure, panel, table, names)
     axes[0].set_yticks(range(len(table.rows)), [str(row[0]) for row in table.rows])
     axes[1].set_yticks(range(len(table.rows)), [str(number + 1) for number in range(len(table.rows))])
-    return [save(figure, folder, f"{table.name}-map")]
+    return [save_figure(figure, folder, f"{table.name}-map")]
 
 
 def _map(figure: Any, axes: Any, table: Table, names: list[str]) -> None:

@@ -1,0 +1,258 @@
+"""How figures look: one style for every panel, lines and bars with their intervals, and the plots of a table."""
+
+from collections.abc import Sequence
+from math import log2
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+
+from benchmarks.table import Cell, Plot, Table
+from emblema.eval.metrics import Interval, Share
+
+INK, FAINT, GRID = "#2b2b2b", "#6b6b6b", "#e3e3e3"
+COLOURS = ("#1d6f8a", "#d1495b", "#e9b44c", "#5b8c5a", "#7a5c99", "#9db4c0", "#b5651d", "#444444")
+SETTING = "setting"
+ACROSS = 2
+"""Panels of a table in a row."""
+LOGARITHMIC = 1e-7
+"""Nats below which a divergence is drawn on the axis."""
+SHARES = ("eta", "gap closed", "flips restored", "same answer", "right", "accuracy")
+TIME = " ms"
+MARKS = "os^DvP"
+LETTERS = 52
+"""Of names side by side below a panel, before they are turned."""
+
+TableRow = dict[str, Cell]
+
+
+def make_panels(
+    count: int, title: str, *, width: float = 4.6, height: float = 3.7, across: int | None = None, margin: float = 0.0
+) -> tuple[Any, list[Any]]:
+    """Return a figure and its panels, side by side or `across` in a row; sizes in inches, of a panel."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(across or count, count)
+    rows = -(-count // columns)
+    size = (width * columns + margin, height * rows)
+    figure = Figure(figsize=size, dpi=120, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for spare in axes[count:]:
+        spare.set_axis_off()
+    return figure, axes[:count]
+
+
+def style_panel(axes: Any, title: str, across: str, up: str, *, grid: str = "y") -> None:
+    """Give a panel its title, labels and grid."""
+    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
+    axes.set_xlabel(across, fontsize=8.5, color=FAINT)
+    axes.set_ylabel(up, fontsize=8.5, color=FAINT)
+    axes.tick_params(colors=INK, labelsize=8, length=0)
+    if grid:
+        axes.grid(True, axis=grid, color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def draw_line(
+    axes: Any, across: Sequence[float], rows: Sequence[Any], label: str, colour: str, *,
+    floor: float | None = None, dashed: bool = False,
+) -> None:  # fmt: skip
+    """Draw estimates with their intervals as a band; `floor` lifts values that a logarithmic axis cannot show."""
+    middle, low, high = (np.array([getattr(row, part) for row in rows]) for part in ("value", "low", "high"))
+    if floor is not None:
+        middle, low, high = (np.maximum(values, floor) for values in (middle, low, high))
+    axes.plot(across, middle, "o--" if dashed else "o-", color=colour, label=label, markersize=3.5, linewidth=1.5)
+    axes.fill_between(across, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def draw_bars(axes: Any, labels: Sequence[str], rows: Sequence[Any], colours: Sequence[str] | str) -> None:
+    """Draw lying bars with their intervals, the first on top."""
+    middle = np.array([row.value for row in rows])
+    error = np.array(
+        [[max(0.0, row.value - row.low) for row in rows], [max(0.0, row.high - row.value) for row in rows]]
+    )
+    axes.barh(range(len(rows)), middle, xerr=error, color=colours, height=0.7, error_kw={"linewidth": 1, "ecolor": INK})
+    axes.set_yticks(range(len(rows)), labels)
+    axes.invert_yaxis()
+
+
+def draw_legend(axes: Any, **extra: Any) -> None:
+    """Draw a legend without a frame."""
+    axes.legend(frameon=False, fontsize=7.5, handlelength=2.6, **extra)
+
+
+def rank_axis(axes: Any, at: Sequence[float]) -> None:
+    """Give a panel a logarithmic axis of ranks; a half is blind reuse."""
+    axes.set_xscale("log", base=2)
+    shown = [rank for rank in at if rank < 1 or float(rank).is_integer() and int(rank) & (int(rank) - 1) == 0]
+    axes.set_xticks(shown, ["blind" if rank < 1 else f"{rank:.0f}" for rank in shown])
+    axes.minorticks_off()
+
+
+def save_figure(figure: Any, folder: Path, name: str) -> Path:
+    """Write a figure into a folder as a PNG and return its path."""
+    path = folder / f"{name}.png"
+    figure.savefig(path)
+    return path
+
+
+def draw_table(table: Table, model: str, folder: Path) -> Path | None:
+    """Write a table's plots as one PNG and return its path; None if it has none."""
+    panes = [
+        (plot, setting, rows)
+        for plot in table.plots
+        for setting, rows in _panes(table, plot)
+        if any(_drawn(row, plot) for row in rows)
+    ]
+    if not panes:
+        return None
+    figure, axes = make_panels(len(panes), f"{table.title}: {model}", width=5.2, height=3.3, across=ACROSS, margin=1.2)
+    colours = _colours(table)
+    for panel, (plot, setting, rows) in zip(axes, panes, strict=True):
+        (_bars if plot.bars else _lines)(panel, plot, rows, colours)
+        _range(panel, plot)
+        style_panel(panel, "" if setting is None else str(setting), plot.x, plot.y)
+    entries = _entries(axes, [str(group) for group in colours])
+    if entries:
+        corner = axes[min(ACROSS, len(axes)) - 1]
+        corner.legend(entries.values(), entries, frameon=False, fontsize=7.5, loc="upper left", bbox_to_anchor=(1, 1))
+    return save_figure(figure, folder, f"{model}-{table.name}")
+
+
+def _entries(axes: Sequence[Any], order: Sequence[str]) -> dict[str, Any]:
+    """Return every group that is drawn, once, with its handle for a legend."""
+    found: dict[str, Any] = {}
+    for panel in axes:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return dict(sorted(found.items(), key=lambda entry: order.index(entry[0])))
+
+
+def _panes(table: Table, plot: Plot) -> list[tuple[Cell, list[TableRow]]]:
+    """Return what each panel of a plot shows, and its rows; one panel of all rows where nothing splits them."""
+    split = plot.split
+    if split is None and SETTING in table.columns and not any(SETTING in (other.x, other.by) for other in table.plots):
+        split = SETTING
+    rows = [row for row in table.records if plot.only is None or row[plot.only[0]] == plot.only[1]]
+    if split is None:
+        return [(None if plot.only is None else plot.only[1], rows)] if rows else []
+    found: dict[Cell, list[TableRow]] = {}
+    for row in rows:
+        found.setdefault(row[split], []).append(row)
+    return list(found.items())
+
+
+def _colours(table: Table) -> dict[Cell, str]:
+    """Return a colour for every group that is drawn somewhere."""
+    drawn = dict.fromkeys(
+        row[plot.by] for row in table.records for plot in table.plots if plot.by is not None and _drawn(row, plot)
+    )
+    return {group: COLOURS[place % len(COLOURS)] for place, group in enumerate(drawn)}
+
+
+def _drawn(row: TableRow, plot: Plot) -> bool:
+    value = _number(row[plot.y])
+    # A divergence of exactly nothing, as re-prefill's from itself, has no place on a logarithmic axis.
+    return value is not None and (value != 0 or plot.y != "KL")
+
+
+def _groups(plot: Plot, rows: Sequence[TableRow]) -> dict[Cell, list[TableRow]]:
+    found: dict[Cell, list[TableRow]] = {}
+    for row in rows:
+        if _drawn(row, plot):
+            found.setdefault(None if plot.by is None else row[plot.by], []).append(row)
+    return found
+
+
+def _lines(axes: Any, plot: Plot, rows: Sequence[TableRow], colours: dict[Cell, str]) -> None:
+    groups = _groups(plot, rows)
+    ticks = sorted({_across(row, plot) for row in rows if _number(row[plot.x]) is not None})
+    # Lines that lie on one another stay apart by a little.
+    apart = (ticks[-1] - ticks[0]) * 0.012 if ticks else 0.0
+    for place, (group, own) in enumerate(groups.items()):
+        points = sorted(
+            ((_across(row, plot), row[plot.y]) for row in own if _number(row[plot.x]) is not None),
+            key=lambda point: point[0],
+        )
+        if not points:
+            continue
+        across = [x + (place - (len(groups) - 1) / 2) * apart for x, _ in points]
+        low, middle, high = zip(*(_spread(y, plot) for _, y in points), strict=True)
+        colour, mark = colours.get(group, COLOURS[0]), MARKS[place % len(MARKS)]
+        label = None if group is None else str(group)
+        axes.plot(across, middle, f"{mark}-", color=colour, markersize=4, linewidth=1.4, label=label)
+        axes.vlines(across, low, high, color=colour, linewidth=1)
+    if ticks:
+        edge = max(0.05 * (ticks[-1] - ticks[0]), len(groups) * apart)
+        axes.set_xlim(ticks[0] - edge, ticks[-1] + edge)
+    if len(ticks) <= 8:
+        axes.set_xticks(ticks, [f"{2**tick if plot.doubling else tick:g}" for tick in ticks])
+
+
+def _across(row: TableRow, plot: Plot) -> float:
+    """Return where a row is on a panel of lines."""
+    value = float(_number(row[plot.x]) or 0.0)
+    return log2(value) if plot.doubling else value
+
+
+def _bars(axes: Any, plot: Plot, rows: Sequence[TableRow], colours: dict[Cell, str]) -> None:
+    names = list(dict.fromkeys(row[plot.x] for row in rows))
+    groups = _groups(plot, rows)
+    width = 0.8 / max(1, len(groups))
+    for place, (group, own) in enumerate(groups.items()):
+        across = [names.index(row[plot.x]) + (place - (len(groups) - 1) / 2) * width for row in own]
+        spreads = [_spread(row[plot.y], plot) for row in own]
+        low, middle, high = np.array(spreads).T
+        colour = colours.get(group, COLOURS[0])
+        axes.bar(across, middle, width * 0.92, color=colour, label=None if group is None else str(group))
+        axes.errorbar(across, middle, [middle - low, high - middle], fmt="none", ecolor=INK, elinewidth=0.9)
+    room = LETTERS // len(names)
+    if all(len(word) <= room for name in names for word in str(name).split()):
+        axes.set_xticks(range(len(names)), [fill(str(name), room, break_long_words=False) for name in names])
+    else:
+        axes.set_xticks(range(len(names)), [str(name) for name in names], rotation=35, ha="right")
+
+
+def _range(axes: Any, plot: Plot) -> None:
+    if plot.y == "KL":
+        from matplotlib.ticker import NullLocator
+
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(NullLocator())
+        return
+    low, high = axes.get_ylim()
+    if plot.y in SHARES:
+        low, high = min(low, -0.02), 1.05
+        if low < -1.1:
+            # Harm has no floor: below -1 the axis goes on by its logarithm.
+            axes.set_yscale("symlog", linthresh=1.0, linscale=1.5)
+            powers = [-(10.0**power) for power in range(1, 7) if -(10.0**power) > low]
+            ticks = [*reversed(powers), -1.0, 0.0, 0.5, 1.0]
+            axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.minorticks_off()
+            low, high = 1.5 * low, 1.2
+        axes.set_ylim(low, high)
+    elif plot.y.endswith(TIME) and low > 0:
+        axes.set_ylim(0, high)
+    if low < -0.02 and high > 0:
+        axes.axhline(0, color=FAINT, linewidth=0.8)
+
+
+def _spread(cell: Cell, plot: Plot) -> tuple[float, float, float]:
+    """Return low, middle and high of a cell; the same where it has no interval."""
+    floor = LOGARITHMIC if plot.y == "KL" else float("-inf")
+    middle = max(floor, _number(cell) or 0.0)
+    if isinstance(cell, Interval):
+        return min(middle, max(floor, cell.low)), middle, max(middle, cell.high)
+    return middle, middle, middle
+
+
+def _number(cell: Cell) -> float | None:
+    value = cell.value if isinstance(cell, Interval | Share) else cell
+    return None if value is None or isinstance(value, str) or value != value else float(value)
