@@ -7,7 +7,7 @@ from emblema.link.prompt import Prompt
 from emblema.link.ranges import clipped
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
-from emblema.vllm.linking import without
+from emblema.vllm.request_plan import compute_chunks
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,12 @@ class Mixed:
     new: frozenset[str]
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
-        return without(parse(self.name).plan(prompt, knowledge), self.new)
+        return compute_chunks(parse(self.name).plan(prompt, knowledge), self.new)
 
 
 @dataclass(frozen=True)
-class Behind:
-    """A strategy behind rows that an exact prefix gave."""
+class AfterPrefix:
+    """A strategy after rows that an exact prefix gave."""
 
     name: str
     rows: int

@@ -77,7 +77,7 @@ class Served:
     def store(self) -> Any:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        return get_kv_transfer_group().hands.store
+        return get_kv_transfer_group().kv_worker.store
 
     def params(self, wishes: dict[str, Any] | None = None, tokens: int = 1, **more: Any) -> Any:
         from vllm import SamplingParams
@@ -133,8 +133,7 @@ class Served:
             core.step()
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        hands = get_kv_transfer_group().hands
-        hands.drain()
+        get_kv_transfer_group().kv_worker.drain()
         self.store.flush()
 
     def forget_prefixes(self) -> None:

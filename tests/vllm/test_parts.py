@@ -23,9 +23,8 @@ from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.models.load import bundled_folder
 from emblema.vllm.pages import Pages
+from emblema.vllm.plugin import PluginSettings, check_version
 from emblema.vllm.serving import command, transfer_config
-from emblema.vllm.settings import Settings
-from emblema.vllm.version import check_version
 
 BLOCKS, SIZE = 5, 4
 
@@ -89,12 +88,12 @@ def test_measuring_leaves_the_page_as_it_was_and_refuses_what_it_cannot_read() -
 )
 def test_settings_name_what_is_wrong(given: dict[str, object], words: str) -> None:
     with pytest.raises(EmblemaError, match=words):
-        Settings.of(given)
+        PluginSettings.read(given)
 
 
 def test_the_transfer_config_is_what_the_connector_reads(tmp_path: Path) -> None:
     config = transfer_config(tmp_path, "mpic-8", capture=False)
-    assert Settings.of(config["kv_connector_extra_config"]) == Settings(tmp_path, "mpic-8", False)  # type: ignore[arg-type]
+    assert PluginSettings.read(config["kv_connector_extra_config"]) == PluginSettings(tmp_path, "mpic-8", False)  # type: ignore[arg-type]
 
 
 def test_the_server_s_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +120,7 @@ def test_vllm_serve_hands_other_options_on(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
-    names = "desk, hands, holes, linking, media, messages, pages, plugin, serving, settings, shape, version"
+    names = "kv_worker, model_spec, pages, planner, plugin, request_plan, retrieving, serving, spans, step_metadata"
     code = (
         f"import sys; import emblema, emblema.cli; from emblema.vllm import {names}; assert 'vllm' not in sys.modules"
     )

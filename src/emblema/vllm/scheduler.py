@@ -1,9 +1,10 @@
-"""vLLM's scheduler, with gaps between rows that are taken. With `internals` the only file that knows private names.
+"""vLLM's scheduler, with rows computed between cached spans. It and `internals` alone know vLLM's private names.
 
-A hole cannot be said through vLLM's connector interface, which counts a prefix. So the connector claims everything up
-to the end of the last hole that a step can reach, vLLM schedules the rest, and for each gap between holes a *virtual
-request* is added to the same step: same prompt, same pages, its computed rows ending where the gap begins. Every layer
-writes the whole batch's rows before attention reads pages, so all rows see all rows before them, in one forward.
+vLLM's connector interface counts a prefix, so it has no way to name the rows between cached spans. The connector
+therefore claims everything up to the end of the last cached span that a step can reach, and vLLM schedules the rest.
+For each compute span in between a *virtual request* is added to the same step: same prompt, same pages, and as many
+computed rows as come before the span. Every layer writes the whole batch's rows before attention reads pages, so all
+rows attend all rows before them, in one forward.
 """
 
 from dataclasses import replace
@@ -15,59 +16,66 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from emblema.errors import EmblemaError
-from emblema.vllm.desk import Desk, Step
-from emblema.vllm.encodings import EmblemaEncoderConnector
-from emblema.vllm.internals import NATIVE_GAPS, asked_of, gap_request, private_from, solo_request
+from emblema.vllm.connectors import EmblemaConnector, EmblemaEncoderConnector
+from emblema.vllm.internals import NATIVE_COMPUTE_SPANS, describe_request, solo_request, virtual_request
+from emblema.vllm.planner import RequestPlanner, StepBudget
+from emblema.vllm.spans import Claim
 
 CAPTURES_AT_ONCE = 4
 PLANNED_AHEAD = 16
 
 
 class LinkingScheduler(Scheduler):
-    """vLLM's scheduler with gaps: `--scheduler-cls emblema.vllm.LinkingScheduler`.
+    """vLLM's scheduler with compute spans: `--scheduler-cls emblema.vllm.LinkingScheduler`.
 
-    The connector beside it claims rows; see `Desk`, which both share.
+    Attributes:
+        planner: shared with the connector, which claims rows of waiting requests.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._active = self.max_num_scheduled_tokens = 0
-        self.desk: Desk | None = None
+        self.planner: RequestPlanner | None = None
         super().__init__(*args, **kwargs)
-        self.desk = getattr(self.connector, "desk", None)
-        self._desk.hide = self.hide
-        self._encodings = self.ec_connector if isinstance(self.ec_connector, EmblemaEncoderConnector) else None
-        if self._encodings is not None:
-            self._encodings.find, self._encodings.count = self._desk.encoding, self._desk.handed
+        self.planner = self._linking.bind_scheduler(self.hash_block_size)
+        self._encoder_outputs = self.ec_connector if isinstance(self.ec_connector, EmblemaEncoderConnector) else None
+        if self._encoder_outputs is not None:
+            self._encoder_outputs.bind_planner(self.planner)
 
     @property
     def max_num_active_reqs(self) -> int:
-        """Fewer than set while gaps take places of requests in this step."""
-        step = None if self.desk is None else self.desk.step
-        return self._active if step is None else min(self._active, self.max_num_running_reqs - step.used)
+        """The most requests in this step: fewer than set while compute spans take slots of the batch."""
+        step = None if self.planner is None else self.planner.step
+        return self._active if step is None else min(self._active, self.max_num_running_reqs - step.used_slots)
 
     @max_num_active_reqs.setter
     def max_num_active_reqs(self, value: int) -> None:
         self._active = value
 
     @property
-    def _desk(self) -> Desk:
-        if self.desk is None:
+    def _linking(self) -> EmblemaConnector:
+        if not isinstance(self.connector, EmblemaConnector):
             raise EmblemaError("LinkingScheduler needs the connector EmblemaConnector: set --kv-transfer-config too.")
-        return self.desk
+        return self.connector
+
+    @property
+    def _planner(self) -> RequestPlanner:
+        if self.planner is None:
+            raise EmblemaError("LinkingScheduler has no planner yet: vLLM has changed the order of its construction.")
+        return self.planner
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        desk, whole = self._desk, self.max_num_scheduled_tokens
+        planner, whole = self._planner, self.max_num_scheduled_tokens
         needed = 0
         for request in self.running:
-            if desk.before_hole(request.request_id, request.num_computed_tokens):
-                needed += desk.needed(request.request_id, request.num_computed_tokens)
+            plan = planner.get(request.request_id)
+            if plan is not None and plan.at_cached_span(request.num_computed_tokens):
+                needed += plan.compute_rows(request.num_computed_tokens)
         for request in islice(self.waiting, PLANNED_AHEAD):
-            if desk.link(request.request_id, partial(asked_of, request)) is not None:
-                needed += desk.needed(request.request_id, 0)
+            plan = planner.plan(request.request_id, partial(describe_request, request))
+            needed += 0 if plan is None else plan.compute_rows(0)
         reserve = min(needed, whole // 2)
-        desk.step = Step(reserve, lambda: self.max_num_running_reqs - len(self.running))
-        desk.pending = None
-        before = self._jump(desk.step)
+        step = planner.begin_step(reserve, lambda: self.max_num_running_reqs - len(self.running))
+        before = self._skip_spans(step)
         self.max_num_scheduled_tokens = whole - reserve
         try:
             output = super().schedule(*args, **kwargs)
@@ -75,67 +83,60 @@ class LinkingScheduler(Scheduler):
                 request = self.requests.get(name)
                 if name not in output.num_scheduled_tokens and request in self.running:
                     request.num_computed_tokens = row
-            self._add_gaps(output, desk.step)
+            for name, claim in step.claims.items():
+                if name in output.num_scheduled_tokens:
+                    self._add_virtual_requests(output, self.requests[name], claim)
         finally:
             self.max_num_scheduled_tokens = whole
-            desk.step = None
+            planner.end_step()
         return output
 
-    def _jump(self, step: Step) -> dict[str, int]:
-        """Put running requests that stand before a hole behind the last one within reach; their rows before."""
+    def _skip_spans(self, step: StepBudget) -> dict[str, int]:
+        """Move running requests at a cached span past the last span within reach; return their rows before it."""
         before = {}
         for request in self.running:
             name, row = request.request_id, request.num_computed_tokens
-            claimed = self._desk.claim(name, row, 0) if self._desk.before_hole(name, row) else None
-            if claimed is not None:
-                self.hide(request, row)
-                step.take(name, claimed)
+            plan = self._planner.get(name)
+            claim = step.skip(name, plan, row) if plan is not None and plan.at_cached_span(row) else None
+            if claim is not None:
+                self._linking.hide_pages(request, row)
                 before[name] = row
-                request.num_computed_tokens = claimed.stop
+                request.num_computed_tokens = claim.stop
         return before
-
-    def hide(self, request: Any, computed: int) -> None:
-        """Before pages are named: those that will hold what plain prefill would not give get names of their own."""
-        link = self._desk.links.get(request.request_id)
-        row = None if link is None else link.private_from(computed)
-        if row is not None:
-            private_from(request, row, self.hash_block_size)
 
     def _try_schedule_encoder_inputs(
         self, request: Any, num_computed_tokens: int, num_new_tokens: int, encoder_compute_budget: int, **kwargs: Any
     ) -> tuple[list[int], int, int, list[int], list[int]]:
-        """Stop before a hole; and have what gaps need of the encoder beside what the request's own rows need."""
-        desk = self._desk
-        name, room = request.request_id, desk.room(request.request_id, num_computed_tokens)
+        """Stop before a cached span, and add the pictures of compute spans to those of the request's own rows."""
+        name, step = request.request_id, self._planner.step
+        plan = self._planner.get(name)
+        room = None if plan is None else plan.rows_until_cached(num_computed_tokens)
         if room is not None:
             num_new_tokens = min(num_new_tokens, room)
-        if self._encodings is not None:
-            self._encodings.asking = name
+        if self._encoder_outputs is not None:
+            self._encoder_outputs.begin_request(name)
         result = super()._try_schedule_encoder_inputs(
             request, num_computed_tokens, num_new_tokens, encoder_compute_budget, **kwargs
         )
-        claimed = None if desk.step is None else desk.step.claims.get(name)
-        if claimed is None and desk.pending is not None and desk.pending[0] == name:
-            claimed = desk.pending[1]
-        if claimed is None or claimed.stop != num_computed_tokens or result[1] == 0:
+        claim = None if step is None else step.claim_of(name)
+        if plan is None or claim is None or claim.stop != num_computed_tokens or result[1] == 0:
             return result
         inputs, rows, budget, loaded, twice = result
         embeds = sum(request.get_num_encoder_embeds(index) for index in (*inputs, *loaded))
         held = {request.mm_features[index].identifier for index in (*inputs, *loaded)}
         for index, feature in enumerate(request.mm_features):
-            place = feature.mm_position
-            if not any(place.offset < stop and start < place.offset + place.length for start, stop in claimed.gaps):
-                continue
-            if index in inputs or index in loaded or index in twice:
+            first, last = feature.mm_position.offset, feature.mm_position.offset + feature.mm_position.length
+            needed = any(first < stop and start < last for start, stop in claim.compute_spans)
+            if not needed or index in inputs or index in loaded or index in twice:
                 continue
             if feature.identifier in held:
                 twice = [*twice, index]
             elif not self.encoder_cache_manager.check_and_update_cache(request, index):
                 if not self.encoder_cache_manager.can_allocate(request, index, budget, embeds):
-                    desk.fewer(name)
+                    plan.skip_fewer()
                     return [], 0, encoder_compute_budget, [], []
                 size = request.get_num_encoder_embeds(index)
-                if self._encodings is not None and self._encodings.has_cache_item(feature.identifier):
+                if self._encoder_outputs is not None and self._encoder_outputs.has_cache_item(feature.identifier):
                     loaded = [*loaded, index]
                 else:
                     inputs, budget = [*inputs, index], budget - size
@@ -143,54 +144,52 @@ class LinkingScheduler(Scheduler):
                 embeds += size
         return inputs, rows, budget, loaded, twice
 
-    def _add_gaps(self, output: SchedulerOutput, step: Step) -> None:
-        for name, claimed in step.claims.items():
-            if name not in output.num_scheduled_tokens:
-                continue
-            request = self.requests[name]
-            output.has_sync_kv_loads = True
-            for index, data in enumerate(output.scheduled_new_reqs):
-                if data.req_id == name:
-                    # vLLM leaves out the pictures in front; gaps, and rows whose load fails, need them.
-                    output.scheduled_new_reqs[index] = replace(data, mm_features=request.mm_features)
-            self._correct(request)
-            for number, (start, stop) in enumerate(() if NATIVE_GAPS else claimed.gaps):
-                data = gap_request(request, number, start, self.kv_cache_manager.get_block_ids(name))
-                output.scheduled_new_reqs.append(data)
-                output.num_scheduled_tokens[data.req_id] = stop - start
-                output.total_num_scheduled_tokens += stop - start
-                # It has done its part when the step has run.
-                self.finished_req_ids.add(data.req_id)
+    def _add_virtual_requests(self, output: SchedulerOutput, request: Any, claim: Claim) -> None:
+        output.has_sync_kv_loads = True
+        for index, data in enumerate(output.scheduled_new_reqs):
+            if data.req_id == request.request_id:
+                # vLLM leaves out pictures before its rows; compute spans, and rows whose load fails, need them.
+                output.scheduled_new_reqs[index] = replace(data, mm_features=request.mm_features)
+        self._correct_stats(request)
+        for number, (start, stop) in enumerate(() if NATIVE_COMPUTE_SPANS else claim.compute_spans):
+            blocks = self.kv_cache_manager.get_block_ids(request.request_id)
+            data = virtual_request(request, number, start, blocks)
+            output.scheduled_new_reqs.append(data)
+            output.num_scheduled_tokens[data.req_id] = stop - start
+            output.total_num_scheduled_tokens += stop - start
+            # It is finished when the step has run.
+            self.finished_req_ids.add(data.req_id)
 
-    def _correct(self, request: Any) -> None:
-        """Count rows of gaps as computed, and holes of a later step as cached."""
+    def _correct_stats(self, request: Any) -> None:
+        """Count rows of compute spans as computed, and cached spans of a later step as cached."""
         stats = request.prefill_stats
-        if stats is None or request.num_preemptions > 0:
-            return
-        link = self._desk.links.get(request.request_id)
-        stats.set(request.num_prompt_tokens, stats.num_local_cached_tokens, 0 if link is None else link.claimed)
+        if stats is not None and request.num_preemptions == 0:
+            plan = self._planner.get(request.request_id)
+            stats.set(request.num_prompt_tokens, stats.num_local_cached_tokens, 0 if plan is None else plan.linked)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        gone = model_runner_output.kv_connector_output
-        bad = set() if gone is None else set(gone.invalid_block_ids or ())
-        if bad:
+        transferred = model_runner_output.kv_connector_output
+        lost = set() if transferred is None else set(transferred.invalid_block_ids or ())
+        if lost:
             for request in self.running:
-                if bad.intersection(self.kv_cache_manager.get_block_ids(request.request_id)[0]):
-                    self._desk.failed(request.request_id)
-                    self._correct(request)
-        own = set(self._desk.capturing)
+                plan = self._planner.get(request.request_id)
+                if lost.intersection(self.kv_cache_manager.get_block_ids(request.request_id)[0]):
+                    if plan is not None:
+                        plan.fail()
+                    self._correct_stats(request)
+        captures = set(self._planner.capturing)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        for part in outputs.values():
-            part.outputs = [one for one in part.outputs if one.request_id not in own]
+        for client in outputs.values():
+            client.outputs = [output for output in client.outputs if output.request_id not in captures]
         self._capture()
         return outputs
 
     def _capture(self) -> None:
-        """In idle moments, prefill alone what requests showed and the store has not."""
-        desk = self._desk
-        if self.waiting or desk.capturing or any(request.is_prefill_chunk for request in self.running):
+        """In idle moments, prefill alone what requests showed and the store lacks."""
+        planner = self._planner
+        if self.waiting or planner.capturing or any(request.is_prefill_chunk for request in self.running):
             return
-        for wish in desk.next_wishes(CAPTURES_AT_ONCE):
-            request = solo_request(wish)
-            desk.capturing[request.request_id] = wish
+        for capture in planner.next_captures(CAPTURES_AT_ONCE):
+            request = solo_request(capture)
+            planner.start_capture(request.request_id, capture)
             self.add_request(request)

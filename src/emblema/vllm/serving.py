@@ -16,7 +16,7 @@ from pathlib import Path
 
 from emblema.errors import EmblemaError
 from emblema.models.load import BUNDLED, bundled_folder
-from emblema.vllm.settings import Settings
+from emblema.vllm.plugin import PluginSettings
 
 SCHEDULER = "emblema.vllm.LinkingScheduler"
 ENCODINGS = {"ec_connector": "EmblemaEncoderConnector", "ec_role": "ec_consumer"}
@@ -36,7 +36,7 @@ def transfer_config(store: Path, strategy: str = "auto", capture: bool = True) -
         EmblemaError: the strategy's name is not right.
     """
     extra = {"store": str(store), "strategy": strategy, "capture": capture}
-    Settings.of(extra)
+    PluginSettings.read(extra)
     return {
         "kv_connector": "EmblemaConnector",
         "kv_role": "kv_both",

@@ -1,6 +1,6 @@
-"""What has to be known of a served model: how each layer keeps and turns its rows, and a digest of its weights.
+"""The geometry of a served model: how each layer keeps and rotates its rows, and a digest of its weights.
 
-vLLM's model is not asked: the layout is measured, as for the embedded engine, on one layer of the same shape with
+vLLM's model is left alone: the layout is measured, as for the embedded engine, on one layer of the same shape with
 random weights, since a rotation depends on the configuration alone.
 """
 
@@ -27,14 +27,14 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A served model, as linking sees it; one rank's share of the heads where they are split.
+class ModelSpec:
+    """A served model, as linking sees it; where heads are split, one rank's share.
 
     Attributes:
         family: name of the family.
-        version: of the way this plugin captures its chunks.
+        version: of how this plugin captures the family's chunks.
         fingerprint: digest of weights and configuration, 256 bits, hex.
-        layouts: per layer, how rows are kept.
+        layouts: how rows are kept, per layer.
         tables: the decoder's rotary tables.
         axes: position axes, 1 or 3.
         markers: token ids written before and after a picture.
@@ -54,15 +54,15 @@ class Shape:
     device: torch.device
 
 
-def shape_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dtype, device: torch.device) -> Shape:
-    """The shape of a model by its transformers configuration.
+def model_spec_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dtype, device: torch.device) -> ModelSpec:
+    """Return the spec of a model by its transformers configuration.
 
     Args:
         fingerprint: see `files_fingerprint`.
         kv_heads: heads whose rows this rank keeps.
 
     Raises:
-        UnsupportedModelError: the family is unknown, a layer slides or cannot be relocated, or rows see rows behind.
+        UnsupportedModelError: the family is unknown, a layer slides or cannot be relocated, or rows attend later ones.
     """
     family = family_of(config)
     text = copy.deepcopy(config.get_text_config())
@@ -85,11 +85,11 @@ def shape_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dtype, d
         before, after = family.markers(kit, "image")
         markers, merge = (tuple(before), tuple(after)), family.merge(kit)
     version = f"vllm-1/{family.name}/{family.version()}"
-    return Shape(family.name, version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device)
+    return ModelSpec(family.name, version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device)
 
 
 def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, RotaryTable], int]:
-    """Layout, tables and axes of one layer of a decoder like this one, small wherever rows do not depend on it."""
+    """Return layout, tables and axes of one layer of such a decoder, small wherever rows do not depend on it."""
     from transformers import AutoModel
 
     text.num_hidden_layers, text.vocab_size, text.intermediate_size = 1, 16, 16
@@ -108,12 +108,12 @@ def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, R
 
 
 def files_fingerprint(folder: Path, config: Any, extra: str) -> str:
-    """Digest of a checkpoint's files that hold weights, of its configuration and of how the server loads them.
+    """Return a digest of a checkpoint's files that hold weights, of its configuration and of how the server loads it.
 
     Args:
-        folder: where the checkpoint lies; one without weights counts by its configuration (random weights).
+        folder: of the checkpoint; without weights in it the configuration alone counts (random weights).
         config: the transformers configuration as the server changed it.
-        extra: quantisation, rank and whatever else decides what the weights become.
+        extra: quantisation, rank and all else that decides what the weights become.
     """
     digest = blake3(derive_key_context=_DIGEST, max_threads=blake3.AUTO)
     described = {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "dtype")}

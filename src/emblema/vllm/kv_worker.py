@@ -1,0 +1,209 @@
+"""The worker's side: rows go from the store into pages before a forward, chunks and patches into the store after it."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+from emblema.errors import EmblemaError, LoadError
+from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.layout import LayerRows
+from emblema.kv.patch import form_patch
+from emblema.link.assemble import Resources, TakenRows
+from emblema.link.forming import deficits_of
+from emblema.link.prompt import Segment
+from emblema.store import Store
+from emblema.store.tenant import TenantStore
+from emblema.vllm.model_spec import ModelSpec
+from emblema.vllm.pages import Pages
+from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata
+
+_log = logging.getLogger(__name__)
+WAITING_PROMPTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Rows of one chunk in its prompt, copied from pages; `read` counts rows from the prompt's start, as a table's."""
+
+    start: int
+    layers: tuple[LayerRows, ...]
+
+    def read(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows:
+        rows = self.layers[layer]
+        return rows.slice(start - self.start, rows.tokens if stop is None else stop - self.start)
+
+
+class KVWorker:
+    """Loads and saves rows of one rank's pages. A thread of its own stores chunks and forms patches.
+
+    Args:
+        spec: of this rank's model.
+        store: where chunks are.
+        pages: makes the pages; called when they are first needed, as the model's layers are ready only then.
+        block_size: rows of a page.
+        encoder_output: finds what the encoder made of a picture, by vLLM's digest of it; None where that is gone.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        store: Store,
+        pages: Callable[[], Pages],
+        block_size: int,
+        encoder_output: Callable[[str], Tensor | None],
+    ) -> None:
+        self.store = store
+        self._spec, self._block_size = spec, block_size
+        self._make_pages, self._encoder_output = pages, encoder_output
+        self._pages: Pages | None = None
+        self._failed: set[int] = set()
+        # Prompts whose chunks are not all stored yet.
+        self._waiting: deque[tuple[PatchCapture, dict[int, CopiedRows]]] = deque(maxlen=WAITING_PROMPTS)
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="emblema-keep", daemon=True)
+        self._thread.start()
+
+    @property
+    def pages(self) -> Pages:
+        """The pages, measured."""
+        if self._pages is None:
+            self._pages = self._make_pages()
+        return self._pages
+
+    def load(self, step: StepMetadata) -> None:
+        """Write cached rows into pages, before the forward."""
+        for load in step.loads:
+            try:
+                self._load(load)
+            except (EmblemaError, OSError) as error:
+                _log.warning("emblema: %s; its rows are computed", error)
+                self._give_up(load)
+            except Exception:
+                # No error may end the server; vLLM computes what is reported as lost.
+                _log.exception("emblema: rows could not be loaded; they are computed")
+                self._give_up(load)
+
+    @torch.inference_mode()
+    def _load(self, load: RowLoad) -> None:
+        store = self.store.tenant(load.salt)
+        named = {part.origin.chunk for part in load.plan.ranges}  # type: ignore[union-attr]
+        keys = {part.patch.key for part in load.plan.ranges if part.patch is not None}
+        with store.lease(named) as lease:
+            if lease.missing:
+                raise LoadError(lease.missing[0], "it is not in the store any more")
+            patches = {}
+            for key in keys:
+                patch = store.find_artifact(key)
+                if patch is None:
+                    raise LoadError(key.chunk, f"the {key} is not in the store any more")
+                patches[key] = patch
+            slots = self.pages.slots(load.blocks, load.prompt.tokens)
+            resources = Resources(patches, {}, lease.rows)
+            taken = TakenRows(self._spec, self.pages, slots, load.plan, load.prompt, resources)
+            for layer in range(len(self._spec.layouts)):
+                taken.write(layer)
+
+    def _give_up(self, load: RowLoad) -> None:
+        size = self._block_size
+        self._failed.update(load.blocks[load.claim.start // size : -(-load.claim.stop // size)])
+
+    def take_failed(self) -> set[int]:
+        """Return the pages whose rows could not be loaded since the last call."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def save(self, step: StepMetadata) -> None:
+        """Read what the forward made, after it; the thread stores it."""
+        try:
+            self._save(step)
+        except Exception:
+            # A server that cannot store what it computes still serves.
+            _log.exception("emblema: rows could not be read")
+
+    def _save(self, step: StepMetadata) -> None:
+        for capture in step.chunks:
+            rows = self._read(capture.blocks, 0, capture.chunk.tokens)
+            chunk = replace(capture.chunk, encoded=self._encoded(capture), rows=rows)
+            self._work.put(partial(self._put, capture.salt, chunk))
+        for prompt in step.patches:
+            wanted = {key.chunk for key, _, _ in prompt.needs}
+            copied = {
+                segment.start: CopiedRows(segment.start, self._read(prompt.blocks, segment.start, segment.stop))
+                for segment, chunk in prompt.prompt.chunk_segments
+                if chunk.id in wanted
+            }
+            self._work.put(partial(self._waiting.append, (prompt, copied)))
+            self._work.put(self._form_patches)
+
+    def _encoded(self, capture: ChunkCapture) -> Encoded:
+        """Return the chunk's encoding, with the encoder's output in the rows of its media tokens."""
+        encoded, output = capture.chunk.encoded, self._encoder_output(capture.identifier)
+        media = int(encoded.visual.sum())
+        if output is None or output.dim() != 2 or len(output) != media or output.dtype != self._spec.dtype:
+            return encoded
+        embeds = torch.zeros(encoded.tokens, output.shape[1], dtype=output.dtype, device=output.device)
+        embeds[encoded.visual.to(output.device)] = output
+        return replace(encoded, embeds=embeds)
+
+    def _read(self, blocks: tuple[int, ...], start: int, stop: int) -> tuple[LayerRows, ...]:
+        slots = self.pages.slots(blocks, stop)[start:]
+        return tuple(self.pages.read(layer, slots) for layer in range(len(self._spec.layouts)))
+
+    def drain(self) -> None:
+        """Wait until all that was read is stored, or has failed to be."""
+        done = threading.Event()
+        self._work.put(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """Store what was read and close the store."""
+        self._work.put(None)
+        self._thread.join()
+        self.store.close()
+
+    # the thread
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                with torch.inference_mode():
+                    work()
+            except (EmblemaError, OSError) as error:
+                _log.warning("emblema: %s", error)
+            except Exception:
+                # The server goes on without this piece.
+                _log.exception("emblema: a piece could not be kept")
+
+    def _put(self, salt: bytes, chunk: Chunk) -> None:
+        self.store.tenant(salt).put(chunk)
+        self._form_patches()
+
+    def _form_patches(self) -> None:
+        """Form the patches of prompts whose chunks are all stored by now; the others wait."""
+        for _ in range(len(self._waiting)):
+            prompt, copied = self._waiting.popleft()
+            store = self.store.tenant(prompt.salt)
+            if all(chunk.id in store for _, chunk in prompt.prompt.chunk_segments):
+                self._form(prompt, copied, store)
+            else:
+                self._waiting.append((prompt, copied))
+
+    def _form(self, prompt: PatchCapture, copied: dict[int, CopiedRows], store: TenantStore) -> None:
+        places: dict[tuple[str, tuple[str, ...]], Segment] = {}
+        for segment, chunk in prompt.prompt.chunk_segments:
+            places.setdefault((chunk.id, prompt.prompt.antecedents(segment)), segment)
+        for key, rank, layers in prompt.needs:
+            place = places.get((key.chunk, key.antecedents))
+            if place is None:
+                continue
+            with store.lease([key.chunk]) as lease:
+                canonical = (store.get(key.chunk), lease.rows[key.chunk])
+                deficits = deficits_of(self._spec, copied[place.start], prompt.prompt, place, canonical, set(layers))
+                store.put_patch(key, form_patch(deficits, rank, self._spec.dtype))

@@ -1,0 +1,269 @@
+"""From a request that vLLM serves to a plan: its prompt as chunks and text, and the rows that its pages can take."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy
+import torch
+
+from emblema.errors import EmblemaError
+from emblema.kv.chunk import Chunk, Encoded
+from emblema.link.plan import ChunkOrigin, LinkPlan, Source
+from emblema.link.policy.choosing import rank_of
+from emblema.link.policy.policy import COMPUTED
+from emblema.link.prompt import ChunkPart, Prompt, Rows, Segment, TextPart
+from emblema.link.strategies.base import Knowledge
+from emblema.link.strategies.registry import parse
+from emblema.models.positions import Grid, chunk_positions
+from emblema.store.identity import chunk_id
+from emblema.store.keys import PatchKey
+from emblema.store.tenant import TenantStore
+from emblema.vllm.model_spec import ModelSpec
+from emblema.vllm.spans import Claim, cached_spans, claim_spans, rows_until_cached, unsupported_reason
+from emblema.vllm.step_metadata import PatchNeed
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """A picture or other media of a request, as vLLM placed it.
+
+    Attributes:
+        index: its number among the request's media.
+        kind: `image`, `video`, ….
+        identifier: vLLM's digest of its content and of the processor's options.
+        start: row of its first token.
+        tokens: how many rows it takes.
+        grid: frames, height and width in patches, where the model places media on a grid.
+    """
+
+    index: int
+    kind: str
+    identifier: str
+    start: int
+    tokens: int
+    grid: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """A request to vLLM.
+
+    Attributes:
+        token_ids: the prompt's, with a token for each row of media.
+        items: its media in order.
+        salt: the tenant's `cache_salt`.
+        options: `kv_transfer_params["emblema"]`.
+        refusal: why it has to be computed plainly, whatever is stored; None if it may be linked.
+        source: vLLM's own request, for `internals` alone.
+    """
+
+    token_ids: Sequence[int]
+    items: tuple[MediaItem, ...]
+    salt: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    refusal: str | None = None
+    source: Any = None
+
+    @property
+    def store_salt(self) -> bytes:
+        """The salt of the tenant's store."""
+        return b"" if self.salt is None else self.salt.encode()
+
+
+@dataclass(slots=True)
+class RequestPlan:
+    """The plan of a request, and how far it has been carried out.
+
+    Attributes:
+        request: the request.
+        prompt: its text and its chunks, these without rows.
+        plan: what is carried out; without ranges where nothing is linked.
+        missing: chunks that the store lacks.
+        cached: cached spans in order.
+        needs: patches to form from this request's rows, once they are computed.
+        remark: why the plan is not what was asked for; None if it is.
+        linked: cached rows that were taken so far.
+    """
+
+    request: ServedRequest
+    prompt: Prompt
+    plan: LinkPlan
+    missing: tuple[Chunk, ...] = ()
+    cached: tuple[Rows, ...] = ()
+    needs: tuple[PatchNeed, ...] = ()
+    remark: str | None = None
+    linked: int = 0
+    _most_spans: int | None = field(default=None, init=False)
+
+    def at_cached_span(self, ready: int) -> bool:
+        """Return whether row `ready`, the first that is not ready yet, is a cached one."""
+        return any(start <= ready < stop for start, stop in self.cached)
+
+    def rows_until_cached(self, ready: int) -> int | None:
+        """Return how many rows may be computed from row `ready` on before a cached span; None for no bound."""
+        return rows_until_cached(self.cached, ready)
+
+    def claim(self, ready: int, rows: int, slots: int) -> Claim | None:
+        """Return how far a step may skip from row `ready`; see `claim_spans`."""
+        return claim_spans(self.cached, ready, rows, slots, self._most_spans)
+
+    def compute_rows(self, ready: int) -> int:
+        """Return the rows of compute spans from row `ready` on, in a step that has room for all of them."""
+        claim = self.claim(ready, 1 << 30, 1 << 30)
+        return 0 if claim is None else claim.compute_rows
+
+    def private_from(self, ready: int) -> int | None:
+        """Return the first row, from the exact ones before `ready` on, that differs from plain prefill; None if none.
+
+        A chunk at row 0 has absorbed nothing, so it is exact, and so is what follows it up to the next cached span.
+        """
+        return next((max(start, ready) for start, stop in self.cached if start > 0 and stop > ready), None)
+
+    def skip_fewer(self) -> None:
+        """Halve the cached spans that a step may skip; link nothing more where one is too many.
+
+        For an encoder whose budget is too small for the compute spans between them.
+        """
+        if self._most_spans == 1:
+            self.cached = ()
+        else:
+            self._most_spans = max(1, (len(self.cached) if self._most_spans is None else self._most_spans) // 2)
+
+    def fail(self) -> None:
+        """Have the rest of the request computed, as its cached rows could not be loaded."""
+        self.cached, self.linked = (), 0
+        self.remark = "stored rows could not be had; they were computed"
+
+
+def plan_request(
+    request: ServedRequest, spec: ModelSpec, store: TenantStore, default: str, log_once: Callable[[str], None]
+) -> RequestPlan:
+    """Plan a request, as far as the store and the pages allow.
+
+    Args:
+        default: the strategy, where the request names none.
+        log_once: is told of strategies that pages do not support.
+    """
+    prompt = build_prompt(request, spec)
+    plain = LinkPlan("plain", prompt.tokens, len(spec.layouts), ())
+    name = request.options.get("strategy", default)
+    try:
+        if not isinstance(name, str):
+            raise EmblemaError(f"strategy is {name!r}: give a name")
+        # Nothing is measured of a lane here, so `auto` decides by the default policy.
+        knowledge = Knowledge(
+            spec.fingerprint, spec.layouts, store.find_artifact, lambda prompt: None, patch_keys=store.patch_keys
+        )
+        plan = parse(name).plan(prompt, knowledge)
+    except EmblemaError as error:
+        return RequestPlan(request, prompt, plain, remark=str(error))
+    missing = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in store}
+    made = RequestPlan(request, prompt, plain, tuple(missing.values()))
+    reason = unsupported_reason(plan)
+    if reason is None and not plan.decisions and any(key.orbit for key in plan.forming):
+        reason = "an orbit patch is not stored, and under vLLM none is formed, as that takes other orderings"
+    if reason is not None:
+        log_once(f"{plan.strategy} is computed plainly under vLLM: {reason}")
+        made.remark = f"{plan.strategy}: {reason}"
+        return made
+    if plan.decisions:
+        made.needs = _needs_of_decisions(plan, prompt, knowledge)
+    else:
+        needs = {key: plan.patch_need(key) for key in plan.forming}
+        made.needs = tuple((key, rank, tuple(sorted(layers))) for key, (rank, layers) in needs.items())
+        made.remark = plan.remark
+        if any(key.chunk not in missing for key in plan.forming):
+            made.remark = "patches are formed of this prompt's own rows"
+            return made
+    made.plan = compute_chunks(plan, frozenset(missing))
+    made.cached = cached_spans(made.plan)
+    if made.cached and not plan.decisions:
+        made.needs = ()
+    return made
+
+
+def compute_chunks(plan: LinkPlan, chunks: frozenset[str]) -> LinkPlan:
+    """Return the plan with the rows of some chunks computed; all layers of a row have the same source."""
+    ranges = [
+        replace(part, source=Source.COMPUTED, origin=None, patch=None, layers=(0, plan.layers))
+        if isinstance(part.origin, ChunkOrigin) and part.origin.chunk in chunks
+        else part
+        for part in plan.ranges
+    ]
+    return replace(plan, ranges=tuple(dict.fromkeys(ranges)), forming=())
+
+
+def _needs_of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) -> tuple[PatchNeed, ...]:
+    """Return patches of the chunks that `auto` computes in their place, where the store has none that serves."""
+    chunks = {segment.start: (segment, chunk) for segment, chunk in prompt.chunk_segments}
+    layers = tuple(range(plan.layers))
+    needs: dict[PatchKey, PatchNeed] = {}
+    for decision in plan.decisions:
+        segment, chunk = chunks[decision.start]
+        rank = rank_of(chunk, knowledge, knowledge.policy_inputs.policy)
+        if decision.lane not in COMPUTED or rank == 0:
+            continue
+        key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+        patch = knowledge.find_patch(key)
+        if patch is None or patch.rank < rank or not patch.covers(layers):
+            needs[key] = (key, rank, layers)
+    return tuple(needs.values())
+
+
+def build_prompt(request: ServedRequest, spec: ModelSpec) -> Prompt:
+    """Return the request's prompt, with a chunk for each picture that has an id, tokens and positions, and no rows."""
+    segments: list[Segment] = []
+    row = position = 0
+    for item in request.items:
+        start, stop = marked_span(item, request.token_ids, spec)
+        if start > row:
+            segments.append(Segment(TextPart(tuple(request.token_ids[row:start])), row, position))
+            position += start - row
+        chunk = chunk_stub(item, request.token_ids[start:stop], item.start - start, request.store_salt, spec)
+        segments.append(Segment(ChunkPart(chunk), start, position))
+        row, position = stop, position + chunk.encoded.span
+    if row < len(request.token_ids):
+        segments.append(Segment(TextPart(tuple(request.token_ids[row:])), row, position))
+        position += len(request.token_ids) - row
+    return Prompt(tuple(segments), spec.axes, position)
+
+
+def marked_span(item: MediaItem, token_ids: Sequence[int], spec: ModelSpec) -> Rows:
+    """Return the rows of an item, with the family's markers around it where the prompt has them."""
+    before, after = spec.markers
+    start, stop = item.start - len(before), item.start + item.tokens + len(after)
+    marked = start >= 0 and tuple(token_ids[start : item.start]) == before
+    marked = marked and tuple(token_ids[item.start + item.tokens : stop]) == after
+    return (start, stop) if marked else (item.start, item.start + item.tokens)
+
+
+def chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes, spec: ModelSpec) -> Chunk:
+    """Return a chunk that has an id and a geometry, and no rows; `lead` tokens come before its media tokens."""
+    tokens = len(token_ids)
+    grids: tuple[Grid, ...] = ()
+    if item.grid is not None and spec.axes > 1:
+        frames, height, width = item.grid
+        grids = (Grid(lead, frames, height // spec.merge, width // spec.merge),)
+    positions, span = chunk_positions(tokens, spec.axes, grids)
+    visual = torch.zeros(tokens, dtype=torch.bool)
+    visual[lead : lead + item.tokens] = True
+    encoded = Encoded(
+        torch.tensor(list(token_ids), dtype=torch.int64),
+        torch.empty(tokens, 0, dtype=spec.dtype),
+        positions,
+        span,
+        visual,
+        (),
+        torch.full((tokens,), -1, dtype=torch.int64),
+    )
+    name = chunk_id(
+        (item.kind.encode(), item.identifier.encode(), numpy.asarray(token_ids, dtype="<i8").tobytes()),
+        options={},
+        model_fingerprint=spec.fingerprint,
+        dtype=spec.dtype,
+        adapter_version=spec.version,
+        geometry=item.grid or (),
+        salt=salt,
+    )
+    return Chunk(name, "image", spec.fingerprint, encoded, ())

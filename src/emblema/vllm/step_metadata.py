@@ -1,0 +1,73 @@
+"""What the scheduler's side tells the worker's side once a step. Plain data that pickles."""
+
+from dataclasses import dataclass
+
+from emblema.kv.chunk import Chunk
+from emblema.link.plan import LinkPlan
+from emblema.link.prompt import Prompt
+from emblema.store.keys import PatchKey
+from emblema.vllm.spans import Claim
+
+PatchNeed = tuple[PatchKey, int, tuple[int, ...]]
+"""A patch to be formed: its key, its rank and its layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoad:
+    """Cached rows to write into a request's pages before the forward.
+
+    Attributes:
+        salt: of the tenant's store.
+        prompt, plan: the plan holds taken ranges only, those of the claim.
+        claim: the rows that are ready afterwards.
+        blocks: the request's pages in order.
+    """
+
+    salt: bytes
+    prompt: Prompt
+    plan: LinkPlan
+    claim: Claim
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCapture:
+    """A chunk that was prefilled alone: its rows are read after the forward and stored.
+
+    Attributes:
+        salt: of the tenant's store.
+        chunk: ids and geometry, without rows.
+        identifier: vLLM's digest of the picture, by which its encoder output is found.
+        blocks: the pages of the request that prefilled it, in order.
+    """
+
+    salt: bytes
+    chunk: Chunk
+    identifier: str
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PatchCapture:
+    """A prompt that was computed plainly: patches are formed from its chunks' rows.
+
+    Attributes:
+        salt: of the tenant's store.
+        prompt: whose rows the pages hold.
+        needs: the patches to form.
+        blocks: the request's pages in order.
+    """
+
+    salt: bytes
+    prompt: Prompt
+    needs: tuple[PatchNeed, ...]
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    """All work of one step on the pages."""
+
+    loads: tuple[RowLoad, ...] = ()
+    chunks: tuple[ChunkCapture, ...] = ()
+    patches: tuple[PatchCapture, ...] = ()
