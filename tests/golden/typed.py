@@ -38,8 +38,8 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, Json]]:
 
 def vllm_names() -> Json:
     """What the plugin is called by: read from its source, so that no vLLM is needed."""
-    from emblema.vllm import settings
     from emblema.vllm.asking import VARIABLE
+    from emblema.vllm.plugin import PluginSettings
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
@@ -48,7 +48,7 @@ def vllm_names() -> Json:
         "classes": {name: _is_class(name) for name in CLASSES},
         "connectors": sorted(_registered()),
         "metrics": sorted(_metrics()),
-        "connector's options": sorted(settings.Settings.__dataclass_fields__),
+        "connector's options": sorted(PluginSettings.__dataclass_fields__),
         "variable": VARIABLE,
         "scheduler in the command line": _said("serving.py", "emblema.vllm.LinkingScheduler"),
         "middleware in the command line": _said("serving.py", "emblema.vllm.retrieving.Retrieving"),
@@ -90,11 +90,13 @@ def _registered() -> Iterator[list[str]]:
 
 def _metrics() -> Iterator[str]:
     """The counters' names: a fixed beginning, and the keys of the table of counters."""
-    tree = _tree("metrics.py")
+    tree = _tree("connectors.py")
     beginning = next(
         node.values[0].value
         for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant)
+        if isinstance(node, ast.JoinedStr)
+        and isinstance(node.values[0], ast.Constant)
+        and node.values[0].value.startswith("vllm:")
     )
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
