@@ -10,7 +10,6 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.tasks import Clip, Episode, Legend, generate, write_clip
-from emblema.engine.conversation import PromptPart, slid
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.eval.metrics import (
@@ -26,6 +25,7 @@ from emblema.eval.metrics import (
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.kv.chunk import Clip as ClipPiece
+from emblema.session.prompt_reader import PromptPart, slid
 
 SETTINGS = ("visible", "slid")
 FULL, BLIND = "full", "blind"

@@ -17,7 +17,6 @@ from benchmarks.tasks.asking import Style, expected, right, style_of
 from benchmarks.tasks.items import Item
 from benchmarks.tasks.judge import Judge
 from benchmarks.tasks.prompting import SETTINGS, Piece, messages, pieces, plain_parts, slides
-from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.engine import Engine
 from emblema.errors import MediaError, PromptError, StrategyError
 from emblema.eval.metrics import divergence
@@ -28,6 +27,7 @@ from emblema.link.executor import Executor
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.patch import PatchStrategy
+from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.store.keys import PatchKey
 
 WHOLE = PatchStrategy(share=1.0)
@@ -186,7 +186,9 @@ class Bench:
         for one, prompt, length in zip(linked, linking.prompts, lengths, strict=True):
             sampler = Sampler(Sampling(max_new_tokens=length))
             logits.append(one.logits)
-            answers.append(tuple(decode(self.engine.adapter, one, prompt, sampler, self.engine.end_tokens)))
+            answers.append(
+                tuple(decode(self.engine.adapter, DecodeStart.after(prompt, one), sampler, self.engine.end_tokens))
+            )
         return logits, answers
 
     def _linking(

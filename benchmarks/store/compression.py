@@ -15,7 +15,6 @@ from rich.console import Console
 
 from benchmarks.bars import answer_token, parts_of
 from benchmarks.tasks import Legend, generate
-from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
 from emblema.errors import StoreError
 from emblema.eval.metrics import Interval, agreement, bootstrap, divergence
@@ -23,6 +22,7 @@ from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.link.policy.policy import Policy
+from emblema.session.prompt_reader import PromptPart
 from emblema.store import codec, format
 from emblema.store.compression import COMPRESSIONS, Compression
 from emblema.store.record import SHARED

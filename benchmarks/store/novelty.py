@@ -21,12 +21,12 @@ from rich.console import Console
 
 from benchmarks.store.hits import opened, size_of
 from benchmarks.store.larger import random_picture
-from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.link.policy.policy import Policy
+from emblema.session.prompt_reader import PromptPart
 from emblema.store.record import Terms
 from emblema.store.store import Store
 

@@ -18,13 +18,14 @@ from rich.console import Console
 
 from benchmarks.store.larger import random_picture
 from benchmarks.store.pages import cooled
-from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
-from emblema.engine.linker import Linker, LinkResult
 from emblema.errors import StoreError
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
+from emblema.session.linker import Linker
+from emblema.session.prompt_reader import PromptPart
+from emblema.session.requests import LinkRequest, Prefill
 from emblema.store.store import Store
 from emblema.store.tenant import TenantStore
 
@@ -122,12 +123,12 @@ class _Bench:
         self.seconds[lane].append(time.perf_counter() - began)
         return found
 
-    def link(self, view: TenantStore, strategy: str, lost: Sequence[Chunk] = ()) -> LinkResult:
+    def link(self, view: TenantStore, strategy: str, lost: Sequence[Chunk] = ()) -> Prefill:
         """From ids to logits; the chunks that are lost stand behind the others."""
         wanted = [chunk.id for chunk in self.chunks if chunk not in lost]
         parts: list[PromptPart] = [*map(view.get, wanted), *lost, QUESTION]
         prompt = self.engine.prompt(parts)
-        return Linker(self.engine.adapter, view).link(prompt, strategy)
+        return Linker(self.engine.adapter, view).link(LinkRequest(prompt, strategy))
 
     def bring(self, view: TenantStore, ids: Sequence[str]) -> None:
         """Everything of some chunks into memory."""
@@ -165,8 +166,10 @@ class _Bench:
 
     def mixed(self, lane: str, view: TenantStore) -> None:
         outcome = self.time(lane, lambda: self.link(view, "blind", self.lost))
-        if outcome.recaptured != sum(chunk.tokens for chunk in self.lost):
-            raise StoreError(f"{outcome.recaptured} rows were prefilled again, not those of the missing half")
+        if outcome.usage.recaptured_tokens != sum(chunk.tokens for chunk in self.lost):
+            raise StoreError(
+                f"{outcome.usage.recaptured_tokens} rows were prefilled again, not those of the missing half"
+            )
         for chunk in self.lost:
             view.delete(chunk.id)
 

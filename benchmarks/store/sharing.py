@@ -13,7 +13,6 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.tasks import Episode, generate
-from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.eval.metrics import Interval, bootstrap, divergence
@@ -21,6 +20,7 @@ from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import kv_bytes
 from emblema.link.policy.policy import Policy
+from emblema.session.prompt_reader import PromptPart
 
 TABLES, BLIND = "a KV table each", "blind"
 PATCHED = ("patch-6%", "patch-25%")

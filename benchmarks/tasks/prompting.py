@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.tasks.asking import Style, turns
 from benchmarks.tasks.items import Item, Media, Part
-from emblema.engine.conversation import PromptPart, slid
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip
+from emblema.session.prompt_reader import PromptPart, slid
 
 SETTINGS = ("visible", "slid")
 Piece = tuple[Chunk, ...]

@@ -22,6 +22,7 @@ from emblema.kv.patch import Patch, form_patch
 from emblema.link.directions import pooled_directions
 from emblema.link.executor import Executor
 from emblema.link.prompt import Prompt
+from emblema.session.requests import LinkRequest
 from emblema.store.keys import PatchKey
 from tests.families import loaded, picture
 
@@ -56,7 +57,7 @@ def apart(linking: Linking, engine: Engine, arm: Arm) -> list[Tensor]:
     """The same, by the engine's own linker, one prompt after another."""
     strategies = linking.strategies(arm)
     return [
-        engine._linker.link(prompt, strategy).linked.logits
+        engine.session.link(LinkRequest(prompt, strategy)).linked.logits
         for prompt, strategy in zip(linking.prompts, strategies, strict=True)
     ]
 

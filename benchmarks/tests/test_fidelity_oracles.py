@@ -3,12 +3,13 @@
 import pytest
 
 from benchmarks.fidelity.oracles import Chosen, Oracle
-from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.errors import StrategyError
 from emblema.link.executor import Executor
 from emblema.link.forming import conditioned_table
 from emblema.link.prompt import Prompt
 from emblema.models.adapter import Adapter
+from emblema.session.decoding import Sampler, Sampling, decode
+from emblema.session.requests import LinkRequest
 from tests.engine.engines import engine, largest_error
 from tests.engine.linking import assert_ran_as_planned, full, link, linker, prompt_for
 from tests.engine.test_strategies import every_family, settings
@@ -29,7 +30,7 @@ def test_what_was_planned_is_what_ran(name: str, setting: str) -> None:
     prompt, adapter = prompt_for(name, setting), engine(name).adapter
     own = linker(name, prompt)
     for kind in KINDS:
-        assert_ran_as_planned(own.link(prompt, oracle(kind, adapter, prompt, 25)), prompt, adapter)
+        assert_ran_as_planned(own.link(LinkRequest(prompt, oracle(kind, adapter, prompt, 25))), prompt, adapter)
 
 
 @every_family

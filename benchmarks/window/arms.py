@@ -11,11 +11,11 @@ from torch import Tensor
 
 from benchmarks.window.counting import RowCounter
 from benchmarks.window.trace import Step, Trace
-from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
-from emblema.engine.replies import Prefill
 from emblema.kv.chunk import Chunk, EncodedChunk
 from emblema.kv.layout import kv_bytes
+from emblema.session.prompt_reader import PromptPart
+from emblema.session.requests import Prefill
 from emblema.store.store import Store
 from emblema.window.parts import Handle
 
@@ -87,7 +87,7 @@ class WindowArm:
         new += prefill.prompt.tokens - self.window.tokens
         kept = sum(self._embeddings.get(handle, 0) for handle in self.window.departed)
         held = self.window.bytes + kept + _stored(self.engine)
-        canary = self.engine.policy.statistics.canary
+        canary = self.engine.policy_runtime.statistics.canary
         checks = canary.checks + canary.trials
         lane = prefill.usage.lane
         return Served(prefill.logits, seconds, rows, later, lane, held, new, back, checks, canary.skipped)
@@ -220,7 +220,7 @@ def arm_of(name: str, engine: Engine, plain: Engine, trace: Trace, counter: RowC
 def _behind(engine: Engine) -> Engine:
     """The engine on a store of its own; what it does behind answers waits for `settle`, where it is counted."""
     own = engine.on(Store())
-    own._served = True
+    own.defer_idle(True)
     return own
 
 

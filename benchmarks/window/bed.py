@@ -20,7 +20,6 @@ from benchmarks.tasks.generate import legend_page, map_page
 from benchmarks.tasks.prompting import SETTINGS
 from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import BLANK, LANDS, Legend, Map
-from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
@@ -33,6 +32,7 @@ from emblema.link.forming import conditioned_table, form_residual
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.strategies.base import Knowledge, Strategy, computed
+from emblema.session.prompt_reader import PromptPart
 from emblema.store.keys import PatchKey
 
 SIDE = 8

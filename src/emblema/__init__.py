@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from emblema.engine.asynchronous import AsyncEngine
-    from emblema.engine.conversation import slid
+    from emblema.engine.async_engine import AsyncEngine
     from emblema.engine.engine import Engine
     from emblema.engine.retrieval import Retrieval
     from emblema.errors import EmblemaError
     from emblema.link.policy.policy import Policy
     from emblema.link.strategies.registry import strategies
     from emblema.media.limits import MediaLimits
+    from emblema.session.prompt_reader import slid
     from emblema.store.record import Terms
     from emblema.store.store import Store
     from emblema.stream.settings import StreamSettings
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncEngine": "emblema.engine.asynchronous",
+    "AsyncEngine": "emblema.engine.async_engine",
     "EmblemaError": "emblema.errors",
     "Engine": "emblema.engine.engine",
     "MediaLimits": "emblema.media.limits",
@@ -49,7 +49,7 @@ _HOMES = {
     "Terms": "emblema.store.record",
     "Window": "emblema.window.window",
     "WindowBudget": "emblema.window.budget",
-    "slid": "emblema.engine.conversation",
+    "slid": "emblema.session.prompt_reader",
     "strategies": "emblema.link.strategies.registry",
 }
 

@@ -17,10 +17,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with Store(folder) as store:
         engine = Engine.load("reference", store=store, salt=b"alice")
         for _ in range(5):
-            engine.policy.record("image", "patch", 0.25, False)
-        engine.policy.record("page", "orbit", 0.001, True)
-        engine.policy.set_plateau(24)
-        engine.on(store.tenant(b"bob")).policy.record("text", "bare", 0.0, True)
+            engine.policy_runtime.record("image", "patch", 0.25, False)
+        engine.policy_runtime.record("page", "orbit", 0.001, True)
+        engine.policy_runtime.set_plateau(24)
+        engine.on(store.tenant(b"bob")).policy_runtime.record("text", "bare", 0.0, True)
         return folder, engine.store.owner
 
 

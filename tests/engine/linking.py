@@ -4,11 +4,12 @@ from functools import cache
 
 import torch
 
-from emblema.engine.linker import Linker, LinkResult
 from emblema.link.executor import LinkedTable
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.models.adapter import Adapter
+from emblema.session.linker import Linker
+from emblema.session.requests import LinkRequest, Prefill
 from emblema.store.store import Store
 from tests.engine.engines import engine, pictures, prompt_of, text, two_pages
 
@@ -32,8 +33,8 @@ def linker(name: str, prompt: Prompt) -> Linker:
     return Linker(engine(name).adapter, store)
 
 
-def link(name: str, prompt: Prompt, strategy: str | Strategy) -> LinkResult:
-    return linker(name, prompt).link(prompt, strategy)
+def link(name: str, prompt: Prompt, strategy: str | Strategy) -> Prefill:
+    return linker(name, prompt).link(LinkRequest(prompt, strategy))
 
 
 @cache
@@ -41,7 +42,7 @@ def full(name: str, setting: str) -> LinkedTable:
     return link(name, prompt_for(name, setting), "full").linked
 
 
-def assert_ran_as_planned(outcome: LinkResult, prompt: Prompt, adapter: Adapter) -> None:
+def assert_ran_as_planned(outcome: Prefill, prompt: Prompt, adapter: Adapter) -> None:
     """Assert that the trace of a float32 link is what the plan's cost said."""
     plan, trace = outcome.plan, outcome.linked.trace
     cost = plan.cost(adapter.layouts, 4)

@@ -81,7 +81,7 @@ def test_a_prefill_shows_what_it_did(reference: Engine, pages: list[Chunk]) -> N
 
 
 def test_decoding_after_full_is_the_stock_generate(reference: Engine, episode: Episode, pages: list[Chunk]) -> None:
-    model, preparer = reference.adapter.model, reference._workshop.preparer
+    model, preparer = reference.adapter.model, reference.session.chunk_builder.preparer
     prefill = reference.prefill([*pages, QUESTION], "full")
     ids = prefill.token_ids[None]
     images = preparer.kit.image_processor(images=[page.image() for page in episode.pages], return_tensors="pt")

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from emblema.engine.engine import Engine
-from emblema.engine.linker import Linker
 from emblema.link.executor import Executor, LinkedTable, Resources
 from emblema.link.plan import LinkPlan, RowRange, Selector, Source
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge
+from emblema.session.linker import Linker
+from emblema.session.requests import LinkRequest
 from emblema.store.store import Store
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text, two_pages
 from tests.families import CASES, joint, loaded, picture, stock_logits, words
@@ -27,7 +28,7 @@ def linker(name: str) -> Linker:
 
 
 def link(name: str, prompt: Prompt, strategy: str) -> LinkedTable:
-    return linker(name).link(prompt, strategy).linked
+    return linker(name).link(LinkRequest(prompt, strategy)).linked
 
 
 @families
@@ -50,12 +51,12 @@ def test_every_row_computed_is_the_stock_forward(name: str) -> None:
 def test_a_full_rank_patch_restores_what_blind_reuse_loses_at_another_place(name: str) -> None:
     one = linker(name)
     near, far = two_pages(name), two_pages(name, shift=1000)
-    formed = one.link(near, "patch-60000")
-    assert formed.forming > 0
+    formed = one.link(LinkRequest(near, "patch-60000"))
+    assert formed.usage.forming_tokens > 0
     exact = link(name, far, "full")
     blind = link(name, far, "blind")
-    again = one.link(far, "patch-60000")
-    assert again.forming == 0, "a patch formed at one position serves every other"
+    again = one.link(LinkRequest(far, "patch-60000"))
+    assert again.usage.forming_tokens == 0, "a patch formed at one position serves every other"
     assert kv_error(name, again.linked, exact) <= 1e-4
     assert largest_error(again.linked.logits, exact.logits) <= 1e-3
     assert kv_error(name, blind, exact) > 30e-4, "the test would not tell a lossy reuse from an exact one"
@@ -94,13 +95,15 @@ def test_an_exact_prefix_is_exact(name: str) -> None:
     one = linker(name)
     first, second = pictures(name)
     start = [text(5), ChunkPart(first), text(3, 1)]
-    one.link(prompt_of(name, start), "full")
+    one.link(LinkRequest(prompt_of(name, start), "full"))
     longer = prompt_of(name, [*start, ChunkPart(second), text(4, 2)])
-    outcome = one.link(longer, "prefix")
+    outcome = one.link(LinkRequest(longer, "prefix"))
     assert outcome.linked.trace.cached == prompt_of(name, start).tokens
     assert kv_error(name, outcome.linked, link(name, longer, "full")) <= 1e-5
     moved = prompt_of(name, [text(4), ChunkPart(first), text(3, 1)])
-    assert one.link(moved, "prefix").linked.trace.cached < 5, "moved by a token, the picture is computed again"
+    assert one.link(LinkRequest(moved, "prefix")).linked.trace.cached < 5, (
+        "moved by a token, the picture is computed again"
+    )
 
 
 @families
@@ -120,7 +123,7 @@ def test_a_slid_picture_has_conditioned_the_next_one_and_is_gone(name: str) -> N
         slid_rows, rows = outcome.table.read(layer), visible.table.read(layer)
         assert largest_error(slid_rows.keys[:, 3 : 3 + stop - start], rows.keys[:, start:stop]) <= 1e-5
     assert largest_error(outcome.logits, visible.logits) > 1e-3, "the text still sees the slid picture"
-    patched = linker(name).link(prompt(True, 1), "patch-60000").linked
+    patched = linker(name).link(LinkRequest(prompt(True, 1), "patch-60000")).linked
     assert patched.trace.absent == first.tokens
     assert kv_error(name, patched, outcome) <= 1e-4
 
@@ -131,7 +134,7 @@ def test_narrowing_between_layers(name: str) -> None:
     if not adapter.supports_layerwise:
         pytest.skip(f"{name} runs whole only")
     prompt = two_pages(name)
-    blind = linker(name).link(prompt, "blind").plan
+    blind = linker(name).link(LinkRequest(prompt, "blind")).plan
     plans = {budget: _selecting(blind, budget) for budget in (0, 3, 10_000)}
     full = link(name, prompt, "full")
     results = {budget: Executor(adapter).run(plan, prompt, Resources({}, {})) for budget, plan in plans.items()}
@@ -153,7 +156,7 @@ def test_narrowing_between_layers(name: str) -> None:
 def test_stages_run_one_after_another(name: str) -> None:
     """In order they add up to one forward; a text that runs before its picture cannot have seen it."""
     prompt = two_pages(name)
-    plan = linker(name).link(prompt, "full").plan
+    plan = linker(name).link(LinkRequest(prompt, "full")).plan
     full = link(name, prompt, "full")
     forward = replace(plan, ranges=tuple(replace(part, stage=index) for index, part in enumerate(plan.ranges)))
     executor = Executor(engine(name).adapter)
@@ -171,7 +174,7 @@ def test_rows_cannot_begin_above_the_first_layer() -> None:
     """That would need the residual stream of the layers below; the executor says so and the engine falls back."""
     name = "qwen2_5_vl"
     prompt = two_pages(name)
-    blind = linker(name).link(prompt, "blind").plan
+    blind = linker(name).link(LinkRequest(prompt, "blind")).plan
     ranges = []
     for part in blind.ranges:
         if part.source is Source.TAKEN:
@@ -188,8 +191,8 @@ def test_rows_cannot_begin_above_the_first_layer() -> None:
         def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
             return plan
 
-    outcome = linker(name).link(prompt, Deep())
-    assert outcome.fallback is not None and "residual" in outcome.fallback
+    outcome = linker(name).link(LinkRequest(prompt, Deep()))
+    assert outcome.usage.fallback is not None and "residual" in outcome.usage.fallback
     assert outcome.plan.strategy == "full" and outcome.linked.trace.cached == 0
 
 

@@ -10,12 +10,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.tasks import Episode
 from emblema import AsyncEngine, Engine, slid
-from emblema.engine.caution import Text
-from emblema.engine.rendering import tokenize
-from emblema.engine.replies import TextStream
 from emblema.errors import CapacityError, EmblemaError, ModelError, PromptError, StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.prompt import ChunkPart, TextPart
+from emblema.session.rendering import Text, tokenize
+from emblema.session.replies import TextStream
 from emblema.store.store import Store
 from tests.engine.engines import engine, largest_error
 from tests.families import CASES, loaded, picture, words
@@ -286,7 +285,7 @@ def test_a_place_that_the_text_spells_too_is_not_taken_for_a_chunk(reference: En
 
 
 def test_a_template_that_trims_sees_the_white_space(reference: Engine) -> None:
-    preparer = reference._workshop.preparer
+    preparer = reference.session.chunk_builder.preparer
     stock = preparer.tokenizer.apply_chat_template([{"role": "user", "content": "  hello  "}], tokenize=False)
     written: list[str] = []
     reader = reference.template
@@ -298,8 +297,8 @@ def test_a_template_that_trims_sees_the_white_space(reference: Engine) -> None:
             written.append(messages[0]["content"])
             return reader.write(messages, answer=answer)
 
-    from emblema.engine.conversation import Turn
-    from emblema.engine.rendering import render
+    from emblema.session.prompt_reader import Turn
+    from emblema.session.rendering import render
 
     render([Turn("user", ("  hello  ",), plain=True)], Listening())  # type: ignore[arg-type]
     assert written[0].startswith("  \ue000") and written[0].endswith("\ue001  ") and "hello" in stock

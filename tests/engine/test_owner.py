@@ -85,7 +85,7 @@ def test_two_engines_on_one_model_from_two_threads() -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name != "kimi_k25_yarn"])
 def test_decoding_goes_on_as_the_stock_generate(name: str) -> None:
     """Greedy tokens after `full` are those of the model's own generate."""
-    from emblema.engine.decoding import Sampler, Sampling, decode
+    from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
     from tests.families import joint
 
     item = loaded(name)
@@ -103,5 +103,10 @@ def test_decoding_goes_on_as_the_stock_generate(name: str) -> None:
     parts = [ids[:first].tolist(), chunks[0], ids[first + chunks[0].tokens : second].tolist(), chunks[1]]
     parts.append(ids[second + chunks[1].tokens :].tolist())
     prefill = engine(name).prefill(parts, parse("full"), template=False)
-    tokens = decode(engine(name).adapter, prefill.linked, prefill.prompt, Sampler(Sampling(max_new_tokens=10)), ())
+    tokens = decode(
+        engine(name).adapter,
+        DecodeStart.after(prefill.prompt, prefill.linked),
+        Sampler(Sampling(max_new_tokens=10)),
+        (),
+    )
     assert list(tokens) == stock

@@ -5,10 +5,10 @@ import torch
 
 from benchmarks.tasks import Episode
 from emblema import Engine
-from emblema.engine.decoding import Sampler, Sampling, decode
-from emblema.engine.retrieval import RequestReader, Retrieval, question_of
+from emblema.engine.retrieval import RequestReader, Retrieval, RetrievingReply, question_of
 from emblema.errors import EmblemaError, PromptError
 from emblema.kv.chunk import Chunk
+from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 
 QUESTION = "what colour is under the tent ?"
 BEFORE = "<|im_end|>\n<|im_start|>user\n"
@@ -62,7 +62,9 @@ def test_a_reply_goes_on_as_if_what_was_found_had_stood_there(
     written = sequence(reference, parts, reply.token_ids[0], pages[1])
     whole = reference.prefill(written, "full" if strategy == "patch-100%" else strategy, template=False)
     sampler = Sampler(Sampling(max_new_tokens=5))
-    expected = list(decode(reference.adapter, whole.linked, whole.prompt, sampler, reference.end_tokens))
+    expected = list(
+        decode(reference.adapter, DecodeStart.after(whole.prompt, whole.linked), sampler, reference.end_tokens)
+    )
     made = list(reply.token_ids[1:])
     assert len(made) >= 1 and made == expected[: len(made)]
 
@@ -71,11 +73,11 @@ def test_logits_behind_what_was_found_are_those_of_the_whole_prompt(reference: E
     parts = [pages[0], QUESTION]
     retrieval = Retrieval(Searching(pages[1]), end=first_word(reference, parts), start=None, before=BEFORE, after=AFTER)
     prefill = reference.prefill(parts, "full")
-    replying = reference._replying(parts, prefill, "full", Sampler(Sampling(max_new_tokens=6)), retrieval)
-    tokens = replying.tokens()
+    reply = RetrievingReply(reference.session, prefill, "full", Sampling(max_new_tokens=6), retrieval, QUESTION)
+    tokens = reply.tokens()
     said = [next(tokens), next(tokens)]
     whole = reference.prefill(sequence(reference, parts, said[0], pages[1]), "full", template=False)
-    assert torch.allclose(replying._linked.logits, whole.logits, atol=1e-4 * float(whole.logits.abs().max()))
+    assert torch.allclose(reply.prefill.logits, whole.logits, atol=1e-4 * float(whole.logits.abs().max()))
 
 
 def test_a_search_that_finds_nothing_changes_nothing(reference: Engine, pages: list[Chunk]) -> None:

@@ -7,9 +7,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.engine import Engine
-from emblema.engine.linker import Linker
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.assemble import Resources
@@ -21,6 +19,9 @@ from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.registry import KINDS, parse
+from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
+from emblema.session.linker import Linker
+from emblema.session.requests import LinkRequest
 from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.store import Store
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text
@@ -53,7 +54,7 @@ STRATEGIES = (
 @pytest.mark.parametrize("strategy", LIMITS)
 def test_the_limit_of_a_method_is_re_prefill(name: str, setting: str, strategy: str) -> None:
     outcome = link(name, prompt_for(name, setting), strategy)
-    assert outcome.fallback is None
+    assert outcome.usage.fallback is None
     assert largest_error(outcome.linked.logits, full(name, setting).logits) <= 1e-4
     assert kv_error(name, outcome.linked, full(name, setting)) <= 1e-4
 
@@ -76,7 +77,7 @@ def test_what_was_planned_is_what_ran(name: str, setting: str) -> None:
     prompt, adapter = prompt_for(name, setting), engine(name).adapter
     one = linker(name, prompt)
     for strategy in STRATEGIES:
-        assert_ran_as_planned(one.link(prompt, strategy), prompt, adapter)
+        assert_ran_as_planned(one.link(LinkRequest(prompt, strategy)), prompt, adapter)
 
 
 @every_family
@@ -88,7 +89,7 @@ def test_decoding_goes_on_after_each(name: str, setting: str) -> None:
     def tokens(strategy: str | Strategy) -> list[int]:
         linked = link(name, prompt, strategy).linked
         rows = linked.table.length
-        found = list(decode(adapter, linked, prompt, Sampler(Sampling(max_new_tokens=4)), ()))
+        found = list(decode(adapter, DecodeStart.after(prompt, linked), Sampler(Sampling(max_new_tokens=4)), ()))
         assert len(found) == 4 and linked.table.length == rows + 3
         return found
 
@@ -154,17 +155,19 @@ def test_rows_join_above_a_skipped_layer_exactly(name: str) -> None:
     first, second = pictures(name)
     prompt = prompt_of(name, [ChunkPart(first), text(3, 1), ChunkPart(second), text(4, 2)])
     one = linker(name, prompt)
-    expected = one.link(prompt, "full").linked
+    expected = one.link(LinkRequest(prompt, "full")).linked
     adapter = engine(name).adapter
     for cut in range(1, len(adapter.layouts)):
-        plan = one.link(prompt, f"reprefill-deep-{100 * (len(adapter.layouts) - cut) / len(adapter.layouts):g}").plan
+        plan = one.link(
+            LinkRequest(prompt, f"reprefill-deep-{100 * (len(adapter.layouts) - cut) / len(adapter.layouts):g}")
+        ).plan
         assert {part.residual.key.layer for part in plan.ranges if part.residual} == {cut}
 
         joined = _with_first_chunk_joined(plan, prompt)
         # The second time the chunk runs before all others, in a forward that has no rows to begin with.
         staged = tuple(replace(part, stage=int(part.start > 0)) for part in joined.ranges)
         for fixed in (joined, replace(joined, ranges=staged)):
-            table, stop = one.link(prompt, Fixed(fixed)).linked.table, first.tokens
+            table, stop = one.link(LinkRequest(prompt, Fixed(fixed))).linked.table, first.tokens
             for layer in range(len(adapter.layouts)):
                 mine, true = table.read(layer, 0, stop), expected.table.read(layer, 0, stop)
                 assert largest_error(mine.keys, true.keys) <= 1e-4 and largest_error(mine.values, true.values) <= 1e-4
@@ -194,9 +197,9 @@ def test_an_orbit_patch_is_the_mean_over_the_other_orderings(name: str) -> None:
 
     prompt, swapped = ordered(first, second), ordered(second, first)
     one, adapter = linker(name, prompt), engine(name).adapter
-    outcome = one.link(prompt, "orbit-60000")
+    outcome = one.link(LinkRequest(prompt, "orbit-60000"))
     # One ordering each: the first and the second picture have no other, the third behind both has one.
-    assert outcome.forming == sum(segment.stop for segment, _ in prompt.chunk_segments)
+    assert outcome.usage.forming_tokens == sum(segment.stop for segment, _ in prompt.chunk_segments)
     key = orbit_key(adapter.fingerprint, third.id, (first.id, second.id))
     segment = swapped.chunk_segments[-1][0]
     own = deficits_of(
@@ -214,13 +217,15 @@ def test_an_orbit_patch_is_the_mean_over_the_other_orderings(name: str) -> None:
         scale = 1.0 if layer == 0 else float(rows.values.abs().max())
         assert float((keys - rows.keys).abs().max()) <= 1e-4 * max(scale, 1.0)
         assert float((values - rows.values).abs().max()) <= 1e-4 * max(scale, 1.0)
-    assert one.link(swapped, "orbit-8").linked.trace.patched > 0
+    assert one.link(LinkRequest(swapped, "orbit-8")).linked.trace.patched > 0
     # Strict ones leave out each the order that asks; only the third picture has two.
-    strict = [one.link(asked, Orbit(8, strict=True)) for asked in (prompt, swapped, prompt, swapped)]
-    assert all(one.forming > 0 for one in strict[:2]) and not any(one.forming for one in strict[2:])
+    strict = [one.link(LinkRequest(asked, Orbit(8, strict=True))) for asked in (prompt, swapped, prompt, swapped)]
+    assert all(one.usage.forming_tokens > 0 for one in strict[:2]) and not any(
+        one.usage.forming_tokens for one in strict[2:]
+    )
     assert largest_error(strict[2].linked.logits, strict[0].linked.logits) == 0
     # The third picture's set is known; the picture now second has another one.
-    assert one.link(swapped, "orbit-8").forming == 0
+    assert one.link(LinkRequest(swapped, "orbit-8")).usage.forming_tokens == 0
 
 
 def test_orderings_are_exhausted_up_to_four_and_drawn_beyond() -> None:
@@ -266,12 +271,12 @@ def test_a_basis_is_pooled_from_other_items(name: str) -> None:
         prompt_of(name, [ChunkPart(chunks[2 * index]), text(2, index), ChunkPart(chunks[2 * index + 1]), text(3, 9)])
         for index in range(3)
     ]
-    first = one.link(items[0], "basis-3")
-    assert first.fallback is not None and "other item" in first.fallback and first.forming > 0
+    first = one.link(LinkRequest(items[0], "basis-3"))
+    assert first.usage.fallback is not None and "other item" in first.usage.fallback and first.usage.forming_tokens > 0
     for item in items[1:]:
-        outcome = one.link(item, "basis-3")
-        assert outcome.fallback is None and outcome.forming > 0
-        assert one.link(item, "basis-3").forming == 0
+        outcome = one.link(LinkRequest(item, "basis-3"))
+        assert outcome.usage.fallback is None and outcome.usage.forming_tokens > 0
+        assert one.link(LinkRequest(item, "basis-3")).usage.forming_tokens == 0
     segment, chunk = items[2].chunk_segments[1]
     key = PatchKey(adapter.fingerprint, chunk.id, items[2].antecedents(segment), ArtifactKind.BASIS, rank=3)
     held = store.find_patch(key)
@@ -297,11 +302,11 @@ def test_a_table_under_way_is_gone_on_with(name: str) -> None:
     before = prompt_of(name, front)
     whole = prompt_of(name, [*front, ChunkPart(second), text(2, 3), ChunkPart(third), text(4, 2)])
     one, executor = linker(name, whole), Executor(engine(name).adapter)
-    expected = one.link(whole, "full").linked
+    expected = one.link(LinkRequest(whole, "full")).linked
     for strategy in STRATEGIES:
         if strategy in ("prefix", "auto"):
             continue
-        plan = one.link(whole, strategy).plan.after(before.tokens)
+        plan = one.link(LinkRequest(whole, strategy)).plan.after(before.tokens)
         table = conditioned_table(executor, before)
         keys = {use.key for part in plan.ranges for use in (part.patch, part.residual) if use is not None}
         held = {key: patch for key in keys if (patch := one.view.find_artifact(key)) is not None}
@@ -340,7 +345,7 @@ def test_pieces_go_with_their_chunk() -> None:
     prompt = prompt_for(name, "visible")
     one = linker(name, prompt)
     for strategy in ("reprefill-deep-60", "lowrank-k-3", "orbit-3", "patch-3"):
-        assert one.link(prompt, strategy).linked.trace.row_layers > 0
+        assert one.link(LinkRequest(prompt, strategy)).linked.trace.row_layers > 0
     before = one.view.statistics.patches
     # Two streams, two sets of keys, two orbit patches and two patches.
     assert before == 8
@@ -353,12 +358,15 @@ def test_kept_streams_are_formed_once_and_counted() -> None:
     name = "qwen3_vl"
     prompt = prompt_for(name, "visible")
     one = linker(name, prompt)
-    first, again = one.link(prompt, "reprefill-deep-60"), one.link(prompt, "reprefill-deep-60")
+    first, again = (
+        one.link(LinkRequest(prompt, "reprefill-deep-60")),
+        one.link(LinkRequest(prompt, "reprefill-deep-60")),
+    )
     tokens = sum(chunk.tokens for _, chunk in prompt.chunk_segments)
-    assert first.forming == tokens and again.forming == 0
+    assert first.usage.forming_tokens == tokens and again.usage.forming_tokens == 0
     assert again.linked.trace.residual_bytes == tokens * engine(name).adapter.hidden_size * 4
-    other = one.link(prompt, "reprefill-deep-30")
-    assert other.forming == tokens, "another cut is another stream"
+    other = one.link(LinkRequest(prompt, "reprefill-deep-30"))
+    assert other.usage.forming_tokens == tokens, "another cut is another stream"
 
 
 def test_a_family_that_runs_whole_only_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,10 +375,10 @@ def test_a_family_that_runs_whole_only_falls_back(monkeypatch: pytest.MonkeyPatc
     one = linker(name, prompt)
     monkeypatch.setattr(one.adapter, "supports_layerwise", False)
     for strategy in ("cacheblend-15", "reprefill-deep-60", "reprefill-shallow-30", "vlcache-20"):
-        outcome = one.link(prompt, strategy)
-        assert outcome.fallback is not None and outcome.plan.strategy == "full"
+        outcome = one.link(LinkRequest(prompt, strategy))
+        assert outcome.usage.fallback is not None and outcome.plan.strategy == "full"
     for strategy in ("mpic-2", "full-reuse", "epic-2", "orbit-3"):
-        assert one.link(prompt, strategy).fallback is None
+        assert one.link(LinkRequest(prompt, strategy)).usage.fallback is None
 
 
 def test_all_strategies_are_tried_here() -> None:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from emblema.engine.linker import Linker, LinkResult
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.registry import parse
 from emblema.link.strategies.vlcache import VLCache
+from emblema.session.linker import Linker
+from emblema.session.requests import LinkRequest, Prefill
 from emblema.store.store import Store
 from tests.engine.engines import engine, largest_error, pictures, prompt_of, text, two_pages
 from tests.engine.plain import PlainDecoder
@@ -25,12 +26,12 @@ def prompt_for(name: str, setting: str) -> Prompt:
     return prompt_of(name, [text(5), first, text(3, 1), second, third, text(4, 2)])
 
 
-def link(name: str, prompt: Prompt, strategy: str) -> LinkResult:
+def link(name: str, prompt: Prompt, strategy: str) -> Prefill:
     store = Store().tenant()
     for _, chunk in prompt.chunk_segments:
         store.put(chunk)
-    outcome = Linker(engine(name).adapter, store).link(prompt, strategy)
-    assert outcome.fallback is None
+    outcome = Linker(engine(name).adapter, store).link(LinkRequest(prompt, strategy))
+    assert outcome.usage.fallback is None
     return outcome
 
 

@@ -109,12 +109,12 @@ def test_a_policy_learns_what_was_measured(engine: Engine, result: CheckResult) 
     assert plateau is not None and plateau == result.plateau and plateau in {row.rank for row in result.rows}
     blind, patched = result.samples[BLIND], result.samples[next(r.strategy for r in result.rows if r.rank == plateau)]
     assert count == len(blind) + len(patched) == 2 * 2 * 2 * 3
-    lines = {one.lane: one for one in own.policy.standings}
+    lines = {one.lane: one for one in own.policy_runtime.lane_reports}
     assert lines.keys() == {Lane.BARE, Lane.PATCH} and {one.kind for one in lines.values()} == {"image"}
     for lane, samples in ((Lane.BARE, blind), (Lane.PATCH, patched)):
         assert lines[lane].samples == len(samples)
         assert lines[lane].kl == pytest.approx(sum(one.kl for one in samples) / len(samples))
-    assert not own.policy.trusts("image", "bare") and own.policy.trusts("image", "patch")
+    assert not own.policy_runtime.trusts("image", "bare") and own.policy_runtime.trusts("image", "patch")
     rows = [result.row(setting, BLIND) for setting in SETTINGS]
     assert lines[Lane.BARE].kl == pytest.approx(sum(row.divergence for row in rows) / 2)
     # Patches are formed with that rank from now on.

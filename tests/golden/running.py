@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from emblema import Engine, Policy, Store, slid
-from emblema.engine.replies import Prefill
 from emblema.kv.chunk import Chunk
+from emblema.session.requests import Prefill
 from tests.families import CASES, token
 from tests.golden.pieces import SALT, numbers
 

@@ -20,7 +20,7 @@ def shown(name: str, count: int, seed: int = 0) -> list[Image.Image]:
 
 def plain_logits(made: Engine, opening: Sequence[int], frames: Sequence[Any], closing: Sequence[int]) -> Tensor:
     """Logits behind a whole turn: one forward of opening, frames and question, each row over all before it."""
-    adapter, preparer = made.adapter, made._workshop.preparer
+    adapter, preparer = made.adapter, made.session.chunk_builder.preparer
     begin, end = (adapter.embed(torch.tensor(list(ids), dtype=torch.int64)) for ids in (opening, closing))
     # Each frame goes through the encoder alone.
     codes = [encode_frames(adapter, preparer, [frame]) for frame in frames]

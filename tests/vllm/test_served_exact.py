@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchmarks.models import model_folder
 from emblema import Engine
+from emblema.session.requests import LinkRequest
 from tests.vllm.plans import Mixed
 
 TOLERANCE = 1e-5
@@ -128,10 +129,10 @@ def test_a_mix_of_stored_and_new_pictures(both) -> None:
         served.forget_prefixes()
         answer = served.ask(given.token_ids, given.pictures, {"strategy": strategy, "capture": False})
         parts = given.parts([engine.add(one) for one in given.pictures])
-        linker, prompt = engine._linker, engine.prompt(parts, template=False)
+        linker, prompt = engine.session, engine.prompt(parts, template=False)
         chunks = [chunk.id for _, chunk in prompt.chunk_segments]
         mixed = Mixed(strategy, frozenset((chunks[1], chunks[3])))
-        wanted = torch.log_softmax(linker.link(prompt, mixed).linked.logits, -1)
+        wanted = torch.log_softmax(linker.link(LinkRequest(prompt, mixed)).linked.logits, -1)
         assert answer.told["linked_tokens"] > 0
         assert error(answer, wanted) <= both.bar, strategy
 

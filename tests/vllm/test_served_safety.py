@@ -7,6 +7,7 @@ import torch
 
 from emblema import Engine
 from emblema.link.orderings import orbit_key
+from emblema.session.requests import LinkRequest
 from tests.vllm.plans import AfterPrefix
 
 TOLERANCE = 1e-5
@@ -71,7 +72,7 @@ def test_plain_pages_are_shared_and_a_hit_may_end_inside_a_picture(served, subje
     hit = 32 * (common(prompt.token_ids.tolist(), given, opening, engine) // 32)
     inside = [segment for segment, _ in prompt.chunk_segments if segment.start < hit < segment.stop]
     assert inside, "the prompt is to be laid out so that a page ends inside a picture"
-    logits = torch.log_softmax(engine._linker.link(prompt, AfterPrefix("blind", hit)).linked.logits, -1)
+    logits = torch.log_softmax(engine.session.link(LinkRequest(prompt, AfterPrefix("blind", hit))).linked.logits, -1)
     assert error(answer, logits) <= TOLERANCE
     assert answer.cached == answer.told["linked_tokens"] + hit
 

@@ -52,7 +52,7 @@ def to_compute(window: Window[Any, Any]) -> int:
 
 def rows_of(window: Window[Any, Any]) -> int:
     found = window.prefill(QUESTION, QUIET, keep=False)
-    window._host._engine.forget_prompts()
+    window._host.session.linker.forget_prompts()
     computed: int = found.trace.computed
     return computed
 
@@ -216,8 +216,8 @@ def test_seconds_are_the_price_once_they_are_known() -> None:
     window.slide()
     for rows in range(60):
         taken, size = (7 * rows) % 50, (11 * rows) % 30
-        made.policy.costs.observe(rows, taken, size * 2**20, 0.5 + 0.01 * rows + 0.001 * taken + 0.002 * size)
-    rates = made.policy.rates
+        made.policy_runtime.costs.observe(rows, taken, size * 2**20, 0.5 + 0.01 * rows + 0.001 * taken + 0.002 * size)
+    rates = made.policy_runtime.rates
     assert rates is not None and rates.computed == pytest.approx(0.01, rel=0.05)
     placed: Placement = window.arrange(handles[0])
     kept = rates.taken * 2 * handles[0].tokens

@@ -195,7 +195,7 @@ class WindowMachine(RuleBasedStateMachine):
         handles = [one for number in wanted for one in (*window.parts, *window.departed) if one.number == number]
         before = window.parts
         # Prices are rows, so that no outcome depends on how busy the machine was.
-        self.made.policy.costs = Costs()
+        self.made.policy_runtime.costs = Costs()
         try:
             placed = window.arrange(*handles, budget=WindowBudget(tokens=tokens))
         except CapacityError:

@@ -18,8 +18,8 @@ def distrusting(*kinds: str, **options: Any) -> Engine:
     item = loaded("qwen2_5_vl")
     made = Engine(item.model, item.bundle, policy=Policy(canary=0, forming=False, **options))
     for kind in kinds:
-        while made.policy.trusts(kind, Lane.SURVIVOR):
-            made.policy.record(kind, Lane.SURVIVOR, 2.0, False)
+        while made.policy_runtime.trusts(kind, Lane.SURVIVOR):
+            made.policy_runtime.record(kind, Lane.SURVIVOR, 2.0, False)
     return made
 
 

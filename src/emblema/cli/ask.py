@@ -96,7 +96,7 @@ def _opened(source: str, kind: str) -> Any:
 
 
 def _parts(engine: "Engine", media: list[tuple[Any, str]], slide: int, fps: float) -> list[Any]:
-    from emblema.engine.conversation import slid
+    from emblema.session.prompt_reader import slid
 
     pieces: list[Chunk | Clip] = [engine.add(source, kind=kind, fps=fps) for source, kind in media]
     return [*(slid(piece) for piece in pieces[:slide]), *pieces[slide:]]

@@ -68,7 +68,7 @@ def check(
         from emblema.store.store import Store
 
         with Store(store) as opened_store:
-            plateau, count = teach_policy(result, engine.on(opened_store).policy)
+            plateau, count = teach_policy(result, engine.on(opened_store).policy_runtime)
         level = "no plateau was found" if plateau is None else f"patches are formed with rank {plateau}"
         screen.print(f"\n{store}: {count} measurements for auto, {level}; see emblema policy", soft_wrap=True)
     listing = write_figures(report(model, engine, result, pictures), folder / "check.json")

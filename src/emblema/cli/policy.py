@@ -21,7 +21,7 @@ def policy(
 ) -> None:
     """Say what the canary measured: which ways of taking a chunk `auto` trusts, by model and kind of content."""
     from emblema.cli.screen import console, show_json
-    from emblema.engine.upkeep.ledgers import read_all
+    from emblema.session.fidelity_logs import read_all
 
     if not Path(store).is_dir():
         raise StoreError(f"--store {store}: there is no such folder")

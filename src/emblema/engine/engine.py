@@ -2,71 +2,242 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain
-from typing import Any, Literal, Unpack, overload
+from copy import copy
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack, overload
 
-from emblema.engine.decoding import Sampler, Sampling, SamplingKnobs
-from emblema.engine.intake import MediaEngine
-from emblema.engine.reader import PromptLike
-from emblema.engine.replies import Piece, Prefill, Reply, TextStream, last_of, stream_reply
-from emblema.engine.replying import Replying
-from emblema.engine.retrieval import RequestReader, Retrieval, question_of
+import torch
+from torch import nn
+
+from emblema.engine.retrieval import Retrieval, RetrievingReply, question_of
 from emblema.engine.streams import StreamHost
-from emblema.engine.template import ChatTemplate
 from emblema.engine.windows import EngineHost
-from emblema.errors import PromptError
+from emblema.errors import EmblemaError, PromptError, StoreError
+from emblema.kv.chunk import Chunk, Clip, EncodedChunk
+from emblema.library import DynamicLibrary, Embedder, Maker, Shelf, StaticLibrary
+from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.auto import Auto, bounded
 from emblema.link.strategies.base import Strategy
-from emblema.link.trace import Usage
+from emblema.media import MediaLimits
+from emblema.models.adapter import Adapter
+from emblema.models.load import load_model
+from emblema.models.prepare import Preparer
+from emblema.models.selfcheck import SelfCheck, selfcheck
+from emblema.session.chat_template import ChatTemplate
+from emblema.session.decoding import Sampling, SamplingKnobs
+from emblema.session.patch_worker import PatchWorker
+from emblema.session.policy_runtime import PolicyRuntime
+from emblema.session.prompt_reader import PromptLike
+from emblema.session.replies import Piece, Reply, last_reply
+from emblema.session.requests import LinkRequest, Prefill
+from emblema.session.session import DECODE_RESERVE, Session
+from emblema.store.record import Terms
+from emblema.store.store import Store
+from emblema.store.tenant import TenantStore
 from emblema.stream.settings import StreamSettings, changed
 from emblema.stream.stream import Stream
 from emblema.window.budget import WindowBudget
 from emblema.window.graph import Cascade
 from emblema.window.window import Window
 
-DECODE_RESERVE = 256
-"""Rows that a table keeps room for before it has to grow."""
+StoreLike = Store | TenantStore | str | Path
 
 
-class Engine(MediaEngine):
+class Engine:
     """A model with a store of chunks. One thread owns a model; an engine keeps no state on it.
 
     Args:
         model: a transformers vision-language model in memory.
         processor: its processor, or anything with an `image_processor` and a `tokenizer`; without one only prompts of
             token ids can be prefilled.
-        store: where chunks live: a store, one tenant's view of a store, or a folder to keep them in; in memory by
-            default.
+        store: where chunks live: a store, one tenant's store, or a folder to keep them in; in memory by default.
         limits: bounds on media from outside.
-        salt: the tenant's secret; ids made under different salts never meet. A view has its own.
-        policy: bounds for `auto`, and for what it does behind the answers.
+        salt: the tenant's secret; ids made under different salts never meet. A tenant's store has its own.
+        policy: bounds for `auto`, and for what it does after the answers.
+
+    Attributes:
+        session: the tenant's session: reads, links and decodes.
+        selfcheck: what the model was checked for.
 
     Raises:
         UnsupportedModelError: a layer of the model cannot be relocated; the message names it.
     """
 
+    def __init__(
+        self,
+        model: nn.Module,
+        processor: Any = None,
+        *,
+        store: StoreLike | None = None,
+        limits: MediaLimits | None = None,
+        salt: bytes = b"",
+        policy: Policy | None = None,
+    ) -> None:
+        adapter = Adapter(model)
+        self.selfcheck: SelfCheck = selfcheck(adapter)
+        self._own_store = Store() if store is None else Store(store) if isinstance(store, str | Path) else None
+        self.session = Session(
+            adapter,
+            _tenant_store(store if self._own_store is None else self._own_store, salt),
+            None if processor is None else Preparer(processor, adapter.model.config),
+            limits or MediaLimits(),
+            policy or Policy(),
+            PatchWorker(),
+            Costs(),
+        )
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path = "reference",
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        store: StoreLike | None = None,
+        limits: MediaLimits | None = None,
+        salt: bytes = b"",
+        policy: Policy | None = None,
+    ) -> Self:
+        """Return an engine on the bundled model (`reference`), a Hugging Face id, or a folder.
+
+        Raises:
+            ModelError: the model cannot be loaded, or is not supported.
+        """
+        model, processor = load_model(name, device=device, dtype=dtype)
+        return cls(model, processor, store=store, limits=limits, salt=salt, policy=policy)
+
+    def on(self, store: Store | TenantStore) -> Self:
+        """Return an engine on the same model for another tenant, to be used from the same thread.
+
+        Raises:
+            EmblemaError: this is no store.
+        """
+        other = copy(self)
+        other._own_store = None
+        other.__dict__.pop("files", None)
+        other.session = self.session.on(_tenant_store(store, b""))
+        return other
+
+    @property
+    def adapter(self) -> Adapter:
+        """The model."""
+        return self.session.adapter
+
+    @property
+    def store(self) -> TenantStore:
+        """The tenant's store."""
+        return self.session.store
+
+    @property
+    def policy(self) -> Policy:
+        """Bounds for `auto`."""
+        return self.session.policy_runtime.policy
+
+    @property
+    def policy_runtime(self) -> PolicyRuntime:
+        """What `auto` has measured for this tenant, and its counters."""
+        return self.session.policy_runtime
+
+    @property
+    def processor(self) -> Any:
+        """The model's processor; ModelError if the model came without one."""
+        return self.session.chunk_builder.preparer.processor
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer; ModelError if the model came without one."""
+        return self.session.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template; ModelError if the model came without a processor."""
+        return self.session.prompt_reader.template
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a reply."""
+        return self.session.end_tokens
+
+    def add(
+        self,
+        source: Any = None,
+        *,
+        kind: str | None = None,
+        text: str | None = None,
+        fps: float = 1.0,
+        frames_per_segment: int = 2,
+        terms: Terms | None = None,
+    ) -> Chunk | Clip:
+        """Encode and prefill a piece of media once; it is found again by its content next time.
+
+        Args:
+            source: path, bytes or URL of a picture, video, PDF or recording; a PIL picture or an array; or a piece that
+                `encode` made, which is only prefilled.
+            kind: `image`, `video`, `document` or `audio`; told by the content when left out.
+            text: a text passage instead of a source.
+            fps: frames a second to sample a video at.
+            frames_per_segment: frames of a video in one chunk.
+            terms: how long to keep what is made, and how dearly; the store's own by default.
+
+        Returns:
+            A chunk; for a video or document a clip, whose members are the segments or pages.
+
+        Raises:
+            MediaError: the source cannot be read or is outside the limits.
+            PromptError: neither or both of source and text are given.
+        """
+        if (source is None) == (text is None):
+            raise PromptError("engine.add takes a source or text=, one of the two")
+        builder = self.session.chunk_builder
+        if text is not None:
+            return builder.add(builder.prepare_text(self.session.prompt_reader.passage(text)), terms)
+        if isinstance(source, EncodedChunk):
+            return builder.build(builder.encoded(source), terms)
+        return builder.add(builder.prepare(source, kind=kind, fps=fps, frames_per_segment=frames_per_segment), terms)
+
+    def encode(
+        self, source: Any, *, kind: str | None = None, fps: float = 1.0, frames_per_segment: int = 2
+    ) -> tuple[EncodedChunk, ...]:
+        """Run the encoder alone and return a piece for each chunk; `add` takes each of them back later.
+
+        Raises:
+            MediaError: as `add`.
+        """
+        builder = self.session.chunk_builder
+        return builder.encode(builder.prepare(source, kind=kind, fps=fps, frames_per_segment=frames_per_segment))
+
+    @cached_property
+    def files(self) -> StaticLibrary:
+        """The tenant's own files: `add`, `list`, `delete`, and by name a part of a prompt; see `StaticLibrary`."""
+        return StaticLibrary(_shelf_of(self.store.store), self._maker)
+
+    def collection(self, name: str, embedder: Embedder | None = None) -> DynamicLibrary:
+        """Return a reference collection of the shared library; an engine on `store.shared` may change it.
+
+        Args:
+            name: of the collection.
+            embedder: how its chunks are searched for; by default in the model's own attention space.
+
+        Raises:
+            StoreError: this is no name.
+        """
+        return DynamicLibrary(_shelf_of(self.store.store), name, self._maker, embedder)
+
+    @property
+    def _maker(self) -> Maker:
+        return Maker(self.store, self.adapter, self.add, self.session.prompt_reader.passage)
+
     def prompt(self, parts: PromptLike, *, template: bool = True) -> Prompt:
-        """A prompt as rows, from parts (one user turn) or messages in OpenAI's form; its media are added to the store.
+        """Return a prompt as rows, from parts (one user turn) or messages in OpenAI's form; its media are added.
 
         Raises:
             PromptError: the prompt is empty or longer than the model's context.
         """
-        return self._read(parts, template, eager=True)
-
-    def _read(self, parts: PromptLike, template: bool, *, eager: bool) -> Prompt:
-        read = self._media_reader(eager=eager)
-        return self._fitting(Prompt.of(self._reader.parts(parts, template, read), self.adapter.axes))
-
-    def _fitting(self, prompt: Prompt) -> Prompt:
-        longest = max(prompt.tokens, prompt.next_position)
-        if longest > self.adapter.context_length:
-            raise PromptError(
-                f"the prompt takes {longest} positions; the model's context holds {self.adapter.context_length}"
-            )
-        return prompt
+        return self.session.read(parts, template)
 
     def prefill(
         self,
@@ -77,13 +248,13 @@ class Engine(MediaEngine):
         reserve: int = 0,
         policy: Policy | None = None,
     ) -> Prefill:
-        """Link a prompt: every row computed or taken as the strategy says.
+        """Link a prompt: every row is computed or taken as the strategy says.
 
         Args:
             parts: text, token ids, chunks and clips, pictures and paths of media, and what `encode` made; or messages.
                 Under `auto` media that the store does not know are encoded and computed in their place; seen again,
-                they are added to it behind the answer. Other strategies add them first.
-            strategy: a strategy's name, such as `full` or `patch-25%`; see `emblema.strategies()`.
+                they are added to it after the answer. Other strategies add them first.
+            strategy: a strategy's name, such as `full` or `patch-25%`; see `emblema.link.strategies.registry`.
             template: wrap parts by the model's chat template.
             reserve: rows to keep room for after the prompt.
             policy: bounds for `auto`; the engine's by default.
@@ -97,23 +268,10 @@ class Engine(MediaEngine):
                 f"reserve is {reserve}: it must lie between 0 and the context of {self.adapter.context_length}"
             )
         chosen = bounded(strategy, policy)
-        prefill = self._prefill(self._read(parts, template, eager=not _is_auto(chosen)), chosen, reserve, began, True)
-        self._rest()
+        prompt = self.session.read(parts, template, prefill_media=not _is_auto(chosen))
+        prefill = self.session.link(LinkRequest(prompt, chosen, reserve, inline_media=True, began=began))
+        self.session.after_answer()
         return prefill
-
-    def _prefill(
-        self, prompt: Prompt, strategy: str | Strategy, reserve: int, began: float, inline_media: bool = False
-    ) -> Prefill:
-        outcome = self._linker.link(prompt, strategy, reserve, inline_media=inline_media)
-        usage = Usage.of(
-            outcome.plan,
-            outcome.linked.trace,
-            forming=outcome.forming,
-            recaptured=outcome.recaptured,
-            seconds=time.perf_counter() - began,
-            fallback=outcome.fallback,
-        )
-        return Prefill(prompt, outcome.plan, usage, outcome.linked)
 
     @overload
     def generate(
@@ -157,7 +315,7 @@ class Engine(MediaEngine):
         Args:
             parts: parts of a prompt, or messages.
             strategy: a strategy's name.
-            stream: hand back the pieces as they are made.
+            stream: return the pieces as they are made.
             template: wrap parts by the model's chat template.
             retrieval: answers requests that the model writes on the way: what is found is linked at the current
                 position by the same strategy, and decoding goes on.
@@ -173,7 +331,7 @@ class Engine(MediaEngine):
         chosen = bounded(strategy, policy)
         steps = self.steps(parts, chosen, Sampling.of(**sampling), template=template, retrieval=retrieval)
         pieces = (piece for piece in steps if piece or piece.reply is not None)
-        return pieces if stream else last_of(pieces)
+        return pieces if stream else last_reply(pieces)
 
     def steps(
         self,
@@ -184,43 +342,23 @@ class Engine(MediaEngine):
         template: bool = True,
         retrieval: Retrieval | None = None,
     ) -> Iterator[Piece]:
-        """As `generate` with `stream=True`, with a piece for every token: one that shows no text yet is empty."""
+        """Answer as `generate` with `stream=True`, with a piece for every token; one without text yet is empty."""
         began = time.perf_counter()
-        sampling = Sampling() if sampling is None else sampling
-        prompt = self._read(parts, template, eager=not _is_auto(strategy))
-        self._refuse_without_room(prompt, sampling.max_new_tokens)
-        prefill = self._prefill(prompt, strategy, min(sampling.max_new_tokens, DECODE_RESERVE), began, True)
-        ends = self.end_tokens
-        replying = self._replying(parts, prefill, strategy, Sampler(sampling), retrieval)
-        tokens = replying.tokens()
-        first = next(tokens)
-        replying.usage = replace(replying.usage, ttft_seconds=time.perf_counter() - began)
-        stream = TextStream(self.tokenizer, sampling.stop)
-        return self._then_rest(stream_reply(chain([first], tokens), stream, replying, ends))
-
-    def _then_rest(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        yield from pieces
-        self._rest()
-
-    def _refuse_without_room(self, prompt: Prompt, most: int) -> None:
-        room = self.adapter.context_length - max(prompt.tokens, prompt.next_position)
-        if most > room:
-            raise PromptError(f"max_new_tokens is {most}, but the model's context has room for {room}")
-
-    def _replying(
-        self,
-        parts: PromptLike,
-        prefill: Prefill,
-        strategy: str | Strategy,
-        sampler: Sampler,
-        retrieval: Retrieval | None,
-    ) -> Replying:
-        fixed = (self.adapter, self._linker, prefill, strategy, sampler, self.end_tokens)
+        session, sampling = self.session, Sampling() if sampling is None else sampling
+        prompt = session.read(parts, template, prefill_media=not _is_auto(strategy))
+        session.refuse_without_room(prompt, sampling.max_new_tokens)
+        reserve = min(sampling.max_new_tokens, DECODE_RESERVE)
+        prefill = session.link(LinkRequest(prompt, strategy, reserve, inline_media=True, began=began))
         if retrieval is None:
-            return Replying(*fixed)
-        reader = RequestReader(retrieval, self.tokenizer, question_of(parts))
-        around = self._reader.written(retrieval.before), self._reader.written(retrieval.after)
-        return Replying(*fixed, retrieval, reader, around)
+            pieces = session.decode(prefill, sampling, began)
+        else:
+            reply = RetrievingReply(session, prefill, strategy, sampling, retrieval, question_of(parts))
+            pieces = reply.pieces(began)
+        return self._then_idle(pieces)
+
+    def _then_idle(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        yield from pieces
+        self.session.after_answer()
 
     def window(
         self,
@@ -230,20 +368,21 @@ class Engine(MediaEngine):
         template: bool = True,
         cascade: Cascade | None = None,
     ) -> Window[Prefill, Reply]:
-        """A window on a growing context: append to it, slide it, reorder and recall, fork it, and ask; see `Window`.
+        """Return a window on a growing context: append, slide, reorder and recall, fork, and ask; see `Window`.
 
         Args:
             budget: what it may hold.
             system: text in front of the user's turn.
             template: write parts as the model's chat template does; without it they are taken as they are.
-            cascade: whose rows are formed anew when what stands before them has changed; by default what the policy
-                says: survivors keep theirs while those are trusted.
+            cascade: whose rows are formed again when what precedes them has changed; by default what the policy says:
+                survivors keep theirs while those are trusted.
 
         Raises:
             CapacityError: the template's opening alone does not fit into the budget.
             PromptError: the template refuses the system turn.
         """
-        return Window.of(EngineHost(self, template, system), budget or WindowBudget(), cascade)
+        tokenizer = self.session.turn_tokenizer(template, system)
+        return Window.of(EngineHost(self.session, tokenizer), budget or WindowBudget(), cascade)
 
     def stream(
         self,
@@ -254,7 +393,7 @@ class Engine(MediaEngine):
         template: bool = True,
         **changes: Any,
     ) -> Stream:
-        """A stream of frames to be asked at any time; see `Stream`.
+        """Return a stream of frames to be asked at any time; see `Stream`.
 
         Args:
             method: how frames that leave the window are remembered; see `emblema.stream.methods`.
@@ -268,29 +407,78 @@ class Engine(MediaEngine):
             UnsupportedModelError: the model's layers cannot read a memory.
             PromptError: the template refuses the system turn.
         """
-        return Stream(StreamHost(self, template, system), method, changed(settings or StreamSettings(), changes))
+        host = StreamHost(self.session, self.session.turn_tokenizer(template, system))
+        return Stream(host, method, changed(settings or StreamSettings(), changes))
 
     def load_stream(self, name: str, *, system: str | None = None, template: bool = True) -> Stream:
-        """A stream that `Stream.save` wrote to this engine's folder; it goes on as it was.
+        """Load a stream that `Stream.save` wrote to this engine's folder; it goes on as it was.
 
         Raises:
             StreamError: there is none of that name, or it was another model's or another template's.
             StoreError: it is damaged.
         """
-        return Stream.load(StreamHost(self, template, system), name)
+        return Stream.load(StreamHost(self.session, self.session.turn_tokenizer(template, system)), name)
 
-    @property
-    def template(self) -> ChatTemplate:
-        """The model's chat template; ModelError if the model came without a processor."""
-        return self._reader.template
+    def forget_prompts(self) -> None:
+        """Forget what was kept of earlier prompts for `prefix`; chunks and patches stay."""
+        self.session.linker.forget_prompts()
 
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        """Tokens that end a reply: those of the generation configuration, else the tokenizer's."""
-        configured = getattr(getattr(self.adapter.model, "generation_config", None), "eos_token_id", None)
-        found = configured if configured is not None else self.tokenizer.eos_token_id
-        return frozenset(found if isinstance(found, list) else [] if found is None else [found])
+    def defer_idle(self, deferred: bool) -> None:
+        """Leave what waits for an idle moment to a caller who calls `idle`, or do it again after each answer."""
+        self.session.defer_idle(deferred)
+
+    def idle(self) -> None:
+        """Do what waits for a moment in which nobody waits for an answer; from the thread that owns the model."""
+        self.session.idle()
+
+    def settle(self) -> None:
+        """Do what waits, until the patches of all that was computed in context so far are formed."""
+        self.idle()
+        self.policy_runtime.patch_worker.settle()
+
+    def close(self) -> None:
+        """Give back what the engine alone holds: the kept prompts, and a store that it opened itself, made durable.
+
+        Patches under way are formed first. The model, and a store that was handed in, stay the caller's.
+        """
+        self.policy_runtime.patch_worker.close(self.store if self._own_store is None else None)
+        self.forget_prompts()
+        # A store in memory alone has nothing to write and nothing to end.
+        if self._own_store is not None and self._own_store.disk is not None:
+            self._own_store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _is_auto(strategy: str | Strategy) -> bool:
     return strategy.strip() == "auto" if isinstance(strategy, str) else isinstance(strategy, Auto)
+
+
+def _tenant_store(given: Any, salt: bytes) -> TenantStore:
+    """Return one tenant's store; one that is given as such is taken as it is.
+
+    Raises:
+        EmblemaError: the salt is no bytes, or this is no store.
+        StoreError: another tenant's store was given.
+    """
+    if not isinstance(salt, bytes):
+        raise EmblemaError(f"the salt is a {type(salt).__name__}: give bytes")
+    if isinstance(given, TenantStore):
+        if salt not in (b"", given.salt):
+            raise StoreError("the view belongs to another tenant: give the store, or leave the salt out")
+        return given
+    if isinstance(given, Store):
+        return given.tenant(salt)
+    raise EmblemaError(f"the store is a {type(given).__name__}: give a Store, a view of one, or a folder")
+
+
+def _shelf_of(store: Store) -> Shelf:
+    """Return where the libraries on a store are kept: one shelf for all engines on it, in its folder if it has one."""
+    folder = None if store.disk is None else store.disk.path / "libraries"
+    return store.companion("libraries", lambda: Shelf(folder, clock=store.clock, source_bytes=store.library_bytes))

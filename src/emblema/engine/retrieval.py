@@ -5,12 +5,18 @@ MPIC, section 3.1: the retriever is called by the model during decoding, as a pr
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip
 from emblema.library import DynamicLibrary
+from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
+from emblema.link.strategies.base import Strategy
+from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
+from emblema.session.replies import AnsweredRequest, Piece, ReplyState, TextStream, reply_pieces
+from emblema.session.requests import LinkRequest, LiveTable, Prefill
+from emblema.session.session import Session
 
 Search = Callable[[str], Sequence[Chunk | Clip]]
 
@@ -76,14 +82,6 @@ class Retrieval:
         return lambda query: [hit.chunk for hit in library.search(query, self.count)] if query else []
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """One request that was answered: the query and the ids of the chunks that were linked; none if nothing fitted."""
-
-    query: str
-    chunks: tuple[str, ...]
-
-
 class RequestReader:
     """Reads tokens as they are made and says when a request is complete."""
 
@@ -114,6 +112,91 @@ class RequestReader:
             return f"{self.question} {before + request}".strip()
         _, begun, query = request.rpartition(self.retrieval.start)
         return query.strip() if begun else None
+
+
+class RetrievingReply:
+    """A reply in which the model's requests are answered: what is found is linked, and decoding goes on.
+
+    Args:
+        session: links and decodes.
+        prefill: the linked prompt.
+        strategy: how what is found is linked.
+        sampling: how tokens are chosen.
+        retrieval: answers the requests.
+        question: the prompt's last text.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prefill: Prefill,
+        strategy: str | Strategy,
+        sampling: Sampling,
+        retrieval: Retrieval,
+        question: str,
+    ) -> None:
+        self.prefill, self.state = prefill, ReplyState(prefill.plan, prefill.usage)
+        self._session, self._strategy, self._retrieval = session, strategy, retrieval
+        self._sampler = Sampler(sampling)
+        self._reader = RequestReader(retrieval, session.tokenizer, question)
+        reader = session.prompt_reader
+        self._before, self._after = reader.written(retrieval.before), reader.written(retrieval.after)
+
+    def pieces(self, began: float) -> Iterator[Piece]:
+        """Make the first token, and return the reply's pieces; see `Session.decode`."""
+        text = TextStream(self._session.tokenizer, self._sampler.sampling.stop)
+        return reply_pieces(self.tokens(), text, self._session.end_tokens, self.state, began)
+
+    def tokens(self) -> Iterator[int]:
+        """Yield new tokens, up to an end token or the most that the sampling allows; those found are not among them."""
+        session, made, most = self._session, 0, self._sampler.sampling.max_new_tokens
+        with self._retrieval.opened() as search:
+            while True:
+                query: str | None = None
+                since: list[int] = []
+                start = DecodeStart.after(self.prefill.prompt, self.prefill.linked)
+                for token in decode(session.adapter, start, self._sampler, session.end_tokens, most - made):
+                    since.append(token)
+                    yield token
+                    if len(self.state.found) < self._retrieval.most:
+                        query = self._reader.push(token)
+                    if query is not None:
+                        break
+                made += len(since)
+                if query is None or made >= most:
+                    return
+                self._answer(query, list(search(query)), since, most - made)
+
+    def _answer(self, query: str, found: Sequence[Chunk | Clip], since: Sequence[int], left: int) -> None:
+        """Link what was found after the tokens made so far; the last of them has no row yet."""
+        session, state, prompt = self._session, self.state, self.prefill.prompt
+        chunks = [chunk for piece in found for chunk in _chunks(piece)]
+        front: list[Part] = [*(segment.part for segment in prompt.segments), TextPart(tuple(since))]
+        linked: list[Part] = [self._before, *map(ChunkPart, chunks), self._after] if chunks else []
+        longer = Prompt.of([*front, *linked], session.adapter.axes)
+        fallback = state.usage.fallback
+        if max(longer.tokens, longer.next_position) + left > session.adapter.context_length:
+            fallback = f"what was found for {query!r} is longer than the context's rest"
+            longer, chunks = Prompt.of(front, session.adapter.axes), []
+        live = LiveTable(self.prefill.linked, prompt.tokens + len(since) - 1)
+        self.prefill = session.link(LinkRequest(longer, self._strategy, live=live))
+        usage = self.prefill.usage
+        state.found += (AnsweredRequest(query, tuple(chunk.id for chunk in chunks)),)
+        state.usage = replace(
+            state.usage,
+            linked_tokens=state.usage.linked_tokens + sum(chunk.tokens for chunk in chunks),
+            forming_tokens=state.usage.forming_tokens + usage.forming_tokens,
+            recaptured_tokens=state.usage.recaptured_tokens + usage.recaptured_tokens,
+            fallback=fallback or usage.fallback,
+        )
+
+
+def _chunks(piece: Chunk | Clip) -> tuple[Chunk, ...]:
+    if isinstance(piece, Chunk):
+        return (piece,)
+    if isinstance(piece, Clip):
+        return piece.chunks
+    raise PromptError(f"a search found a {type(piece).__name__}: it gives chunks and clips")
 
 
 def question_of(parts: Any) -> str:

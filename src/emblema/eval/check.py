@@ -7,10 +7,7 @@ from itertools import islice, permutations
 import numpy as np
 from rich.console import Console
 
-from emblema.engine.conversation import PromptPart, slid
-from emblema.engine.decoding import Sampler, Sampling, decode
 from emblema.engine.engine import Engine
-from emblema.engine.upkeep.upkeep import PolicyRuntime
 from emblema.errors import PromptError
 from emblema.eval.metrics import PLATEAU, Share, agreement, divergence, eta, flip_recovery, median_eta
 from emblema.eval.progress import steps
@@ -18,6 +15,9 @@ from emblema.kv.chunk import Chunk
 from emblema.link.policy.fidelity import Sample
 from emblema.link.policy.policy import Lane
 from emblema.link.trace import Trace
+from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
+from emblema.session.policy_runtime import PolicyRuntime
+from emblema.session.prompt_reader import PromptPart, slid
 
 SETTINGS = ("visible", "slid")
 SHARES = ("patch-6%", "patch-25%")
@@ -207,7 +207,7 @@ def answer_of(engine: Engine, parts: list[PromptPart], strategy: str, tokens: in
     prefill = engine.prefill(parts, strategy, template=template, reserve=tokens)
     logits = prefill.logits.float().cpu().numpy()
     sampler = Sampler(Sampling(max_new_tokens=tokens))
-    found = tuple(decode(engine.adapter, prefill.linked, prefill.prompt, sampler, engine.end_tokens))
+    found = tuple(decode(engine.adapter, DecodeStart.after(prefill.prompt, prefill.linked), sampler, engine.end_tokens))
     ranks = [part.patch.rank for part in prefill.plan.ranges if part.patch is not None]
     return CheckAnswer(logits, found, prefill.trace, max(ranks, default=0))
 

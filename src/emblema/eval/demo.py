@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from emblema.engine.conversation import PromptPart
 from emblema.engine.engine import Engine
-from emblema.engine.replies import Reply
 from emblema.eval.demo_media import SITUATIONS, DemoMedia, DemoQuestion, Situation, chunks_of, demo_media
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk, Clip
@@ -25,6 +23,8 @@ from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Policy
 from emblema.link.trace import Usage
 from emblema.models.load import load_model
+from emblema.session.prompt_reader import PromptPart
+from emblema.session.replies import Reply
 
 STRATEGIES = ("full", "prefix", "blind", "patch-25%")
 PATCHED = STRATEGIES[-1]

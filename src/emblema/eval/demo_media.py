@@ -7,9 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from emblema.engine.conversation import PromptPart, slid
 from emblema.errors import MediaError
 from emblema.kv.chunk import Chunk, Clip
+from emblema.session.prompt_reader import PromptPart, slid
 
 MULTI_HOP = "land"
 

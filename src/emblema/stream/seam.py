@@ -13,6 +13,7 @@ from emblema.kv.layout import LayerRows
 from emblema.models.adapter import Adapter
 from emblema.models.frames import FrameCodes
 from emblema.models.table import KVTable
+from emblema.session.decoding import RowRunner
 
 TokenIds = tuple[int, ...]
 
@@ -41,23 +42,10 @@ class Asked:
         logits: of the last row, [vocab] float32.
     """
 
-    runner: "Runner"
+    runner: RowRunner
     table: KVTable
     position: int
     logits: Tensor
-
-
-class Runner(Protocol):
-    """An adapter, or one that reads a memory beside the table."""
-
-    @property
-    def device(self) -> Any: ...
-
-    def embed(self, token_ids: Tensor) -> Tensor: ...
-
-    def forward(self, batch: Any, table: KVTable) -> Tensor: ...
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 class Decoder(Protocol):

@@ -10,9 +10,9 @@ from emblema.kv.layout import LayerRows
 from emblema.link.prompt import ChunkPart, RowState, TextPart
 from emblema.link.prompt import Part as LinkPart
 from emblema.models.table import KVTable
+from emblema.session.chat_template import TokenIds
 from emblema.window.graph import Node, staleness, unseen
 from emblema.window.parts import Member, Part, Written
-from emblema.window.seam import TokenIds
 
 Serving = Literal["settled", "canonical", "fresh"]
 """How a part's rows come into a prompt: as written in this window, as a strategy says, or computed in their place."""

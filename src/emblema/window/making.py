@@ -5,14 +5,13 @@ from typing import Any
 
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
+from emblema.session.chat_template import TokenIds
+from emblema.session.turn_tokenizer import AFTER_CHUNK
 from emblema.window.family import Family
 from emblema.window.log import Entry
 from emblema.window.parts import Handle, Member, Part
-from emblema.window.seam import Host, Run, TokenIds
+from emblema.window.seam import Host
 from emblema.window.state import State
-
-BEHIND = Run((), (), False)
-"""Right behind a chunk."""
 
 
 def part_of(
@@ -49,7 +48,7 @@ def part_of(
         for one in taken.members:
             if isinstance(one, Chunk):
                 members += (Member(one.encoded, chunk=one),)
-                run = BEHIND
+                run = AFTER_CHUNK
             else:
                 members += _text(host, host.spell(run, one), one)
     if not members:

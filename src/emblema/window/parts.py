@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.patch import Patch
-from emblema.window.seam import TokenIds
+from emblema.session.chat_template import TokenIds
 
 
 @dataclass(frozen=True, slots=True)

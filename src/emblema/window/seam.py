@@ -14,9 +14,9 @@ from emblema.link.prompt import Part as LinkPart
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import Usage
+from emblema.session.chat_template import TokenIds
+from emblema.session.turn_tokenizer import PrecedingText
 from emblema.store.keys import PatchKey
-
-TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,6 @@ class Taken:
     kind: str
     encoder_runs: int
     rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The text directly in front of a place.
-
-    Attributes:
-        texts: its strings, those that stand behind the last chunk.
-        token_ids: their tokens, as the window holds them.
-        opens: whether the opening of the turn is part of them, as no chunk stands before.
-    """
-
-    texts: tuple[str, ...]
-    token_ids: TokenIds
-    opens: bool
 
 
 class Linkage(Protocol):
@@ -116,14 +101,14 @@ class Host(Protocol[L, A]):
     def opening(self) -> TokenIds:
         """What stands in front of a turn's first part; empty where no template is used."""
 
-    def spell(self, run: Run, text: str) -> TokenIds:
+    def spell(self, run: PrecedingText, text: str) -> TokenIds:
         """Token ids of a text behind others, as they would be in one string; apart from them where that changed theirs.
 
         Raises:
             PromptError: it is no text.
         """
 
-    def close(self, run: Run, question: str | Sequence[int]) -> TokenIds:
+    def close(self, run: PrecedingText, question: str | Sequence[int]) -> TokenIds:
         """Token ids of a question with the end of the turn and the opening of the answer.
 
         Raises:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from emblema.session.turn_tokenizer import PrecedingText
 from emblema.window.graph import Node
 from emblema.window.parts import Part, Written
-from emblema.window.seam import Run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,18 +37,18 @@ class State:
         """The rows that are there."""
         return (part.written for part in self.all if part.written is not None)
 
-    def run(self) -> Run:
+    def run(self) -> PrecedingText:
         """The text at the window's end."""
         texts: list[str] = []
         ids: list[int] = []
         for part in reversed(self.parts):
             for member in reversed(part.members):
                 if member.text is None:
-                    return Run(tuple(reversed(texts)), tuple(ids), False)
+                    return PrecedingText(tuple(reversed(texts)), tuple(ids), False)
                 texts.append(member.text)
                 ids[:0] = member.token_ids
         front = () if self.opening is None else self.opening.members[0].token_ids
-        return Run(tuple(reversed(texts)), (*front, *ids), True)
+        return PrecedingText(tuple(reversed(texts)), (*front, *ids), True)
 
     def inserted(self, part: Part, at: int) -> "State":
         """With a part at a place."""

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self, get_args, overload
 
 from emblema.errors import CapacityError, WindowError
 from emblema.link.strategies.base import Strategy
+from emblema.session.chat_template import TokenIds
 from emblema.window.budget import WindowBudget
 from emblema.window.family import Family
 from emblema.window.graph import Cascade, staleness
@@ -16,7 +17,7 @@ from emblema.window.making import opening_part
 from emblema.window.need import Need, Rest, compared, rest_served
 from emblema.window.parts import Handle, Part
 from emblema.window.repairing import Rank, repaired
-from emblema.window.seam import A, AnswerPiece, Host, L, TokenIds
+from emblema.window.seam import A, AnswerPiece, Host, L
 from emblema.window.serving import AUTO, EXACT, clean_serving, served
 from emblema.window.state import State, View
 

@@ -9,11 +9,11 @@ import torch
 from benchmarks.tasks import Episode
 from benchmarks.window.counting import counted
 from emblema import AsyncEngine, Engine, Policy, Store
-from emblema.engine.replies import Prefill
 from emblema.errors import MediaError, ModelError, PromptError
 from emblema.kv.chunk import Encoded, EncodedChunk
 from emblema.kv.layout import KVRows
 from emblema.link.prompt import RowState
+from emblema.session.requests import Prefill
 from emblema.store.keys import PatchKey
 
 QUESTION = "what colour is under the tent ?"
@@ -26,7 +26,7 @@ def engine_on(reference: Engine, policy: Policy = FORMS, store: Store | None = N
 
 def put(own: Engine, episode: Episode, strategy: str = "auto") -> tuple[Prefill, float, float]:
     """The episode's pictures as they are in front of a question; rows until the answer, and behind it."""
-    own._served = True
+    own.defer_idle(True)
     own.forget_prompts()
     with counted(own.adapter) as counter:
         prefill = own.prefill([*(page.image() for page in episode.pages), QUESTION], strategy)
@@ -44,14 +44,14 @@ def test_pictures_are_computed_in_place_then_added_and_then_linked(reference: En
     first, before, behind = put(own, episode)
     assert (before, behind) == (tokens, 0), "what comes once costs what a prefill costs"
     assert torch.equal(first.logits, full.logits) and first.usage.lane == "auto:full"
-    assert own.store.ids() == [] and own.policy.statistics.forming.formed == 0
+    assert own.store.ids() == [] and own.policy_runtime.statistics.forming.formed == 0
 
     second, before, behind = put(own, episode)
     assert (before, behind) == (tokens, 66 * count), "what comes again is prefilled alone, behind the answer"
     assert torch.equal(second.logits, full.logits) and len(own.store.ids()) == count
-    brought = own.policy.statistics.inline_media
+    brought = own.policy_runtime.statistics.inline_media
     assert (brought.seen, brought.made, brought.rows, brought.dropped) == (2 * count, count, 66 * count, 0)
-    assert own.policy.statistics.forming.formed == count and own.policy.statistics.forming.refused == 0
+    assert own.policy_runtime.statistics.forming.formed == count and own.policy_runtime.statistics.forming.refused == 0
 
     third, before, behind = put(own, episode)
     assert third.usage.lane == "auto:patch" and (before, behind) == (tokens - 66 * count, 0)
@@ -79,7 +79,7 @@ def test_other_strategies_add_first_as_they_did(reference: Engine, episode: Epis
     own = engine_on(reference)
     _, before, _ = put(own, episode, "blind")
     assert len(own.store.ids()) == len(episode.pages) and before > 66 * len(episode.pages)
-    assert put(own, episode)[0].usage.lane == "auto:full" and own.policy.statistics.inline_media.seen == 0
+    assert put(own, episode)[0].usage.lane == "auto:full" and own.policy_runtime.statistics.inline_media.seen == 0
 
 
 def test_what_was_encoded_is_a_part_of_any_prompt(reference: Engine, episode: Episode, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_one_picture_twice_is_encoded_once_and_came_once(reference: Engine, epis
     image = episode.pages[0].image()
     prefill = own.prefill([image, image, QUESTION])
     (_, one), (_, other) = _parts(prefill.prompt)
-    assert one.chunk is other.chunk and own.policy.statistics.inline_media.seen == 1  # type: ignore[attr-defined]
+    assert one.chunk is other.chunk and own.policy_runtime.statistics.inline_media.seen == 1  # type: ignore[attr-defined]
     assert own.store.ids() == []
 
 
@@ -147,7 +147,7 @@ def test_the_share_of_rows_is_kept_to(reference: Engine, episode: Episode) -> No
         rows += before
         brought.append(behind)
         assert sum(brought) <= 0.2 * rows
-    assert sum(brought) == 66 * len(episode.pages) and own.policy.statistics.inline_media.dropped > 0
+    assert sum(brought) == 66 * len(episode.pages) and own.policy_runtime.statistics.inline_media.dropped > 0
 
 
 def test_a_picture_deleted_meanwhile_is_not_made(reference: Engine, episode: Episode) -> None:
@@ -156,12 +156,12 @@ def test_a_picture_deleted_meanwhile_is_not_made(reference: Engine, episode: Epi
     own.forget_prompts()
     prefill = own.prefill([*(page.image() for page in episode.pages), QUESTION])
     dead = prefill.prompt.chunk_segments[0][1].id
-    assert own.policy.waiting
+    assert own.policy_runtime.waiting
     own.store.delete(dead)
     own.settle()
-    assert dead not in own.store and own.policy.statistics.inline_media.dropped == 1
+    assert dead not in own.store and own.policy_runtime.statistics.inline_media.dropped == 1
     assert len(own.store.ids()) == len(episode.pages) - 1
-    assert own.policy.statistics.forming.formed == 0, "all of them had seen it"
+    assert own.policy_runtime.statistics.forming.formed == 0, "all of them had seen it"
     # Asked for again it is wanted again: it is made at once.
     own.prefill([episode.pages[0].image(), QUESTION])
     assert dead in own.store
@@ -185,7 +185,7 @@ def test_a_deletion_wins_over_a_chunk_under_way(
     monkeypatch.setattr(own.adapter, "capture", deleting)
     own.settle()
     assert dead not in own.store and len(own.store.ids()) == len(episode.pages) - 1
-    assert own.policy.statistics.inline_media.dropped == 1
+    assert own.policy_runtime.statistics.inline_media.dropped == 1
 
 
 def test_a_picture_that_was_never_added_can_be_deleted_from_what_is_remembered(
@@ -225,7 +225,7 @@ def test_the_async_engine_adds_when_nobody_waits(episode: Episode) -> None:
                 await own.run(lambda one: one.forget_prompts())
                 await own.generate([*images, QUESTION], max_new_tokens=2)
             for _ in range(100):
-                if own.engine.policy.statistics.inline_media.made:
+                if own.engine.policy_runtime.statistics.inline_media.made:
                     break
                 await asyncio.sleep(0.05)
             await own.run(lambda one: one.settle())

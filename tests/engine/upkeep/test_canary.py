@@ -12,13 +12,13 @@ import torch
 
 from benchmarks.tasks import Episode, generate
 from emblema import AsyncEngine, Engine, Policy, Store, slid
-from emblema.engine.upkeep.canary import divergence
-from emblema.engine.upkeep.ledgers import read_all
 from emblema.errors import StrategyError
 from emblema.eval.metrics import divergence as expected
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.policy.policy import Lane
+from emblema.session.canary import divergence
+from emblema.session.fidelity_logs import read_all
 
 QUESTION = "what colour is under the tent ?"
 """It is read from the map alone."""
@@ -64,19 +64,19 @@ def test_a_linked_prompt_is_compared_with_re_prefill(reference: Engine, episode:
     own = engine_on(reference)
     pages = added(own, episode)
     assert ask(own, pages) == "auto:full"
-    trials = own.policy.statistics.canary.trials
+    trials = own.policy_runtime.statistics.canary.trials
     full = own.prefill([*pages, QUESTION], "full")
     own.settle()
     own.forget_prompts()
     linked = own.prefill([*pages, QUESTION])
     assert linked.usage.lane == "auto:patch"
-    line = next(one for one in own.policy.standings if one.lane is Lane.PATCH)
+    line = next(one for one in own.policy_runtime.lane_reports if one.lane is Lane.PATCH)
     assert line.open and line.samples == 1 and line.agreement == 1 and line.kind == "image"
     assert line.kl == pytest.approx(divergence(full.logits, linked.logits), rel=0.2, abs=1e-9)
-    counted = own.policy.statistics.canary
+    counted = own.policy_runtime.statistics.canary
     assert counted.checks == counted.linked == 1 and counted.rows == full.usage.prompt_tokens
     assert counted.exact >= 2 and counted.trials > trials == 1, "a picture is tried bare as well"
-    bare = next(one for one in own.policy.standings if one.lane is Lane.BARE)
+    bare = next(one for one in own.policy_runtime.lane_reports if one.lane is Lane.BARE)
     assert not bare.open and bare.kl > line.kl
 
 
@@ -92,7 +92,7 @@ def test_a_prompt_whose_first_page_slid_away_is_compared_in_the_same_setting(
     own.forget_prompts()
     linked = own.prefill(parts)
     assert linked.usage.lane == "auto:patch"
-    line = next(one for one in own.policy.standings if one.lane is Lane.PATCH)
+    line = next(one for one in own.policy_runtime.lane_reports if one.lane is Lane.PATCH)
     assert line.kl == pytest.approx(divergence(full.logits, linked.logits), rel=1e-3, abs=1e-9)
 
 
@@ -110,18 +110,18 @@ def test_a_bad_lane_is_closed_formed_again_and_opens_again(reference: Engine, ep
     spoil(own, pages)
     lanes = [ask(own, pages, question) for _ in range(12)]
     assert lanes[0] == "auto:patch" and "auto:full" in lanes, "not by one item, and not never"
-    assert not own.policy.trusts("image", "patch")
+    assert not own.policy_runtime.trusts("image", "patch")
     assert lanes.index("auto:full") >= 3
     # What is computed is formed again, and then tried behind the answers: the lane has become good.
     later: list[str] = []
-    while not own.policy.trusts("image", Lane.PATCH) and len(later) < 120:
+    while not own.policy_runtime.trusts("image", Lane.PATCH) and len(later) < 120:
         later.append(ask(own, pages, question))
-    assert set(later) == {"auto:full"} and own.policy.trusts("image", Lane.PATCH)
+    assert set(later) == {"auto:full"} and own.policy_runtime.trusts("image", Lane.PATCH)
     later += [ask(own, pages, question) for _ in range(4)]
     assert later[-1] == "auto:patch"
     changes = sum(one != other for one, other in zip(lanes + later, (lanes + later)[1:], strict=False))
     assert changes == 2, "closed once, opened once"
-    assert own.policy.statistics.canary.turned == 2
+    assert own.policy_runtime.statistics.canary.turned == 2
 
 
 def test_a_kind_that_shows_no_gap_comes_to_be_taken_bare(reference: Engine) -> None:
@@ -132,7 +132,7 @@ def test_a_kind_that_shows_no_gap_comes_to_be_taken_bare(reference: Engine) -> N
     for _ in range(20):
         own.forget_prompts()
         lanes.append(own.generate([*passages, "what colour is under the tent ?"]).usage.lane)
-    line = next(one for one in own.policy.standings if one.kind == "text")
+    line = next(one for one in own.policy_runtime.lane_reports if one.kind == "text")
     assert line.lane is Lane.BARE and lanes[0] == "auto:full"
     assert (lanes[-1] == "auto:bare") == line.open == (line.kl < 0.5)
 
@@ -147,7 +147,7 @@ def test_the_share_and_the_rows_are_kept_to(reference: Engine, episode: Episode,
     for _ in range(60 if rows >= 1 else 20):
         own.forget_prompts()
         own.prefill([*pages, QUESTION])
-        seen = own.policy.statistics.canary
+        seen = own.policy_runtime.statistics.canary
         assert seen.checks <= share * seen.linked and seen.trials <= share * seen.exact
         assert seen.rows + seen.trial_rows <= rows * seen.computed or seen.rows + seen.trial_rows == 0
     if share >= 0.1 and rows >= 1:
@@ -158,17 +158,17 @@ def test_a_chunk_deleted_meanwhile_is_not_compared(reference: Engine, episode: E
     own = engine_on(reference)
     pages = added(own, episode)
     ask(own, pages)
-    own._served = True
+    own.defer_idle(True)
     ask_lane = own.generate([*pages, QUESTION], "prefix").usage.lane
     assert ask_lane == "prefix"
     own.idle()
     own.forget_prompts()
-    before = own.policy.statistics.canary
-    assert own.generate([*pages, QUESTION]).usage.lane == "auto:patch" and own.policy.waiting
+    before = own.policy_runtime.statistics.canary
+    assert own.generate([*pages, QUESTION]).usage.lane == "auto:patch" and own.policy_runtime.waiting
     own.store.delete(pages[0].id)
     own.idle()
-    after = own.policy.statistics.canary
-    assert (after.checks, after.skipped) == (before.checks, before.skipped + 1) and not own.policy.waiting
+    after = own.policy_runtime.statistics.canary
+    assert (after.checks, after.skipped) == (before.checks, before.skipped + 1) and not own.policy_runtime.waiting
     assert pages[0].id not in own.store, "the canary brought nothing back"
 
 
@@ -185,7 +185,7 @@ def test_a_request_has_bounds_of_its_own(reference: Engine, episode: Episode) ->
     assert own.prefill([*pages, QUESTION]).usage.lane == "auto:patch"
     with pytest.raises(StrategyError, match="only auto"):
         own.generate([*pages, QUESTION], "blind", policy=strict)
-    assert own.policy.statistics.canary.checks == 0
+    assert own.policy_runtime.statistics.canary.checks == 0
 
 
 def test_measurements_outlive_the_engine_and_are_the_tenants(
@@ -195,16 +195,16 @@ def test_measurements_outlive_the_engine_and_are_the_tenants(
     with Store(folder) as store:
         own, other = (engine_on(reference, store, salt=salt) for salt in (b"alice", b"bob"))
         for _ in range(8):
-            own.policy.record("image", "patch", 0.4, False)
-        own.policy.set_plateau(16)
-        assert not own.policy.trusts("image", "patch") and other.policy.trusts("image", "patch")
-        assert own.on(store.tenant(b"alice")).policy.standings == own.policy.standings
+            own.policy_runtime.record("image", "patch", 0.4, False)
+        own.policy_runtime.set_plateau(16)
+        assert not own.policy_runtime.trusts("image", "patch") and other.policy_runtime.trusts("image", "patch")
+        assert own.on(store.tenant(b"alice")).policy_runtime.lane_reports == own.policy_runtime.lane_reports
         owner = own.store.owner
     assert [path.name for path in (folder / "policy").iterdir()] == [f"{owner}.json"]
     assert list(read_all(folder)) == [owner]
     with Store(folder) as store:
-        assert not engine_on(reference, store, salt=b"alice").policy.trusts("image", "patch")
-        assert engine_on(reference, store, salt=b"bob").policy.trusts("image", "patch")
+        assert not engine_on(reference, store, salt=b"alice").policy_runtime.trusts("image", "patch")
+        assert engine_on(reference, store, salt=b"bob").policy_runtime.trusts("image", "patch")
         own = engine_on(reference, store, salt=b"alice")
         own.prefill([*added(own, episode), QUESTION])
         own.settle()
@@ -223,13 +223,17 @@ def test_a_damaged_file_is_set_aside(
     reference: Engine, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Store(tmp_path / "kept") as store:
-        engine_on(reference, store).policy.record("image", "patch", 0.4, False)
+        engine_on(reference, store).policy_runtime.record("image", "patch", 0.4, False)
     (path,) = (tmp_path / "kept" / "policy").iterdir()
     path.write_bytes(content)
     with Store(tmp_path / "kept") as store:
         own = engine_on(reference, store)
-        assert own.policy.standings == [] and own.policy.trusts("image", "patch") and "set aside" in caplog.text
-        own.policy.record("image", "patch", 0.4, False)
+        assert (
+            own.policy_runtime.lane_reports == []
+            and own.policy_runtime.trusts("image", "patch")
+            and "set aside" in caplog.text
+        )
+        own.policy_runtime.record("image", "patch", 0.4, False)
     assert sorted(one.suffix for one in path.parent.iterdir()) == [".damaged", ".json"]
 
 
@@ -252,10 +256,12 @@ def test_the_async_engine_compares_when_nobody_waits(episode: Episode) -> None:
             replies = await asyncio.gather(*(own.generate([*pages, QUESTION]) for _ in range(4)))
             assert {reply.usage.lane for reply in replies} == {"auto:patch"}
             for _ in range(100):
-                if own.engine.policy.statistics.canary.checks:
+                if own.engine.policy_runtime.statistics.canary.checks:
                     break
                 await asyncio.sleep(0.05)
-            assert own.engine.policy.statistics.canary.checks == 1, "one at a time, behind all that came at once"
+            assert own.engine.policy_runtime.statistics.canary.checks == 1, (
+                "one at a time, behind all that came at once"
+            )
             with pytest.raises(StrategyError):
                 await own.generate([*pages, QUESTION], "blind", policy=ALWAYS)
 
@@ -276,5 +282,5 @@ def test_other_maps_agree_as_well(reference: Engine) -> None:
         pages = added(own, one)
         ask(own, pages, binding(one))
         assert ask(own, pages, binding(one)) == "auto:patch"
-    line = next(line for line in own.policy.standings if line.lane is Lane.PATCH)
+    line = next(line for line in own.policy_runtime.lane_reports if line.lane is Lane.PATCH)
     assert line.samples == 4 and line.agreement == 1 and line.kl < 0.05

@@ -8,10 +8,11 @@ import pytest
 
 from benchmarks.window.trace import Trace, TraceSettings, agent_trace
 from emblema import AsyncEngine, Engine, Policy, Store
-from emblema.engine.replies import Prefill, Reply
 from emblema.eval.metrics import divergence as expected
 from emblema.link.policy.fidelity import LaneReport
 from emblema.link.policy.policy import Lane
+from emblema.session.replies import Reply
+from emblema.session.requests import Prefill
 from emblema.window.graph import Staleness, unseen
 from emblema.window.parts import Handle
 from emblema.window.window import Window
@@ -33,7 +34,7 @@ class Agent:
 
     def __init__(self, own: Engine, trace: Trace) -> None:
         def cascade(change: Staleness) -> bool:
-            return unseen(change) or not own.policy.trusts("image", "survivor")
+            return unseen(change) or not own.policy_runtime.trusts("image", "survivor")
 
         self.own, self.trace = own, trace
         self.window: Window[Prefill, Reply] = own.window(cascade=cascade)
@@ -59,7 +60,7 @@ class Agent:
 
 
 def line_of(own: Engine, lane: Lane, kind: str = "image") -> LaneReport:
-    return next(one for one in own.policy.standings if (one.lane, one.kind) == (lane, kind))
+    return next(one for one in own.policy_runtime.lane_reports if (one.lane, one.kind) == (lane, kind))
 
 
 def test_survivors_that_break_the_bound_are_trusted_no_longer(reference: Engine) -> None:
@@ -69,9 +70,9 @@ def test_survivors_that_break_the_bound_are_trusted_no_longer(reference: Engine)
     for prefill, slid in agent.walk():
         if slid:
             lanes.append("survivor" in prefill.usage.lane)
-        if not own.policy.trusts("image", "survivor"):
+        if not own.policy_runtime.trusts("image", "survivor"):
             break
-    counted, line = own.policy.statistics.canary, line_of(own, Lane.SURVIVOR)
+    counted, line = own.policy_runtime.statistics.canary, line_of(own, Lane.SURVIVOR)
     assert all(lanes) and counted.skipped == counted.failed == 0
     assert line.measured == len(lanes) >= 2 and line.kl > 0.05 and not line.open, "never by one item"
     assert line_of(own, Lane.SURVIVOR, "text").measured == line.measured
@@ -87,7 +88,7 @@ def test_survivors_that_keep_the_bound_stay_as_they_are(reference: Engine) -> No
     agent = Agent(own, trace_of(6, 16, changing=False))
     for prefill, slid in agent.walk():
         assert ("survivor" in prefill.usage.lane) is slid
-        assert own.policy.trusts("image", "survivor") and own.policy.trusts("text", "survivor")
+        assert own.policy_runtime.trusts("image", "survivor") and own.policy_runtime.trusts("text", "survivor")
     line, whole = line_of(own, Lane.SURVIVOR), line_of(own, Lane.SETTLED)
     assert line.samples == 16 - agent.trace.warm and line.kl < 0.05 and line.agreement == 1
     assert whole.kl < 1e-6, "what has seen all that stands before it is exact"
@@ -102,7 +103,7 @@ def test_a_check_is_what_a_full_prefill_of_the_window_says(reference: Engine) ->
         rows += prefill.prompt.tokens if step.index else 0
         question = step.asked.text
     assert line_of(own, Lane.SURVIVOR).kl == pytest.approx(agent.divergence(prefill, question), rel=1e-3, abs=1e-7)
-    counted = own.policy.statistics.canary
+    counted = own.policy_runtime.statistics.canary
     assert (counted.checks, counted.rows) == (agent.trace.warm, rows), "all but the first took rows of the window"
 
 
@@ -111,8 +112,8 @@ def distrusting(reference: Engine) -> Engine:
     """An engine that has measured survivors to be bad."""
     own = engine_on(reference)
     for kind in ("image", "text"):
-        while own.policy.trusts(kind, "survivor"):
-            own.policy.record(kind, Lane.SURVIVOR, 0.4, False)
+        while own.policy_runtime.trusts(kind, "survivor"):
+            own.policy_runtime.record(kind, Lane.SURVIVOR, 0.4, False)
     return own
 
 
@@ -123,7 +124,7 @@ def test_survivors_are_trusted_again_where_they_are_good(distrusting: Engine) ->
     for prefill, slid in agent.walk():
         if slid:
             lanes.append("survivor" in prefill.usage.lane)
-    counted = own.policy.statistics.canary
+    counted = own.policy_runtime.statistics.canary
     opened = lanes.index(True)
     assert opened == 16 and all(lanes[opened:]), "opened once, by enough of them"
     assert counted.trials == 16 and counted.turned == 2, "image and text"
@@ -134,7 +135,7 @@ def test_survivors_are_trusted_again_where_they_are_good(distrusting: Engine) ->
 def test_the_share_and_the_rows_are_kept_to(reference: Engine, share: float, rows: float) -> None:
     own = engine_on(reference, Policy(canary=share, canary_rows=rows))
     for _ in Agent(own, trace_of(6, 16, changing=True)).walk():
-        seen = own.policy.statistics.canary
+        seen = own.policy_runtime.statistics.canary
         assert seen.checks <= share * seen.linked and seen.trials <= share * seen.exact
         assert seen.rows + seen.trial_rows <= rows * seen.computed or seen.rows + seen.trial_rows == 0
     assert (seen.checks > 0) is (share > 0)
@@ -142,22 +143,22 @@ def test_the_share_and_the_rows_are_kept_to(reference: Engine, share: float, row
 
 def test_a_picture_deleted_meanwhile_is_not_compared(reference: Engine) -> None:
     own = engine_on(reference)
-    own._served = True
+    own.defer_idle(True)
     agent = Agent(own, trace_of(6, 10, changing=False))
     for _, slid in agent.walk():
         if slid:
             break
-    assert own.policy.waiting and own.policy.statistics.canary.checks == 0
+    assert own.policy_runtime.waiting and own.policy_runtime.statistics.canary.checks == 0
     own.idle()
-    assert own.policy.statistics.canary.checks == 1
+    assert own.policy_runtime.statistics.canary.checks == 1
     agent.window.prefill("what colour is under the tent ?")
     newest = agent.window.parts[-1]
     source = agent.window._state.parts[-1].sources[0]
-    assert own.policy.waiting and newest.kind == "image" and source not in own.store
+    assert own.policy_runtime.waiting and newest.kind == "image" and source not in own.store
     own.store.delete(source)
     own.idle()
-    counted = own.policy.statistics.canary
-    assert (counted.checks, counted.skipped) == (1, 1) and not own.policy.waiting
+    counted = own.policy_runtime.statistics.canary
+    assert (counted.checks, counted.skipped) == (1, 1) and not own.policy_runtime.waiting
 
 
 def test_the_async_engine_compares_a_window_when_nobody_waits(reference: Engine) -> None:
@@ -167,9 +168,9 @@ def test_the_async_engine_compares_a_window_when_nobody_waits(reference: Engine)
             await own.run(lambda engine: next(walk))
             await own.run(lambda engine: next(walk))
             for _ in range(100):
-                if own.engine.policy.statistics.canary.checks:
+                if own.engine.policy_runtime.statistics.canary.checks:
                     break
                 await asyncio.sleep(0.05)
-            assert own.engine.policy.statistics.canary.checks == 1
+            assert own.engine.policy_runtime.statistics.canary.checks == 1
 
     asyncio.run(use())

@@ -12,15 +12,16 @@ import torch
 
 from benchmarks.tasks import Episode
 from emblema import Engine, Policy, Store, slid
-from emblema.engine.linker import Linker
-from emblema.engine.upkeep.formable import Formable
-from emblema.engine.upkeep.former import PatchWorker
-from emblema.engine.upkeep.upkeep import PolicyRuntime
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
 from emblema.link.executor import LinkedTable
 from emblema.link.policy.costs import Costs
 from emblema.link.prompt import ChunkPart, Prompt
+from emblema.session.linker import Linker
+from emblema.session.patch_job import PatchJob
+from emblema.session.patch_worker import PatchWorker
+from emblema.session.policy_runtime import PolicyRuntime
+from emblema.session.requests import LinkRequest
 from emblema.store.keys import PatchKey
 from tests.engine.engines import engine, largest_error, pictures, prompt_of, text
 from tests.families import CASES
@@ -38,19 +39,19 @@ def added(own: Engine, episode: Episode) -> list[Chunk]:
 
 
 def matrix(name: str, policy: Policy = WHOLE, count: int = 3) -> tuple[Linker, list[Chunk]]:
-    """A linker with upkeep on a tiny random model, its store to itself, and pictures in it."""
+    """A linker with a policy runtime on a tiny random model, its store to itself, and pictures in it."""
     adapter, store = engine(name).adapter, Store().tenant()
     chunks = [store.put(replace(chunk, rows=tuple(chunk.rows))) for chunk in pictures(name, count)]
     return Linker(adapter, store, PolicyRuntime(adapter, store, policy, PatchWorker(), Costs())), chunks
 
 
 def settle(linker: Linker) -> None:
-    assert linker.upkeep is not None and linker.upkeep.former.settle(30)
+    assert linker.policy_runtime is not None and linker.policy_runtime.patch_worker.settle(30)
 
 
 def full_of(linker: Linker, prompt: Prompt) -> LinkedTable:
     """Re-prefill, which leaves neither a patch nor a prefix behind."""
-    linked = Linker(linker.adapter, linker.view).link(prompt, "full").linked
+    linked = Linker(linker.adapter, linker.store).link(LinkRequest(prompt, "full")).linked
     linker.forget_prompts()
     return linked
 
@@ -67,32 +68,32 @@ def test_patches_of_full_rank_make_the_second_use_exact(name: str, gone: int) ->
     linker, chunks = matrix(name)
     prompt = asked(name, chunks, gone=gone)
     full = full_of(linker, prompt)
-    first = linker.link(prompt, "auto")
-    assert first.forming == 0 and first.plan.strategy == "auto:full"
+    first = linker.link(LinkRequest(prompt, "auto"))
+    assert first.usage.forming_tokens == 0 and first.plan.strategy == "auto:full"
     assert largest_error(first.linked.logits, full.logits) <= 1e-4
     settle(linker)
     linker.forget_prompts()
-    second = linker.link(prompt, "auto")
-    assert second.plan.strategy == "auto:patch" and second.forming == 0
+    second = linker.link(LinkRequest(prompt, "auto"))
+    assert second.plan.strategy == "auto:patch" and second.usage.forming_tokens == 0
     assert second.linked.trace.computed == 7
     assert largest_error(second.linked.logits, full.logits) <= 1e-4
-    moved = linker.link(asked(name, chunks, start=9, gone=gone), "auto")
+    moved = linker.link(LinkRequest(asked(name, chunks, start=9, gone=gone), "auto"))
     assert moved.plan.strategy == "auto:patch", "the key holds neither the text in front nor the positions"
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_refresh_of_full_rank_makes_another_order_exact(name: str) -> None:
     linker, chunks = matrix(name)
-    linker.link(asked(name, chunks), "auto")
+    linker.link(LinkRequest(asked(name, chunks), "auto"))
     settle(linker)
     other = asked(name, [chunks[1], chunks[0], chunks[2]])
     full = full_of(linker, other)
-    changed = linker.link(other, "auto")
+    changed = linker.link(LinkRequest(other, "auto"))
     assert [one.lane for one in changed.plan.decisions] == ["full", "full", "refresh"]
     assert largest_error(changed.linked.logits, full.logits) <= 1e-4
     settle(linker)
     linker.forget_prompts()
-    again = linker.link(other, "auto")
+    again = linker.link(LinkRequest(other, "auto"))
     assert again.plan.strategy == "auto:patch"
     assert largest_error(again.linked.logits, full.logits) <= 1e-4
 
@@ -108,7 +109,7 @@ def test_the_second_use_is_linked_and_answers_the_same(reference: Engine, episod
         own.settle()
     assert reply.usage.lane == "auto:patch" and reply.usage.cached_tokens == 66 * len(pages)
     assert reply.plan.decisions and all("known" in one.reason for one in reply.plan.decisions)
-    held = own.policy.statistics.forming
+    held = own.policy_runtime.statistics.forming
     assert held.formed == len(pages) and held.queued == held.failed == held.dropped == 0 and held.seconds > 0
 
 
@@ -122,11 +123,11 @@ def test_whatever_is_prefilled_in_full_forms(reference: Engine, episode: Episode
     assert own.prefill([*pages, QUESTION]).usage.lane == "auto:patch"
     own.prefill([*pages, QUESTION], strategy)
     own.settle()
-    assert own.policy.statistics.forming.formed == len(pages), "what is known is not formed again"
+    assert own.policy_runtime.statistics.forming.formed == len(pages), "what is known is not formed again"
     for named in ("blind", "mpic-all", "cacheblend-15"):
         own.prefill([slid(pages[0]), *pages[1:], *pages[:1], QUESTION], named)
     own.settle()
-    assert own.policy.statistics.forming.formed == len(pages), "rows that are not exact form nothing"
+    assert own.policy_runtime.statistics.forming.formed == len(pages), "rows that are not exact form nothing"
 
 
 def test_what_was_formed_outlives_the_engine(reference: Engine, episode: Episode, tmp_path: Path) -> None:
@@ -147,35 +148,35 @@ class Slow(PatchWorker):
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
-    former = Slow()
-    plain = Formable.form
+    worker = Slow()
+    plain = PatchJob.form
 
-    def form(job: Formable) -> Patch:
-        former.go.wait(30)
-        if former.error is not None:
-            raise former.error
+    def form(job: PatchJob) -> Patch:
+        worker.go.wait(30)
+        if worker.error is not None:
+            raise worker.error
         return plain(job)
 
-    monkeypatch.setattr(Formable, "form", form)
-    return former
+    monkeypatch.setattr(PatchJob, "form", form)
+    return worker
 
 
-def with_former(
-    reference: Engine, former: PatchWorker, policy: Policy, salt: bytes = b"", store: Store | None = None
+def with_worker(
+    reference: Engine, worker: PatchWorker, policy: Policy, salt: bytes = b"", store: Store | None = None
 ) -> Engine:
-    own = Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy)
-    own._upkeep.former = own._former = former
-    return own
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr("emblema.engine.engine.PatchWorker", lambda: worker)
+        return Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy)
 
 
 def test_an_answer_never_waits_and_what_does_not_fit_is_dropped(
     reference: Engine, episode: Episode, slow: Slow
 ) -> None:
-    own = with_former(reference, slow, Policy())
+    own = with_worker(reference, slow, Policy())
     pages = added(own, episode)
     own.prefill([*pages, QUESTION])
     one = reference.adapter.layouts[0].features * len(reference.adapter.layouts) * 66 * 4
-    small = with_former(reference, slow, Policy(forming_bytes=one * len(pages) + one // 2))
+    small = with_worker(reference, slow, Policy(forming_bytes=one * len(pages) + one // 2))
     small.prefill([*reversed(added(small, episode)), QUESTION])
     assert slow.statistics.dropped == len(pages), "the queue is full"
     assert slow.statistics.formed == 0 and slow.statistics.queued == len(pages)
@@ -191,15 +192,15 @@ def test_forming_keeps_to_its_seconds(reference: Engine, episode: Episode) -> No
     own = engine_on(reference, None, Policy(forming_seconds=0))
     own.prefill([*added(own, episode), QUESTION])
     own.settle()
-    assert own.policy.statistics.forming.dropped == len(episode.pages)
+    assert own.policy_runtime.statistics.forming.dropped == len(episode.pages)
     off = engine_on(reference, None, Policy(forming=False))
     off.prefill([*added(off, episode), QUESTION])
     off.settle()
-    assert off.policy.statistics.forming.dropped == off.policy.statistics.forming.formed == 0
+    assert off.policy_runtime.statistics.forming.dropped == off.policy_runtime.statistics.forming.formed == 0
 
 
 def test_a_chunk_deleted_meanwhile_gets_no_patch(reference: Engine, episode: Episode, slow: Slow) -> None:
-    own = with_former(reference, slow, Policy())
+    own = with_worker(reference, slow, Policy())
     pages = added(own, episode)
     own.prefill([*pages, QUESTION])
     own.store.delete(pages[1].id)
@@ -214,7 +215,7 @@ def test_an_error_is_logged_and_ends_nothing(
 ) -> None:
     slow.error = ZeroDivisionError("on purpose")
     slow.go.set()
-    own = with_former(reference, slow, Policy())
+    own = with_worker(reference, slow, Policy())
     pages = added(own, episode)
     own.prefill([*pages, QUESTION])
     own.settle()
@@ -249,14 +250,17 @@ def test_closed_engines_form_no_more(reference: Engine, episode: Episode) -> Non
     pages = added(own, episode)
     own.close()
     own.prefill([*pages, QUESTION])
-    assert own.policy.statistics.forming.dropped == len(pages) and own.policy.statistics.forming.queued == 0
+    assert (
+        own.policy_runtime.statistics.forming.dropped == len(pages)
+        and own.policy_runtime.statistics.forming.queued == 0
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_has_a_queue_of_its_own(reference: Engine, episode: Episode, slow: Slow) -> None:
     """The child's work is not the parent's, whose thread did not come along."""
-    own = with_former(reference, slow, Policy())
+    own = with_worker(reference, slow, Policy())
     own.prefill([*added(own, episode), QUESTION])
     child = os.fork()
     if child == 0:

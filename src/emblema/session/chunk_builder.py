@@ -1,4 +1,4 @@
-"""Where chunks are made: media loaded within limits, encoded and prefilled alone once, found again by what they are."""
+"""Building chunks: media are loaded within limits, encoded and prefilled alone once, and found again by content."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,22 +41,22 @@ class PendingChunk:
 
 @dataclass(frozen=True, slots=True)
 class PendingMedia:
-    """The drafts of one source: one for a picture or recording, one a segment or page for what becomes a clip."""
+    """The pending chunks of one source: one for a picture or recording, one a segment or page for a clip."""
 
-    drafts: tuple[PendingChunk, ...]
+    chunks: tuple[PendingChunk, ...]
     clip: Literal["video", "document"] | None = None
 
 
 class ChunkBuilder:
-    """Makes chunks on one adapter and keeps them in one tenant's view of a store."""
+    """Builds chunks on one adapter and keeps them in one tenant's store."""
 
-    def __init__(self, adapter: Adapter, preparer: Preparer | None, view: TenantStore, limits: MediaLimits) -> None:
-        self.adapter, self.view, self.limits = adapter, view, limits
+    def __init__(self, adapter: Adapter, preparer: Preparer | None, store: TenantStore, limits: MediaLimits) -> None:
+        self.adapter, self.store, self.limits = adapter, store, limits
         self._preparer = preparer
 
     @property
     def preparer(self) -> Preparer:
-        """How media become what the encoder takes.
+        """What turns media into the encoder's input.
 
         Raises:
             ModelError: the model came without a processor.
@@ -71,57 +71,59 @@ class ChunkBuilder:
     @property
     def owner(self) -> str:
         """Digest of the model, dtype and tenant that pieces are made for."""
-        return owner_id(self.adapter.fingerprint, self.adapter.dtype, self.view.salt)
+        return owner_id(self.adapter.fingerprint, self.adapter.dtype, self.store.salt)
 
-    def add(self, work: PendingMedia, terms: Terms | None = None) -> Chunk | Clip:
-        """The chunk or clip of a source; what the store has is neither encoded nor prefilled again."""
-        chunks = [self.made(draft, terms) for draft in work.drafts]
-        return chunks[0] if work.clip is None else _clip(work.clip, chunks)
+    def add(self, media: PendingMedia, terms: Terms | None = None) -> Chunk | Clip:
+        """Return the chunk or clip of a source; what the store has is neither encoded nor prefilled again."""
+        chunks = [self.build(pending, terms) for pending in media.chunks]
+        return chunks[0] if media.clip is None else _clip(media.clip, chunks)
 
-    def encode(self, work: PendingMedia) -> tuple[EncodedChunk, ...]:
-        """The encoder's part alone, piece by piece; the decoder does not run."""
-        return tuple(EncodedChunk(draft.ids[0], draft.kind, self.owner, draft.encode()) for draft in work.drafts)
+    def encode(self, media: PendingMedia) -> tuple[EncodedChunk, ...]:
+        """Run the encoder alone, chunk by chunk; the decoder does not run."""
+        return tuple(
+            EncodedChunk(pending.ids[0], pending.kind, self.owner, pending.encode()) for pending in media.chunks
+        )
 
-    def rebuild(self, piece: EncodedChunk, terms: Terms | None = None) -> Chunk:
-        """The chunk of a piece that was encoded before; the encoder does not run.
-
-        Raises:
-            ModelError: another model encoded it, or it was encoded for another tenant.
-        """
-        self._refuse_strange(piece)
-        return self.made(PendingChunk((piece.id,), piece.kind, lambda: piece.encoded), terms)
-
-    def part(self, piece: EncodedChunk) -> ChunkPart:
-        """A piece that was encoded before, as a part of a prompt; see `laid`.
+    def encoded(self, piece: EncodedChunk) -> PendingChunk:
+        """Return the pending chunk of a piece that was encoded before; the encoder will not run.
 
         Raises:
             ModelError: another model encoded it, or it was encoded for another tenant.
         """
-        self._refuse_strange(piece)
-        return self.laid(PendingChunk((piece.id,), piece.kind, lambda: piece.encoded))
-
-    def laid(self, draft: PendingChunk) -> ChunkPart:
-        """A draft as a part of a prompt: the store's chunk; or what the encoder makes, to be computed where it stands.
-
-        One that was deleted before is made and stored again, so that the store knows that it is wanted.
-        """
-        found = self.found(draft)
-        if found is not None or self.view.deleted(draft.ids[:1]):
-            return ChunkPart(found or self.made(draft))
-        return ChunkPart(self.handle(draft.ids[0], draft.kind, draft.encode()), state=RowState.MISSING)
-
-    def handle(self, id: str, kind: ChunkKind, encoded: Encoded) -> Chunk:
-        """A chunk as the store gives it out, whose rows are made when they are first asked for."""
-        adapter = self.adapter
-        sizes = [layout.features * encoded.tokens * adapter.dtype.itemsize for layout in adapter.layouts]
-        return self.view.handle(Chunk(id, kind, adapter.fingerprint, encoded, ()), sizes)
-
-    def _refuse_strange(self, piece: EncodedChunk) -> None:
         if piece.owner != self.owner:
             raise ModelError("these embeddings were made by another model or for another tenant: encode the media here")
+        return PendingChunk((piece.id,), piece.kind, lambda: piece.encoded)
 
-    def work(self, source: Any, kind: str | None, fps: float, frames_per_segment: int) -> PendingMedia:
-        """What has to be made of a source; nothing is encoded yet."""
+    def part_of(self, pending: PendingChunk) -> ChunkPart:
+        """Return a part of a prompt: the store's chunk; or what the encoder makes, to be computed in its place.
+
+        A chunk that was deleted before is built and stored again, so that the store knows that it is wanted.
+        """
+        found = self.find(pending)
+        if found is not None or self.store.deleted(pending.ids[:1]):
+            return ChunkPart(found or self.build(pending))
+        return ChunkPart(self.handle(pending.ids[0], pending.kind, pending.encode()), state=RowState.MISSING)
+
+    def handle(self, id: str, kind: ChunkKind, encoded: Encoded) -> Chunk:
+        """Return a chunk as the store gives it out, whose rows are made when they are first asked for."""
+        adapter = self.adapter
+        sizes = [layout.features * encoded.tokens * adapter.dtype.itemsize for layout in adapter.layouts]
+        return self.store.handle(Chunk(id, kind, adapter.fingerprint, encoded, ()), sizes)
+
+    def prepare(
+        self, source: Any, *, kind: str | None = None, fps: float = 1.0, frames_per_segment: int = 2
+    ) -> PendingMedia:
+        """Load a source and return its pending chunks; nothing is encoded yet.
+
+        Args:
+            source: a path, bytes or address of media, a picture or an array.
+            kind: `image`, `video`, `document` or `audio`; told by the content if None.
+            fps: frames a second to sample a video at.
+            frames_per_segment: frames of a video in one chunk.
+
+        Raises:
+            MediaError: the source cannot be read, is outside the limits, or the kind is unknown.
+        """
         if isinstance(source, str | Path) and is_address(str(source)):
             source = read_source(str(source), self.limits)
         if isinstance(source, bytearray | memoryview):
@@ -137,32 +139,32 @@ class ChunkBuilder:
         if kind == "audio":
             audio = load_audio(source, AUDIO_RATE, self.limits)
             prepare = partial(self.preparer.audio, audio.samples, audio.rate)
-            return PendingMedia((self._draft("audio", media_bytes(audio), {}, prepare),))
+            return PendingMedia((self._pending("audio", media_bytes(audio), {}, prepare),))
         raise MediaError(f"unknown kind {kind!r}: choose image, video, document or audio")
 
-    def passage(self, token_ids: Sequence[int]) -> PendingMedia:
-        """A text passage."""
+    def prepare_text(self, token_ids: Sequence[int]) -> PendingMedia:
+        """Return the pending chunk of a text passage."""
         tokens = torch.tensor(list(token_ids))
         written = b"".join(token.to_bytes(8, "little") for token in token_ids)
         ids = self._ids("text", written, {})
         return PendingMedia((PendingChunk(ids, "text", lambda: self.adapter.encode_text(tokens)),))
 
     def _picture(self, picture: Image.Image, kind: ChunkKind) -> PendingChunk:
-        return self._draft(kind, media_bytes(picture), {}, partial(self.preparer.image, picture))
+        return self._pending(kind, media_bytes(picture), {}, partial(self.preparer.image, picture))
 
     def _video(self, source: Any, fps: float, frames_per_segment: int) -> PendingMedia:
         video = load_video(source, fps, self.limits)
         seconds = video.seconds_per_frame
-        drafts = []
+        chunks = []
         for segment in segments(video, frames_per_segment):
             content = b"".join(media_bytes(frame) for frame in segment.frames)
             # Only a segment that says when it happens is bound to its time; any other is the same at every time.
             start = segment.times[0] if self.preparer.time_stamps else 0.0
             prepare = partial(self.preparer.video, segment.frames, seconds, start)
-            drafts.append(self._draft("video", content, {"seconds per frame": seconds, "start": start}, prepare))
-        return PendingMedia(tuple(drafts), clip="video")
+            chunks.append(self._pending("video", content, {"seconds per frame": seconds, "start": start}, prepare))
+        return PendingMedia(tuple(chunks), clip="video")
 
-    def _draft(
+    def _pending(
         self, kind: ChunkKind, content: bytes, timing: dict[str, float], prepare: Callable[[], Prepared]
     ) -> PendingChunk:
         ids = self._ids(kind, content, {"timing": timing, "processor": self.preparer.options})
@@ -179,7 +181,7 @@ class ChunkBuilder:
                 adapter_version=self.adapter.version,
                 salt=salt,
             )
-            for salt in self.view.lookup_salts
+            for salt in self.store.lookup_salts
         )
 
     def _fits(self, chunk: Chunk) -> bool:
@@ -191,28 +193,28 @@ class ChunkBuilder:
             and chunk.model == self.adapter.fingerprint
         )
 
-    def found(self, draft: PendingChunk) -> Chunk | None:
-        """The chunk of a draft, if the store has it; what is kept there under its id and does not fit is deleted."""
-        for name in draft.ids:
-            found = self.view.find(name)
+    def find(self, pending: PendingChunk) -> Chunk | None:
+        """Return the chunk, if the store has it; what is kept there under its id and does not fit is deleted."""
+        for name in pending.ids:
+            found = self.store.find(name)
             if found is not None and self._fits(found):
                 return found
             if found is not None:
                 # Well kept, and not what this model makes: whoever wrote the folder put it there.
-                self.view.delete(name)
+                self.store.delete(name)
         return None
 
-    def made(self, draft: PendingChunk, terms: Terms | None = None) -> Chunk:
-        """The chunk of a draft: the store's, or encoded, prefilled alone and kept."""
-        found = self.found(draft)
+    def build(self, pending: PendingChunk, terms: Terms | None = None) -> Chunk:
+        """Return the chunk: the store's, or encoded, prefilled alone and kept."""
+        found = self.find(pending)
         if found is not None:
             return found
-        encoded = draft.encode()
+        encoded = pending.encode()
         length, context = max(encoded.tokens, encoded.span), self.adapter.context_length
         if length > context:
-            raise PromptError(f"a {draft.kind} takes {length} positions; the model's context holds {context}")
+            raise PromptError(f"a {pending.kind} takes {length} positions; the model's context holds {context}")
         rows = self.adapter.capture(encoded)
-        return self.view.put(Chunk(draft.ids[0], draft.kind, self.adapter.fingerprint, encoded, rows), terms)
+        return self.store.put(Chunk(pending.ids[0], pending.kind, self.adapter.fingerprint, encoded, rows), terms)
 
 
 def _clip(kind: Literal["video", "document"], chunks: Sequence[Chunk]) -> Clip:

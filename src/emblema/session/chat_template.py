@@ -1,13 +1,28 @@
-"""The model's chat template: what it writes for a piece of media, and the text that it writes around a conversation."""
+"""The model's chat template: turns, what it writes for a piece of media, and the text around a conversation."""
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from emblema.errors import PromptError
 from emblema.kv.chunk import ChunkKind
+from emblema.link.prompt import ChunkPart
 from emblema.models.prepare import Preparer
 
 BEFORE, AFTER = "\ue010", "\ue011"
+"""Marks around media where the template is asked what it writes for them."""
+
+TokenIds = tuple[int, ...]
+Item = str | TokenIds | ChunkPart
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message: a role and its items. `plain` keeps a message whose content was one string in that form."""
+
+    role: str
+    items: tuple[Item, ...]
+    plain: bool = False
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
@@ -60,6 +75,20 @@ class ChatTemplate:
                 raise PromptError(f"the model's chat template writes nothing for a piece of kind {kind}")
             self._media[kind] = found
         return self._media[kind]
+
+    def around(self, kind: ChunkKind) -> tuple[str, str]:
+        """Return what the template writes right before and after a piece of media between texts.
+
+        A template that moves media to the front of a turn writes nothing there.
+        """
+        if kind == "text":
+            return "", ""
+        content, mark = self.media(kind)
+        texts = [{"type": "text", "text": text} for text in (BEFORE, AFTER)]
+        written = self.write([{"role": "user", "content": [texts[0], content, texts[1]]}], answer=False)
+        between = written.partition(BEFORE)[2].partition(AFTER)[0]
+        before, found, after = between.partition(mark)
+        return (before, after) if found else ("", "")
 
     def _mark(self, item: dict[str, str]) -> str:
         texts = [{"type": "text", "text": text} for text in (BEFORE, AFTER)]

@@ -10,16 +10,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
-from emblema.engine.decoding import Sampling
 from emblema.engine.engine import Engine
-from emblema.engine.reader import PromptLike
-from emblema.engine.replies import Piece, Prefill, Reply
 from emblema.engine.retrieval import Retrieval
 from emblema.errors import EmblemaError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy
+from emblema.session.decoding import Sampling
+from emblema.session.prompt_reader import PromptLike
+from emblema.session.replies import Piece, Reply
+from emblema.session.requests import Prefill
 from emblema.store.tenant import TenantStore
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class AsyncEngine:
         self._waiting: set[asyncio.Future[Any]] = set()
         # Calls and replies under way; at none the engine may do what waits for such a moment.
         self._busy = 0
-        engine._served = True
+        engine.defer_idle(True)
 
     @classmethod
     async def load(cls, name: str | Path = "reference", **options: Any) -> Self:
@@ -138,7 +139,7 @@ class AsyncEngine:
         if self._waiting:
             await asyncio.wait(self._waiting)
         await self._run(self.engine.close)
-        self.engine._served = False
+        self.engine.defer_idle(False)
         self._closed = True
         self._thread.shutdown()
 
@@ -167,7 +168,7 @@ class AsyncEngine:
             yield
         finally:
             self._busy -= 1
-            if self._busy == 0 and not self._closing and self.engine.policy.waiting:
+            if self._busy == 0 and not self._closing and self.engine.policy_runtime.waiting:
                 self._thread.submit(self._rest)
 
     def _rest(self) -> None:

@@ -1,4 +1,4 @@
-"""Patches from rows that were computed in context anyway: what is taken along of them, and the algebra.
+"""Patches from rows that a request computed in context anyway: which rows are copied, and the algebra.
 
 Kamera forms a patch by one conditioned forward; here that forward is a request's own, so the patch costs no rows.
 """
@@ -14,22 +14,22 @@ from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes
 from emblema.kv.patch import Patch, compose, deficit, form_patch, remaining
 from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.executor import LinkedTable
-from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.policy import Decision, Lane, Policy
-from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
+from emblema.link.prompt import ChunkPart, RowState, Segment
 from emblema.link.strategies.base import Knowledge
 from emblema.models.adapter import Adapter
+from emblema.session.requests import Prefill
 from emblema.store.keys import PatchKey
 from emblema.store.tenant import TenantStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Formable:
+class PatchJob:
     """One chunk's rows as they were computed in context, with all that its patch is formed from.
 
     Attributes:
-        view: whose the patch will be.
+        store: the tenant's store that will hold the patch.
         key: what it will be found by.
         chunk: the chunk, with its canonical rows.
         rows: the conditioned rows, copied out of the table.
@@ -39,7 +39,7 @@ class Formable:
         base: a stored patch to update instead, by `update` directions.
     """
 
-    view: TenantStore
+    store: TenantStore
     key: PatchKey
     chunk: Chunk
     rows: KVRows
@@ -66,57 +66,61 @@ class Formable:
         for conditioned, canonical, layout in zip(self.rows, self.chunk.rows, self.layouts, strict=True):
             own = unplace(canonical.to(conditioned.keys.device), layout, self.source)
             deficits.append(deficit(unplace(conditioned, layout, self.target), own))
-        stored = None if self.base is None else self.view.find_patch(self.base)
+        stored = None if self.base is None else self.store.find_patch(self.base)
         if stored is None:
             return form_patch(deficits, self.rank, self.dtype)
         return compose(stored, form_patch(remaining(deficits, stored), self.update, self.dtype), self.rank)
 
 
-def formable(
+def patch_jobs(
     adapter: Adapter,
-    view: TenantStore,
-    prompt: Prompt,
-    plan: LinkPlan,
-    linked: LinkedTable,
+    store: TenantStore,
+    prefill: Prefill,
     knowledge: Knowledge,
     policy: Policy,
     wants: Callable[[PatchKey, int], bool],
     reused_rows: int = 0,
     due: Collection[str] = (),
-) -> Iterator[Formable]:
-    """The chunks whose patches are worth forming of a prompt just linked, their rows copied as each is asked for.
+) -> Iterator[PatchJob]:
+    """Yield a job for each chunk of a prefill whose patch is worth forming; its rows are copied when it is asked for.
 
-    They were computed in every layer, with all that stands before them in the table, and no patch is known.
+    Such a chunk was computed in every layer, with all that precedes it in the table, and no patch of it is known.
 
     Args:
+        adapter: the model.
+        store: the tenant's store.
+        prefill: a prompt just linked.
+        knowledge: what it was planned with.
+        policy: the bounds.
         wants: whether to copy rows of so many bytes for the patch of a key.
-        reused_rows: rows at the front that were in the table before.
-        due: ids of chunks that are not in the store, and will be by the time that the patch is formed.
+        reused_rows: rows at the front that a continued table held already.
+        due: ids of chunks that are not in the store, and will be by the time the patch is formed.
     """
+    prompt, plan, linked = prefill.prompt, prefill.plan, prefill.linked
     if not (plan.strategy in ("full", "prefix") or plan.strategy.startswith("auto:")):
         return
     codes = plan.sources()
-    decisions = {one.start: one for one in plan.decisions}
+    decisions = {decision.start: decision for decision in plan.decisions}
     held = linked.table.rows[: linked.rows].cpu()
     for segment, chunk in prompt.chunk_segments:
         if segment.start == 0 or segment.start < reused_rows or (codes[:, segment.start : segment.stop] != 0).any():
             continue
-        canonical = chunk if chunk.id in due else _canonical(view, segment, chunk)
+        canonical = chunk if chunk.id in due else _canonical(store, segment, chunk)
         if canonical is None:
             continue
         key = PatchKey(chunk.model, canonical.id, prompt.antecedents(segment))
-        if not all(name in due or name in view for name in key.antecedents):
+        if not all(name in due or name in store for name in key.antecedents):
             # No patch is kept of what is not: media that came once, or pieces that a window alone knows.
             continue
         decision, rank = decisions.get(segment.start), rank_of(canonical, knowledge, policy)
         slots = ((held >= segment.start) & (held < segment.stop)).nonzero().squeeze(1)
-        if rank == 0 or len(slots) != chunk.tokens or (not _wanted(decision) and view.has_patch(key)):
+        if rank == 0 or len(slots) != chunk.tokens or (not _wanted(decision) and store.has_patch(key)):
             continue
         size = chunk.tokens * adapter.dtype.itemsize * sum(layout.features for layout in adapter.layouts)
         if not wants(key, size):
             continue
-        yield Formable(
-            view,
+        yield PatchJob(
+            store,
             key,
             canonical,
             _copied(linked, slots),
@@ -135,12 +139,12 @@ def _wanted(decision: Decision | None) -> bool:
     return decision is not None and decision.lane in (Lane.FULL, Lane.REFRESH)
 
 
-def _canonical(view: TenantStore, segment: Segment, chunk: Chunk) -> Chunk | None:
+def _canonical(store: TenantStore, segment: Segment, chunk: Chunk) -> Chunk | None:
     """The chunk with canonical rows that a part stands for, if the store has it."""
     part = segment.part
-    if not isinstance(part, ChunkPart) or not part.name or part.name not in view:
+    if not isinstance(part, ChunkPart) or not part.name or part.name not in store:
         return None
-    return chunk if part.state is RowState.CANONICAL else view.find(part.name)
+    return chunk if part.state is RowState.CANONICAL else store.find(part.name)
 
 
 def _copied(linked: LinkedTable, slots: Tensor) -> KVRows:

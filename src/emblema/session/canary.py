@@ -26,6 +26,7 @@ from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.full import Full
+from emblema.session.requests import Prefill
 
 JUDGED = (*TAKEN, Lane.SURVIVOR, Lane.SETTLED)
 """Lanes whose rows may differ from re-prefill's; settled ones are measured, and taken all the same."""
@@ -96,8 +97,9 @@ class Canary:
         """Whether a prompt waits to be compared."""
         return self._waiting is not None
 
-    def consider(self, prompt: Prompt, plan: LinkPlan, linked: LinkedTable, policy: Policy) -> None:
+    def consider(self, prefill: Prefill, policy: Policy) -> None:
         """Count a prompt that was answered, and perhaps take it to be compared later."""
+        prompt, plan, linked = prefill.prompt, prefill.plan, prefill.linked
         computed = linked.trace.computed
         lanes = lanes_of(plan.decisions)
         exact = not lanes and plan.exact
@@ -118,9 +120,7 @@ class Canary:
             if not lanes:
                 self._tried.update(one.lanes)
 
-    def run(
-        self, held: Callable[[Prompt], bool], link: Callable[[Prompt, Strategy], tuple[LinkPlan, LinkedTable]]
-    ) -> bool:
+    def run(self, held: Callable[[Prompt], bool], link: Callable[[Prompt, Strategy], Prefill]) -> bool:
         """Compare the prompt that waits, if one does; whether a lane was closed or opened.
 
         Args:
@@ -134,20 +134,20 @@ class Canary:
             self._count(skipped=1)
             return False
         try:
-            plan, linked = link(one.prompt, one.again)
+            again = link(one.prompt, one.again)
         except EmblemaError:
             self._count(failed=1)
             return False
-        rows = linked.trace.computed
+        rows = again.trace.computed
         self._rows -= rows
         trial = isinstance(one.again, Auto)
         self._credit["trial" if trial else "check"] -= 1
         self._count(**({"trial_rows": rows} if trial else {"rows": rows}))
-        tried = {(each.kind, each.lane) for each in plan.decisions}
+        tried = {(each.kind, each.lane) for each in again.plan.decisions}
         if trial and not one.lanes <= tried:
             self._count(skipped=1)
             return False
-        left, right = (linked.logits, one.logits) if not trial else (one.logits, linked.logits)
+        left, right = (again.logits, one.logits) if not trial else (one.logits, again.logits)
         sample = Sample(divergence(left, right), bool(left.argmax() == right.argmax()))
         turned = [self.ledger.record(self._model(), *lane, sample, one.policy) for lane in sorted(one.lanes)]
         self._count(**{"trials" if trial else "checks": 1}, turned=sum(turned))

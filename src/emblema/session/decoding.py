@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypedDict
+from typing import Any, Protocol, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from emblema.link.executor import LinkedTable
 from emblema.link.prompt import Prompt
 from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
-from emblema.stream.seam import Runner
 
 
 class SamplingKnobs(TypedDict, total=False):
@@ -94,53 +93,63 @@ class Sampler:
         return int(tokens[torch.multinomial(ordered, 1, generator=self.generator)])
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the first new token stands: its row in the prompt, and its position on each of the axes."""
+class RowRunner(Protocol):
+    """What runs further rows after a table's: an adapter, or an adapter that reads a memory beside the table."""
 
+    @property
+    def device(self) -> torch.device: ...
+
+    def embed(self, token_ids: Tensor) -> Tensor: ...
+
+    def forward(self, batch: RowBatch, table: KVTable) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStart:
+    """Where decoding begins.
+
+    Attributes:
+        table: rows of the prompt; those of new tokens are appended to it.
+        logits: of the last row, [vocab] float32.
+        row: the first new token's row in the prompt.
+        position: its position, the same on each axis.
+        axes: how many axes positions have.
+    """
+
+    table: KVTable
+    logits: Tensor
     row: int
     position: int
     axes: int
 
-
-def decode(
-    adapter: Runner,
-    linked: LinkedTable,
-    prompt: Prompt,
-    sampler: Sampler,
-    ends: Collection[int],
-    most: int | None = None,
-) -> Iterator[int]:
-    """Yield new tokens behind a linked prompt; see `decode_behind`."""
-    place = Place(prompt.tokens, prompt.next_position, prompt.axes)
-    return decode_behind(adapter, linked.table, linked.logits, place, sampler, ends, most)
+    @classmethod
+    def after(cls, prompt: Prompt, linked: LinkedTable) -> Self:
+        """Begin after a linked prompt."""
+        return cls(linked.table, linked.logits, prompt.tokens, prompt.next_position, prompt.axes)
 
 
 @torch.inference_mode()
-def decode_behind(
-    runner: Runner,
-    table: KVTable,
-    logits: Tensor,
-    place: Place,
-    sampler: Sampler,
-    ends: Collection[int],
-    most: int | None = None,
+def decode(
+    runner: RowRunner, start: DecodeStart, sampler: Sampler, ends: Collection[int], most: int | None = None
 ) -> Iterator[int]:
     """Yield new tokens until an end token (yielded too) or `most` of them, by default what the sampling allows.
 
     A token's row is appended to the table when the next token is asked for.
     """
     most = sampler.sampling.max_new_tokens if most is None else most
+    table, logits = start.table, start.logits
     for step in range(most):
         token = sampler(logits)
         yield token
         if token in ends or step + 1 == most:
             return
-        row = torch.tensor([place.row + step], device=runner.device)
+        row = torch.tensor([start.row + step], device=runner.device)
         slots = table.allocate(row, torch.full_like(row, -1))
         batch = RowBatch(
             embeds=runner.embed(torch.tensor([token], device=runner.device)),
-            positions=torch.full((place.axes, 1), place.position + step, device=runner.device),
+            positions=torch.full((start.axes, 1), start.position + step, device=runner.device),
             slots=torch.arange(slots.start, slots.stop, device=runner.device),
             visual=torch.zeros(1, dtype=torch.bool, device=runner.device),
             deepstack=(),

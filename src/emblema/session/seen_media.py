@@ -4,12 +4,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from emblema.engine.upkeep.formable import Formable
 from emblema.errors import CapacityError
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt, RowState
 from emblema.models.adapter import Adapter
+from emblema.session.patch_job import PatchJob
 from emblema.store.tenant import TenantStore
 
 REMEMBERED = 4096
@@ -36,12 +36,12 @@ class InlineMediaStatistics:
 class SeenMedia:
     """What one tenant's prompts brought along. On the thread that owns the model."""
 
-    def __init__(self, adapter: Adapter, view: TenantStore) -> None:
-        self.adapter, self.view = adapter, view
+    def __init__(self, adapter: Adapter, store: TenantStore) -> None:
+        self.adapter, self.store = adapter, store
         self.statistics = InlineMediaStatistics()
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._waiting: dict[str, Chunk] = {}
-        self._jobs: list[tuple[Formable, Policy]] = []
+        self._jobs: list[tuple[PatchJob, Policy]] = []
         # Rows that the share has given so far and nothing has used up.
         self._rows = 0.0
 
@@ -62,7 +62,7 @@ class SeenMedia:
             self._seen.popitem(last=False)
         return found if policy.forming else {}
 
-    def keep(self, due: Mapping[str, Chunk], jobs: Sequence[Formable], computed: int, policy: Policy) -> None:
+    def keep(self, due: Mapping[str, Chunk], jobs: Sequence[PatchJob], computed: int, policy: Policy) -> None:
         """Queue chunks to be made, with the jobs that form patches once they are; what does not fit is counted.
 
         Args:
@@ -77,13 +77,13 @@ class SeenMedia:
         self._waiting.update(due)
         self._jobs += [(job, policy) for job in jobs]
 
-    def make(self, form: Callable[[Formable, Policy], object]) -> None:
+    def make(self, form: Callable[[PatchJob, Policy], object]) -> None:
         """Prefill alone what waits, keep it, and have the patches formed."""
         waiting, jobs = self._waiting, self._jobs
         self._waiting, self._jobs = {}, []
-        gone = self.view.deleted(waiting)
+        gone = self.store.deleted(waiting)
         for name, chunk in waiting.items():
-            if name in self.view or (name not in gone and self._made(chunk)):
+            if name in self.store or (name not in gone and self._made(chunk)):
                 self._seen.pop(name, None)
             else:
                 self._count(dropped=1)
@@ -95,7 +95,7 @@ class SeenMedia:
         self._rows -= chunk.tokens
         self._count(rows=chunk.tokens)
         try:
-            made = self.view.put_unless_deleted(replace(chunk, rows=rows))
+            made = self.store.put_unless_deleted(replace(chunk, rows=rows))
         except CapacityError:
             return False
         self._count(made=int(made))

@@ -1,17 +1,20 @@
-"""What a caller gives (parts, or messages in OpenAI's form), read as turns of text, token ids and chunks."""
+"""Reading a prompt: what a caller gives (parts, or messages in OpenAI's form) becomes parts of text and chunks."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from PIL import Image
 
-from emblema.errors import PromptError
+from emblema.errors import ModelError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
-from emblema.link.prompt import ChunkPart
+from emblema.link.prompt import ChunkPart, Part, TextPart
 from emblema.media.source import is_address
+from emblema.models.prepare import Preparer
+from emblema.session.chat_template import ChatTemplate, Item, Turn
+from emblema.session.rendering import Text, plain, render, tokenize
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +33,13 @@ ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 PromptPart = str | Chunk | Clip | EncodedChunk | Sequence[EncodedChunk] | Path | Image.Image | Slid | Sequence[int]
 Message = Mapping[str, Any]
-Item = str | tuple[int, ...] | ChunkPart
+PromptLike = str | Sequence[PromptPart] | Sequence[Message]
 
 
 class MediaReader(Protocol):
     """Reads media found in a prompt: a source, or a piece that the encoder made; gives a part for each chunk."""
 
     def __call__(self, source: Any, *, kind: str | None = None) -> Sequence[ChunkPart]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One message: a role and its items. `plain` keeps a message whose content was one string in that form."""
-
-    role: str
-    items: tuple[Item, ...]
-    plain: bool = False
 
 
 def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, ...]:
@@ -131,3 +125,63 @@ def _items_of_content(item: Any, index: int, read: MediaReader) -> tuple[Item, .
     raise PromptError(
         f"message {index} has a content item of type {kind!r}: use text, image, image_url, video or video_url"
     )
+
+
+class PromptReader:
+    """Turns prompts into parts for one model."""
+
+    def __init__(self, preparer: Preparer | None) -> None:
+        self._template = None if preparer is None else ChatTemplate(preparer)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises:
+            ModelError: the model came without a processor.
+        """
+        if self._template is None:
+            raise ModelError("this model came without a processor: only token ids with template=False can be prefilled")
+        return self._template
+
+    def parts(self, given: PromptLike, template: bool, read: MediaReader) -> list[Part]:
+        """Prompt parts of what a caller gave; `template` wraps parts in one user turn, `read` reads media.
+
+        Raises:
+            PromptError: it is empty, or of another shape.
+        """
+        if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable):
+            raise PromptError(f"the prompt is a {type(given).__name__}: give a list of parts, or a list of messages")
+        try:
+            parts: list[PromptPart | Message] = [given] if isinstance(given, str) else list(given)
+        except TypeError as error:
+            raise PromptError(f"the prompt, a {type(given).__name__}, cannot be read as a list: {error}") from error
+        if not parts:
+            raise PromptError("the prompt is empty: give it at least one part of text or a chunk")
+        messages = [part for part in parts if isinstance(part, Mapping)]
+        if messages:
+            if len(messages) != len(parts):
+                raise PromptError("a prompt is made of parts or of messages, not of both")
+            return render(turns_of(messages, read), self.template)
+        items = [item for part in parts if not isinstance(part, Mapping) for item in items_of(part, read)]
+        if template:
+            return render([Turn("user", tuple(items))], self.template)
+        written = any(isinstance(item, str) for item in items)
+        return plain(items, self.template.tokenizer if written else None)
+
+    def written(self, text: str) -> TextPart:
+        """Text of the operator's own, as it is: it may spell control tokens."""
+        return TextPart(tuple(self.template.tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+    def passage(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text passage; it cannot spell control tokens.
+
+        Raises:
+            PromptError: it is empty, or no text.
+        """
+        template = self.template
+        pieces = tokenize([Text(readable(text), trusted=False)], template.tokenizer, template.controls, begin=False)
+        ids = tuple(token for part in pieces if isinstance(part, TextPart) for token in part.token_ids)
+        if not ids:
+            raise PromptError("the text passage is empty")
+        return ids

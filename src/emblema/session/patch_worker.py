@@ -1,4 +1,4 @@
-"""The thread that forms patches behind the answers: bounded, counted, and gone when there is nothing to do."""
+"""The thread that forms patches after the answers: bounded, counted, and gone when there is nothing to do."""
 
 import logging
 import os
@@ -9,9 +9,9 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
-from emblema.engine.upkeep.formable import Formable
 from emblema.errors import EmblemaError, LoadError
 from emblema.link.policy.policy import Policy
+from emblema.session.patch_job import PatchJob
 from emblema.store.keys import PatchKey
 from emblema.store.tenant import TenantStore
 
@@ -62,7 +62,7 @@ class PatchWorker:
         """Whether a patch is not under way yet and the bounds leave room for its rows; no room is counted."""
         return self._own().wants(owner, key, size, policy)
 
-    def submit(self, job: Formable, policy: Policy) -> bool:
+    def submit(self, job: PatchJob, policy: Policy) -> bool:
         """Queue a chunk; False where it is not wanted. Never waits for the thread."""
         return self._own().submit(job, policy)
 
@@ -70,9 +70,9 @@ class PatchWorker:
         """Wait until all that was queued is formed; whether it is."""
         return self._own().settle(timeout)
 
-    def close(self, view: TenantStore | None = None) -> None:
+    def close(self, store: TenantStore | None = None) -> None:
         """Finish what is queued, of one view or of all, and take no more of it."""
-        self._own().close(view, CLOSING_SECONDS)
+        self._own().close(store, CLOSING_SECONDS)
 
     @property
     def statistics(self) -> FormingStatistics:
@@ -93,14 +93,14 @@ class _Work:
     def __init__(self) -> None:
         self.process = os.getpid()
         self._changed = threading.Condition()
-        self._queue: deque[Formable] = deque()
+        self._queue: deque[PatchJob] = deque()
         self._keys: set[tuple[str, PatchKey]] = set()
         self._bytes = 0
         self._thread: threading.Thread | None = None
         # Threads that have gone idle, of which one may still be about to end: the process must not end before it.
         self._ending: list[threading.Thread] = []
         self._closed = False
-        self._current: Formable | None = None
+        self._current: PatchJob | None = None
         self._counts = FormingStatistics()
         # Moments and CPU seconds of the last minute.
         self._spent: deque[tuple[float, float]] = deque()
@@ -116,12 +116,12 @@ class _Work:
                 return False
             return True
 
-    def submit(self, job: Formable, policy: Policy) -> bool:
+    def submit(self, job: PatchJob, policy: Policy) -> bool:
         with self._changed:
-            if not self.wants(job.view.owner, job.key, job.bytes, policy):
+            if not self.wants(job.store.owner, job.key, job.bytes, policy):
                 return False
             self._queue.append(job)
-            self._keys.add((job.view.owner, job.key))
+            self._keys.add((job.store.owner, job.key))
             self._bytes += job.bytes
             if self._thread is None or not self._thread.is_alive():
                 self._ending = [thread for thread in self._ending if thread.is_alive()]
@@ -134,26 +134,26 @@ class _Work:
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and self._current is None, timeout)
 
-    def close(self, view: TenantStore | None, seconds: float) -> None:
+    def close(self, store: TenantStore | None, seconds: float) -> None:
         if self.process != os.getpid():
             # A fork's copy: the thread stayed behind, and may have held the lock.
             return
         deadline = time.monotonic() + seconds
         with self._changed:
-            if view is None:
+            if store is None:
                 self._closed = True
 
-            def left() -> list[Formable]:
+            def left() -> list[PatchJob]:
                 own = [*self._queue, *([] if self._current is None else [self._current])]
-                return [job for job in own if view is None or job.view is view]
+                return [job for job in own if store is None or job.store is store]
 
             self._changed.wait_for(lambda: not left(), max(0.0, deadline - time.monotonic()))
-            gone = [job for job in self._queue if view is None or job.view is view]
+            gone = [job for job in self._queue if store is None or job.store is store]
             for job in gone:
                 self._queue.remove(job)
                 self._forget(job)
             self._count(dropped=len(gone))
-            threads = [*self._ending, *([] if self._thread is None else [self._thread])] if view is None else []
+            threads = [*self._ending, *([] if self._thread is None else [self._thread])] if store is None else []
             self._changed.notify_all()
         for thread in threads:
             if thread is not threading.current_thread():
@@ -190,8 +190,8 @@ class _Work:
                     del job
                     self._changed.notify_all()
 
-    def _forget(self, job: Formable) -> None:
-        self._keys.discard((job.view.owner, job.key))
+    def _forget(self, job: PatchJob) -> None:
+        self._keys.discard((job.store.owner, job.key))
         self._bytes -= job.bytes
 
     def _count(self, **more: float) -> None:
@@ -204,12 +204,12 @@ class _Work:
         return sum(seconds for _, seconds in self._spent)
 
 
-def _formed(job: Formable) -> str:
+def _formed(job: PatchJob) -> str:
     """Form and keep a patch; what became of it."""
     try:
-        if not all(chunk in job.view for chunk in job.key.chunks):
+        if not all(chunk in job.store for chunk in job.key.chunks):
             return "refused"
-        return "formed" if job.view.put_patch(job.key, job.form()) else "refused"
+        return "formed" if job.store.put_patch(job.key, job.form()) else "refused"
     except LoadError:
         return "lost"
     except EmblemaError as error:

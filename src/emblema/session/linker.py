@@ -1,0 +1,218 @@
+"""Linking: a request is planned, missing patches are formed, the plan is carried out, and its result is remembered."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+
+from emblema.errors import LoadError, PromptError
+from emblema.kv.artifacts import Artifact
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import KVRows, LayerRows
+from emblema.kv.patch import Patch
+from emblema.link.executor import Executor, LinkedTable
+from emblema.link.findings import LinkContext
+from emblema.link.forming import form_missing
+from emblema.link.plan import LinkPlan
+from emblema.link.prompt import Part, Prompt, RowState, TextPart
+from emblema.link.strategies.base import PrefixMatch, Strategy
+from emblema.link.strategies.full import Full
+from emblema.link.strategies.registry import parse
+from emblema.link.trace import Usage
+from emblema.models.adapter import Adapter
+from emblema.session.policy_runtime import PolicyRuntime
+from emblema.session.requests import LinkRequest, Prefill
+from emblema.store.identity import owner_id
+from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.leases import Lease
+from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
+from emblema.store.tenant import TenantStore
+
+
+class Linker:
+    """Links prompts on one model with what one tenant's store holds.
+
+    Args:
+        adapter: the model.
+        store: the tenant's store.
+        policy_runtime: learns from what is linked; without one `auto` takes only patches that others formed.
+    """
+
+    def __init__(self, adapter: Adapter, store: TenantStore, policy_runtime: PolicyRuntime | None = None) -> None:
+        self.adapter, self.store, self.policy_runtime = adapter, store, policy_runtime
+        self.executor = Executor(adapter)
+        # Keys of the patches formed last; their directions are what `basis-M` pools.
+        self._pool: deque[PatchKey] = deque(maxlen=256)
+
+    def link(self, request: LinkRequest) -> Prefill:
+        """Carry a strategy out on a prompt.
+
+        The prompt's chunks are leased until the end. Chunks on a slower tier load layer by layer while the forward
+        runs; chunks that are lost are prefilled alone again. If a load fails, the forward is dropped and the prompt is
+        planned again without it.
+
+        Raises:
+            StrategyError: the strategy's name is not right.
+            PromptError: a chunk was made by another model.
+            CapacityError: the prompt's chunks are larger than the store's budget.
+        """
+        strategy = parse(request.strategy)
+        # Read once a link: it walks over all weights to see whether they are still the same.
+        model = self.adapter.fingerprint
+        _refuse_foreign(request.prompt, model)
+        chunks = _canonical_chunks(request.prompt)
+        recaptured = 0
+        with self.store.lease(chunks) as lease:
+            while True:
+                recaptured += self._recapture(chunks, lease)
+                try:
+                    return self._link(request, strategy, self._context(request, model, lease.rows), recaptured)
+                except LoadError as error:
+                    if error.piece not in lease.rows:
+                        raise
+                    lease.drop(error)
+
+    def forget_prompts(self) -> None:
+        """Forget the kept prompts of this model and tenant."""
+        self._prefixes(self.adapter.fingerprint).clear()
+
+    def _recapture(self, chunks: Mapping[str, Chunk], lease: Lease) -> int:
+        """Prefill alone again what the store has lost; the encoder does not run. Return the rows that ran."""
+        rows = 0
+        for name in lease.missing:
+            chunk = chunks[name]
+            if not isinstance(chunk.rows, tuple):
+                lease.fill(chunk, self.adapter.capture(chunk.encoded))
+                rows += chunk.tokens
+        return rows
+
+    def _context(self, request: LinkRequest, model: str, rows: Mapping[str, KVRows]) -> LinkContext:
+        """Look-ups of one link; a continued table has no use for a kept prefix."""
+        prefixes = None if request.live is not None else self._prefixes(model)
+        context = LinkContext(
+            model,
+            self.adapter.layouts,
+            self.store.find_artifact,
+            lambda prompt: _find_prefix(prefixes, prompt),
+            rows,
+            self._pool,
+            self.store.patch_keys,
+            None if self.policy_runtime is None else self.policy_runtime.policy_inputs(model),
+        )
+        context.add(_repairs(request.prompt))
+        return context
+
+    def _link(self, request: LinkRequest, asked: Strategy, context: LinkContext, recaptured: int) -> Prefill:
+        """Plan, form what is missing and plan again, execute, remember.
+
+        A plan that the executor cannot carry out falls back to `full`.
+        """
+        strategy = asked
+        plan = _plan(strategy, request, context)
+        refusal = self.executor.refusal(plan)
+        if refusal is not None:
+            strategy = Full()
+            plan = _plan(strategy, request, context)
+        formed_rows = 0
+        if plan.forming:
+            formed_rows = form_missing(self.executor, request.prompt, plan, context, self._keep_artifact)
+            plan = _plan(strategy, request, context)
+        linked = self._execute(plan, request, context)
+        usage = Usage.of(
+            plan,
+            linked.trace,
+            forming=formed_rows,
+            recaptured=recaptured,
+            seconds=perf_counter() - request.began,
+            fallback=refusal or plan.remark,
+        )
+        prefill = Prefill(request.prompt, plan, usage, linked)
+        self._keep_prefix(request, prefill, context)
+        if self.policy_runtime is not None:
+            self.policy_runtime.learn(replace(request, strategy=strategy), prefill, context.knowledge)
+        return prefill
+
+    def _execute(self, plan: LinkPlan, request: LinkRequest, context: LinkContext) -> LinkedTable:
+        live = request.live
+        if live is None:
+            return self.executor.run(plan, request.prompt, context.resources, request.reserve)
+        return self.executor.run(
+            plan, request.prompt, context.resources, table=live.linked.table, reused_rows=request.reused_rows
+        )
+
+    def _keep_artifact(self, key: PatchKey, artifact: Artifact) -> None:
+        kept = self.store.put_patch(key, artifact)
+        if kept and key.kind is ArtifactKind.PATCH and key not in self._pool:
+            self._pool.append(key)
+
+    def _keep_prefix(self, request: LinkRequest, prefill: Prefill, context: LinkContext) -> None:
+        """Keep an exact prompt as a prefix; a chunk deleted meanwhile must not live on in it."""
+        prompt = request.prompt
+        if request.live is None and prefill.plan.exact and not prompt.slid_rows and self._all_held(request):
+            prefixes = self._prefixes(context.knowledge.model)
+            prefixes.put(segments_of(prompt), _copied(prefill.linked, prompt.tokens))
+
+    def _all_held(self, request: LinkRequest) -> bool:
+        """Whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile."""
+        chunks = [part for part in request.prompt.chunk_parts if part.name]
+        inline = {part.name for part in chunks if request.inline_media and part.state is RowState.MISSING}
+        if self.store.deleted(inline):
+            return False
+        return all(part.name in self.store for part in chunks if part.name not in inline)
+
+    def _prefixes(self, model: str) -> PrefixStore:
+        """Exact prefixes of the model as it is now; other weights, or an adapter switched on, are another owner."""
+        return self.store.prefixes(owner_id(model, self.adapter.dtype, self.store.salt))
+
+
+def segments_of(prompt: Prompt) -> list[Segment]:
+    """Return a prompt's segments as the prefix store compares them."""
+    return [
+        TextSegment(_text(segment.part))
+        if isinstance(segment.part, TextPart) or not segment.part.name
+        else ChunkSegment(segment.part.name, segment.part.tokens, segment.part.slid)
+        for segment in prompt.segments
+    ]
+
+
+def _refuse_foreign(prompt: Prompt, model: str) -> None:
+    for _, chunk in prompt.chunk_segments:
+        if chunk.model != model:
+            raise PromptError(
+                f"chunk {chunk.id[:12]} was made by another model, or before the weights changed: add its media here"
+            )
+
+
+def _canonical_chunks(prompt: Prompt) -> dict[str, Chunk]:
+    """Chunks whose rows are the store's: rows that a window wrote are its own, fresh ones are not there yet."""
+    return {part.chunk.id: part.chunk for part in prompt.chunk_parts if part.state is RowState.CANONICAL}
+
+
+def _plan(strategy: Strategy, request: LinkRequest, context: LinkContext) -> LinkPlan:
+    plan = strategy.plan(request.prompt, context.knowledge)
+    return plan if request.live is None else plan.after(request.reused_rows)
+
+
+def _repairs(prompt: Prompt) -> dict[PatchKey, Patch]:
+    """What a window adds to rows that it wrote."""
+    return {
+        part.repair_key: part.repair
+        for part in prompt.chunk_parts
+        if part.state is RowState.WRITTEN and part.repair is not None
+    }
+
+
+def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:
+    found = None if prefixes is None else prefixes.longest(segments_of(prompt), prompt.tokens - 1)
+    if found is None:
+        return None
+    return PrefixMatch(found.entry.id, found.rows), found.entry.rows
+
+
+def _text(part: Part) -> tuple[int, ...]:
+    return part.token_ids if isinstance(part, TextPart) else tuple(part.chunk.encoded.token_ids.tolist())
+
+
+def _copied(linked: LinkedTable, rows: int) -> KVRows:
+    layers = (linked.table.read(layer, 0, rows) for layer in range(len(linked.table.layouts)))
+    return tuple(LayerRows(layer.keys.clone(), layer.values.clone()) for layer in layers)

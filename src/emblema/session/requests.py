@@ -1,0 +1,85 @@
+"""A request to link a prompt, and the prefill that answers it."""
+
+import time
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from emblema.kv.layout import KVRows
+from emblema.link.executor import LinkedTable
+from emblema.link.plan import LinkPlan
+from emblema.link.prompt import Prompt
+from emblema.link.strategies.base import Strategy
+from emblema.link.trace import Trace, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTable:
+    """A table that decoding has written to; its first `rows` rows are those of a continued prompt."""
+
+    linked: LinkedTable
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRequest:
+    """A prompt to link.
+
+    Attributes:
+        prompt: the prompt as rows.
+        strategy: a strategy, or its name.
+        reserve: rows to keep room for after the prompt.
+        live: a table to continue; None begins a new one.
+        inline_media: whether parts without rows are media that came with the prompt, to be made into chunks if they
+            come again. A window's are its own.
+        began: `time.perf_counter` at the caller's call; time to first token counts from it.
+    """
+
+    prompt: Prompt
+    strategy: str | Strategy = "auto"
+    reserve: int = 0
+    live: LiveTable | None = None
+    inline_media: bool = False
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def reused_rows(self) -> int:
+        """Rows at the prompt's front that the live table holds."""
+        return 0 if self.live is None else self.live.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A linked prompt, ready to decode from.
+
+    Attributes:
+        prompt: the prompt as rows.
+        plan: the plan that was carried out.
+        usage: what it cost.
+        linked: the executor's result; decoding appends to its table.
+    """
+
+    prompt: Prompt
+    plan: LinkPlan
+    usage: Usage
+    linked: LinkedTable = field(repr=False)
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the last position, [vocab] float32."""
+        return self.linked.logits
+
+    @property
+    def kv(self) -> KVRows:
+        """Per layer, the rows of the linked prompt in the family's own layout (absent rows left out), as views."""
+        return tuple(self.linked.table.read(layer, 0, self.linked.rows) for layer in range(self.plan.layers))
+
+    @property
+    def token_ids(self) -> Tensor:
+        """The prompt's tokens, [tokens] int64."""
+        return self.prompt.token_ids
+
+    @property
+    def trace(self) -> Trace:
+        """What really ran."""
+        return self.linked.trace

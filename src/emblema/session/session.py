@@ -1,0 +1,204 @@
+"""One tenant's session on one model: what the engine, windows and streams are built on."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from emblema.errors import PromptError
+from emblema.kv.chunk import EncodedChunk
+from emblema.link.policy.costs import Costs
+from emblema.link.policy.policy import Lane, Policy
+from emblema.link.prompt import ChunkPart, Part, Prompt, RowState
+from emblema.link.strategies.auto import Auto
+from emblema.link.strategies.base import Strategy
+from emblema.media import MediaLimits
+from emblema.models.adapter import Adapter
+from emblema.models.prepare import Preparer
+from emblema.session.chunk_builder import ChunkBuilder
+from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
+from emblema.session.linker import Linker
+from emblema.session.patch_worker import PatchWorker
+from emblema.session.policy_runtime import PolicyRuntime
+from emblema.session.prompt_reader import MediaReader, PromptLike, PromptReader
+from emblema.session.replies import Piece, ReplyState, TextStream, reply_pieces
+from emblema.session.requests import LinkRequest, Prefill
+from emblema.session.turn_tokenizer import TurnTokenizer
+from emblema.store.tenant import TenantStore
+
+DECODE_RESERVE = 256
+"""Rows that a table keeps room for after the prompt before it has to grow."""
+
+
+class Session:
+    """Reads prompts, links them and decodes replies, for one tenant and one model.
+
+    One thread owns the model, and with it all sessions on it.
+
+    Args:
+        adapter: the model.
+        store: the tenant's store.
+        preparer: prepares media for the encoder; None for a model that came without a processor.
+        limits: bounds on media from outside.
+        policy: bounds for `auto`.
+        patch_worker, costs: shared by all sessions on the model.
+
+    Attributes:
+        adapter: the model.
+        store: the tenant's store.
+        limits: bounds on media from outside.
+        chunk_builder: makes chunks of media.
+        prompt_reader: reads parts and messages.
+        linker: links prompts.
+        policy_runtime: what `auto` decides by, and what was measured.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        store: TenantStore,
+        preparer: Preparer | None,
+        limits: MediaLimits,
+        policy: Policy,
+        patch_worker: PatchWorker,
+        costs: Costs,
+    ) -> None:
+        self.adapter, self.store, self.limits = adapter, store, limits
+        self._preparer = preparer
+        self._defer_idle = False
+        self.chunk_builder = ChunkBuilder(adapter, preparer, store, limits)
+        self.prompt_reader = PromptReader(preparer)
+        self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker, costs)
+        self.linker = Linker(adapter, store, self.policy_runtime)
+
+    def on(self, store: TenantStore) -> "Session":
+        """Return a session of another tenant on the same model."""
+        runtime = self.policy_runtime
+        other = Session(
+            self.adapter, store, self._preparer, self.limits, runtime.policy, runtime.patch_worker, runtime.costs
+        )
+        other.defer_idle(self._defer_idle)
+        return other
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer; ModelError if the model came without one."""
+        return self.chunk_builder.preparer.tokenizer
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a reply: those of the generation configuration, else the tokenizer's."""
+        configured = getattr(getattr(self.adapter.model, "generation_config", None), "eos_token_id", None)
+        found = configured if configured is not None else self.tokenizer.eos_token_id
+        return frozenset(found if isinstance(found, list) else [] if found is None else [found])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row's KV, all layers together."""
+        return sum(layout.features for layout in self.adapter.layouts) * self.adapter.dtype.itemsize
+
+    def turn_tokenizer(self, template: bool = True, system: str | None = None) -> TurnTokenizer:
+        """Return a tokenizer of one turn's pieces, in the chat template or as they are.
+
+        Raises:
+            PromptError: there is a system turn and no template.
+        """
+        return TurnTokenizer(self.prompt_reader, template, system)
+
+    def read(self, parts: PromptLike, template: bool = True, *, prefill_media: bool = True) -> Prompt:
+        """Read what a caller gives as a prompt.
+
+        Args:
+            parts: parts of one user turn, or messages in OpenAI's form.
+            template: wrap parts by the model's chat template.
+            prefill_media: prefill media alone that the store does not know, as a strategy that takes canonical rows
+                needs it; else the encoder alone runs for them, and they are computed in their place.
+
+        Raises:
+            PromptError: the prompt is empty, of another shape, or longer than the model's context.
+            MediaError: media cannot be read.
+        """
+        return self.prompt_of(self.prompt_reader.parts(parts, template, self._media_reader(prefill_media)))
+
+    def prompt_of(self, parts: Iterable[Part]) -> Prompt:
+        """Lay parts out as a prompt.
+
+        Raises:
+            PromptError: the prompt is empty, or longer than the model's context.
+        """
+        prompt = Prompt.of(parts, self.adapter.axes)
+        longest = max(prompt.tokens, prompt.next_position)
+        if longest > self.adapter.context_length:
+            raise PromptError(
+                f"the prompt takes {longest} positions; the model's context holds {self.adapter.context_length}"
+            )
+        return prompt
+
+    def refuse_without_room(self, prompt: Prompt, new_tokens: int) -> None:
+        """Refuse a prompt after which so many tokens do not fit.
+
+        Raises:
+            PromptError: the model's context has no room for them.
+        """
+        room = self.adapter.context_length - max(prompt.tokens, prompt.next_position)
+        if new_tokens > room:
+            raise PromptError(f"max_new_tokens is {new_tokens}, but the model's context has room for {room}")
+
+    def link(self, request: LinkRequest) -> Prefill:
+        """Link a prompt; see `Linker.link`."""
+        return self.linker.link(request)
+
+    def decode(self, prefill: Prefill, sampling: Sampling, began: float) -> Iterator[Piece]:
+        """Make the first token after a prefill, and return the reply's pieces, one for every token.
+
+        A piece that shows no text yet is empty; the last piece holds the reply.
+
+        Args:
+            prefill: a linked prompt.
+            sampling: how tokens are chosen.
+            began: `time.perf_counter` at the caller's call, for the time to first token.
+        """
+        start = DecodeStart.after(prefill.prompt, prefill.linked)
+        tokens = decode(self.adapter, start, Sampler(sampling), self.end_tokens)
+        text, state = TextStream(self.tokenizer, sampling.stop), ReplyState(prefill.plan, prefill.usage)
+        return reply_pieces(tokens, text, self.end_tokens, state, began)
+
+    def trusts(self, kind: str, lane: Lane, strategy: str | Strategy) -> bool:
+        """Return whether a strategy may take a kind of content by a lane.
+
+        `auto` asks what was measured of the lane, under its bounds; any other strategy takes what there is.
+        """
+        if (strategy if isinstance(strategy, str) else strategy.name) != "auto":
+            return True
+        return self.policy_runtime.trusts(kind, lane, strategy.policy if isinstance(strategy, Auto) else None)
+
+    def defer_idle(self, deferred: bool) -> None:
+        """Leave what waits for an idle moment to a caller who calls `idle`, or do it again after each answer."""
+        self._defer_idle = deferred
+
+    def after_answer(self) -> None:
+        """Do what waits for an idle moment, unless that is left to the caller."""
+        if not self._defer_idle:
+            self.idle()
+
+    def idle(self) -> None:
+        """Do what waits for a moment in which nobody waits for an answer, on the thread that owns the model."""
+        if self.policy_runtime.waiting:
+            self.policy_runtime.idle(lambda prompt, strategy: self.linker.link(LinkRequest(prompt, strategy)))
+
+    def _media_reader(self, prefill_media: bool) -> MediaReader:
+        """Read the media of one prompt; what comes twice in it is made once."""
+        builder = self.chunk_builder
+        made: dict[str, ChunkPart] = {}
+
+        def read(source: Any, *, kind: str | None = None) -> Sequence[ChunkPart]:
+            if isinstance(source, EncodedChunk):
+                return [builder.part_of(builder.encoded(source))]
+            pending = builder.prepare(source, kind=kind).chunks
+            for chunk in pending:
+                if chunk.ids[0] not in made:
+                    made[chunk.ids[0]] = ChunkPart(builder.build(chunk)) if prefill_media else builder.part_of(chunk)
+            parts = [made[chunk.ids[0]] for chunk in pending]
+            # What is on a slower tier comes while the next of the prompt's media are encoded and prefilled.
+            self.store.prefetch(part.chunk.id for part in parts if part.state is RowState.CANONICAL)
+            return parts
+
+        return read

@@ -1,0 +1,130 @@
+"""Tokens of one user turn, written piece by piece as a prompt of the same pieces would spell them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from emblema.errors import PromptError
+from emblema.kv.chunk import ChunkKind
+from emblema.link.prompt import Part, TextPart
+from emblema.session.chat_template import TokenIds, Turn
+from emblema.session.prompt_reader import ROLE, PromptReader, items_of, readable
+from emblema.session.rendering import plain, render
+
+ANCHOR = (0,)
+"""Takes a chunk's place where text is spelled; its own token does not come out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrecedingText:
+    """The text directly before a place.
+
+    Attributes:
+        texts: its strings, back to the last chunk.
+        token_ids: their tokens, as they were written.
+        opens: whether the opening of the turn is part of them, as no chunk comes before.
+    """
+
+    texts: tuple[str, ...]
+    token_ids: TokenIds
+    opens: bool
+
+
+AFTER_CHUNK = PrecedingText((), (), False)
+"""Right after a chunk."""
+
+
+class TurnTokenizer:
+    """Tokenizes the pieces of one user turn: in the model's chat template, after a system turn if any, or as they are.
+
+    Args:
+        reader: the model's prompt reader.
+        template: whether pieces are written by the chat template.
+        system: text of a system turn.
+
+    Raises:
+        PromptError: there is a system turn and no template.
+    """
+
+    def __init__(self, reader: PromptReader, template: bool = True, system: str | None = None) -> None:
+        self.templated = template
+        self._reader = reader
+        if system is not None and not template:
+            raise PromptError("without a template there is no system turn: append its text as the first part")
+        self._system = () if system is None else (Turn("system", (readable(system),), plain=True),)
+        self._around: dict[ChunkKind, tuple[str, str]] = {}
+
+    def opening(self) -> TokenIds:
+        """Return the tokens before a turn's first piece; none where no template is used."""
+        return self._texts((ANCHOR,))[0] if self.templated else ()
+
+    def text(self, before: PrecedingText, text: str) -> TokenIds:
+        """Return token ids of a text after others, as they would be in one string.
+
+        Where that changed the ids of the others, the text is tokenized apart from them.
+
+        Raises:
+            PromptError: it is no text.
+        """
+        front = () if before.opens else (ANCHOR,)
+        index = 0 if before.opens else 2
+        whole = self._texts((*front, *before.texts, readable(text), ANCHOR))[index]
+        if whole[: len(before.token_ids)] == before.token_ids:
+            return whole[len(before.token_ids) :]
+        return self._texts((ANCHOR, text, ANCHOR))[2]
+
+    def closing(self, before: PrecedingText, question: str | Sequence[int]) -> TokenIds:
+        """Return token ids of a question with the end of the turn and the opening of the answer.
+
+        Raises:
+            PromptError: there is nothing to ask.
+        """
+        asked: tuple[Any, ...] = () if question == "" else items_of(question)
+        if self.templated or isinstance(question, str):
+            index = 0 if before.opens else 2
+            whole = _joined(self._texts((*(() if before.opens else (ANCHOR,)), *before.texts, *asked)), index)
+            ids = whole[len(before.token_ids) :]
+            if whole[: len(before.token_ids)] != before.token_ids:
+                ids = _joined(self._texts((ANCHOR, *asked)), 2)
+        else:
+            ids = tuple(chain.from_iterable(asked))
+        if not ids:
+            raise PromptError("there is nothing to ask: give a question, or token ids")
+        return ids
+
+    def turn(self, role: str, text: str) -> TokenIds:
+        """Return token ids of another speaker's turn, between the user's own.
+
+        Raises:
+            PromptError: no template is used, or it refuses the role.
+        """
+        if not self.templated:
+            raise PromptError("without a template there are no roles: append the turn's markup as text")
+        if not isinstance(role, str) or ROLE.fullmatch(role) is None:
+            raise PromptError(f"there is no role {role!r}: a role is a short word such as assistant")
+        turns = [Turn("user", (ANCHOR,)), Turn(role, (readable(text),)), Turn("user", (ANCHOR,))]
+        return _ids(render([*self._system, *turns], self._reader.template))[2]
+
+    def around(self, kind: ChunkKind) -> tuple[str, str]:
+        """Return what the template writes right before and after a piece of media that comes between texts."""
+        if not self.templated:
+            return "", ""
+        if kind not in self._around:
+            self._around[kind] = self._reader.template.around(kind)
+        return self._around[kind]
+
+    def _texts(self, items: Sequence[Any]) -> list[TokenIds]:
+        """Token ids of items, in order: runs of text, each after the token ids that come between them."""
+        if self.templated:
+            return _ids(render([*self._system, Turn("user", tuple(items))], self._reader.template))
+        written = any(isinstance(item, str) for item in items)
+        return _ids(plain(items, self._reader.template.tokenizer if written else None))
+
+
+def _ids(parts: Sequence[Part]) -> list[TokenIds]:
+    return [part.token_ids for part in parts if isinstance(part, TextPart)]
+
+
+def _joined(texts: Sequence[TokenIds], start: int) -> TokenIds:
+    return tuple(chain.from_iterable(texts[start:]))
