@@ -201,4 +201,4 @@ def linked(own: Engine, steps: Iterable[Step], title: str) -> Iterator[tuple[str
 
 def settle(own: Engine) -> None:
     """Wait until the patches of the answers so far are formed."""
-    assert own._former.settle(30)
+    assert own.policy_runtime.patch_worker.settle(30)
