@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from emblema.errors import StoreError
-from emblema.store.disk.schema import is_damage
+from emblema.store.disk.index import is_damage
 from emblema.store.files import hold_lock
 
 _LOG = logging.getLogger(__name__)

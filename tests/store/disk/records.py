@@ -89,7 +89,7 @@ class Clock:
 def there(tier: DiskTier) -> set[str]:
     """Names, of those that tests use, whose pieces are here; the files say the same."""
     names = {id_of(name): name for name in [*"abcdefgh", "chunk", "patch", "other", "shared", *map(str, range(50))]}
-    files = piece_files(tier.attachment.folder.path)
+    files = piece_files(tier.path)
     assert {entry.id: entry.bytes for entry in tier.entries()} == files
     assert tier.bytes == sum(files.values())
     return {names[id] for id in files}

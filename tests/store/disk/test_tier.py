@@ -320,7 +320,7 @@ def test_a_piece_lies_where_the_tier_says(tier: DiskTier) -> None:
 
 def test_reading_does_not_wait_for_a_write_under_way(tier: DiskTier) -> None:
     put(tier, "a")
-    with tier.attachment.change():
+    with tier.files.change():
         import threading
 
         found: list[object] = []

@@ -87,7 +87,7 @@ class Writer:
 
         def flush() -> None:
             self.tier.touch(ids)
-            self.tier._flush_now()
+            self.tier.record_uses()
 
         self._do({"do": "touch"}, flush)
 

@@ -1,12 +1,12 @@
-"""What the disk tier knows of a piece without opening it, and how its terms stand in the piece's file."""
+"""What the disk tier knows of a piece without opening it, and the piece's terms in the header of its file."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from emblema.errors import StoreError
-from emblema.store.record import SHARED, RecordHeader, RecordKind, Terms, check_id
+from emblema.errors import LoadError, StoreError
+from emblema.store.record import SHARED, Array, RecordHeader, RecordKind, RecordReader, Terms, check_id
 
 TERMS = "terms"
 """The key of a header's meta under which the tier keeps a piece's terms, so that they outlast the index."""
@@ -48,6 +48,41 @@ class Entry:
             math.inf if self.expires is None else self.expires, math.inf if idle is None else self.accessed + idle
         )
 
+    def is_of(self, header: RecordHeader) -> bool:
+        """Whether a file's header has the same owner, kind and chunks."""
+        return (self.owner, self.kind, self.chunks) == (header.owner, header.kind, header.chunks)
+
+
+class DiskReader:
+    """A piece of the disk tier, open; a file that does not verify is reported before the error goes on.
+
+    It stays readable when its piece is evicted, deleted or written again meanwhile.
+
+    Args:
+        reader: of the file.
+        damaged: called with every LoadError.
+    """
+
+    def __init__(self, reader: RecordReader, damaged: Callable[[LoadError], None]) -> None:
+        self.header = without_terms(reader.header)
+        self._reader = reader
+        self._damaged = damaged
+
+    def read(self, name: str) -> Array:
+        """One tensor, verified.
+
+        Raises:
+            LoadError: it is cut short or its checksum differs; the file is in quarantine then.
+        """
+        try:
+            return self._reader.read(name)
+        except LoadError as error:
+            self._damaged(error)
+            raise
+
+    def close(self) -> None:
+        self._reader.close()
+
 
 def check_header(header: RecordHeader) -> None:
     """Raises StoreError where a header's id, owner or chunks could not be kept."""
@@ -59,7 +94,7 @@ def check_header(header: RecordHeader) -> None:
 
 
 def with_terms(header: RecordHeader, terms: Terms, expires: float | None, now: float) -> RecordHeader:
-    """The header as it is written: the terms but the pin, which may change, stand in its meta."""
+    """The header as it is written, with the terms in its meta; all but the pin, which may change."""
     kept = {"priority": terms.priority, "idle_seconds": terms.idle_seconds, "seconds": terms.seconds}
     return replace(header, meta={**header.meta, TERMS: {**kept, "expires": expires, "written": now}})
 
@@ -114,13 +149,7 @@ def terms_of(header: RecordHeader, usual: Terms) -> Terms:
 
 def _terms_of(header: RecordHeader) -> Mapping[str, Any]:
     kept = header.meta.get(TERMS, {})
-    if not isinstance(kept, Mapping) or not all(kept.get(k) is None or _is_number(kept[k]) for k in _MOMENTS):
+    moments = [kept.get("expires"), kept.get("written")] if isinstance(kept, Mapping) else [math.nan]
+    if not all(moment is None or (type(moment) in (int, float) and math.isfinite(moment)) for moment in moments):
         raise ValueError("the terms in its header are malformed")
-    return kept
-
-
-_MOMENTS = ("expires", "written")
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    return kept  # type: ignore[no-any-return]

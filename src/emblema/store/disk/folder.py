@@ -12,6 +12,7 @@
 Every name is resolved within its own folder and no link is followed.
 """
 
+import fcntl
 import os
 import re
 import secrets
@@ -19,12 +20,12 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from xxhash import xxh3_64
 
 from emblema.errors import StoreError
-from emblema.store.disk.files import clear, files, open_folder, sync
-from emblema.store.disk.temporary import Temporary
 from emblema.store.files import hold_lock
 from emblema.store.record import check_id, is_id
 
@@ -38,6 +39,93 @@ _INDEXES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal")
 KNOWN = frozenset({FORMAT, LOCK, *_INDEXES, LIBRARIES, STREAMS, *_FOLDERS})
 
 _FORMAT_LINE = re.compile(rb"emblema store, format (\d{1,9}), checksum ([0-9a-f]{16})\n")
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Temporary:
+    """A new file in a folder. Leaving the context without `place` deletes it.
+
+    Its lock falls with the writer's process, so that whoever finds the file knows whether somebody still writes to it.
+
+    Args:
+        folder: where it is made.
+        bytes: that it will have; it has this length at once.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, folder: Path, bytes: int) -> None:
+        self.bytes = bytes
+        while True:
+            self._path = folder / secrets.token_hex(16)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags, 0o600)
+            self.file = open(descriptor, "wb", buffering=2**20)  # noqa: SIM115
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                os.ftruncate(descriptor, bytes)
+                status = os.fstat(descriptor)
+            except BaseException:
+                self.discard()
+                raise
+            self.inode = status.st_ino
+            if status.st_nlink:
+                return
+            # Somebody who tidied up took it for a dead writer's before it was locked.
+            self.discard()
+
+    def place(self, folder: int, name: str) -> None:
+        """Make it the file `name` of an open folder, contents and name durable when this returns."""
+        os.rename(self._path, name, dst_dir_fd=folder)
+        os.fsync(folder)
+        self.discard()
+
+    def finish(self, accessed: float | None = None) -> None:
+        """Its contents are written: make them durable; they do not change any more.
+
+        Args:
+            accessed: Unix time that its modification time is set to.
+
+        Raises:
+            OSError: they did not all reach the disk.
+        """
+        self.file.flush()
+        if accessed is not None:
+            os.utime(self.file.fileno(), ns=(round(accessed * 1e9), round(accessed * 1e9)))
+        os.fsync(self.file.fileno())
+
+    def discard(self) -> None:
+        """Delete it unless it has been put in its place; may be called more than once."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        # A full disk makes closing fail again on what could not be written; the file is deleted by then.
+        with suppress(OSError):
+            self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    @staticmethod
+    def abandon(path: Path) -> bool:
+        """Delete a file whose writer is no more; False where it is still being written."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
 
 
 class Folder:
@@ -307,3 +395,43 @@ class Folder:
 
 def _checksum(version: int) -> bytes:
     return xxh3_64(b"emblema store %d" % version).hexdigest().encode()
+
+
+def clear(path: Path) -> None:
+    """Make place for a file of the store: a file or link goes, a folder is somebody's and is set aside."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):
+        if not path.is_dir():
+            raise
+        path.rename(path.with_name(f"{path.name}.aside-{secrets.token_hex(4)}"))
+
+
+@contextmanager
+def open_folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder that is no link."""
+    descriptor = os.open(path, _OPEN_FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Make what a folder lists durable."""
+    with open_folder(path) as folder:
+        os.fsync(folder)
+
+
+def files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """The names in a folder with their status; none where there is no folder."""
+    try:
+        entries = os.scandir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                yield entry.name, entry.stat(follow_symlinks=False)

@@ -2,38 +2,181 @@
 
 import sqlite3
 import stat
+import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from emblema.store.disk.entry import Entry
-from emblema.store.disk.files import clear
-from emblema.store.disk.schema import (
-    APPLICATION,
-    COLUMNS,
-    TABLES,
-    VERSION,
-    DamagedIndexError,
-    Row,
-    checksum,
-    entry_of_row,
-    owner_bytes,
-    row_of,
-    summed,
-)
+from emblema.store.disk.folder import clear
+from emblema.store.record import SHARED, RecordKind, Terms
 
+_VERSION = 2
+_APPLICATION = 0x656D626C
+"""The marks of a file that holds these tables."""
 _PAGE = 512
-_INSERT = f"INSERT INTO pieces ({COLUMNS}) VALUES ({', '.join('?' for _ in Row._fields)})"
+"""Rows that are read at once."""
 _CACHE = 64 * 2**20
 """Bytes of pages that a connection keeps at most: the upper levels of a million entries' trees."""
 _WAIT = 60.0
 """Seconds to wait for another process's change."""
 
+_TABLES = """
+CREATE TABLE pieces (
+    id BLOB PRIMARY KEY, owner BLOB NOT NULL, kind TEXT NOT NULL, model TEXT NOT NULL, bytes INTEGER NOT NULL,
+    created REAL NOT NULL, accessed REAL NOT NULL, priority INTEGER NOT NULL, pinned INTEGER NOT NULL, seconds REAL,
+    idle REAL, expires REAL, chunks BLOB NOT NULL, inode INTEGER NOT NULL, checksum BLOB NOT NULL,
+    ends REAL GENERATED ALWAYS AS (min(coalesce(expires, 9e999), coalesce(accessed + idle, 9e999))) VIRTUAL
+) WITHOUT ROWID;
+CREATE INDEX pieces_evicted ON pieces (pinned, priority, accessed, bytes);
+CREATE INDEX pieces_owned ON pieces (owner, pinned, priority, accessed, bytes);
+CREATE INDEX pieces_listed ON pieces (owner, kind);
+CREATE INDEX pieces_ending ON pieces (ends) WHERE expires IS NOT NULL OR idle IS NOT NULL;
+CREATE TABLE parts (chunk BLOB, patch BLOB, PRIMARY KEY (chunk, patch)) WITHOUT ROWID;
+CREATE INDEX parts_patch ON parts (patch);
+CREATE TABLE totals (
+    owner BLOB, kind TEXT, pieces INTEGER NOT NULL, bytes INTEGER NOT NULL, checksum BLOB NOT NULL,
+    PRIMARY KEY (owner, kind)
+) WITHOUT ROWID;
+CREATE TABLE moments (name TEXT PRIMARY KEY, seconds REAL NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER pieces_added AFTER INSERT ON pieces BEGIN
+    INSERT INTO totals VALUES (NEW.owner, NEW.kind, 1, NEW.bytes, summed(NEW.owner, NEW.kind, 1, NEW.bytes))
+    ON CONFLICT DO UPDATE SET pieces = pieces + 1, bytes = bytes + NEW.bytes,
+        checksum = summed(owner, kind, pieces + 1, bytes + NEW.bytes);
+END;
+CREATE TRIGGER pieces_removed AFTER DELETE ON pieces BEGIN
+    UPDATE totals SET pieces = pieces - 1, bytes = bytes - OLD.bytes,
+        checksum = summed(owner, kind, pieces - 1, bytes - OLD.bytes)
+    WHERE owner = OLD.owner AND kind = OLD.kind;
+    DELETE FROM parts WHERE patch = OLD.id;
+END;
+"""
+
+_LARGEST_INODE = 2**63 - 1
+_Blob = bytes
+
+
+class DamagedIndexError(sqlite3.DatabaseError):
+    """A row of the index is not what was written."""
+
+
+class Row(NamedTuple):
+    """A row of `pieces`, as sqlite keeps it; one that was read is only to be trusted where it is whole."""
+
+    id: _Blob
+    owner: _Blob
+    kind: RecordKind
+    model: str
+    bytes: int
+    created: float
+    accessed: float
+    priority: int
+    pinned: int
+    seconds: float | None
+    idle: float | None
+    expires: float | None
+    chunks: _Blob
+    inode: int
+    checksum: _Blob = b""
+
+    def parts(self) -> list[tuple[_Blob, _Blob]]:
+        """The rows of `parts`: each chunk that a patch was made from, with the patch."""
+        return [(self.chunks[start : start + 32], self.id) for start in range(0, len(self.chunks), 32)]
+
+    def is_whole(self) -> bool:
+        """Whether it is as it was written."""
+        return self.checksum == self.own_checksum()
+
+    def own_checksum(self) -> _Blob:
+        """The checksum of all but the time of access, which changes with every use and is in the file."""
+        return checksum((self[:_ACCESSED], self[_ACCESSED + 1 : -1]))
+
+    def is_of(self, inode: int) -> bool:
+        """Whether it was written for the file of this inode."""
+        return self.inode == inode & _LARGEST_INODE
+
+
+_ACCESSED = Row._fields.index("accessed")
+_COLUMNS = ", ".join(Row._fields)
+_SELECT = f"SELECT {_COLUMNS} FROM pieces WHERE"
+_INSERT = f"INSERT INTO pieces ({_COLUMNS}) VALUES ({', '.join('?' for _ in Row._fields)})"
+
+
+def owner_bytes(owner: str) -> bytes:
+    return owner.encode() if owner == SHARED else bytes.fromhex(owner)
+
+
+def row_of(entry: Entry, inode: int) -> Row:
+    """An entry as a row, its checksum last: sqlite keeps none of its own."""
+    terms = entry.terms
+    row = Row(
+        bytes.fromhex(entry.id),
+        owner_bytes(entry.owner),
+        entry.kind,
+        entry.model,
+        entry.bytes,
+        entry.created,
+        entry.accessed,
+        terms.priority,
+        int(terms.pinned),
+        None if terms.seconds is None else float(terms.seconds),
+        None if terms.idle_seconds is None else float(terms.idle_seconds),
+        None if entry.expires is None else float(entry.expires),
+        b"".join(map(bytes.fromhex, entry.chunks)),
+        inode & _LARGEST_INODE,
+    )
+    return row._replace(checksum=row.own_checksum())
+
+
+def entry_of_row(row: Row) -> Entry:
+    """The entry of a row.
+
+    Raises:
+        DamagedIndexError: its checksum differs.
+    """
+    if not row.is_whole():
+        raise DamagedIndexError("a row's checksum differs")
+    return Entry(
+        id=row.id.hex(),
+        owner=SHARED if len(row.owner) != 32 else row.owner.hex(),
+        kind=row.kind,
+        model=row.model,
+        bytes=row.bytes,
+        created=row.created,
+        accessed=row.accessed,
+        terms=Terms(row.priority, bool(row.pinned), row.seconds, row.idle),
+        chunks=tuple(chunk.hex() for chunk, _ in row.parts()),
+        expires=row.expires,
+    )
+
+
+def checksum(value: object) -> bytes:
+    """Of numbers, texts, bytes and tuples of them."""
+    return struct.pack("<Q", xxh3_64_intdigest(repr(value).encode()))
+
+
+def summed(*values: object) -> bytes:
+    """The checksum of several values: what the tables' triggers call `summed`."""
+    return checksum(values)
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error says that the index itself is bad, rather than that it is busy or cannot be written."""
+    if isinstance(error, DamagedIndexError | sqlite3.IntegrityError | sqlite3.InterfaceError):
+        return True
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return not isinstance(error, sqlite3.ProgrammingError)
+    damage = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA)
+    return code & 0xFF in damage or code == sqlite3.SQLITE_IOERR_SHORT_READ
+
 
 class Connection(sqlite3.Connection):
-    """One whose errors are sqlite's own also where a damaged schema's names are no text."""
+    """A connection whose errors are sqlite's own also where a damaged schema's names are no text."""
 
     def execute(self, *statement: Any) -> sqlite3.Cursor:
         try:
@@ -45,7 +188,7 @@ class Connection(sqlite3.Connection):
 class Index:
     """Entries by id. Reading never waits for a change under way; changes are made within `transaction`.
 
-    Every method raises `sqlite3.Error`; `schema.is_damage` says which of them mean that the index is to be made again.
+    Every method raises `sqlite3.Error`; `is_damage` says which of them mean that the index is to be made again.
 
     Args:
         path: of its file, made where it is not there; None for one in memory.
@@ -86,13 +229,13 @@ class Index:
         self._writer.execute("PRAGMA cell_size_check = 1")
         (tables,) = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables == 0:
-            marks = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"
-            self._writer.executescript(f"BEGIN IMMEDIATE; {TABLES} {marks} COMMIT;")
+            marks = f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_VERSION};"
+            self._writer.executescript(f"BEGIN IMMEDIATE; {_TABLES} {marks} COMMIT;")
             self.fresh = True
         marks_found = [
             self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         ]
-        if marks_found != [APPLICATION, VERSION]:
+        if marks_found != [_APPLICATION, _VERSION]:
             raise DamagedIndexError(f"its marks are {marks_found}")
 
     def check(self) -> None:
@@ -122,13 +265,13 @@ class Index:
 
     def get(self, id: str) -> Entry | None:
         with self._view() as connection:
-            row = connection.execute(f"SELECT {COLUMNS} FROM pieces WHERE id = ?", (bytes.fromhex(id),)).fetchone()
+            row = connection.execute(f"{_SELECT} id = ?", (bytes.fromhex(id),)).fetchone()
         return None if row is None else entry_of_row(Row._make(row))
 
     def page(self, after: str, owner: str | None = None, kind: str | None = None) -> list[Entry]:
         """The next entries by id, those after an id ("" for the first); none at the end."""
         where, given = _where(owner, kind)
-        query = f"SELECT {COLUMNS} FROM pieces WHERE id > ?{where} ORDER BY id LIMIT {_PAGE}"
+        query = f"{_SELECT} id > ?{where} ORDER BY id LIMIT {_PAGE}"
         with self._view() as connection:
             rows = connection.execute(query, (bytes.fromhex(after), *given)).fetchall()
         return [entry_of_row(Row._make(row)) for row in rows]
@@ -178,8 +321,7 @@ class Index:
 
     def get_row(self, id: str) -> Row | None:
         """The row of an id as this transaction has it, unchecked."""
-        query = f"SELECT {COLUMNS} FROM pieces WHERE id = ?"
-        row = self._writer.execute(query, (bytes.fromhex(id),)).fetchone()
+        row = self._writer.execute(f"{_SELECT} id = ?", (bytes.fromhex(id),)).fetchone()
         return None if row is None else Row._make(row)
 
     def remove(self, id: str) -> None:
@@ -196,13 +338,25 @@ class Index:
         """When a piece was last used, as its file has it."""
         self._writer.execute("UPDATE pieces SET accessed = ? WHERE id = ?", (moment, id))
 
-    def victims(self, owner: str | None = None) -> Iterator[tuple[str, int]]:
-        """Ids and bytes of what may be evicted, what goes first standing first."""
+    def victims(self, bytes: int, spared: Collection[str], owner: str | None = None) -> dict[str, int]:
+        """Ids, and bytes of each, to evict for `bytes` bytes: the lowest priority and the least recently used first.
+
+        Pinned and spared pieces are not among them; fewer bytes where there is no more to evict.
+        """
+        chosen: dict[str, int] = {}
+        if bytes <= 0:
+            return chosen
         where, given = _where(owner, None)
         query = f"SELECT id, bytes FROM pieces WHERE pinned = 0{where} ORDER BY priority, accessed"
         cursor = self._writer.execute(query, given)
         while rows := cursor.fetchmany(_PAGE):
-            yield from ((id.hex(), size) for id, size in rows)
+            for key, size in rows:
+                if (id := key.hex()) not in spared:
+                    chosen[id] = size
+                    bytes -= size
+                    if bytes <= 0:
+                        return chosen
+        return chosen
 
     def ended(self, now: float) -> list[str]:
         """Ids of what has expired."""
@@ -211,7 +365,7 @@ class Index:
 
     def shard(self, number: int) -> list[Row]:
         """The rows of ids that start with this byte, unchecked."""
-        query = f"SELECT {COLUMNS} FROM pieces WHERE id >= ?" + (" AND id < ?" if number < 255 else "")
+        query = f"{_SELECT} id >= ?" + (" AND id < ?" if number < 255 else "")
         bounds = [bytes([number])] + ([bytes([number + 1])] if number < 255 else [])
         return [Row._make(row) for row in self._writer.execute(query, bounds)]
 

@@ -1,25 +1,40 @@
 """The disk tier: pieces that outlast the process, within a budget of bytes."""
 
 import logging
+import os
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.store import format
-from emblema.store.disk import room
-from emblema.store.disk.attachment import FolderAwayError
-from emblema.store.disk.entry import Entry, check_header, entry_of, with_terms
+from emblema.store.clock import SteadyClock
+from emblema.store.disk.entry import DiskReader, Entry, check_header, entry_of, with_terms
+from emblema.store.disk.folder import Folder, Temporary
 from emblema.store.disk.index import Index
-from emblema.store.disk.reader import DiskReader
-from emblema.store.disk.temporary import Temporary
-from emblema.store.disk.upkeep import Upkeep
-from emblema.store.record import SHARED, Record, RecordReader, Terms, check_id
+from emblema.store.disk.indexed_folder import FolderAwayError, IndexedFolder
+from emblema.store.disk.reports import CollectReport, DiskStatistics, ScanReport, VerifyReport
+from emblema.store.format import is_passing
+from emblema.store.record import SHARED, Record, RecordKind, RecordReader, Terms, check_id
 
 _LOG = logging.getLogger(__name__)
+_LARGEST_DEFAULT = 64 * 2**30
+_LARGEST_QUARANTINE = 256 * 2**20
+_TOUCHES = 512
+"""Uses that are recorded together, at most."""
+_TOUCH_SECONDS = 2.0
+"""Seconds after which uses are recorded."""
+_Answer = TypeVar("_Answer")
 
 
-class DiskTier(Upkeep):
+class DiskTier:
     """Keeps records in a folder, one file each, through any crash. Threads and processes may share it.
 
     A piece is durable when `write` returns and gone for good when `delete` returns. Room is made by evicting the lowest
@@ -36,6 +51,67 @@ class DiskTier(Upkeep):
         StoreError: the folder is a file, cannot be made, or was written by a later version.
     """
 
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        capacity_bytes: int | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        in_use: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
+        self._clock = SteadyClock(clock)
+        self._in_use = in_use
+        # Guards the counts and the uses.
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        # Uses that the index does not have yet: moments by id.
+        self._touched: dict[str, float] = {}
+        self._flushed = time.monotonic()
+        self._remembered = 0.0
+        # Damaged pieces that could not be taken out of the folder: not served again.
+        self._distrusted: set[str] = set()
+        limit = _LARGEST_QUARANTINE if capacity_bytes is None else min(_LARGEST_QUARANTINE, capacity_bytes // 8)
+        self._quarantine_bytes = limit
+        self.files = IndexedFolder(os.fspath(folder), self._clock, limit)
+        self.report: ScanReport = self.files.report
+        """What the scan found when the tier was opened."""
+        if capacity_bytes is None:
+            free = shutil.disk_usage(self.path).free
+            capacity_bytes = min(_LARGEST_DEFAULT, (free + self.bytes) // 2)
+        self.capacity_bytes = capacity_bytes
+        if self._folder.read_only is None:
+            with self.files.change() as index:
+                self._evict(index, index.victims(index.totals()[1] - capacity_bytes, ()))
+        (_LOG.warning if self.report.skipped or self.report.lost else _LOG.info)("%s: %s", folder, self.report)
+
+    @property
+    def name(self) -> str:
+        return "disk"
+
+    @property
+    def path(self) -> Path:
+        """The folder, absolute."""
+        return self._folder.path
+
+    @property
+    def _folder(self) -> Folder:
+        """The folder as it is held now; it is opened again where it came back."""
+        return self.files.folder
+
+    def use(self, in_use: Callable[[], Collection[str]]) -> None:
+        """Ask this from now on which ids may not be evicted; it must not call the tier."""
+        self._in_use = in_use
+
+    def piece_path(self, id: str) -> Path:
+        """The file of a piece, whether it is there or not.
+
+        Raises:
+            StoreError: the id is none.
+        """
+        return self._folder.piece(id)
+
+    # Looking up
+
     def open(self, id: str, owner: str) -> RecordReader | None:
         """The record of an id, if it is here, its owner's and not expired.
 
@@ -51,7 +127,7 @@ class DiskTier(Upkeep):
         if found is None or found.owner != owner:
             self._count("misses")
             return None
-        path = self.attachment.folder.piece(id)
+        path = self._folder.piece(id)
         try:
             inode = path.lstat().st_ino
             reader = format.open_file(path, id)
@@ -65,16 +141,120 @@ class DiskTier(Upkeep):
         except LoadError as error:
             self._damaged(id, inode, error)
             raise
-        header = reader.header
-        if (header.owner, header.kind, header.chunks) != (found.owner, found.kind, found.chunks):
+        if not found.is_of(reader.header):
             reader.close()
             self._count("lost")
             with suppress(StoreError, OSError):
-                self.attachment.scan()
+                self.files.scan()
             raise LoadError(id, "its file does not say what the index did")
         self._count("hits")
         self.touch([id])
         return DiskReader(reader, partial(self._damaged, id, inode))
+
+    def entry(self, id: str) -> Entry | None:
+        """What is known of a piece that is here and has not expired; None too while the folder does not answer."""
+        check_id(id)
+        try:
+            return self._find(id)
+        except FolderAwayError:
+            self._count("failed_reads")
+            return None
+
+    def _find(self, id: str) -> Entry | None:
+        found = self.files.read(lambda index: index.get(id))
+        if found is None or id in self._distrusted:
+            return None
+        # A use that is not in the index yet counts.
+        used = self._touched.get(id)
+        if used is not None and used > found.accessed:
+            found = replace(found, accessed=used)
+        now = self._clock.now()
+        if found.ends > now:
+            return found
+        if now - self._remembered > 1.0:
+            # So that it stays expired if the clock jumps back and the process ends.
+            with self.files.idle() as idle:
+                if idle:
+                    self.record_uses(always=True)
+        return None
+
+    def entries(self, owner: str | None = None, kind: RecordKind | None = None) -> Iterator[Entry]:
+        """All pieces of an owner and kind that have not expired, by id; what changes meanwhile may be seen or not."""
+        if owner is not None and kind is None:
+            yield from self.entries(owner, "chunk")
+            yield from self.entries(owner, "patch")
+            return
+        last, now = "", self._clock.now()
+        while page := self.files.read(lambda index, last=last: index.page(last, owner, kind)):  # type: ignore[misc]
+            yield from (entry for entry in page if entry.ends > now and entry.id not in self._distrusted)
+            last = page[-1].id
+
+    def patches_of(self, chunk: str) -> list[str]:
+        """Ids of the patches made from a chunk, whether it is here or not."""
+        check_id(chunk)
+        return self.files.read(lambda index: index.patches_of(chunk))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all pieces' files."""
+        return self.files.read(lambda index: index.totals()[1])
+
+    def bytes_of(self, owner: str) -> int:
+        """Bytes of an owner's pieces' files."""
+        return self.files.read(lambda index: index.totals(owner)[1])
+
+    def count(self, owner: str | None = None, kind: RecordKind | None = None) -> int:
+        """How many pieces there are."""
+        return self.files.read(lambda index: index.totals(owner, kind)[0])
+
+    @property
+    def statistics(self) -> DiskStatistics:
+        try:
+            pieces, held = self.files.read(lambda index: index.totals())
+        except FolderAwayError:
+            pieces = held = 0
+        with self._lock:
+            counts = dict(self._counts)
+        return DiskStatistics(pieces, held, self.capacity_bytes, rebuilt=self.files.rebuilt, **counts)
+
+    # Uses
+
+    def touch(self, ids: Iterable[str]) -> None:
+        """Pieces were used now. Recorded in batches: a crash may lose the last seconds' uses, nothing else."""
+        now = self._clock.now()
+        with self._lock:
+            self._touched.update(dict.fromkeys(ids, now))
+            due = len(self._touched) >= _TOUCHES or time.monotonic() - self._flushed >= _TOUCH_SECONDS
+        if due:
+            # Reading does not wait for a writer.
+            with self.files.idle() as idle:
+                if idle:
+                    self.record_uses()
+
+    def record_uses(self, always: bool = False) -> None:
+        """Record the uses so far, and the time; the time by itself where there are no uses only if `always`."""
+        with self._lock:
+            self._flushed = time.monotonic()
+            pending = len(self._touched)
+        if not (pending or always) or self._folder.read_only is not None:
+            return
+        self._remembered = self._clock.now()
+        try:
+            with self.files.change() as index:
+                self._record(index)
+        except (StoreError, OSError):
+            self._count("dropped_touches", pending)
+
+    def _record(self, index: Index) -> None:
+        """Record the uses so far, in the index and in the files' times; within a change."""
+        with self._lock:
+            touched, self._touched = self._touched, {}
+            self._flushed = time.monotonic()
+        index.set_accessed(touched)
+        for id, moment in touched.items():
+            self._folder.set_accessed(id, moment)
+
+    # Writing and deleting
 
     def write(self, record: Record, terms: Terms) -> None:
         """Keep a record, in place of the one of the same id and owner; durable when this returns.
@@ -109,16 +289,16 @@ class DiskTier(Upkeep):
             temporary.finish(now)
             entry = entry_of(record.header, bytes=size, accessed=now, pinned=terms.pinned)
             try:
-                with self.attachment.change() as index:
-                    folder = self.attachment.folder
-                    self._check_owner(index.get(header.id), header.owner)
+                with self.files.change() as index:
+                    folder = self._folder
+                    _check_owner(index.get(header.id), header.owner)
                     folder.unfinished = True
                     index.put(entry, temporary.inode)
                     folder.place(temporary, header.id)
                     folder.pin(header.id, terms.pinned)
             except (StoreError, OSError):
                 # It may be in its place and not in the index, and counts as not written.
-                self.attachment.folder.withdraw(header.id, temporary.inode)
+                self._folder.withdraw(header.id, temporary.inode)
                 raise
         with self._lock:
             self._touched.pop(header.id, None)
@@ -130,24 +310,41 @@ class DiskTier(Upkeep):
         id = record.header.id
         temporary: Temporary | None = None
         try:
-            with self.attachment.change() as index:
-                self._flush(index)
+            with self.files.change() as index:
+                self._record(index)
                 found = index.get(id)
-                self._check_owner(found, record.header.owner)
-                more = size - (found.bytes if found is not None else 0)
-                folder, in_use = self.attachment.folder, set(self._in_use())
-                self._count_evicted(room.make_room(folder, index, more, self.capacity_bytes, in_use, keep=id))
-                temporary = folder.temporary(size)
+                _check_owner(found, record.header.owner)
+                self._make_room(index, size - (found.bytes if found is not None else 0), id)
+                temporary = self._folder.temporary(size)
         except BaseException:
             if temporary is not None:
                 temporary.discard()
             raise
         return temporary
 
-    def _check_owner(self, found: Entry | None, owner: str) -> None:
-        # The shared library's ids are known to all: nobody keeps them from it.
-        if found is not None and found.owner != owner and owner != SHARED:
-            raise StoreError(f"{found.id[:12]} belongs to another owner: delete it there first")
+    def _make_room(self, index: Index, bytes: int, keep: str) -> None:
+        """Evict all but `keep` until `bytes` more fit the budget, within a change.
+
+        What is being written and what is in quarantine counts too; the latter goes where evicting is not enough.
+
+        Raises:
+            StoreError: they do not fit; nothing was evicted.
+        """
+        held = index.totals()[1] + self._folder.under_way()
+        victims = index.victims(held + bytes - self.capacity_bytes, {*self._in_use(), keep})
+        freed = sum(victims.values())
+        if held + bytes - freed > self.capacity_bytes:
+            freed += self._folder.shrink_quarantine(0)[1]
+        if held + bytes - freed > self.capacity_bytes:
+            raise StoreError(
+                f"{self.path}: no room for {bytes} bytes: {held} of {self.capacity_bytes} are held by pieces that are "
+                "pinned, in use or being written; unpin some, or give the disk tier a larger budget"
+            )
+        self._evict(index, victims)
+
+    def _evict(self, index: Index, victims: dict[str, int]) -> None:
+        self.files.remove(index, victims.keys(), durable=False)
+        self._count("evicted", len(victims))
 
     def delete(self, id: str, owner: str) -> bool:
         """Delete a record of this owner, and for a chunk every patch made from it; whether anything was here.
@@ -167,26 +364,186 @@ class DiskTier(Upkeep):
         return removed > 0
 
     def _delete(self, id: str, owner: str) -> int:
-        with self.attachment.change() as index:
-            return self._remove(index, _going(id, owner, index))
+        with self.files.change() as index:
+            going = _deleted_with(id, owner, index)
+            self.files.remove(index, going)
+            return len(going)
 
     def _delete_files(self, id: str, owner: str, error: FolderAwayError) -> int:
         """Delete where the index cannot be changed: what counts is that the files are gone."""
-        going = self.attachment.read(partial(_going, id, owner))
-        with self.attachment.files_alone() as folder:
+        going = self.files.read(partial(_deleted_with, id, owner))
+        with self.files.files_alone() as folder:
             folder.remove(going)
             self._distrusted.update(going)
         _LOG.warning("%s: %d files were deleted; the index follows later: %s", self.path, len(going), error)
         return len(going)
 
+    def _retried(self, change: Callable[[], _Answer]) -> _Answer:
+        """Make a change, once more if the index had to be made again for it."""
+        rebuilt = self.files.rebuilt
+        try:
+            return change()
+        except FolderAwayError:
+            if self.files.rebuilt == rebuilt:
+                raise
+            return change()
+
+    # Upkeep
+
+    def set_pin(self, id: str, pinned: bool) -> bool:
+        """Pin or unpin a piece; whether it is here.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        check_id(id)
+        with self.files.change() as index:
+            found, row = index.get(id), index.get_row(id)
+            if found is None or row is None:
+                return False
+            self._folder.unfinished = True
+            self._folder.pin(id, pinned)
+            index.put(replace(found, terms=replace(found.terms, pinned=pinned)), row.inode)
+        return True
+
+    def evict(self, owner: str, bytes: int) -> int:
+        """Evict at least so many bytes of an owner's pieces, as far as there are any that may go; bytes evicted.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        with self.files.change() as index:
+            self._record(index)
+            victims = index.victims(bytes, set(self._in_use()), owner)
+            self._evict(index, victims)
+            return sum(victims.values())
+
+    def expire(self) -> int:
+        """Delete what has expired and is not in use, and for a chunk every patch made from it; how many pieces went.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        with self.files.change() as index:
+            self._record(index)
+            in_use = set(self._in_use())
+            ended = [id for id in index.ended(self._clock.now()) if id not in in_use]
+            going = dict.fromkeys([*(patch for id in ended for patch in index.patches_of(id)), *ended])
+            self.files.remove(index, going.keys())
+        self._count("expired", len(going))
+        return len(going)
+
+    def quarantine(self, id: str, reason: str, inode: int | None = None) -> bool:
+        """Take a damaged piece out of service; whether it was here. In a read-only folder it is just not served.
+
+        Args:
+            id: of the piece.
+            reason: for the log.
+            inode: of the damaged file; a file written since stays. None takes whichever is there.
+        """
+        check_id(id)
+        try:
+            with self.files.change() as index:
+                self._folder.unfinished = True
+                moved = self._folder.quarantine(id, inode, self._quarantine_bytes)
+                if moved:
+                    index.remove(id)
+                    self._folder.pin(id, False)
+        except (StoreError, OSError) as error:
+            self._distrusted.add(id)
+            reason, moved = f"{reason}; it stays where it is: {error}", True
+        if moved:
+            self._count("quarantined")
+            _LOG.warning("%s is out of service: %s", self._folder.piece(id), reason)
+        return moved
+
+    def _damaged(self, id: str, inode: int, error: LoadError) -> None:
+        if is_passing(error):
+            self._count("failed_reads")
+        else:
+            self.quarantine(id, error.reason, inode)
+
+    def _lost(self, id: str) -> None:
+        """The index has a piece and there is no file of it."""
+        with suppress(StoreError, OSError), self.files.change() as index:
+            if index.get(id) is not None and not self._folder.piece(id).exists():
+                index.remove(id)
+                self._count("lost")
+
+    def verify(self, progress: Callable[[int, int], None] | None = None, repair: bool = True) -> VerifyReport:
+        """Read every piece to its end.
+
+        Args:
+            progress: called with the bytes read so far and the bytes of all.
+            repair: compare the index with the files first, and put what is damaged in quarantine.
+
+        Raises:
+            StoreError: the folder does not answer.
+        """
+        scan = self.files.scan() if repair and self._folder.read_only is None else None
+        total = self.bytes
+        checked = passed = read = 0
+        damaged: list[tuple[str, str]] = []
+        for entry in self.entries():
+            path = self._folder.piece(entry.id)
+            try:
+                inode = path.lstat().st_ino
+                with format.open_file(path, entry.id) as reader:
+                    format.verify(reader)
+                    if not entry.is_of(reader.header):
+                        raise LoadError(entry.id, "its file does not say what the index does")
+                passed += entry.bytes
+            except FileNotFoundError:
+                # Deleted or evicted since it was listed, unless the index still has it.
+                if self.entry(entry.id) is not None:
+                    damaged.append((entry.id, "its file is gone"))
+                continue
+            except LoadError as error:
+                damaged.append((entry.id, error.reason))
+                if repair and not is_passing(error):
+                    self.quarantine(entry.id, error.reason, inode)
+            checked += 1
+            read += entry.bytes
+            if progress is not None:
+                progress(read, total)
+        return VerifyReport(checked, tuple(damaged), passed, scan)
+
+    def gc(self, progress: Callable[[int, int], None] | None = None) -> CollectReport:
+        """Delete what has expired, what dead writers left and what is in quarantine, and make the index agree.
+
+        Args:
+            progress: called with how many of how many folders have been compared with the index.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        before = self.bytes
+        expired = self.expire()
+        freed = before - self.bytes
+        with self.files.change():
+            quarantined, bytes = self._folder.shrink_quarantine(0)
+        scan = self.files.scan(progress)
+        self.files.checkpoint()
+        return CollectReport(expired, quarantined, freed + bytes, scan)
+
     def close(self) -> None:
         """Record the last uses and let go of the folder; may be called more than once."""
-        self._flush_now(always=True)
-        self.attachment.close()
+        self.record_uses(always=True)
+        self.files.close()
+
+    def _count(self, name: str, count: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += count
 
 
-def _going(id: str, owner: str, index: Index) -> list[str]:
-    """What goes when an id is deleted: its patches first."""
+def _check_owner(found: Entry | None, owner: str) -> None:
+    # The shared library's ids are known to all: nobody keeps them from it.
+    if found is not None and found.owner != owner and owner != SHARED:
+        raise StoreError(f"{found.id[:12]} belongs to another owner: delete it there first")
+
+
+def _deleted_with(id: str, owner: str, index: Index) -> list[str]:
+    """Ids that go when an owner deletes an id, its patches first."""
     found = index.get(id)
     if found is not None and found.owner != owner:
         return []

@@ -1,10 +1,10 @@
-"""A disk tier's hold on its folder: which index it reads and changes, and how that is mended."""
+"""The folder of a disk tier together with its index: reading and changing both, and mending the index."""
 
 import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -12,10 +12,9 @@ from typing import TypeVar
 from emblema.errors import StoreError
 from emblema.store.clock import SteadyClock
 from emblema.store.disk.folder import PIECES, Folder
-from emblema.store.disk.index import Index, is_plain, remove_index
+from emblema.store.disk.index import Index, is_damage, is_plain, remove_index
 from emblema.store.disk.reports import ScanReport
-from emblema.store.disk.scan import reconcile
-from emblema.store.disk.schema import is_damage
+from emblema.store.disk.scan import Scan
 
 _LOG = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -25,8 +24,8 @@ class FolderAwayError(StoreError):
     """The folder or its index cannot be reached now: it vanished, or another process keeps it locked."""
 
 
-class Attachment:
-    """The folder and its index, one change at a time. An index that is damaged or gone is made again from the files.
+class IndexedFolder:
+    """A folder and its index, one change at a time. An index that is damaged or gone is made again from the files.
 
     Args:
         path: of the folder.
@@ -119,7 +118,7 @@ class Attachment:
             try:
                 with index.transaction():
                     if self.folder.unfinished:
-                        self._reconcile(index)
+                        self._scan(index).run()
                     self._clock.reach(index.latest())
                     yield index
                     index.set_latest(self._clock.now())
@@ -147,9 +146,20 @@ class Attachment:
                 raise FolderAwayError(str(error)) from error
 
     def scan(self, progress: Callable[[int, int], None] | None = None) -> ScanReport:
-        """Compare the index with all files now; `progress` as for `reconcile`."""
+        """Compare the index with all files now; `progress` as for `Scan.run`."""
         with self.change() as index:
-            return self._reconcile(index, progress)
+            return self._scan(index).run(progress)
+
+    def remove(self, index: Index, ids: Collection[str], *, durable: bool = True) -> None:
+        """Delete pieces, within a change, their files in this order; what is not durable a power cut may bring back.
+
+        A start finds in its scan what came back.
+        """
+        if ids:
+            self.folder.unfinished = True
+            self.folder.remove(ids, durable)
+            for id in ids:
+                index.remove(id)
 
     def checkpoint(self) -> None:
         """Bring the index's log into its file."""
@@ -206,7 +216,7 @@ class Attachment:
         _LOG.warning("%s; what is there is read", folder.read_only)
         index = Index(None)
         with index.transaction():
-            return index, self._reconcile(index)
+            return index, self._scan(index).run()
 
     def _open(self, damaged_inode: int | None) -> tuple[Index, ScanReport]:
         folder = self.folder
@@ -221,7 +231,7 @@ class Attachment:
                 if not index.fresh:
                     index.check()
                 with index.transaction():
-                    report = self._reconcile(index)
+                    report = self._scan(index).run()
             except BaseException:
                 index.close()
                 raise
@@ -235,12 +245,12 @@ class Attachment:
             remove_index(path)
             index = Index(path)
             with index.transaction():
-                report = self._reconcile(index)
+                report = self._scan(index).run()
         folder.unfinished = False
         return index, report
 
-    def _reconcile(self, index: Index, progress: Callable[[int, int], None] | None = None) -> ScanReport:
-        return reconcile(self.folder, index, self._clock, self._quarantine_bytes, progress)
+    def _scan(self, index: Index) -> Scan:
+        return Scan(self.folder, index, self._clock, self._quarantine_bytes)
 
 
 def _inode(path: Path | None) -> int | None:
