@@ -13,7 +13,7 @@ SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test test-benchmarks test-slow test-519 test-vllm wheel-test crash-test soak soak-short results-check reference lint format types imports check clean
+.PHONY: help setup servers demo test test-benchmarks test-slow test-519 test-vllm wheel-test crash-test soak soak-short results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,10 @@ NAMED = $(if $(filter training,$(ROOM)),--model $(MODEL))
 reference: $(VENV)/installed-dev  ## Train a bundled model anew in its place (MODEL=reference-mha): up to 80 minutes, resumes
 	$(BIN)/python -m $(ROOM).train $(NAMED) $(if $(NAMED),$(TEACHER)) --resume
 	$(BIN)/python -m $(ROOM).card $(NAMED)
+
+docs: $(VENV)/installed-dev  ## Build the site into build/site; a warning is an error
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 lint: $(VENV)/installed-dev  ## Check style with ruff
 	$(BIN)/ruff check .
