@@ -12,7 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEMO = Path(str(files("emblema"))) / "assets" / "demo"
-PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs").glob("how-to/*.md")), *sorted((ROOT / "docs").glob("concepts/*.md"))]
+PAGES = [
+    ROOT / "docs" / "index.md",
+    *sorted((ROOT / "docs").glob("how-to/*.md")),
+    *sorted((ROOT / "docs").glob("concepts/*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
