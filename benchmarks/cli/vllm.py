@@ -34,10 +34,11 @@ def vllm(
     from benchmarks.vllm.model import SHAPES
     from benchmarks.vllm.report import write
     from benchmarks.vllm.run import Bench, Settings, read, written
+    from benchmarks.vllm.server import device_options, free_port, running
     from emblema.cli.screen import console, output_folder
     from emblema.errors import EmblemaError
     from emblema.eval.figures import write_figures
-    from emblema.vllm.serving import command, device_options, free_port, running
+    from emblema.vllm.serving import command
 
     screen = console(plain)
     if shape not in SHAPES:

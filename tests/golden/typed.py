@@ -38,8 +38,8 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, Json]]:
 
 def vllm_names() -> Json:
     """What the plugin is called by: read from its source, so that no vLLM is needed."""
-    from emblema.vllm.asking import VARIABLE
     from emblema.vllm.plugin import PluginSettings
+    from emblema.vllm.retrieving import RETRIEVAL_VARIABLE
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
@@ -49,7 +49,7 @@ def vllm_names() -> Json:
         "connectors": sorted(_registered()),
         "metrics": sorted(_metrics()),
         "connector's options": sorted(PluginSettings.__dataclass_fields__),
-        "variable": VARIABLE,
+        "variable": RETRIEVAL_VARIABLE,
         "scheduler in the command line": _said("serving.py", "emblema.vllm.LinkingScheduler"),
         "middleware in the command line": _said("serving.py", "emblema.vllm.retrieving.Retrieving"),
     }

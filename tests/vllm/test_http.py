@@ -14,9 +14,10 @@ from benchmarks.tasks.two_page import two_page
 from benchmarks.vllm.client import Client, Told, content_of
 from benchmarks.vllm.load import counted
 from benchmarks.vllm.measure import agreement, pages_of, ready, texts_of
+from benchmarks.vllm.server import device_options, free_port, running
 from emblema.errors import EmblemaError
-from emblema.vllm.asking import VARIABLE, Asking
-from emblema.vllm.serving import command, device_options, free_port, running
+from emblema.vllm.retrieving import RETRIEVAL_VARIABLE, PictureRetrieval
+from emblema.vllm.serving import command
 
 CLIENTS = 32
 AFTER = "which land does the house stand on ?"
@@ -49,7 +50,7 @@ def other(place: Path) -> Iterator[Client]:
     (library / "lake.txt").write_text("deep water")
     more = [*device_options()[1], "--dtype", "float32", "--no-enable-prefix-caching"]
     line = command("reference", place / "store", "auto", more=more, retrieving=True)
-    asking = {VARIABLE: Asking(str(library)).write()}
+    asking = {RETRIEVAL_VARIABLE: PictureRetrieval(library=str(library)).to_json()}
     with running(line, place / "other.log", free_port(), asking) as address:
         yield Client(address, "reference")
 

@@ -1,4 +1,4 @@
-"""`emblema vllm-serve`."""
+"""The command `emblema vllm-serve`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -35,17 +35,17 @@ def vllm_serve(
     import shlex
 
     from emblema.cli.screen import console, output_folder
-    from emblema.vllm.asking import VARIABLE, asking_of
-    from emblema.vllm.pictures import Pictures
+    from emblema.vllm.retrieving import RETRIEVAL_VARIABLE, PictureFolder, PictureRetrieval
     from emblema.vllm.serving import RUNNER, command
 
     line = command(model, output_folder(store, "--store"), strategy, capture, context.args, library is not None)
-    asking: dict[str, str] = {}
+    retrieval: dict[str, str] = {}
     if library is not None:
-        Pictures(library)
-        asking[VARIABLE] = asking_of(library, ask_start, ask_end).write()
+        PictureFolder(library)
+        rules = PictureRetrieval(library=str(library.resolve()), end=ask_end, start=ask_start or None)
+        retrieval[RETRIEVAL_VARIABLE] = rules.to_json()
     if dry_run:
-        shown = [*(f"{name}={value}" for name, value in (RUNNER | asking).items()), *line]
+        shown = [*(f"{name}={value}" for name, value in (RUNNER | retrieval).items()), *line]
         console(plain).print(shlex.join(shown), soft_wrap=True, markup=False)
         return
-    os.execve(line[0], line, RUNNER | os.environ | asking)
+    os.execve(line[0], line, RUNNER | os.environ | retrieval)

@@ -35,37 +35,63 @@ class Searchable(Protocol):
     def search(self, query: str, count: int = ..., /) -> Sequence[Found]: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalRules:
+    """How a model's requests for more are told from other text, and how many are answered.
+
+    Attributes:
+        count: how many chunks of a library are linked for one request, the nearest first.
+        end: text that completes a request, special tokens included; a tool call's end, or a special token of its own.
+        start: text that begins a request: the query is the text between both. None: the query is the question, that is
+            the prompt's last text, followed by the reply so far.
+        most: how many requests of one reply are answered.
+
+    Raises:
+        PromptError: an attribute is not right.
+    """
+
+    count: int = 1
+    end: str = "</search>"
+    start: str | None = "<search>"
+    most: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.end, str) or not self.end:
+            raise PromptError(f"retrieval: end is {self.end!r}: give the text that ends a request")
+        if not isinstance(self.start, str | None) or self.start == "":
+            raise PromptError(f"retrieval: start is {self.start!r}: give the text that begins a request, or None")
+        for name, number in (("count", self.count), ("most", self.most)):
+            if type(number) is not int or number < 1:
+                raise PromptError(f"retrieval: {name} is {number!r}: give a number from 1")
+
+    def query(self, request: str, question: str, before: str) -> str | None:
+        """Return the query of a completed request, or None where none had begun.
+
+        Args:
+            request: the reply since the last request, without `end`.
+            question: the prompt's last text.
+            before: the reply up to the last request.
+        """
+        if self.start is None:
+            return f"{question} {before}{request}".strip()
+        _, begun, query = request.rpartition(self.start)
+        return query.strip() if begun else None
+
+
 @dataclass(frozen=True, slots=True)
-class Retrieval:
+class Retrieval(RetrievalRules):
     """How a model asks for more, and who answers.
 
     Attributes:
         library: where to look: `engine.files`, a collection, a snapshot of one, or a function that finds chunks or
             clips for a query. A reply keeps the version of a collection that it began with.
-        count: how many chunks of a library are linked for one request, the nearest first.
-        end: text that completes a request, special tokens included; a tool call's end, or a special token of its own.
-        start: text that begins one: the query is what stands between. None: the query is the question, that is the
-            prompt's last text, with all that was said so far.
-        most: how many requests of one reply are answered.
         before, after: text put around what was found, before decoding goes on: the turn of a tool's answer, say. It is
             the operator's, never a user's: control tokens may be spelled.
     """
 
     library: Searchable | Search
-    count: int = 1
-    end: str = "</search>"
-    start: str | None = "<search>"
-    most: int = 1
     before: str = ""
     after: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.end or self.start == "":
-            raise PromptError("a retrieval needs the text that ends a request, and a start that is not empty or None")
-        if self.most < 1:
-            raise PromptError(f"most is {self.most}: a retrieval answers one request or more")
-        if self.count < 1:
-            raise PromptError(f"count is {self.count}: a request is answered with one chunk or more")
 
     @contextmanager
     def opened(self) -> Iterator[Search]:
@@ -108,10 +134,7 @@ class RequestReader:
             return None
         before = self._before
         self._before, self._since = before + request + found, rest
-        if self.retrieval.start is None:
-            return f"{self.question} {before + request}".strip()
-        _, begun, query = request.rpartition(self.retrieval.start)
-        return query.strip() if begun else None
+        return self.retrieval.query(request, self.question, before)
 
 
 class RetrievingReply:
@@ -208,7 +231,8 @@ def question_of(parts: Any) -> str:
             return part
         if isinstance(part, Mapping):
             content = part.get("content")
-            texts = [content] if isinstance(content, str) else [_text_of(one) for one in content or ()]
+            items = content if isinstance(content, list | tuple) else ()
+            texts = [content] if isinstance(content, str) else [_text_of(item) for item in items]
             written = [text for text in texts if text]
             if written:
                 return written[-1]

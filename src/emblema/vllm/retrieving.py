@@ -1,70 +1,268 @@
-"""Linking while decoding, on a server: where the model asks the reply stops, and a request with what was found goes on.
+"""Linking while decoding, on a server: a reply stops where the model asks for a picture, and a new request goes on.
 
-A middleware in front of vLLM's chat completions. The continuation is a request like any other (the conversation, what
-the model has said so far, and the pictures), so they are linked as they are anywhere in a prompt. The client sees one
-reply, streamed or whole.
+A middleware before vLLM's chat completions. The continuation is a request like any other (the conversation, the reply
+so far and the pictures that were found), so its pictures are linked as they are anywhere in a prompt. The client sees
+one reply, streamed or whole.
 """
 
+import base64
 import json
 import logging
+import mimetypes
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import asdict, dataclass, field, replace
+from math import log
 from pathlib import Path
 from typing import Any
 
-from emblema.errors import EmblemaError
-from emblema.vllm.asking import VARIABLE, Asking
-from emblema.vllm.continuing import Reply, asked_for
-from emblema.vllm.pictures import Pictures
+from emblema.engine.retrieval import RetrievalRules, question_of
+from emblema.errors import EmblemaError, StoreError
 
 _log = logging.getLogger(__name__)
+RETRIEVAL_VARIABLE = "EMBLEMA_VLLM_RETRIEVAL"
+"""Where a server's processes find `PictureRetrieval`, as JSON: vLLM gives a middleware no arguments."""
 PATH = "/v1/chat/completions"
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+LARGEST_TEXT = 2**20
+NOT_CONTINUED = ("tools", "stop", "continue_final_message", "prompt_logprobs", "use_beam_search")
+"""Options of requests whose replies cannot be continued by another request."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureRetrieval(RetrievalRules):
+    """How a served model asks for pictures, and where they are.
+
+    Attributes:
+        library: the folder of pictures.
+        after: text after the pictures; None for the question again.
+
+    Raises:
+        EmblemaError: an attribute is not right.
+    """
+
+    library: str
+    after: str | None = None
+
+    def __post_init__(self) -> None:
+        RetrievalRules.__post_init__(self)
+        if not isinstance(self.library, str) or not self.library:
+            raise EmblemaError("retrieval needs a library: name a folder of pictures")
+        if not isinstance(self.after, str | None):
+            raise EmblemaError(f"retrieval: after is {self.after!r}: give text or null")
+
+    @classmethod
+    def from_json(cls, written: str) -> "PictureRetrieval":
+        """Return what `to_json` wrote.
+
+        Raises:
+            EmblemaError: the text is something else.
+        """
+        try:
+            return cls(**json.loads(written))
+        except (TypeError, ValueError) as error:
+            raise EmblemaError(f"{RETRIEVAL_VARIABLE} is not right: {error}") from error
+
+    def to_json(self) -> str:
+        """Return the text for a server's environment."""
+        return json.dumps(asdict(self))
+
+    def for_request(self, option: object) -> "PictureRetrieval | None":
+        """Return how one request wants it, by its option `retrieval`; None for not at all. The library is the server's.
+
+        Raises:
+            EmblemaError: the option is unknown or not right.
+        """
+        if option is None or option is True:
+            return self
+        if option is False:
+            return None
+        if not isinstance(option, Mapping):
+            raise EmblemaError(f"retrieval is {option!r}: give true, false, or how the model asks")
+        unknown = sorted(set(option) - {"end", "start", "count", "most", "after"})
+        if unknown:
+            raise EmblemaError(f"retrieval has {unknown[0]!r}: a request may give end, start, count, most and after")
+        return replace(self, **option)
+
+    def for_chat(self, body: Any) -> "PictureRetrieval | None":
+        """Return how a chat request wants it; None where the request is to be passed on unchanged.
+
+        Raises:
+            EmblemaError: its option is not right.
+        """
+        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+            return None
+        parameters = body.get("kv_transfer_params")
+        options = parameters.get("emblema") if isinstance(parameters, Mapping) else None
+        wanted = self.for_request(options.get("retrieval") if isinstance(options, Mapping) else None)
+        continued = body.get("n") in (None, 1) and not any(body.get(name) for name in NOT_CONTINUED)
+        return wanted if continued else None
+
+
+class PictureFolder:
+    """The pictures of a folder as they are when it is opened, found by words: a server has no model to search with.
+
+    A picture's words are those of its file's name, and of a text file of the same name beside it.
+
+    Raises:
+        StoreError: there is no such folder, no picture in it, or a text that cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise StoreError(f"{folder} is no folder: name one with pictures")
+        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+        if not paths:
+            raise StoreError(f"{folder} holds no picture ({', '.join(SUFFIXES)})")
+        self._words = {path: _words(f"{path.stem} {_text_beside(path)}") for path in paths}
+        spread = Counter(word for words in self._words.values() for word in words)
+        self._weights = {word: log(1 + len(paths) / count) for word, count in spread.items()}
+
+    def search(self, query: str, count: int) -> list[Path]:
+        """Return the pictures that share the rarest words with a query, the best first; only those that share any."""
+        wanted = _words(query)
+        scores = {path: sum(self._weights[word] for word in wanted & words) for path, words in self._words.items()}
+        found = sorted((path for path in scores if scores[path] > 0), key=lambda path: (-scores[path], path.name))
+        return found[:count]
+
+
+def data_url(path: Path) -> str:
+    """Return a picture as a data URL.
+
+    Raises:
+        StoreError: the file cannot be read any more.
+    """
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    try:
+        return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def _text_beside(picture: Path) -> str:
+    path = picture.with_suffix(".txt")
+    try:
+        if path.is_file() and path.stat().st_size > LARGEST_TEXT:
+            raise StoreError(f"{path} is larger than {LARGEST_TEXT} bytes")
+        return path.read_text() if path.is_file() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[^\W_]+", text.lower()))
+
+
+class ChatReply:
+    """A reply that is made by several requests. There is no HTTP in here.
+
+    Args:
+        body: the client's request.
+        retrieval: how the model asks.
+        library: where pictures are looked for.
+
+    Attributes:
+        body: the request to send next.
+        found: the query and the pictures' names of each request that was answered.
+    """
+
+    def __init__(self, body: dict[str, Any], retrieval: PictureRetrieval, library: PictureFolder) -> None:
+        self.retrieval, self.library = retrieval, library
+        self.stream = bool(body.get("stream"))
+        self.usage_wanted = bool((body.get("stream_options") or {}).get("include_usage"))
+        self.found: list[dict[str, Any]] = []
+        self._turns = list(body["messages"])
+        users = [turn for turn in self._turns if isinstance(turn, Mapping) and turn.get("role") == "user"]
+        self._question = question_of(users)
+        # The model's unfinished turn, and the whole reply so far.
+        self._turn = self._said = ""
+        self.body = body | {"stop": [retrieval.end], "include_stop_str_in_output": True}
+        if self.stream:
+            self.body["stream_options"] = (body.get("stream_options") or {}) | {"include_usage": True}
+
+    def proceed(self, text: str, tokens: int) -> bool:
+        """Add an answer that stopped where the model asks; return whether there is another request to send.
+
+        Raises:
+            EmblemaError: a picture that was found cannot be read.
+        """
+        query = self.retrieval.query(text.removesuffix(self.retrieval.end), self._question, self._said)
+        self._turn += text
+        self._said += text
+        limits = [name for name in ("max_tokens", "max_completion_tokens") if isinstance(self.body.get(name), int)]
+        left = {name: self.body[name] - tokens for name in limits}
+        if any(count < 1 for count in left.values()):
+            return False
+        shown = [] if query is None else self._look_up(query)
+        said = {"role": "assistant", "content": self._turn}
+        if shown:
+            self._turns += [said, {"role": "user", "content": shown}]
+            self._turn = ""
+        self.body |= left | {
+            "messages": self._turns if shown else [*self._turns, said],
+            "add_generation_prompt": bool(shown),
+            "continue_final_message": not shown,
+        }
+        if len(self.found) >= self.retrieval.most:
+            self.body |= {"stop": [], "include_stop_str_in_output": False}
+        return True
+
+    def _look_up(self, query: str) -> list[dict[str, Any]]:
+        """Return the content of a user's turn with the pictures that were found; empty if there are none."""
+        pictures = self.library.search(query, self.retrieval.count)
+        shown = [{"type": "image_url", "image_url": {"url": data_url(path)}} for path in pictures]
+        self.found.append({"query": query, "items": [path.name for path in pictures]})
+        after = self._question if self.retrieval.after is None else self.retrieval.after
+        return [*shown, {"type": "text", "text": after}] if shown and after else shown
+
+
 class Retrieving:
-    """`--middleware emblema.vllm.retrieving.Retrieving`, with an `Asking` in the environment.
+    """`--middleware emblema.vllm.retrieving.Retrieving`, with a `PictureRetrieval` in the environment.
 
     Raises:
         EmblemaError: the environment does not say how a model asks, or the library cannot be opened.
     """
 
     def __init__(self, app: App) -> None:
-        if VARIABLE not in os.environ:
-            raise EmblemaError(f"{VARIABLE} is not set: start the server with `emblema vllm-serve --library FOLDER`")
-        self.app, self.asking = app, Asking.read(os.environ[VARIABLE])
-        self.library = Pictures(Path(self.asking.library))
+        if RETRIEVAL_VARIABLE not in os.environ:
+            raise EmblemaError(
+                f"{RETRIEVAL_VARIABLE} is not set: start the server with `emblema vllm-serve --library FOLDER`"
+            )
+        self.app, self.retrieval = app, PictureRetrieval.from_json(os.environ[RETRIEVAL_VARIABLE])
+        self.library = PictureFolder(Path(self.retrieval.library))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(PATH):
             await self.app(scope, receive, send)
             return
-        raw = await _whole(receive)
+        raw = await _read_body(receive)
         try:
             body = json.loads(raw)
         except ValueError:
             body = None
         try:
-            asking = asked_for(body, self.asking)
+            retrieval = self.retrieval.for_chat(body)
         except EmblemaError as error:
             await _send_json(send, 400, {"error": {"message": str(error), "type": "BadRequestError", "code": 400}})
             return
-        if asking is None:
-            await self.app(scope, _given(raw, receive), send)
+        if retrieval is None:
+            await self.app(scope, _with_body(raw, receive), send)
             return
-        reply = Reply(body, asking, self.library)
-        relay = Streamed(reply, send) if reply.stream else Whole(reply, send)
+        reply = ChatReply(body, retrieval, self.library)
+        relay = StreamRelay(reply, send) if reply.stream else WholeRelay(reply, send)
         while True:
-            await self.app(scope, _given(json.dumps(reply.body).encode(), receive), relay.catch)
-            done = relay.finished()
-            if done is None or done.stopped != asking.end:
+            await self.app(scope, _with_body(json.dumps(reply.body).encode(), receive), relay.catch)
+            answer = relay.take_answer()
+            if answer is None or answer.stopped_by != retrieval.end:
                 break
             try:
-                if not reply.goes_on(done.text, done.tokens):
+                if not reply.proceed(answer.text, answer.tokens):
                     break
             except EmblemaError as error:
                 _log.warning("emblema: a reply ends where its model asked: %s", error)
@@ -73,69 +271,72 @@ class Retrieving:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What one request of a reply gave: text, its tokens, and the text that stopped it."""
+class PartialAnswer:
+    """The answer to one request of a reply: its text, how many tokens that is, and the text that stopped it."""
 
     text: str
     tokens: int
-    stopped: str | None
+    stopped_by: str | None
 
 
 @dataclass(slots=True)
-class Whole:
-    """Answers in one piece. One that the server refuses in mid-reply ends the reply with what was said before."""
+class WholeRelay:
+    """Joins the server's answers to a single one. If the server refuses a continuation, the reply ends before it."""
 
-    reply: Reply
+    reply: ChatReply
     send: Send
-    status: int = 0
     start: Message = field(default_factory=dict)
     body: bytes = b""
     answers: list[dict[str, Any]] = field(default_factory=list)
 
     async def catch(self, message: Message) -> None:
+        """Take a message of the server."""
         if message["type"] == "http.response.start":
-            self.start, self.status, self.body = message, message["status"], b""
+            self.start, self.body = message, b""
         elif message["type"] == "http.response.body":
             self.body += message.get("body", b"")
 
-    def finished(self) -> Said | None:
-        if self.status != 200:
+    def take_answer(self) -> PartialAnswer | None:
+        """Return the answer that is complete now; None where the server refused."""
+        if self.start.get("status") != 200:
             return None
         answer = json.loads(self.body)
         self.answers.append(answer)
         choice = answer["choices"][0]
-        made = answer["usage"]["completion_tokens"]
-        return Said(choice["message"]["content"] or "", made, choice.get("stop_reason"))
+        tokens = answer["usage"]["completion_tokens"]
+        return PartialAnswer(choice["message"]["content"] or "", tokens, choice.get("stop_reason"))
 
     async def end(self) -> None:
+        """Send the reply."""
         if not self.answers:
             await self.send(self.start)
             await self.send({"type": "http.response.body", "body": self.body})
             return
-        first, last = self.answers[0], self.answers[-1]
-        choice = dict(last["choices"][0])
-        said = [one["choices"][0]["message"]["content"] or "" for one in self.answers]
-        choice["message"] = choice["message"] | {"content": "".join(said)}
-        logprobs = [one["choices"][0].get("logprobs") for one in self.answers]
+        first = self.answers[0]
+        choices = [answer["choices"][0] for answer in self.answers]
+        choice = dict(choices[-1])
+        text = "".join(part["message"]["content"] or "" for part in choices)
+        choice["message"] = choice["message"] | {"content": text}
+        logprobs = [part.get("logprobs") for part in choices]
         if all(logprobs):
-            choice["logprobs"] = {"content": [token for one in logprobs for token in one["content"]]}
-        made = sum(one["usage"]["completion_tokens"] for one in self.answers)
-        usage = first["usage"] | {
-            "completion_tokens": made,
-            "total_tokens": first["usage"]["prompt_tokens"] + made,
-        }
-        told = [(one.get("kv_transfer_params") or {}).get("emblema") for one in self.answers]
-        for found, linking in zip(self.reply.found, told[1:], strict=False):
+            choice["logprobs"] = {"content": [token for part in logprobs for token in part["content"]]}
+        made = sum(answer["usage"]["completion_tokens"] for answer in self.answers)
+        reports = [(answer.get("kv_transfer_params") or {}).get("emblema") for answer in self.answers]
+        for found, linking in zip(self.reply.found, reports[1:], strict=False):
             found["linking"] = linking
-        own = {"emblema": (told[0] or {}) | {"found": self.reply.found}}
-        await _send_json(self.send, 200, first | {"choices": [choice], "usage": usage, "kv_transfer_params": own})
+        joined = {
+            "choices": [choice],
+            "usage": _usage(first["usage"], made),
+            "kv_transfer_params": {"emblema": (reports[0] or {}) | {"found": self.reply.found}},
+        }
+        await _send_json(self.send, 200, first | joined)
 
 
 @dataclass(slots=True)
-class Streamed:
-    """Answers as server-sent events: passed on as they come, but for those that end one."""
+class StreamRelay:
+    """Passes server-sent events on as they come, but for those that end an answer."""
 
-    reply: Reply
+    reply: ChatReply
     send: Send
     status: int = 0
     id: str | None = None
@@ -143,25 +344,25 @@ class Streamed:
     text: str = ""
     tokens: int = 0
     made: int = 0
-    stopped: str | None = None
+    stopped_by: str | None = None
     last: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
 
     async def catch(self, message: Message) -> None:
+        """Take a message of the server."""
         if message["type"] == "http.response.start":
-            self.status, self.buffer, self.text, self.tokens, self.stopped = message["status"], b"", "", 0, None
+            self.status, self.buffer, self.text, self.tokens, self.stopped_by = message["status"], b"", "", 0, None
             if self.id is None:
                 await self.send(message)
         elif message["type"] == "http.response.body":
-            part = message.get("body", b"")
             if self.status != 200 and self.id is None:
                 await self.send(message)
             elif self.status == 200:
-                *events, self.buffer = (self.buffer + part).split(b"\n\n")
+                *events, self.buffer = (self.buffer + message.get("body", b"")).split(b"\n\n")
                 for event in events:
-                    await self._event(event.removeprefix(b"data: "))
+                    await self._pass_on(event.removeprefix(b"data: "))
 
-    async def _event(self, data: bytes) -> None:
+    async def _pass_on(self, data: bytes) -> None:
         if not data.startswith(b"{"):
             return
         event = json.loads(data)
@@ -177,35 +378,39 @@ class Streamed:
             self.text += delta.get("content") or ""
             empty = not any(value for name, value in delta.items() if name != "role")
             if choice.get("finish_reason"):
-                self.stopped = choice.get("stop_reason")
+                self.stopped_by = choice.get("stop_reason")
                 self.last = event | {"choices": [choice | {"delta": {}}]}
                 choice["finish_reason"] = choice["stop_reason"] = None
             if empty and (self.made or "role" not in delta):
-                # One opening for the whole reply; what closes it comes at its end.
+                # The reply opens once; what closes it comes at its end.
                 return
-        await self._tell(event)
+        await self._send_event(event)
 
-    def finished(self) -> Said | None:
+    def take_answer(self) -> PartialAnswer | None:
+        """Return the answer that is complete now; None where the server refused."""
         self.made += self.tokens
-        return Said(self.text, self.tokens, self.stopped) if self.status == 200 else None
+        return PartialAnswer(self.text, self.tokens, self.stopped_by) if self.status == 200 else None
 
     async def end(self) -> None:
+        """Send the events that end the reply."""
         if self.id is None:
             return
         if self.last is not None:
-            await self._tell(self.last | {"kv_transfer_params": {"emblema": {"found": self.reply.found}}})
+            await self._send_event(self.last | {"kv_transfer_params": {"emblema": {"found": self.reply.found}}})
         if self.usage is not None and self.reply.usage_wanted:
-            usage = self.usage["usage"]
-            total = {"completion_tokens": self.made, "total_tokens": usage["prompt_tokens"] + self.made}
-            await self._tell(self.usage | {"usage": usage | total})
+            await self._send_event(self.usage | {"usage": _usage(self.usage["usage"], self.made)})
         await self.send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    async def _tell(self, event: dict[str, Any]) -> None:
+    async def _send_event(self, event: dict[str, Any]) -> None:
         body = f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
         await self.send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def _whole(receive: Receive) -> bytes:
+def _usage(first: dict[str, Any], made: int) -> dict[str, Any]:
+    return first | {"completion_tokens": made, "total_tokens": first["prompt_tokens"] + made}
+
+
+async def _read_body(receive: Receive) -> bytes:
     parts = []
     while True:
         message = await receive()
@@ -214,14 +419,14 @@ async def _whole(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-def _given(body: bytes, receive: Receive) -> Receive:
-    """A body, and whatever comes behind it: the client that goes away."""
+def _with_body(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body first, and then what the client sends: that it has gone."""
     left = [body]
 
-    async def given() -> Message:
+    async def receive_body() -> Message:
         return {"type": "http.request", "body": left.pop()} if left else await receive()
 
-    return given
+    return receive_body
 
 
 async def _send_json(send: Send, status: int, content: dict[str, Any]) -> None:

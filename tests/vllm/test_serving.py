@@ -1,0 +1,64 @@
+"""The command line of a server, and the models that it names."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from benchmarks.models import model_folder, served_folder
+from emblema.cli.app import app
+from emblema.errors import EmblemaError
+from emblema.models.load import bundled_folder
+from emblema.vllm.plugin import PluginSettings
+from emblema.vllm.serving import command, transfer_config
+
+
+def test_the_transfer_config_is_what_the_connector_reads(tmp_path: Path) -> None:
+    config = transfer_config(tmp_path, "mpic-8", capture=False)
+    assert PluginSettings.read(config["kv_connector_extra_config"]) == PluginSettings(tmp_path, "mpic-8", False)  # type: ignore[arg-type]
+
+
+def test_the_server_s_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: None)
+    with pytest.raises(EmblemaError, match="not installed"):
+        command("reference", tmp_path)
+    monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
+    line = command("reference", tmp_path, more=["--port", "1"])
+    assert "--no-async-scheduling" in line and line[-2:] == ["--port", "1"]
+    assert "--kv-transfer-config" not in command("reference", None)
+
+
+def test_vllm_serve_hands_other_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
+    options = ["--store", str(tmp_path / "kept"), "--strategy", "patch-25%", "--dry-run", "--port", "8123"]
+    done = CliRunner().invoke(app, ["vllm-serve", "reference", *options, "--dtype", "float32"])
+    assert done.exit_code == 0, done.output
+    line = shlex.split(done.output)
+    assert line[-4:] == ["--port", "8123", "--dtype", "float32"]
+    config = json.loads(line[line.index("--kv-transfer-config") + 1])
+    assert config["kv_connector_extra_config"]["strategy"] == "patch-25%"
+    refused = CliRunner().invoke(app, ["vllm-serve", "reference", "--store", str(tmp_path), "--strategy", "magic"])
+    assert refused.exit_code != 0
+
+
+def test_a_bundled_name_is_served_from_its_folder(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    for name, source in (("org/model", "org/model"), ("reference", str(bundled_folder("reference")))):
+        line = command(name, tmp_path)
+        assert line[line.index("--model") + 1] == source and line[line.index("--served-model-name") + 1] == name
+
+
+def test_a_copy_has_the_names_of_published_checkpoints(tmp_path: Path) -> None:
+    folder = served_folder(tmp_path)
+    assert served_folder(tmp_path) == folder and list(tmp_path.iterdir()) == [folder]
+    kept, source = (load_file(path / "model.safetensors") for path in (folder, model_folder("reference-mha")))
+    assert len(kept) == len(source) and all(torch.equal(kept[_published(key)], source[key]) for key in source)
+
+
+def _published(key: str) -> str:
+    return re.sub(r"^vision_tower[.]", "vision_tower.vision_model.", key)
