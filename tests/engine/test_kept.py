@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 from benchmarks.tasks import Episode
-from emblema import AsyncEngine, Engine, Store, Terms
+from emblema import AsyncEngine, Engine, Store
 from emblema.errors import CapacityError, EmblemaError, StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
-from emblema.store import codec
+from emblema.store import Terms, codec
 from emblema.store.disk import DiskTier
 from emblema.store.record import Array, Record, RecordReader
 

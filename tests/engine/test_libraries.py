@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks.tasks import Episode
-from emblema import Engine, Retrieval, Store
+from emblema import Engine, Store
+from emblema.engine.retrieval import Retrieval
 from emblema.errors import StoreError
 from tests.engine.test_kept import EncoderCalls, engine_on, pictures
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import emblema
 from emblema.errors import StrategyError
 from emblema.link.strategies.base import share_of
-from emblema.link.strategies.registry import KINDS, parse
+from emblema.link.strategies.registry import KINDS, parse, strategies
 from emblema.link.strategies.vlcache import VLCache
 
 NAMES = (
@@ -63,10 +62,10 @@ def test_any_other_text_is_an_error_of_ours(text: str) -> None:
 
 
 def test_all_are_listed_with_a_line_each() -> None:
-    assert len(emblema.strategies()) == len(KINDS)
-    assert not any("oracle" in usage for usage in emblema.strategies()), "oracles are the bench's alone"
-    assert {kind.usage for kind in KINDS for name in NAMES if fullmatch(kind.pattern, name)} == {*emblema.strategies()}
-    assert all(line and "\n" not in line for line in emblema.strategies().values())
+    assert len(strategies()) == len(KINDS)
+    assert not any("oracle" in usage for usage in strategies()), "oracles are the bench's alone"
+    assert {kind.usage for kind in KINDS for name in NAMES if fullmatch(kind.pattern, name)} == {*strategies()}
+    assert all(line and "\n" not in line for line in strategies().values())
 
 
 @given(st.integers(1, 300), st.integers(1, 40), st.floats(0.01, 100))

@@ -41,8 +41,8 @@ def strategies(plain: Plain = False) -> None:
     from rich import box
     from rich.table import Table
 
-    from emblema import strategies as known
     from emblema.cli.screen import console
+    from emblema.link.strategies.registry import strategies as known
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("strategy", no_wrap=True)

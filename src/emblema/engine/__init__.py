@@ -1,1 +1,1 @@
-"""The embedded engine."""
+"""The embedded engine, for threads and for asyncio."""
