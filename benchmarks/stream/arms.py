@@ -1,11 +1,11 @@
 """What is compared: memories, and Mosaic's with one thing changed."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emblema.errors import PromptError
-from emblema.stream.settings import StreamSettings, changed
+from emblema.stream.settings import StreamSettings, change_settings
 
 OURS, FULL = "mosaic", "full"
 BASELINES = ("rekv", "livevlm", "streammem", "sliding", "nocache")
@@ -31,12 +31,12 @@ class Arm:
 
     def settings(self, shared: StreamSettings, budget: int) -> StreamSettings:
         """The arm's settings; full attention has native positions whatever the others have, as it has no end."""
-        own = changed(shared, {**self.changes, "budget": budget})
+        own = change_settings(shared, {**self.changes, "budget": budget})
         return replace(own, positions="native") if self.method == FULL else own
 
     def identity(self, shared: StreamSettings, budget: int) -> dict[str, Any]:
         """What its answers depend on: equal for two arms that are the same."""
-        settings = asdict(self.settings(shared, budget))
+        settings = self.settings(shared, budget).flat()
         if self.method == OURS:
             return {"method": self.method, **settings}
         kept = {name: settings[name] for name in SHARED}

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.stream.arms import ABLATIONS, METHODS, arms_named
 from benchmarks.stream.wanted import SEEDS, Wanted
 from emblema.errors import PromptError
-from emblema.stream.settings import StreamSettings, changed
+from emblema.stream.settings import StreamSettings, change_settings
 
 
 def names_of(text: str | None, known: Iterable[str]) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def settings_of(
         if not sign:
             raise PromptError(f"--set {change!r}: write name=value")
         named[name.strip()] = _value(value.strip())
-    return changed(base or StreamSettings(), named)
+    return change_settings(base or StreamSettings(), named)
 
 
 def arms_of(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -18,7 +18,7 @@ from benchmarks.stream.wanted import ACCURACY_PARTS, Wanted
 from benchmarks.table import Table
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
-from emblema.stream.settings import StreamSettings
+from emblema.stream.settings import AblationSettings, StreamSettings
 from tests.e2e.commands import benchmarks, refused
 
 SMALL = {
@@ -31,7 +31,7 @@ SMALL = {
     "budgets": (2, 3),
     "times": 2,
     "each": 1,
-    "settings": StreamSettings(window=4, block=4, first=4),
+    "settings": StreamSettings(window=4, block=4, ablation=AblationSettings(first=4)),
 }
 
 

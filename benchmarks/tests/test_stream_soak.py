@@ -17,10 +17,12 @@ from benchmarks.stream.soak.verdict import quarters, soak_bars
 from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
 from emblema.errors import EmblemaError, PromptError
 from emblema.models.load import bundled_folder
-from emblema.stream.settings import StreamSettings
+from emblema.stream.settings import AblationSettings, StreamSettings
 
 SCREEN = Console(quiet=True)
-SETTINGS = StreamSettings(positions="packed", window=4, block=4, budget=4, first=6, largest=4)
+SETTINGS = StreamSettings(
+    positions="packed", window=4, block=4, budget=4, ablation=AblationSettings(first=6, largest=4)
+)
 MB = 10**6
 
 

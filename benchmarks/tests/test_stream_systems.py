@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,14 @@ from benchmarks.table import Cell, Table
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError, StreamError
 from emblema.eval.metrics import Interval, Share
-from emblema.stream.settings import StreamSettings
+from emblema.stream.settings import AblationSettings, StreamSettings
 from tests.engine.conftest import reference
 
 __all__ = ["reference"]
 
-NARROW = StreamSettings(window=4, block=4, budget=6, first=6, largest=4, tau_small=0.02, tau_large=0.05)
+NARROW = StreamSettings(
+    window=4, block=4, budget=6, ablation=AblationSettings(first=6, largest=4, tau_small=0.02, tau_large=0.05)
+)
 TINY = SystemsWanted(kinds=("live",), lengths=(20, 32), frames=32, looked=32, rounds=2, settings=NARROW, workers=(1, 2))
 QUIET = Console(quiet=True)
 
@@ -231,4 +232,4 @@ def test_workers_run_in_processes_of_their_own(reference: Engine) -> None:
 @pytest.mark.slow
 def test_a_worker_that_fails_is_no_result(tmp_path: Path) -> None:
     with pytest.raises(EmblemaError, match="a worker ended before it was done: .*no-model"):
-        together([Job(str(tmp_path / "no-model"), "cpu", "live", 8, 0, 0, asdict(NARROW))])
+        together([Job(str(tmp_path / "no-model"), "cpu", "live", 8, 0, 0, NARROW.flat())])

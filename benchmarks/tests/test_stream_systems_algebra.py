@@ -16,7 +16,7 @@ from benchmarks.stream.systems.sparsity import TOPS, look_of
 from benchmarks.stream.systems.structure import largest_share
 from benchmarks.stream.systems.wanted import SystemsWanted
 from benchmarks.tasks.streams import seen
-from emblema.stream.method import Bytes
+from emblema.stream.method import MemoryBytes
 
 WEIGHTS = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=12).filter(lambda own: sum(own) > 0.1)
 
@@ -82,7 +82,7 @@ def test_frames_in_one_cluster() -> None:
 
 def held(kind: str, frames: int, memory: int, clusters: int, rekv: int) -> Held:
     device = {"local": 7, "index": memory - 10, "waiting": 10, "fetched": 99}
-    return Held(kind, "mosaic", frames, Bytes(device, {"rows": 3}), 0, clusters, rekv)
+    return Held(kind, "mosaic", frames, MemoryBytes(device, {"rows": 3}), 0, clusters, rekv)
 
 
 def test_the_bars_on_bytes_go_by_the_worst_kind() -> None:

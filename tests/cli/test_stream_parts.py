@@ -14,8 +14,8 @@ from emblema.cli.view.source import open_frames
 from emblema.cli.view.strip import draw
 from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import EmblemaError, MediaError, PromptError
-from emblema.stream.answering import Moment, StreamReply, StreamUsage
-from emblema.stream.method import Bytes
+from emblema.stream.method import MemoryBytes
+from emblema.stream.reply import Moment, StreamReply, StreamUsage
 from tests.cli.videos import write_video
 
 
@@ -115,7 +115,7 @@ def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> No
 
 def answered(homes: Sequence[int | None], shares: dict[int, float], text: str = "lake") -> Answer:
     frames = len(homes)
-    glance = Glance(2.0 * (frames - 1), frames, 1.0, frames, homes, 2, {}, Bytes({}, {}))
+    glance = Glance(2.0 * (frames - 1), frames, 1.0, frames, homes, 2, {}, MemoryBytes({}, {}))
     usage = StreamUsage("mosaic", frames, len(shares), 5, 0.05, {})
     moments = tuple(Moment(frame, 2.0 * frame, share) for frame, share in sorted(shares.items()))
     times = [2.0 * frame for frame in range(frames)]

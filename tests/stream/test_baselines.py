@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from emblema.stream.baselines.saliency import saliency
-from emblema.stream.methods import makers
+from emblema.stream.features import saliency
+from emblema.stream.methods import METHODS
 from tests.engine.engines import engine, largest_error
 from tests.families import words
 from tests.stream.plain import plain_logits, shown
@@ -87,7 +87,7 @@ def test_livevlm_holds_half_of_what_rekv_does() -> None:
     assert held["livevlm"] * 2 == held["rekv"]
 
 
-@pytest.mark.parametrize("method", [name for name in makers() if name != "full"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "full"])
 def test_a_question_about_the_past_knows_nothing_of_what_came_since(method: str) -> None:
     """Two streams that part after frame 18: asked about frame 9, they give the same answer."""
     made, frames = engine("qwen2_5_vl"), shown("qwen2_5_vl", 18)

@@ -8,12 +8,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from emblema.stream.method import Query
-from emblema.stream.mosaic.clusters import Grown, Spread, spread_of
-from emblema.stream.mosaic.constructor import cut_in_two, directions, partition
-from emblema.stream.mosaic.index import Index
+from emblema.stream.mosaic.centroids import KEY_MOST, UPWARD, VALUE_MOST, CentroidIndex, QuantizedCentroids
+from emblema.stream.mosaic.clusters import (
+    RunningVariance,
+    add_to_statistics,
+    cut_in_two,
+    partition,
+    unit_vectors,
+    variance_of,
+)
 from emblema.stream.mosaic.retrieval import choose
-from emblema.stream.mosaic.short import KEY_MOST, UPWARD, VALUE_MOST, Short
-from emblema.stream.settings import StreamSettings
+from emblema.stream.settings import AblationSettings
 
 SEEDS = st.integers(0, 10_000)
 
@@ -24,25 +29,25 @@ def states(count: int, width: int = 5, seed: int = 0) -> Tensor:
 
 @given(SEEDS, st.integers(1, 30))
 def test_running_statistics_are_those_of_all_states(seed: int, count: int) -> None:
-    vectors, spread = states(count, seed=seed) * 3 + 2, Spread()
+    vectors, spread = states(count, seed=seed) * 3 + 2, RunningVariance()
     for vector in vectors:
         spread.add(vector)
     assert spread.mean is not None
     torch.testing.assert_close(spread.mean, vectors.mean(0), rtol=1e-4, atol=1e-4)
-    assert spread.variance == pytest.approx(spread_of(vectors), rel=1e-3, abs=1e-4)
+    assert spread.variance == pytest.approx(variance_of(vectors), rel=1e-3, abs=1e-4)
     assert spread.count == count
 
 
 def test_one_state_more_by_hand() -> None:
     """n = 1: the mean moves half of the way, the variance is a quarter of the squared distance."""
-    grown = Grown.by(torch.tensor([4.0, 0.0]), torch.tensor([0.0, 0.0]), 0.0, 1)
-    assert grown.mean.tolist() == [2.0, 0.0] and grown.variance == 4.0
+    mean, variance = add_to_statistics(torch.tensor([4.0, 0.0]), torch.tensor([0.0, 0.0]), 0.0, 1)
+    assert mean.tolist() == [2.0, 0.0] and variance == 4.0
 
 
 @given(st.integers(0, 500), st.floats(0.01, 0.5), st.floats(0.5, 2), st.floats(0.5, 50))
 def test_the_threshold_goes_from_one_bound_to_the_other(size: int, small: float, large: float, scale: float) -> None:
-    relaxing = StreamSettings(tau_small=small, tau_large=large, scale=scale, direction="relaxing")
-    tightening = StreamSettings(tau_small=small, tau_large=large, scale=scale, direction="tightening")
+    relaxing = AblationSettings(tau_small=small, tau_large=large, scale=scale, direction="relaxing")
+    tightening = AblationSettings(tau_small=small, tau_large=large, scale=scale, direction="tightening")
     assert relaxing.threshold(0) == pytest.approx(small) and tightening.threshold(0) == pytest.approx(large)
     assert relaxing.threshold(size) <= relaxing.threshold(size + 1) <= large + 1e-12
     assert tightening.threshold(size) >= tightening.threshold(size + 1) >= small - 1e-12
@@ -54,8 +59,8 @@ def test_a_cut_has_two_sides_and_every_state_lies_on_its_own(seed: int, count: i
     vectors = states(count, seed=seed)
     left, right = cut_in_two(vectors)
     assert left and right and sorted(left + right) == list(range(count))
-    centres = directions(torch.stack([directions(vectors)[side].mean(0) for side in (left, right)]))
-    nearest = (directions(vectors) @ centres.T).argmax(1)
+    centres = unit_vectors(torch.stack([unit_vectors(vectors)[side].mean(0) for side in (left, right)]))
+    nearest = (unit_vectors(vectors) @ centres.T).argmax(1)
     assert nearest[left].tolist() == [0] * len(left) and nearest[right].tolist() == [1] * len(right)
 
 
@@ -66,23 +71,23 @@ def test_states_that_cannot_be_told_apart_are_cut_in_the_middle() -> None:
 def test_two_heaps_are_two_clusters() -> None:
     heaps = torch.cat([states(6, seed=1) * 0.05 + torch.eye(5)[0], states(9, seed=2) * 0.05 + torch.eye(5)[3]])
     mixed = torch.randperm(15, generator=torch.Generator().manual_seed(0))
-    parts = partition(heaps[mixed], lambda vectors: spread_of(vectors) < 0.1)
+    parts = partition(heaps[mixed], lambda vectors: variance_of(vectors) < 0.1)
     assert sorted(sorted(mixed[part].tolist()) for part in parts) == [list(range(6)), list(range(6, 15))]
 
 
 @given(SEEDS, st.integers(1, 25), st.floats(0.0, 3.0))
 def test_every_part_of_a_partition_fits(seed: int, count: int, bound: float) -> None:
     vectors = states(count, seed=seed)
-    parts = partition(vectors, lambda part: spread_of(part) <= bound)
+    parts = partition(vectors, lambda part: variance_of(part) <= bound)
     assert sorted(index for part in parts for index in part) == list(range(count))
-    assert all(len(part) == 1 or spread_of(vectors[part]) <= bound for part in parts)
+    assert all(len(part) == 1 or variance_of(vectors[part]) <= bound for part in parts)
 
 
 @given(SEEDS)
 def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
     """Keys of two parts, one head of 2, and a value of 1 beside them: exact on the host, close on the device."""
-    random, short = numpy.random.default_rng(seed), Short(2, (1, 2), (1, 1), torch.device("cpu"))
-    index, held = Index(4, 1, short), {}
+    random, quantized = numpy.random.default_rng(seed), QuantizedCentroids(2, (1, 2), (1, 1), torch.device("cpu"))
+    index, held = CentroidIndex(4, 1, quantized), {}
     for id in range(40):
         if held and random.random() < 0.4:
             gone = int(random.choice(list(held)))
@@ -93,20 +98,20 @@ def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
             index.put(id, *held[id])
         else:
             index.put(id, states(1, seed=99)[0], [id + 4], id % 3)
-            index.grow(id, held[id][0], id)
+            index.add_frame(id, held[id][0], id)
     assert sorted(index.ids) == sorted(held) and len(index) == len(held)
     probe = states(1, width=4, seed=seed)[0]
-    likeness, scores = index.likeness(probe), index.vectors[:, :4] @ probe
-    keys, values = short.keys(len(index)), short.values(len(index))
+    cosines, scores = index.cosines(probe), index.means[:, :4] @ probe
+    keys, values = quantized.keys(len(index)), quantized.values(len(index))
     for id, (mean, frames, group) in held.items():
         slot = index.slot(id)
-        assert index.mean(id).equal(mean) and index.vectors[slot].equal(mean)
+        assert index.mean(id).equal(mean) and index.means[slot].equal(mean)
         most = float(mean.abs().max()) * UPWARD**2
         torch.testing.assert_close(keys[0, slot], mean[:4].view(2, 2).mean(0), rtol=0, atol=most / KEY_MOST)
         torch.testing.assert_close(values[0, slot], mean[4:], rtol=0, atol=most / VALUE_MOST)
         assert index.facts[slot].tolist() == [2, id + 2, *frames, group]
         assert float(scores[slot]) == pytest.approx(float(mean[:4] @ probe), rel=1e-4, abs=1e-5)
-        assert float(likeness[slot]) == pytest.approx(float(mean[:4] @ probe / mean[:4].norm()), rel=1e-4, abs=1e-5)
+        assert float(cosines[slot]) == pytest.approx(float(mean[:4] @ probe / mean[:4].norm()), rel=1e-4, abs=1e-5)
 
 
 @given(SEEDS, st.integers(1, 3), st.sampled_from([1, 2]), st.integers(1, 5), st.floats(0, 100))
@@ -118,19 +123,19 @@ def test_few_bits_are_close_whatever_all_have_in_common(
     shared = common * states(1, parts * run + 6, seed + 7)[0]
     shared[: parts * run] = shared[:run].repeat(parts)
     means = states(5, parts * run + 6, seed) + shared
-    short = Short(parts, (heads, width), (2, 3), torch.device("cpu"))
-    short.centre(shared)
-    short.reserve(5)
+    quantized = QuantizedCentroids(parts, (heads, width), (2, 3), torch.device("cpu"))
+    quantized.set_centre(shared)
+    quantized.reserve(5)
     for slot, mean in enumerate(means):
-        short.set(slot, mean)
+        quantized.put(slot, mean)
     most, loose = float((means - shared).abs().max()) * UPWARD**2, 1e-5 * (1 + common)
     step = most / KEY_MOST
     exact = means[:, : parts * run].view(5, parts, heads, width)
-    torch.testing.assert_close(short.keys(5), exact.mean(1).transpose(0, 1), rtol=0, atol=step / 2 + loose)
+    torch.testing.assert_close(quantized.keys(5), exact.mean(1).transpose(0, 1), rtol=0, atol=step / 2 + loose)
     exact_values = means[:, parts * run :].view(5, 2, 3).transpose(0, 1)
-    torch.testing.assert_close(short.values(5), exact_values, rtol=0, atol=most / VALUE_MOST / 2 + loose)
+    torch.testing.assert_close(quantized.values(5), exact_values, rtol=0, atol=most / VALUE_MOST / 2 + loose)
     queries = states(12 * heads, width, seed + 1).view(2 * heads, 6, width)
-    found = short.logits(queries, 5)
+    found = quantized.logits(queries, 5)
     products = torch.einsum("hrw,nphw->hrnp", queries, exact.repeat_interleave(2, dim=2))
     # Products with the centre, the same for all, are left out.
     away = (found - products) - (found - products).mean((2, 3), keepdim=True)
@@ -147,7 +152,7 @@ def test_densities_are_the_most_attention_that_one_frame_would_get(seed: int) ->
     sizes, parts = torch.tensor([1, 4, 0, 2, 7]), 3
     queries, keys = states(12, 6, seed).reshape(4, 3, 6), states(5 * parts, 6, seed + 1)
     logits = (queries @ keys.T).unflatten(2, (5, parts))
-    found = asking(queries, 2).densities(logits, sizes)[0]
+    found = asking(queries, 2).score_by_attention(logits, sizes)[0]
     every = keys.view(5, parts, 6).repeat_interleave(sizes, dim=0).flatten(0, 1)
     given = [torch.softmax(queries[head] @ every.T, -1).unflatten(1, (-1, parts)) for head in range(4)]
     by_hand = torch.stack(given).sum(3).flatten(0, 1).amax(0)
@@ -161,7 +166,7 @@ def test_densities_are_the_most_attention_that_one_frame_would_get(seed: int) ->
 def test_densities_of_several_who_ask_are_those_of_each(seed: int) -> None:
     queries, keys, groups = states(15, 6, seed).reshape(3, 5, 6), states(4, 6, seed + 1), torch.tensor([1, 0, -1, 1, 0])
     logits = queries @ keys.T
-    found = Query(queries, groups, 2, 1, "frames").densities(logits[..., None], torch.ones(4).long())
+    found = Query(queries, groups, 2, 1, "frames").score_by_attention(logits[..., None], torch.ones(4).long())
     every = torch.softmax(logits, -1)
     for group in (0, 1):
         torch.testing.assert_close(found[group], every[:, groups == group].flatten(0, 1).amax(0))
@@ -171,7 +176,7 @@ def test_densities_of_several_who_ask_are_those_of_each(seed: int) -> None:
 def test_a_pooled_query_is_the_mean_of_all_products(seed: int) -> None:
     queries, means = states(12, 6, seed).reshape(4, 3, 6), states(5, 12, seed + 1)
     heads = means.reshape(5, 2, 6)
-    found = asking(queries, 2).products(heads.transpose(0, 1))[0]
+    found = asking(queries, 2).score_pooled(heads.transpose(0, 1))[0]
     by_hand = sum((queries[head] @ heads[:, head // 2].T).mean(0) for head in range(4)) / 2
     torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emblema.stream.methods import makers
+from emblema.stream.methods import METHODS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stream.md").read_text()
 
@@ -23,4 +23,4 @@ def test_its_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_it_names_every_method() -> None:
-    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == set(makers())
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == set(METHODS)

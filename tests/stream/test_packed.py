@@ -36,10 +36,10 @@ def test_a_window_far_out_stands_right_behind_the_sinks(name: str) -> None:
     with made.stream("sliding", **{**SMALL, "positions": "packed", "budget": budget}) as stream:
         stream.push(shown(name, 26))
         found = stream.prefill(QUESTION)
-        assert stream._memory is not None
-        local, host = stream._memory[0], stream._host
+        recent, host = stream.recent, stream._host
         adapter, opening = made.adapter, len(host.opening())
-        places, tokens, span = local.places, local.places.tokens, local.places.span
+        places = recent.positions
+        tokens, span = places.tokens, places.span
         closing = host.closing(QUESTION).token_ids
         # The sink, four frames of the window and two of the block under way; the question behind 1 + 3 + 4 + 2 places.
         end = opening + (1 + budget + 4 + 2) * span
@@ -48,10 +48,10 @@ def test_a_window_far_out_stands_right_behind_the_sinks(name: str) -> None:
         table = adapter.table(1)
         total = opening + len(frames) * tokens
         table.allocate(torch.arange(total))
-        written = local.all(0).positions
+        written = recent.rows(0).positions
         target = torch.cat([written[:, :opening], *(places.offsets + corner for corner in corners)], dim=1)
         for layer, layout in enumerate(adapter.layouts):
-            rows = local.all(layer).kv
+            rows = recent.kv(layer)
             moved = relocate(rows, layout, PhaseBook(adapter.tables, written), PhaseBook(adapter.tables, target))
             table.write(layer, slice(0, total), LayerRows(moved.keys, moved.values))
         text = adapter.encode_text(torch.tensor(closing))
@@ -69,15 +69,13 @@ def test_a_long_stream_stays_in_range() -> None:
     with made.stream("sliding", **{**options, "positions": "packed"}) as stream:
         stream.push(frames)
         stream.advance()
-        assert stream._memory is not None
-        places = stream._memory[0].places
+        places = stream.recent.positions
     far = 100 * length
     assert places.corner(far) <= places.corner(1 + 2 + 2 + 4)
     with made.stream("sliding", **options) as stream:
         stream.push(frames)
         stream.advance()
-        assert stream._memory is not None
-        span = stream._memory[0].places.span
+        span = stream.recent.positions.span
         with pytest.raises(CapacityError, match="positions='packed'"):
             stream.push(frames * (length // span))
         # None of them was taken, and what was seen can be asked about.
@@ -88,13 +86,12 @@ def test_a_long_stream_stays_in_range() -> None:
 def test_rows_of_more_frames_than_there_is_room_for_share_places() -> None:
     with engine("llava").stream("sliding", **{**SMALL, "positions": "packed", "budget": 3}) as stream:
         stream.push(shown("llava", 4))
-        assert stream._memory is not None
-        places = stream._memory[0].places
+        places = stream.recent.positions
     end = places.corner(1000)
     room = (end - places.opening) // places.span - places.sinks
     for count in (room, 2 * room + 1):
         frames = torch.arange(50, 50 + count)
-        corners = places.packed(places.corners(frames)[None], frames, end)[0]
+        corners = places.pack(places.corners(frames)[None], frames, end)[0]
         assert corners[-1] == end - places.span and corners[0] == end - room * places.span
         assert (corners.diff() >= 0).all() and (corners.diff() <= places.span).all()
 

@@ -7,8 +7,8 @@ import torch
 
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook, rotate
-from emblema.stream.context import Composer
-from emblema.stream.method import Found, Means, Query, Sight
+from emblema.stream.context import MemoryContext
+from emblema.stream.method import Centroids, Query, Selection, VisibleRange
 from emblema.stream.mosaic.memory import Mosaic
 from tests.engine.engines import engine, largest_error
 from tests.families import words
@@ -25,30 +25,29 @@ def test_no_frame_is_seen_twice_and_none_is_missing(low: int, high: int) -> None
     with engine(NAME).stream(**SMALL) as stream:
         stream.push(shown(NAME, 27))
         stream.advance()
-        assert stream._memory is not None
-        local, memory = stream._memory
+        recent, memory = stream.recent, stream.memory
         assert isinstance(memory, Mosaic)
-        far = sorted(frame for one in memory.visual.level.clusters.values() for frame in one.frames)
-        near = {int(frame) for frame in local.frames if frame >= 0}
-        for layer, part in enumerate(memory.layers):
+        far = sorted(frame for cluster in memory.visual.clusters.values() for frame in cluster.frames)
+        near = {int(frame) for frame in recent.frames if frame >= 0}
+        for layer, level in enumerate(memory.layers):
             states = torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(layer))
-            sight = Sight(low, high, max(low, high - 2))
-            memory.prepare(sight)
-            found = memory.read(layer, Query(states, torch.zeros(3).long(), 1, 2, "question"), sight)
-            assert found.rows is not None and found.means is not None
+            visible = VisibleRange(low, high, max(low, high - 2))
+            memory.prepare(visible)
+            found = memory.read(layer, Query(states, torch.zeros(3).long(), 1, 2, "question"), visible)
+            assert found.rows is not None and found.centroids is not None
             rows = found.rows.frames if found.shown is None else found.rows.frames[found.shown[0]]
             seen = rows.unique().tolist()
-            assert len(rows) == len(seen) * local.places.tokens
-            ids = part.level.index.ids
-            for slot in found.means.shown[0].nonzero().squeeze(1).tolist():
-                seen += part.level.clusters[ids[slot]].frames
+            assert len(rows) == len(seen) * recent.positions.tokens
+            ids = level.index.ids
+            for slot in found.centroids.shown[0].nonzero().squeeze(1).tolist():
+                seen += level.clusters[ids[slot]].frames
             assert len(seen) == len(set(seen))
             assert all(low <= frame < high for frame in seen)
             # Where part of a cluster is out of sight, its centroid is too.
             if (low, high) == (0, 27):
                 assert sorted(seen) == far
             assert not near & set(seen)
-            assert set(range(max(low, high - 2), high)) <= set(seen) | near | set(range(local.done, local.count))
+            assert set(range(max(low, high - 2), high)) <= set(seen) | near | set(range(recent.done, recent.count))
 
 
 def test_a_centroid_of_equal_rows_counts_as_all_of_them() -> None:
@@ -57,14 +56,15 @@ def test_a_centroid_of_equal_rows_counts_as_all_of_them() -> None:
     layout, adapter = made.adapter.layouts[0], made.adapter
     with made.stream(**SMALL) as stream:
         stream.push(shown(NAME, 4))
-        places = stream._memory[0].places if stream._memory is not None else None
-    assert places is not None
+        recent, memory = stream.recent, stream.memory
+    places = recent.positions
     heads, width = layout.keys
     keys, values = torch.randn(2, heads, 1, width).unbind()
     count = 5 * places.tokens
-    means = Means(keys, values, torch.tensor([3.0]), torch.tensor([count]).log(), torch.ones(1, 1, dtype=torch.bool))
-    composer = Composer(adapter, places, torch.zeros(adapter.axes, 0).long(), torch.zeros(0).long(), 99)
-    part = composer.found(layout, Found(means=means))[0]
+    visible = torch.ones(1, 1, dtype=torch.bool)
+    centroids = Centroids(keys, values, torch.tensor([3.0]), torch.tensor([count]).log(), visible)
+    context = MemoryContext(adapter, memory, recent, VisibleRange(0, 4, 4), 99, question=True)
+    part = context.place(layout, Selection(centroids=centroids))[0]
     others = LayerRows(torch.randn(heads, 7, width), torch.randn(heads, 7, width))
     query = torch.randn(heads, 2, width)
 

@@ -88,19 +88,18 @@ def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
         with made.stream(**SMALL) as stream:
             stream.push(shown(NAME, 22))
             chunks = stream.chunks()
-            assert stream._memory is not None
-            local = stream._memory[0]
-            tokens, adapter = local.places.tokens, made.adapter
+            recent, adapter = stream.recent, made.adapter
+            tokens = recent.positions.tokens
             front, last = len(stream._host.markers()[0]), chunks[-1]
             assert sum(int(chunk.encoded.visual.sum()) for chunk in chunks) == 22 * tokens
-            near = [local.all(layer) for layer in range(len(adapter.layouts))]
+            near = [recent.rows(layer) for layer in range(len(adapter.layouts))]
             parts = [list(words(7).tolist()), chunks[0], list(words(3, 1).tolist()), last, list(words(4, 2).tolist())]
             prefill = made.prefill(parts, "blind", template=False)
             start = 7 + chunks[0].tokens + 3 + front
             moved = start - (7 + chunks[0].tokens + 3) + 7 + chunks[0].encoded.span + 3
             frames = int(last.encoded.visual.sum()) // tokens
-            corners = torch.arange(frames) * local.places.span + moved
-            target = (corners[None, :, None] + local.places.offsets[:, None]).flatten(1)
+            corners = torch.arange(frames) * recent.positions.span + moved
+            target = (corners[None, :, None] + recent.positions.offsets[:, None]).flatten(1)
             for layer, (layout, rows) in enumerate(zip(adapter.layouts, near, strict=True)):
                 own = (rows.frames >= 0).nonzero().squeeze(1)
                 books = (PhaseBook(adapter.tables, one) for one in (rows.positions[:, own], target))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from emblema import Engine
-from emblema.stream.answering import StreamPiece
-from emblema.stream.methods import makers
-from emblema.stream.mosaic.index import GROWTH
+from emblema.stream.methods import METHODS
+from emblema.stream.mosaic.centroids import GROWTH
+from emblema.stream.reply import StreamPiece
 from tests.engine.engines import engine, largest_error
 from tests.families import picture, words
 from tests.stream.plain import shown
@@ -19,7 +19,7 @@ WIDE = {"tau_small": 0.1, "tau_large": 0.3, "retrieve_while_encoding": False}
 SMALL: dict[str, Any] = {"window": 3, "block": 4, "first": 6, "largest": 4, "budget": 6, "template": False}
 
 
-@pytest.mark.parametrize("method", makers())
+@pytest.mark.parametrize("method", METHODS)
 def test_an_answer_in_pieces_is_the_answer(method: str) -> None:
     with engine(NAME).stream(method, **SMALL) as stream:
         stream.push(shown(NAME, 18))
@@ -77,10 +77,10 @@ def test_the_bundled_model_answers_through_its_template(reference: Engine) -> No
         assert reply.usage.counts["fetches"] > 0
         held = stream.bytes
         assert held.device["fetched"] == 0 and held.device["index"] > 0
-        # Question and answer leave nothing behind.
-        before = stream.frames, stream._memory[0].bytes if stream._memory else 0
+        # Question and answer do not become part of the stream.
+        before = stream.frames, stream.recent.bytes
         stream.ask("What is the colour under the tent?", max_new_tokens=4)
-        assert before == (stream.frames, stream._memory[0].bytes if stream._memory else 0)
+        assert before == (stream.frames, stream.recent.bytes)
 
 
 def test_half_precision_keeps_close(reference: Engine) -> None:

@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from PIL import Image
 
 from emblema.kv.rotation import PhaseBook
-from emblema.stream.mosaic.clusters import spread_of
-from emblema.stream.mosaic.layer import LayerMemory
+from emblema.stream.features import frame_vectors
+from emblema.stream.mosaic.clusters import variance_of
+from emblema.stream.mosaic.level import SemanticLevel
 from emblema.stream.mosaic.memory import Mosaic
-from emblema.stream.states import frame_vectors
 from tests.engine.engines import engine
 from tests.families import picture, words
 
@@ -22,7 +22,7 @@ SIZE = (28, 28)
 
 
 def view(place: int, side: int) -> Image.Image:
-    """One of the views of one of a few places."""
+    """Return one of the views of one of a few places."""
     return Image.blend(picture(*SIZE, seed=place), picture(*SIZE, seed=50 + side), 0.3)
 
 
@@ -51,7 +51,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule(seen=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=2, max_size=16), whole=st.booleans())
     def push(self, seen: list[tuple[int, int]], whole: bool) -> None:
-        frames = [view(*one) for one in seen]
+        frames = [view(place, side) for place, side in seen]
         if whole:
             self.stream.push(frames)
         else:
@@ -74,22 +74,21 @@ class StreamMachine(RuleBasedStateMachine):
     def shape(self) -> list[list[int]]:
         parts = self.parts()
         layers = [] if parts is None else parts[0].layers
-        return [sorted(layer.level.clusters) for layer in layers]
+        return [sorted(layer.clusters) for layer in layers]
 
     def parts(self) -> tuple[Mosaic, Any] | None:
-        if not hasattr(self, "stream") or self.stream._memory is None:
+        if not hasattr(self, "stream") or not self.stream.frames:
             return None
-        local, memory = self.stream._memory
-        assert isinstance(memory, Mosaic)
-        return memory, local
+        assert isinstance(self.stream.memory, Mosaic)
+        return self.stream.memory, self.stream.recent
 
     @invariant()
     def every_frame_lies_in_one_place(self) -> None:
         if (parts := self.parts()) is None:
             return
-        memory, local = parts
-        near = {int(frame) for frame in local.frames if frame >= 0} | set(range(local.done, local.count))
-        for level in (memory.visual.level, *(layer.level for layer in memory.layers)):
+        memory, recent = parts
+        near = {int(frame) for frame in recent.frames if frame >= 0} | set(range(recent.done, recent.count))
+        for level in (memory.visual, *memory.layers):
             far = sorted(frame for cluster in level.clusters.values() for frame in cluster.frames)
             assert sorted([*far, *near]) == list(range(self.stream.frames))
 
@@ -98,9 +97,9 @@ class StreamMachine(RuleBasedStateMachine):
         if (parts := self.parts()) is None:
             return
         memory, _ = parts
-        homes = {frame: one.id for one in memory.visual.level.clusters.values() for frame in one.frames}
+        homes = {frame: cluster.id for cluster in memory.visual.clusters.values() for frame in cluster.frames}
         for layer in memory.layers:
-            for cluster in layer.level.clusters.values():
+            for cluster in layer.clusters.values():
                 assert {homes[frame] for frame in cluster.frames} == {cluster.group}
 
     @invariant()
@@ -108,10 +107,10 @@ class StreamMachine(RuleBasedStateMachine):
         if (parts := self.parts()) is None:
             return
         for layer in parts[0].layers:
-            for cluster in layer.level.clusters.values():
-                vectors = layer.level.vectors.of(cluster.frames)
-                torch.testing.assert_close(layer.level.index.mean(cluster.id), vectors.mean(0), rtol=1e-4, atol=1e-4)
-                wide = spread_of(vectors[:, : layer.level.width])
+            for cluster in layer.clusters.values():
+                vectors = layer.vectors.of(cluster.frames)
+                torch.testing.assert_close(layer.index.mean(cluster.id), vectors.mean(0), rtol=1e-4, atol=1e-4)
+                wide = variance_of(vectors[:, : layer.width])
                 assert abs(cluster.variance - wide) <= 1e-3 * (1 + wide)
 
     @invariant()
@@ -122,37 +121,36 @@ class StreamMachine(RuleBasedStateMachine):
         for layer, layout in zip(memory.layers, engine(NAME).adapter.layouts, strict=True):
             self.members(layer, layout, memory)
 
-    def members(self, layer: LayerMemory, layout: Any, memory: Mosaic) -> None:
+    def members(self, layer: SemanticLevel, layout: Any, memory: Mosaic) -> None:
         held = 0
-        for cluster in layer.level.clusters.values():
+        for cluster in layer.clusters.values():
             waits = cluster.frames[0] in layer.waiting
-            assert waits != (cluster.id in layer.host)
+            assert waits != (cluster.id in layer.store)
             if waits:
                 assert len(cluster.frames) == 1
                 lines = layer.waiting[cluster.frames[0]][None]
             else:
-                lines = layer.host.copy(cluster.id, torch.device("cpu"))
+                lines = layer.store.copy(cluster.id, torch.device("cpu"))
                 held += lines.nbytes
             assert len(lines) == len(cluster.frames)
             # The rows are those of the frames: their vectors come out of them again.
-            positions = memory.places.written(torch.tensor(cluster.frames))
+            positions = memory.positions.written(torch.tensor(cluster.frames))
             book = PhaseBook(memory.adapter.tables, positions)
-            vectors = frame_vectors(layer.host.rows(lines), layout, book, memory.places.tokens, layer.parts)
-            torch.testing.assert_close(vectors, layer.level.vectors.of(cluster.frames), rtol=1e-4, atol=1e-4)
-        assert held <= layer.host.bytes
-        settings = memory.settings
-        if memory._constructed:
-            assert len(layer.waiting) <= settings.waiting
+            vectors = frame_vectors(layer.store.rows(lines), layout, book, memory.positions.tokens, layer.parts)
+            torch.testing.assert_close(vectors, layer.vectors.of(cluster.frames), rtol=1e-4, atol=1e-4)
+        assert held <= layer.store.bytes
+        if memory.constructed:
+            assert len(layer.waiting) <= memory.settings.ablation.waiting
 
     @invariant()
-    def who_waits_is_known_to_whom_it_waits_for(self) -> None:
+    def clusters_that_wait_and_their_parents_know_each_other(self) -> None:
         if (parts := self.parts()) is None:
             return
         memory, _ = parts
-        for level in (memory.visual.level, *(layer.level for layer in memory.layers)):
+        for level in (memory.visual, *memory.layers):
             for cluster in level.clusters.values():
                 assert cluster.lazy == bool(cluster.waiting)
-                assert all(level.clusters[one].parent == cluster.id for one in cluster.waiting)
+                assert all(level.clusters[id].parent == cluster.id for id in cluster.waiting)
                 assert cluster.parent is None or cluster.id in level.clusters[cluster.parent].waiting
 
     def teardown(self) -> None:

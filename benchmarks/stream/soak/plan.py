@@ -14,10 +14,10 @@ from benchmarks.tasks.streams import (
     random_of,
 )
 from emblema.errors import PromptError
-from emblema.stream.settings import StreamSettings, changed
+from emblema.stream.settings import AblationSettings, StreamSettings, change_settings
 
 # Frames that retrieve while they are encoded score all clusters each: what a frame costs would grow with their number.
-SETTINGS = StreamSettings(positions="packed", retrieve_while_encoding=False)
+SETTINGS = StreamSettings(positions="packed", ablation=AblationSettings(retrieve_while_encoding=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,17 @@ class SoakPlan:
 
     def told(self, label: str) -> dict[str, Any]:
         """The options as they are reported, the model by its name."""
-        usual = asdict(StreamSettings())
-        changes = {name: value for name, value in asdict(self.settings).items() if value != usual[name]}
+        usual = StreamSettings().flat()
+        changes = {name: value for name, value in self.settings.flat().items() if value != usual[name]}
         own = {name: value for name, value in asdict(self).items() if name not in ("model", "settings")}
         return {"model": label, **{name: value for name, value in {**own, **changes}.items() if value is not None}}
 
     def written(self) -> str:
         """As a line for another process."""
-        return json.dumps(asdict(self))
+        return json.dumps({**asdict(self), "settings": self.settings.flat()})
 
     @classmethod
     def read(cls, line: str) -> Self:
         """What `written` wrote."""
         facts: dict[str, Any] = json.loads(line)
-        return cls(**{**facts, "settings": changed(StreamSettings(), facts["settings"])})
+        return cls(**{**facts, "settings": change_settings(StreamSettings(), facts["settings"])})

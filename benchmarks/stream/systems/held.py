@@ -11,8 +11,8 @@ from benchmarks.stream.systems.wanted import SystemsWanted
 from benchmarks.table import Bar, Cell, Plot, Table
 from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
-from emblema.stream.method import Bytes
-from emblema.stream.methods import makers
+from emblema.stream.method import MemoryBytes
+from emblema.stream.methods import METHODS
 from emblema.stream.stream import Stream
 
 HELD_AT, HALF, STEADY = 1024, 0.5, 1.25
@@ -55,7 +55,7 @@ class Held:
     kind: str
     method: str
     frames: int
-    bytes: Bytes
+    bytes: MemoryBytes
     fetched: int
     clusters: int
     rekv: int
@@ -81,12 +81,12 @@ class Held:
         return (self.kind, self.method, self.frames, *held, self.clusters or None, self.each, self.against)
 
 
-def memory_bytes(held: Bytes) -> int:
+def memory_bytes(held: MemoryBytes) -> int:
     """What a memory holds on the device, what a question brings there aside."""
     return sum(count for name, count in held.device.items() if name not in APART)
 
 
-def local_bytes(held: Bytes) -> int:
+def local_bytes(held: MemoryBytes) -> int:
     """What is always seen."""
     return held.device.get("local", 0)
 
@@ -104,7 +104,7 @@ def measure_bytes(engine: Engine, wanted: SystemsWanted, console: Console) -> Ta
     with steps(console, "bytes", len(wanted.kinds) * -(-wanted.frames // together)) as tick:
         for kind in wanted.kinds:
             film = film_of(kind, wanted.frames, wanted)
-            names = list(makers()) if kind == wanted.kinds[0] else list(COMPARED)
+            names = list(METHODS) if kind == wanted.kinds[0] else list(COMPARED)
             with ExitStack() as stack:
                 streams = {name: opened(stack, engine, name, wanted.settings) for name in names}
                 for start, stop in zip((0, *lengths), lengths, strict=False):

@@ -47,10 +47,10 @@ def homes_of(stream: Stream) -> Homes:
     Raises:
         StreamError: the stream has no clusters.
     """
-    memory = _memory(stream)
+    memory = stream.memory
     if not isinstance(memory, Mosaic):
         raise StreamError(f"a stream with the method {stream.method!r} has no clusters: use mosaic")
-    return Homes(dict(memory.visual.level.home), tuple(dict(layer.level.home) for layer in memory.layers))
+    return Homes(dict(memory.visual.home), tuple(dict(layer.home) for layer in memory.layers))
 
 
 def opening_of(stream: Stream) -> int:
@@ -78,7 +78,7 @@ def attention_through(wrap: Callable[[Attention], Attention]) -> Iterator[None]:
 @contextmanager
 def watched(engine: Engine, stream: Stream) -> Iterator[Times]:
     """Take the times of what a stream is asked in this block."""
-    times, memory = Times(), _memory(stream)
+    times, memory = Times(), stream.memory
     read = memory.read
 
     def reading(*args: Any, **named: Any) -> Any:
@@ -108,12 +108,6 @@ def watched(engine: Engine, stream: Stream) -> Iterator[Times]:
             stack.callback(attention.register_forward_pre_hook(enter).remove)
             stack.callback(attention.register_forward_hook(leave).remove)
         stack.enter_context(attention_through(timing))
-        memory.read = reading
+        memory.read = reading  # type: ignore[method-assign]
         stack.callback(lambda: memory.__dict__.pop("read"))
         yield times
-
-
-def _memory(stream: Stream) -> Any:
-    if stream._memory is None:
-        raise StreamError("nothing has been seen yet: push frames first")
-    return stream._memory[1]

@@ -10,8 +10,8 @@ from benchmarks.stream.systems.wanted import SystemsWanted
 from benchmarks.tasks.streams import Asked, make_stream, questions_of, random_of
 from benchmarks.tasks.streams import Stream as Film
 from emblema.engine.engine import Engine
-from emblema.stream.methods import makers
-from emblema.stream.settings import StreamSettings, changed
+from emblema.stream.methods import METHODS
+from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.stream import Stream
 
 Name = TypeVar("Name")
@@ -50,8 +50,8 @@ def questions(film: Film, at: int) -> list[Asked]:
 
 def settings_for(method: str, settings: StreamSettings, **changes: Any) -> StreamSettings:
     """Settings that a method can have: what sees everything stands where it came."""
-    given = changed(settings, changes)
-    return given if makers()[method].bounded else replace(given, positions="native")
+    given = change_settings(settings, changes)
+    return given if METHODS[method].bounded else replace(given, positions="native")
 
 
 def opened(stack: ExitStack, engine: Engine, method: str, settings: StreamSettings, **changes: Any) -> Stream:

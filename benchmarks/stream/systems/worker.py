@@ -14,7 +14,7 @@ import torch
 from benchmarks.stream.systems.clock import timed
 from benchmarks.tasks.streams import make_stream, random_of
 from emblema.engine.engine import Engine
-from emblema.stream.settings import StreamSettings
+from emblema.stream.settings import StreamSettings, change_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def main(told: str) -> None:
     """Do a job."""
     torch.set_num_threads(1)
     job = Job(**json.loads(told))
-    settings = StreamSettings(**job.settings)
+    settings = change_settings(StreamSettings(), job.settings)
     block, frames = settings.block, job.frames + settings.block
     film = make_stream(random_of(job.kind, frames, job.seed, job.item), job.kind, frames, job.seed, job.item)
     pictures = list(film.frames())

@@ -46,7 +46,7 @@ def measure_workers(engine: Engine, wanted: SystemsWanted, console: Console) -> 
     if not model:
         raise EmblemaError("workers load the model themselves: give its name or folder as `model`")
     found: dict[int, list[Spent]] = {}
-    told = asdict(wanted.settings)
+    told = wanted.settings.flat()
     with steps(console, "workers", len(wanted.workers)) as tick:
         for count in wanted.workers:
             jobs = [

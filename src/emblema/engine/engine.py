@@ -38,7 +38,7 @@ from emblema.session.session import DECODE_RESERVE, Session
 from emblema.store.record import Terms
 from emblema.store.store import Store
 from emblema.store.tenant import TenantStore
-from emblema.stream.settings import StreamSettings, changed
+from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.stream import Stream
 from emblema.window.budget import WindowBudget
 from emblema.window.graph import Cascade
@@ -408,7 +408,7 @@ class Engine:
             PromptError: the template refuses the system turn.
         """
         host = StreamHost(self.session, self.session.turn_tokenizer(template, system))
-        return Stream(host, method, changed(settings or StreamSettings(), changes))
+        return Stream(host, method, change_settings(settings or StreamSettings(), changes))
 
     def load_stream(self, name: str, *, system: str | None = None, template: bool = True) -> Stream:
         """Load a stream that `Stream.save` wrote to this engine's folder; it goes on as it was.

@@ -1,49 +1,53 @@
-"""What is left of a stream for other prompts: its frames as chunks, one for each visual cluster."""
+"""A stream's frames as chunks for other prompts, one for each visual cluster."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook, relocate
 from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
-from emblema.stream.local import Local
-from emblema.stream.log import FrameLog
+from emblema.stream.frames import FrameLog
 from emblema.stream.mosaic.memory import Mosaic
-from emblema.stream.seam import TokenIds
-
-Markers = tuple[TokenIds, TokenIds]
+from emblema.stream.recent import RecentWindow
 
 
-def parts(local: Local, memory: Mosaic, most: int) -> Iterator[list[int]]:
-    """Frames of every chunk, rising, `most` at the most: of each visual cluster, then what has not left the window."""
-    near = {int(frame) for frame in local.frames if frame >= 0} | set(range(local.done, local.count))
-    for group in (*(cluster.frames for cluster in memory.visual.level.clusters.values()), near):
+def chunk_frames(recent: RecentWindow, memory: Mosaic, most: int) -> Iterator[list[int]]:
+    """Yield the frames of every chunk, rising, at most `most`: of each visual cluster, then of the recent window."""
+    near = {int(frame) for frame in recent.frames if frame >= 0} | set(range(recent.done, recent.count))
+    for group in (*(cluster.frames for cluster in memory.visual.clusters.values()), near):
         frames = sorted(group)
         yield from (frames[start : start + most] for start in range(0, len(frames), most))
 
 
-class ChunkMaker:
-    """Sets frames one behind the other from position 0, between the markers of media, as a chunk stands.
+class ChunkWriter:
+    """Puts frames one after another from position 0, between the markers of media, as in a chunk.
 
-    Their rows are those that the stream wrote, relocated: they hold what the stream had seen by then. The markers' are
-    computed around them.
+    Their rows are those that the stream wrote, relocated: they depend on what the stream had seen by then. The
+    markers' rows are computed around them.
     """
 
-    def __init__(self, adapter: Adapter, log: FrameLog, local: Local, memory: Mosaic, markers: Markers) -> None:
-        self.adapter, self.log, self.local, self.memory, self.markers = adapter, log, local, memory, markers
+    def __init__(
+        self,
+        adapter: Adapter,
+        log: FrameLog,
+        recent: RecentWindow,
+        memory: Mosaic,
+        markers: tuple[Sequence[int], Sequence[int]],
+    ) -> None:
+        self.adapter, self.log, self.recent, self.memory, self.markers = adapter, log, recent, memory, markers
 
-    def chunk(self, frames: Sequence[int]) -> tuple[Encoded, tuple[LayerRows, ...]]:
-        """What the decoder would be fed for frames, and their rows in every layer."""
+    def write(self, frames: Sequence[int]) -> tuple[Encoded, tuple[LayerRows, ...]]:
+        """Return what the decoder would be fed for frames, and their rows in every layer."""
         encoded = self._encoded(frames)
         adapter, start = self.adapter, len(self.markers[0])
-        stop = start + len(frames) * self.local.places.tokens
+        stop = start + len(frames) * self.recent.positions.tokens
         table = adapter.table(encoded.tokens)
         table.allocate(torch.arange(encoded.tokens, device=adapter.device), encoded.groups)
-        source = PhaseBook(adapter.tables, self.local.places.written(self._numbers(frames)))
+        numbers = torch.tensor(frames, device=adapter.device)
+        source = PhaseBook(adapter.tables, self.recent.positions.written(numbers))
         target = PhaseBook(adapter.tables, encoded.positions[:, start:stop])
         for layer, layout in enumerate(adapter.layouts):
             rows = relocate(self._rows(layer, frames), layout, source, target)
@@ -55,36 +59,29 @@ class ChunkMaker:
         read = (table.read(layer) for layer in range(len(adapter.layouts)))
         return encoded, tuple(LayerRows(rows.keys.clone(), rows.values.clone()) for rows in read)
 
-    def _numbers(self, frames: Sequence[int]) -> Tensor:
-        return torch.tensor(frames, device=self.adapter.device)
-
     def _encoded(self, frames: Sequence[int]) -> Encoded:
-        adapter, places = self.adapter, self.local.places
+        adapter, positions = self.adapter, self.recent.positions
         device, axes = adapter.device, adapter.axes
         codes = self.log.codes(list(frames)).to(device)
         begin, end = (torch.tensor(ids, dtype=torch.int64, device=device) for ids in self.markers)
         media = torch.full((codes.frames * codes.tokens,), codes.token_id, device=device)
-        corners = len(begin) + torch.arange(codes.frames, device=device) * places.span
-        inside = (corners[None, :, None] + places.offsets[:, None, :]).flatten(1)
-        behind = len(begin) + codes.frames * places.span
+        corners = len(begin) + torch.arange(codes.frames, device=device) * positions.span
+        inside = (corners[None, :, None] + positions.offsets[:, None, :]).flatten(1)
+        after = len(begin) + codes.frames * positions.span
         ids = torch.cat((begin, media, end))
-        positions = torch.cat(
-            (
-                torch.arange(len(begin), device=device).expand(axes, -1),
-                inside,
-                torch.arange(behind, behind + len(end), device=device).expand(axes, -1),
-            ),
-            dim=1,
-        )
+        front = torch.arange(len(begin), device=device).expand(axes, -1)
+        back = torch.arange(after, after + len(end), device=device).expand(axes, -1)
         embeds = torch.cat((adapter.embed(begin), codes.embeds.flatten(0, 1), adapter.embed(end)))
         visual = torch.zeros(len(ids), dtype=torch.bool, device=device)
         visual[len(begin) : len(begin) + len(media)] = True
         deepstack = tuple(layer.flatten(0, 1) for layer in codes.deepstack)
-        return Encoded(ids, embeds, positions, behind + len(end), visual, deepstack, torch.full_like(ids, -1))
+        whole = torch.cat((front, inside, back), dim=1)
+        return Encoded(ids, embeds, whole, after + len(end), visual, deepstack, torch.full_like(ids, -1))
 
     def _rows(self, layer: int, frames: Sequence[int]) -> LayerRows:
-        near = self.local.all(layer)
-        if bool(torch.isin(near.frames, self._numbers(frames)).any()):
-            return near.kv.select(torch.isin(near.frames, self._numbers(frames)).nonzero().squeeze(1))
-        lines = self.memory.layers[layer].lines_of(frames)
-        return self.memory.layers[layer].host.rows(lines.to(self.adapter.device))
+        near = self.recent.rows(layer)
+        own = torch.isin(near.frames, torch.tensor(frames, device=self.adapter.device))
+        if bool(own.any()):
+            return near.kv.select(own.nonzero().squeeze(1))
+        level = self.memory.layers[layer]
+        return level.store.rows(level.lines_of(frames).to(self.adapter.device))

@@ -1,4 +1,4 @@
-"""What the rows of a forward see in one layer beside one another: rows set in their places, and who sees which."""
+"""What the rows of a forward attend in one layer besides one another: rows at their positions, and who sees which."""
 
 from dataclasses import dataclass
 
@@ -6,113 +6,129 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.kv.rotation import PhaseBook, place, relocate
+from emblema.kv.rotation import place, relocate
 from emblema.models.adapter import Adapter
-from emblema.stream.method import Found, Means, StreamRows
-from emblema.stream.phases import PhaseTables
-from emblema.stream.positions import Places
+from emblema.stream.method import Centroids, Method, Query, Selection, VisibleRange
+from emblema.stream.recent import RecentWindow
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Rows set in their places: [heads, rows, width] each, and what is added to their logits, [groups, rows]."""
+class AttendedRows:
+    """Rows at their positions, [heads, rows, width] each, and what is added to their logits, [groups, rows]."""
 
     rows: LayerRows
     bias: Tensor
 
 
-class Composer:
-    """Sets rows of every layer in front of a forward's own.
+class MemoryContext:
+    """Hands out the recent window and what a memory selects, layer by layer, for one block or one question.
 
     Args:
-        adapter: whose rotary tables are used.
-        places: of the stream.
-        positions: [axes, rows] of what is always seen, as first written.
-        frames: [rows] int64, rising, whose rows these are; the opening and the sinks stay where they were written.
+        adapter: the model.
+        method: the memory.
+        recent: the recent window.
+        visible: frames that may be seen.
         end: the position at which the forward's own rows begin.
-        phases: kept for the stream; by default they are worked out anew.
+        question: for a question, whose rows come after the block under way and see the same in every forward; the
+            rows of a block see one another through its table instead.
     """
 
     def __init__(
-        self,
-        adapter: Adapter,
-        places: Places,
-        positions: Tensor,
-        frames: Tensor,
-        end: int,
-        phases: PhaseTables | None = None,
+        self, adapter: Adapter, method: Method, recent: RecentWindow, visible: VisibleRange, end: int, question: bool
     ) -> None:
-        self.adapter, self.places, self.end = adapter, places, end
-        self.phases = PhaseTables(adapter.tables) if phases is None else phases
-        self.packed = places.zone is not None
-        moving = frames >= places.sinks
-        self.frames = torch.unique_consecutive(frames[moving])
-        self.start = end - self.frames.shape[0] * places.span
-        target = positions
-        if self.packed:
-            target = positions.clone()
-            target[:, moving] = places.packed(positions[:, moving], frames[moving], end)
-        self._still = torch.equal(positions, target)
-        self._local = self._book(positions), self._book(target)
+        self.adapter, self.method, self.recent, self.visible = adapter, method, recent, visible
+        self.phases, self._end, self._question = recent.phases, end, question
+        self._positions = recent.positions
+        window = recent.rows(0, block=question)
+        shown = visible.mask(window.frames) & torch.tensor(method.shares_window, device=adapter.device)
+        self._shown = None if bool(shown.all()) else shown.nonzero().squeeze(1)
+        if self._shown is not None:
+            window = window.select(self._shown)
+        # The opening and the sinks stay where they were written.
+        moving = window.frames >= self._positions.sinks
+        self._frames = torch.unique_consecutive(window.frames[moving])
+        self._start = end - self._frames.shape[0] * self._positions.span
+        target = window.positions
+        if self._packed:
+            target = target.clone()
+            target[:, moving] = self._positions.pack(window.positions[:, moving], window.frames[moving], end)
+        moved = not torch.equal(window.positions, target)
+        self._books = (self.phases.book(window.positions), self.phases.book(target)) if moved else None
+        self._kept: dict[int, list[AttendedRows]] = {}
 
-    def _book(self, positions: Tensor) -> PhaseBook:
-        return self.phases.book(positions)
+    @property
+    def _packed(self) -> bool:
+        return self._positions.front is not None
 
-    def local(self, layout: LayerLayout, rows: LayerRows) -> Part:
-        """What is always seen, and by all."""
-        bias = torch.zeros(1, rows.tokens, device=self.adapter.device)
-        return Part(rows if self._still else relocate(rows, layout, *self._local), bias)
+    def attended(self, layer: int, query: Query) -> list[AttendedRows]:
+        """Return what the queries of one layer see."""
+        if layer in self._kept:
+            return self._kept[layer]
+        layout, window = self.adapter.layouts[layer], self.recent.kv(layer, block=self._question)
+        if self._shown is not None:
+            window = window.select(self._shown)
+        if self._books is not None:
+            window = relocate(window, layout, *self._books)
+        selected = self.place(layout, self.method.read(layer, query, self.visible))
+        attended = [*selected, AttendedRows(window, torch.zeros(1, window.tokens, device=self.adapter.device))]
+        if self._question:
+            self._kept[layer] = attended
+        return attended
 
-    def found(self, layout: LayerLayout, found: Found) -> list[Part]:
-        """What a memory handed out.
+    def place(self, layout: LayerLayout, selection: Selection) -> list[AttendedRows]:
+        """Return a memory's selection in one layer at its positions.
 
-        Packed, a row's place depends on what else its group sees: every group then has rows of its own.
+        When packed, the position of a row depends on what else its group sees: every group has rows of its own.
         """
-        groups = 1 if found.shown is None else found.shown.shape[0]
-        if found.placed or not self.packed or groups == 1:
-            return self._found(layout, found)
-        parts = []
+        groups = 1 if selection.shown is None else selection.shown.shape[0]
+        if selection.placed or not self._packed or groups == 1:
+            return self._place(layout, selection)
+        attended = []
         for group in range(groups):
-            for part in self._found(layout, _of_group(found, group)):
-                bias = torch.full((groups, part.rows.tokens), hidden(part.bias), device=part.bias.device)
+            for part in self._place(layout, _of_group(selection, group)):
+                bias = torch.full((groups, part.rows.tokens), _hidden(part.bias), device=part.bias.device)
                 bias[group] = part.bias[0]
-                parts.append(Part(part.rows, bias))
-        return parts
+                attended.append(AttendedRows(part.rows, bias))
+        return attended
 
-    def _found(self, layout: LayerLayout, found: Found) -> list[Part]:
-        parts, seen = [], self.frames
-        if found.rows is not None:
-            rows, shown = found.rows, found.shown
-            seen = torch.cat((torch.unique_consecutive(rows.frames), seen))
+    def _place(self, layout: LayerLayout, selection: Selection) -> list[AttendedRows]:
+        attended, visible = [], self._frames
+        if selection.rows is not None:
+            rows, shown = selection.rows, selection.shown
+            visible = torch.cat((torch.unique_consecutive(rows.frames), visible))
             kv = rows.kv
-            if self.packed and not found.placed:
-                target = self.places.packed(rows.positions, rows.frames, self.start)
-                kv = relocate(kv, layout, self._book(rows.positions), self._book(target))
+            if self._packed and not selection.placed:
+                target = self._positions.pack(rows.positions, rows.frames, self._start)
+                kv = relocate(kv, layout, self.phases.book(rows.positions), self.phases.book(target))
             bias = torch.zeros(1, kv.tokens, device=self.adapter.device)
-            parts.append(Part(kv, bias if shown is None else bias.masked_fill(~shown, hidden(bias))))
-        if found.means is not None and found.means.when.shape[0]:
-            parts.append(self._means(layout, found.means, seen))
-        return parts
+            attended.append(AttendedRows(kv, bias if shown is None else bias.masked_fill(~shown, _hidden(bias))))
+        if selection.centroids is not None and selection.centroids.times.shape[0]:
+            attended.append(self._place_centroids(layout, selection.centroids, visible))
+        return attended
 
-    def _means(self, layout: LayerLayout, means: Means, seen: Tensor) -> Part:
-        target = self.places.means(means.when, seen, self.end)
-        rows = place(LayerRows(means.keys, means.values), layout, self._book(target), self.adapter.dtype)
-        weight = means.weight[None].expand(means.shown.shape)
-        return Part(rows, weight.masked_fill(~means.shown, hidden(weight)))
+    def _place_centroids(self, layout: LayerLayout, centroids: Centroids, visible: Tensor) -> AttendedRows:
+        book = self.phases.book(self._positions.centroid_positions(centroids.times, visible, self._end))
+        rows = place(LayerRows(centroids.keys, centroids.values), layout, book, self.adapter.dtype)
+        weight = centroids.weight[None].expand(centroids.shown.shape)
+        return AttendedRows(rows, weight.masked_fill(~centroids.shown, _hidden(weight)))
 
 
-def hidden(like: Tensor) -> float:
-    """What is added to a logit that may not be seen."""
+def _hidden(like: Tensor) -> float:
+    """Return what is added to a logit that may not be seen."""
     return float(torch.finfo(like.dtype).min)
 
 
-def _of_group(found: Found, group: int) -> Found:
-    rows, means = found.rows, found.means
-    if rows is not None and found.shown is not None:
-        own = found.shown[group].nonzero().squeeze(1)
-        rows = StreamRows(rows.kv.select(own), rows.positions[:, own], rows.frames[own])
-    if means is not None:
-        own = means.shown[group].nonzero().squeeze(1)
-        kept = (means.keys[:, own], means.values[:, own], means.when[own], means.weight[own])
-        means = Means(*kept, means.shown[group : group + 1, own])
-    return Found(rows, None, means)
+def _of_group(selection: Selection, group: int) -> Selection:
+    rows, centroids = selection.rows, selection.centroids
+    if rows is not None and selection.shown is not None:
+        rows = rows.select(selection.shown[group].nonzero().squeeze(1))
+    if centroids is not None:
+        own = centroids.shown[group].nonzero().squeeze(1)
+        centroids = Centroids(
+            centroids.keys[:, own],
+            centroids.values[:, own],
+            centroids.times[own],
+            centroids.weight[own],
+            centroids.shown[group : group + 1, own],
+        )
+    return Selection(rows, None, centroids)

@@ -1,34 +1,34 @@
-"""What a memory has to do: take frames in that leave the window, and hand rows out to queries, layer by layer."""
+"""The interface of a memory: it takes frames that leave the recent window, and selects rows for queries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from emblema.errors import StreamError
 from emblema.kv.layout import LayerRows
 from emblema.models.adapter import Adapter
-from emblema.models.frames import FrameCodes
-from emblema.stream.log import FrameLog
-from emblema.stream.phases import PhaseTables
-from emblema.stream.positions import Places
+from emblema.stream.frames import FrameLog
+from emblema.stream.positions import FramePositions, PhaseTables
 from emblema.stream.settings import StreamSettings
+from emblema.stream.state import StreamState
 
 Purpose = Literal["frames", "question"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What a question may see: frames `low` to `high`, those from `recent` on whatever a retrieval finds."""
+class VisibleRange:
+    """Frames that a question may see: `low` to `high`; those from `recent` on without being retrieved."""
 
     low: int
     high: int
     recent: int
 
-    def of(self, frames: Tensor) -> Tensor:
-        """Which of some frames are seen; the opening (-1) is always."""
+    def mask(self, frames: Tensor) -> Tensor:
+        """Return which frames are visible, bool in the shape of `frames`; the opening (-1) always is."""
         return (frames < 0) | ((frames >= self.low) & (frames < self.high))
 
 
@@ -40,7 +40,7 @@ class Query:
         states: [query heads, rows, width] float32, times the attention's own scale.
         groups: [rows] int64, who asks: a frame of the block, or 0 for a question's tokens; -1 does not ask.
         count: number of groups.
-        key_heads: heads of the keys that they meet.
+        key_heads: heads of the keys.
         purpose: whether frames ask or a question.
     """
 
@@ -59,16 +59,15 @@ class Query:
         weights = asking.float() / asking.sum(1, keepdim=True).clamp_min(1)
         return torch.einsum("gr,hrw->ghw", weights, shared).reshape(self.count, -1)
 
-    def products(self, keys: Tensor) -> Tensor:
-        """[groups, means]: the pooled query of each group with mean keys [key heads, means, width]."""
+    def score_pooled(self, keys: Tensor) -> Tensor:
+        """Return [groups, means]: the product of each group's pooled query with mean keys [key heads, means, width]."""
         return self.pooled @ keys.transpose(0, 1).flatten(1).T
 
-    def densities(self, logits: Tensor, sizes: Tensor) -> Tensor:
-        """[groups, means]: the most attention that any query of a group would give to one frame of each cluster.
+    def score_by_attention(self, logits: Tensor, sizes: Tensor) -> Tensor:
+        """Return [groups, means]: the most attention that any query of a group would give to one frame of a cluster.
 
-        Every query of every head attends the mean keys as if each stood for all of its frames; what a cluster gets is
-        divided among its frames. So heads do not cancel one another as they do in a pooled query, and one that looks
-        for a single thing is not drowned by those that look everywhere.
+        Every query of every head attends the mean keys, each counted once for every frame of its cluster; what a
+        cluster gets is divided among its frames. So heads do not cancel one another as they do in a pooled query.
 
         Args:
             logits: [query heads, rows, means, parts], of the queries with the mean keys.
@@ -78,17 +77,17 @@ class Query:
         weighted = logits + sizes.float().log()[:, None]
         most = torch.softmax(weighted.flatten(2), dim=2).reshape(heads, rows, count, parts).sum(3).amax(0)
         groups = torch.where(self.groups < 0, self.count, self.groups)[:, None].expand_as(most)
-        found = most.new_zeros(self.count + 1, count).scatter_reduce(0, groups, most, "amax")
-        return found[: self.count] / sizes.float().clamp_min(1)
+        scores = most.new_zeros(self.count + 1, count).scatter_reduce(0, groups, most, "amax")
+        return scores[: self.count] / sizes.float().clamp_min(1)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRows:
-    """Rows of one layer as first written, with where they were written and whose they are.
+    """Rows of one layer as first written.
 
     Attributes:
         kv: [heads, rows, width] each.
-        positions: [axes, rows] int64.
+        positions: [axes, rows] int64, where they were written.
         frames: [rows] int64, the frame of each row; -1 for the turn's opening.
     """
 
@@ -96,134 +95,163 @@ class StreamRows:
     positions: Tensor
     frames: Tensor
 
+    def select(self, rows: Tensor) -> "StreamRows":
+        """Return the rows of an index tensor, copied."""
+        return StreamRows(self.kv.select(rows), self.positions[:, rows], self.frames[rows])
+
+    @classmethod
+    def joined(cls, *parts: "StreamRows") -> "StreamRows":
+        """Return rows of one layer, one part after another."""
+        keys = torch.cat([part.kv.keys for part in parts], dim=1)
+        values = torch.cat([part.kv.values for part in parts], dim=1)
+        positions = torch.cat([part.positions for part in parts], dim=1)
+        return cls(LayerRows(keys, values), positions, torch.cat([part.frames for part in parts]))
+
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """Centroids to be attended as rows.
+class Centroids:
+    """Means of clusters, attended as rows.
 
     Attributes:
         keys: [heads, centroids, width] float32, position-free.
         values: likewise.
-        when: [centroids] float32, the mean frame of its members.
+        times: [centroids] float32, mean frame number of the members.
         weight: [centroids] float32, added to the logits.
         shown: [groups, centroids] bool.
     """
 
     keys: Tensor
     values: Tensor
-    when: Tensor
+    times: Tensor
     weight: Tensor
     shown: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a memory hands out in one layer.
+class Selection:
+    """What a memory selects in one layer.
 
     Attributes:
-        rows: in the order of their frames; None for none.
-        shown: [groups, rows] bool; None shows every row to all.
-        means: centroids; None for none.
-        placed: whether the rows' keys stand where they are to be seen already, packed or not.
+        rows: rising by frame; None for none.
+        shown: [groups, rows] bool; None shows every row to all groups.
+        centroids: None for none.
+        placed: the keys are at their final positions already, packed or not.
     """
 
     rows: StreamRows | None = None
     shown: Tensor | None = None
-    means: Means | None = None
+    centroids: Centroids | None = None
     placed: bool = False
 
 
-NOTHING = Found()
+NOTHING = Selection()
 
 
 @dataclass(frozen=True, slots=True)
-class Departed:
-    """Frames that leave the window, oldest first.
+class EvictedFrames:
+    """Frames that leave the recent window, oldest first.
 
     Attributes:
-        frames: their numbers in the stream, one behind the other.
+        frames: their numbers, consecutive.
         layers: per layer, their rows as first written.
         positions: [axes, rows] int64, where they were written.
-        codes: what the encoder made of them.
     """
 
     frames: range
     layers: tuple[LayerRows, ...]
     positions: Tensor
-    codes: FrameCodes
-
-    @property
-    def tokens(self) -> int:
-        """Rows of one frame."""
-        return int(self.positions.shape[1]) // len(self.frames)
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
-    """Bytes that a memory holds, by place and by what they are for."""
+class MemoryBytes:
+    """Bytes that a memory takes on the device and on the host, by what they are for."""
 
     device: Mapping[str, int]
     host: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class StreamContext:
     """What a memory is made for.
 
     Attributes:
         adapter: the model.
         settings: of the stream.
-        places: where frames stand.
-        log: what the encoder made of the frames, as they come.
+        positions: of its frames.
+        log: what the encoder made of the frames; grows with the stream.
         opening: token ids in front of the frames.
-        ending: token ids that stand behind any question: what is not known of it yet.
-        phases: kept for the stream.
+        ending: token ids after any question.
+        phases: rotary phases, shared by the stream.
     """
 
     adapter: Adapter
     settings: StreamSettings
-    places: Places
+    positions: FramePositions
     log: FrameLog
     opening: tuple[int, ...]
     ending: tuple[int, ...]
     phases: PhaseTables
 
 
-class Method(Protocol):
-    """A memory of the frames that have left the window.
+class Method:
+    """A memory of the frames that left the recent window. This one keeps nothing; others override what they need.
 
     Attributes:
-        name: what it is called.
-        shares_local: whether sinks and window are seen beside what it hands out.
+        name: what users call it.
+        bounded: whether what it selects is bounded, however long the stream.
+        shares_window: whether sinks and window are visible beside what it selects.
         encodes: whether frames run through the decoder as they come.
-        bounded: whether what it hands out has an end, however long the stream.
     """
 
-    name: str
-    bounded: bool
-    shares_local: bool
-    encodes: bool
+    name = "none"
+    bounded = True
+    shares_window = True
+    encodes = True
 
-    def admit(self, departed: Departed) -> None:
-        """Take frames in, behind a block's end; what was put off until something was on the device is done first."""
+    def __init__(self, context: StreamContext) -> None:
+        self.context = context
+        self.adapter, self.settings, self.positions = context.adapter, context.settings, context.positions
 
-    def prepare(self, sight: Sight) -> None:
-        """A reading begins, for what `sight` lets be seen."""
+    def admit(self, evicted: EvictedFrames) -> None:
+        """Take frames in at the end of a block. Work that waited for rows on the device is done first."""
 
-    def read(self, layer: int, query: Query, sight: Sight) -> Found:
-        """Rows for the queries of one layer; called once a layer for a question, and for every part of a block."""
+    def prepare(self, visible: VisibleRange) -> None:
+        """Begin a reading for a question or a block that may see `visible`."""
+
+    def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
+        """Return rows for the queries of one layer: once a layer for a question, and for each part of a block."""
+        return NOTHING
 
     def settle(self) -> None:
-        """The reading is over: do what was put off until something was on the device anyhow."""
+        """End a reading. Work that waited for rows on the device is done."""
 
-    def bytes(self) -> Bytes:
-        """What it holds."""
+    def bytes(self) -> MemoryBytes:
+        """Return what it takes."""
+        return MemoryBytes({}, {})
 
     def counts(self) -> Mapping[str, float]:
-        """What it has counted since the stream began."""
+        """Return what it has counted since the stream began."""
+        return {}
 
     def retrieved(self) -> Mapping[int, float]:
-        """Frames handed out to the last question, each with the share of layers that it was handed out in."""
+        """Return the frames selected for the last question, each with its share of the layers."""
+        return {}
+
+    def state(self) -> StreamState:
+        """Return the state for a file.
+
+        Raises:
+            StreamError: the method cannot be saved.
+        """
+        raise StreamError(f"a stream with the method {self.name!r} cannot be saved: use mosaic")
+
+    def restore(self, state: StreamState) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            StreamError: the method cannot be saved.
+        """
+        self.state()
 
     def close(self) -> None:
         """Give back threads."""

@@ -1,43 +1,33 @@
 """The memories that a stream can have, by name."""
 
-from typing import Protocol
+from collections.abc import Mapping
 
 from emblema.errors import StreamError
-from emblema.stream.baselines.full import Full
+from emblema.stream.baselines.full import FullAttention
 from emblema.stream.baselines.livevlm import LiveVlm
 from emblema.stream.baselines.nocache import NoCache
 from emblema.stream.baselines.rekv import Rekv
 from emblema.stream.baselines.sliding import Sliding
 from emblema.stream.baselines.streammem import StreamMem
-from emblema.stream.method import Method, Scene
+from emblema.stream.method import Method
 from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.settings import StreamSettings
 
-
-class Maker(Protocol):
-    """Makes a memory."""
-
-    name: str
-    bounded: bool
-
-    def __call__(self, scene: Scene) -> Method: ...
+METHODS: Mapping[str, type[Method]] = {
+    kind.name: kind for kind in (Mosaic, FullAttention, Sliding, NoCache, Rekv, LiveVlm, StreamMem)
+}
+"""Name to method; `mosaic` is ours."""
 
 
-def makers() -> dict[str, Maker]:
-    """Name to maker; `mosaic` is ours."""
-    kinds = (Mosaic, Full, Sliding, NoCache, Rekv, LiveVlm, StreamMem)
-    return {kind.name: kind for kind in kinds}
-
-
-def method_named(name: str, settings: StreamSettings) -> Maker:
-    """The maker of a method.
+def method_named(name: str, settings: StreamSettings) -> type[Method]:
+    """Return the method of a name.
 
     Raises:
         StreamError: there is none of that name, or it does not go with the settings.
     """
-    found = makers().get(name)
-    if found is None:
-        raise StreamError(f"there is no stream method {name!r}: choose one of {', '.join(makers())}")
-    if settings.positions == "packed" and not found.bounded:
+    kind = METHODS.get(name)
+    if kind is None:
+        raise StreamError(f"there is no stream method {name!r}: choose one of {', '.join(METHODS)}")
+    if settings.positions == "packed" and not kind.bounded:
         raise StreamError(f"{name!r} sees everything: packed positions need an end; use native ones")
-    return found
+    return kind

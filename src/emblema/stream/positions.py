@@ -1,26 +1,32 @@
-"""Where frames stand: as they came (`native`), or one behind the other among what is seen (`packed`)."""
+"""Where frames are: as they came (`native`) or next to one another (`packed`), and rotary phases at these positions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from emblema.kv.layout import RotaryBand
+from emblema.kv.rotation import PhaseBook, Phases, RotaryTable
 from emblema.stream.settings import StreamSettings
+
+FIRST_POSITIONS = 256
+"""Positions whose phases are computed at first; more are added by doubling."""
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class FramePositions:
     """The positions of one stream.
 
-    A frame's corner stands `span` behind the one before it, on every axis. Packed, a block is written behind as many
-    frames as can be seen at once at the most; while the stream is shorter than that, it stands where it would natively.
+    A frame's corner is `span` positions after the one before it, on every axis. When packed, a block is written after
+    as many frames as can be visible at once; while the stream is shorter than that, positions are the native ones.
 
     Attributes:
-        opening: positions that the turn's opening takes.
+        opening: positions of the turn's opening.
         offsets: [axes, tokens] int64, positions of a frame's rows counted from its corner.
-        span: positions that a frame takes.
+        span: positions of a frame.
         block, sinks: frames, as in the settings.
-        zone: frames in front of a block, packed; None natively.
+        front: frames in front of a block when packed; None when native.
     """
 
     opening: int
@@ -28,15 +34,15 @@ class Places:
     span: int
     block: int
     sinks: int
-    zone: int | None
+    front: int | None
 
     @classmethod
-    def of(cls, settings: StreamSettings, opening: int, offsets: Tensor) -> "Places":
-        """The places that settings ask for."""
-        zone = None
+    def of(cls, settings: StreamSettings, opening: int, offsets: Tensor) -> "FramePositions":
+        """Return the positions that settings ask for."""
+        front = None
         if settings.positions == "packed":
-            zone = settings.sinks + (settings.budget or 0) + settings.window
-        return cls(opening, offsets, int(offsets.max()) + 1, settings.block, settings.sinks, zone)
+            front = settings.sinks + (settings.budget or 0) + settings.window
+        return cls(opening, offsets, int(offsets.max()) + 1, settings.block, settings.sinks, front)
 
     @property
     def tokens(self) -> int:
@@ -44,53 +50,109 @@ class Places:
         return int(self.offsets.shape[1])
 
     def corner(self, frame: int) -> int:
-        """The position that frame number `frame` is, or would be, written from; so is a question in its place."""
-        begun = frame - frame % self.block
-        front = begun if self.zone is None else min(begun, self.zone)
-        return self.opening + (front + frame - begun) * self.span
+        """Return the first position of a frame, or of a question in its place."""
+        return int(self.corners(torch.tensor(frame)))
 
     def corners(self, frames: Tensor) -> Tensor:
-        """`corner` of frames [n]."""
+        """Return the first position of each frame, int64 in the shape of `frames`."""
         begun = frames - frames % self.block
-        front = begun if self.zone is None else begun.clamp_max(self.zone)
+        front = begun if self.front is None else begun.clamp_max(self.front)
         return self.opening + (front + frames - begun) * self.span
 
     def written(self, frames: Tensor) -> Tensor:
-        """Positions [axes, n x tokens] of all rows of frames [n], as first written."""
+        """Return positions [axes, n x tokens] of all rows of frames [n], as first written."""
         corners = self.corners(frames)
         return (corners[None, :, None] + self.offsets[:, None, :]).reshape(self.offsets.shape[0], -1)
 
-    def packed(self, positions: Tensor, frames: Tensor, end: int, sinks: bool = True) -> Tensor:
-        """Positions of rows [axes, rows] set one frame behind the other so that the last one ends at `end`.
+    def pack(self, positions: Tensor, frames: Tensor, end: int, sinks: bool = True) -> Tensor:
+        """Return positions [axes, rows] with one frame right after another, so that the last one ends at `end`.
 
-        Frames for which there is no room share places with their neighbours.
+        Frames for which there is no room share positions with their neighbours.
 
         Args:
             positions: as first written.
             frames: [rows] int64, rising, the frame of each row.
-            end: the position behind the last of them.
-            sinks: whether the first places are kept for the sinks.
+            end: the position after the last of them.
+            sinks: keep the first positions for the sinks.
         """
         own, rank = torch.unique_consecutive(frames, return_inverse=True)
         count, room = own.shape[0], (end - self.opening) // self.span - sinks * self.sinks
-        behind = count - rank
+        back = count - rank
         if count > room:
-            behind = (behind * room + count - 1) // count
-        moved: Tensor = positions - self.corners(frames)[None] + (end - behind * self.span)[None]
+            back = (back * room + count - 1) // count
+        moved: Tensor = positions - self.corners(frames)[None] + (end - back * self.span)[None]
         return moved
 
-    def means(self, when: Tensor, seen: Tensor, end: int) -> Tensor:
-        """Positions [axes, centroids] of centroids of mean frame `when`: amid that frame, or where it would stand.
+    def centroid_positions(self, times: Tensor, visible: Tensor, end: int) -> Tensor:
+        """Return positions [axes, centroids]: the middle of the frame at each centroid's mean time.
 
         Args:
-            when: [centroids] float.
-            seen: [frames] int64, rising: what stands in front of `end`, packed; not used natively.
-            end: the position behind the last of them.
+            times: [centroids] float, mean frame numbers.
+            visible: [frames] int64, rising: frames right before `end` when packed; unused when native.
+            end: the position after the last of them.
         """
-        if self.zone is None:
-            corner = self.opening + (when * self.span).round().long()
+        if self.front is None:
+            corner = self.opening + (times * self.span).round().long()
         else:
-            behind = seen.shape[0] - torch.searchsorted(seen.to(when.dtype), when)
-            corner = (end - behind * self.span).clamp_min(self.opening)
+            back = visible.shape[0] - torch.searchsorted(visible.to(times.dtype), times)
+            corner = (end - back * self.span).clamp_min(self.opening)
         middle = self.offsets.float().mean(1).floor().long()
         return corner[None] + middle[:, None]
+
+
+class PhaseTables:
+    """Rotary phases of every band at positions 0, 1, …, as far as any was asked for; equal to those of a `PhaseBook`.
+
+    Args:
+        tables: the decoder's own rotary tables, by name.
+    """
+
+    def __init__(self, tables: Mapping[str, RotaryTable]) -> None:
+        self.tables = tables
+        self._known: dict[tuple[str, tuple[int, ...], tuple[int, ...]], Phases] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the device."""
+        return sum(known.cos.nbytes + known.sin.nbytes for known in self._known.values())
+
+    def book(self, positions: Tensor) -> PhaseBook:
+        """Return phases at positions [axes, tokens] int64, 0 or more."""
+        return _TableBook(self, positions)
+
+    def at(self, band: RotaryBand, positions: Tensor, top: int) -> Phases:
+        """Return phases of a band at positions [axes, tokens], the largest of which is `top`."""
+        known = self._until(band, top, positions.device)
+        if len(set(band.axes)) == 1:
+            rows = positions[band.axes[0]]
+            return Phases(known.cos.index_select(0, rows), known.sin.index_select(0, rows))
+        own = positions.T[:, list(band.axes)]
+        return Phases(known.cos.gather(0, own), known.sin.gather(0, own))
+
+    def _until(self, band: RotaryBand, top: int, device: torch.device) -> Phases:
+        key = (band.table, band.axes, band.frequencies)
+        known = self._known.get(key)
+        have = 0 if known is None else known.cos.shape[0]
+        if known is None or top >= have:
+            every = torch.arange(max(top + 1, 2 * have, FIRST_POSITIONS), device=device)
+            columns = torch.tensor(band.frequencies, device=device)
+            cos, sin = (part.index_select(1, columns) for part in self.tables[band.table](every))
+            known = self._known[key] = Phases(cos, sin)
+        return known
+
+
+class _TableBook(PhaseBook):
+    """A book whose phases come from tables."""
+
+    def __init__(self, phases: PhaseTables, positions: Tensor) -> None:
+        super().__init__(phases.tables, positions)
+        self._phases = phases
+        self._top = -1
+
+    def __call__(self, band: RotaryBand) -> Phases:
+        key = (band.table, band.axes, band.frequencies)
+        if key not in self._known:
+            if self._top < 0 and self.positions.numel():
+                self._top = int(self.positions.max())
+            self._known[key] = self._phases.at(band, self.positions, self._top)
+        return self._known[key]

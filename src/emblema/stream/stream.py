@@ -1,41 +1,149 @@
 """A stream: frames come, are encoded block by block, and questions are answered at any time."""
 
+import math
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from torch import Tensor
 
-from emblema.errors import StoreError, StreamError
+from emblema.errors import CapacityError, StreamError, UnsupportedModelError
 from emblema.kv.chunk import Chunk
-from emblema.stream.answering import Moment, StreamPiece, StreamReply, StreamUsage, ask, difference
-from emblema.stream.chunks import ChunkMaker, parts
-from emblema.stream.feed import Feed
-from emblema.stream.local import Local
-from emblema.stream.method import Bytes, Method, Sight
+from emblema.models.adapter import Adapter
+from emblema.stream.chunks import ChunkWriter, chunk_frames
+from emblema.stream.forward import encode_block, prefill_question
+from emblema.stream.frames import FrameLog, FrameQueue, TimedFrame
+from emblema.stream.method import MemoryBytes, Method, StreamContext, VisibleRange
+from emblema.stream.methods import method_named
 from emblema.stream.mosaic.memory import Mosaic
-from emblema.stream.saving import Savable, load, save
+from emblema.stream.positions import FramePositions, PhaseTables
+from emblema.stream.recent import RecentWindow
+from emblema.stream.reply import Moment, StreamPiece, StreamReply, StreamUsage
 from emblema.stream.seam import Asked, Decoder, Host
+from emblema.stream.settings import StreamSettings, change_settings
+from emblema.stream.state import StreamState, read_state, state_path, write_state
 
-RESERVE = 64
-"""Rows that a question's table keeps room for before it has to grow."""
 
-
-class Stream(Feed):
-    """Hours of video behind one question. Made by `Engine.stream`; the thread that made it owns it.
+class Stream:
+    """Hours of video, to be asked at any time. Made by `Engine.stream`; the thread that made it owns it.
 
     Other threads may `push` and nothing else.
 
     Attributes:
-        settings: how it remembers.
+        method: name of the memory.
+        settings: how much is seen, and how it remembers.
         log: times and codes of the frames seen.
 
     Raises:
         UnsupportedModelError: the model's layers cannot read a memory.
         StreamError: there is no method of that name.
     """
+
+    def __init__(self, host: Host, method: str, settings: StreamSettings) -> None:
+        _refuse_unreadable(host.adapter)
+        self.method, self.settings, self.log = method, settings, FrameLog()
+        self._host, self._make = host, method_named(method, settings)
+        self._queue, self._owner = FrameQueue(settings), threading.get_ident()
+        self._opening = host.opening()
+        self._parts: tuple[RecentWindow, Method] | None = None
+
+    @property
+    def frames(self) -> int:
+        """Frames seen so far, without those that wait."""
+        return len(self.log)
+
+    @property
+    def waiting(self) -> int:
+        """Frames that wait to be encoded."""
+        return len(self._queue)
+
+    @property
+    def dropped(self) -> int:
+        """Frames that were dropped because others came faster than they were encoded."""
+        return self._queue.dropped
+
+    @property
+    def recent(self) -> RecentWindow:
+        """The rows that are always seen; StreamError before the first frame is encoded."""
+        return self._begun()[0]
+
+    @property
+    def memory(self) -> Method:
+        """The memory of the other frames; StreamError before the first frame is encoded."""
+        return self._begun()[1]
+
+    @property
+    def bytes(self) -> MemoryBytes:
+        """Bytes that the stream takes besides the weights, by place and purpose."""
+        if self._parts is None:
+            return MemoryBytes({}, {})
+        recent, memory = self._parts
+        own = memory.bytes()
+        device = {"local": recent.bytes, "phases": recent.phases.bytes, **own.device}
+        return MemoryBytes(device, {"codes": self.log.bytes, **own.host})
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """What the memory has counted since the stream began: transfers, bytes moved, cuts and more."""
+        return {} if self._parts is None else dict(self._parts[1].counts())
+
+    @property
+    def clusters(self) -> dict[int, tuple[int, ...]]:
+        """Frames of each visual cluster by its number, in order; none for a method without clusters."""
+        if self._parts is None or not isinstance(self._parts[1], Mosaic):
+            return {}
+        return {id: tuple(sorted(cluster.frames)) for id, cluster in self._parts[1].visual.clusters.items()}
+
+    def push(self, frames: Any, at: float | Sequence[float] | None = None) -> int:
+        """Take in a frame, or several.
+
+        If the owner pushes, complete blocks are encoded before this returns. What other threads push waits in a queue,
+        and is dropped or waits for room as the settings say.
+
+        Args:
+            frames: anything that a picture can be loaded from, or a list of such; all of one size.
+            at: seconds at which it came, or a time for each; by default each one second after the one before.
+
+        Returns:
+            How many were taken.
+
+        Raises:
+            MediaError: a frame cannot be read, or has another size; none of those given is taken.
+            StreamError: time went back, or the stream is closed; likewise.
+            CapacityError: the stream would leave the model's context.
+        """
+        given = list(frames) if isinstance(frames, list | tuple) else [frames]
+        times = self._times(at, len(given))
+        self._refuse_beyond_context(len(given))
+        ready = [TimedFrame(self._host.picture(frame), when) for frame, when in zip(given, times, strict=True)]
+        owned = threading.get_ident() == self._owner
+        taken = self._queue.put(ready, wait=not owned)
+        if owned:
+            self._encode(whole_blocks=True)
+        return taken
+
+    def push_video(self, source: Any, fps: float = 0.5) -> int:
+        """Take in the frames that a video shows at 0, 1/fps, 2/fps, … seconds, after what has been seen.
+
+        Returns:
+            How many were taken.
+
+        Raises:
+            MediaError: it cannot be read, or is cut short; the frames that could be read are taken all the same.
+        """
+        last, taken = self._queue.last, 0
+        for when, picture in self._host.video(source, fps):
+            taken += self.push(picture, at=when if last is None else last + 1 / fps + when)
+        return taken
+
+    def advance(self) -> int:
+        """Encode all frames that wait, those of an incomplete block too; return how many there were."""
+        self._refuse_others()
+        return self._encode(whole_blocks=False)
 
     @overload
     def ask(
@@ -50,13 +158,13 @@ class Stream(Feed):
     def ask(
         self, text: Any, at: float | None = None, window: int | None = None, stream: bool = False, **knobs: Any
     ) -> StreamReply | Iterator[StreamPiece]:
-        """Answer a question about what has been seen; question and answer leave nothing behind in the stream.
+        """Answer a question about what has been seen; question and answer do not become part of the stream.
 
         Args:
             text: the question, or its token ids.
             at: ask about this moment, in seconds: what came later is not seen.
             window: see only so many frames before that.
-            stream: hand back the pieces as they are made; the last carries the reply.
+            stream: return the pieces as they are made; the last carries the reply.
             knobs: as `Engine.generate`: `max_new_tokens`, `temperature`, `top_p`, `stop`, `seed`.
 
         Raises:
@@ -64,99 +172,76 @@ class Stream(Feed):
             PromptError: the question or a knob is not right, or there is no room for it in the model's context.
         """
         began = time.perf_counter()
-        answer = _Answer(self, text, at, window, self._host.decoder(knobs), began)
-        return answer.pieces() if stream else answer.reply()
+        decoder, visible = self._host.decoder(knobs), self._visible(at, window)
+        before = self.counts
+        prefill = self._prefill(text, visible, decoder.most)
+        pieces = self._answer(decoder, prefill, visible, before, began)
+        return pieces if stream else [piece.reply for piece in pieces if piece.reply is not None][-1]
 
     def prefill(self, text: Any, at: float | None = None, window: int | None = None) -> Tensor:
-        """As `ask`, up to the logits behind the question, [vocab] float32."""
-        logits = self._prefilled(text, self._sight(at, window), 0).logits
+        """Return the logits after the question, [vocab] float32; arguments and errors as `ask`."""
+        logits = self._prefill(text, self._visible(at, window), 0).logits
         self.settle()
         return logits
 
     def settle(self) -> None:
-        """Do what was put off until clusters were on the device anyhow; every question and block does."""
-        if self._memory is not None:
-            self._memory[1].settle()
-
-    def _sight(self, at: float | None, window: int | None) -> Sight:
-        self._refuse_others()
-        self._intake.refuse_closed()
-        self._encode(whole_blocks=False)
-        high = self.frames if at is None else self.log.until(at)
-        if high == 0:
-            when = "yet" if at is None else f"by {at:g} s"
-            raise StreamError(f"nothing had been seen {when}: push frames before the question")
-        if window is not None and (type(window) is not int or window < 1):
-            raise StreamError(f"window is {window!r}: it must be a whole number of frames, 1 or more")
-        low = 0 if window is None else max(0, high - window)
-        return Sight(low, high, max(low, high - self.settings.window))
-
-    def _prefilled(self, text: Any, sight: Sight, most: int) -> Asked:
-        assert self._memory is not None  # something has been seen
-        local, method = self._memory
-        return ask(self._host.adapter, method, local, sight, self._host.closing(text), most, min(most, RESERVE))
-
-    @property
-    def bytes(self) -> Bytes:
-        """What the stream holds, weights apart, by place; codes of frames are on the host for every method."""
-        if self._memory is None:
-            return Bytes({}, {})
-        local, method = self._memory
-        held = method.bytes()
-        return Bytes(
-            {"local": local.bytes, "phases": local.phases.bytes, **held.device}, {"codes": self.log.bytes, **held.host}
-        )
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """What the memory has counted since the stream began: transfers, bytes moved, splits and more."""
-        return {} if self._memory is None else dict(self._memory[1].counts())
-
-    @property
-    def clusters(self) -> dict[int, tuple[int, ...]]:
-        """Frames of each visual cluster by its number, in order; none for a method that has no clusters."""
-        if self._memory is None or not isinstance(self._memory[1], Mosaic):
-            return {}
-        found = self._memory[1].visual.level.clusters
-        return {id: tuple(sorted(cluster.frames)) for id, cluster in found.items()}
+        """Cut clusters whose cut waited until they were on the device; every question and block does."""
+        if self._parts is not None:
+            self._parts[1].settle()
 
     def save(self, name: str) -> Path:
-        """Write the stream to the engine's folder, frames that wait encoded first; one saved under the name goes.
+        """Write the stream to the engine's folder, in place of one of that name; frames that wait are encoded first.
 
         Raises:
             StreamError: there is no folder, nothing has been seen, this is no name, or the method cannot be saved.
             StoreError: the folder cannot be written.
         """
-        local, method = self._seen()
-        last, size = self._intake.last, self._intake.size
-        about = {"last": last, "size": size, "dropped": self.dropped}
-        return save(self._host, name, about, self.log, local, method)
+        recent, memory = self._complete()
+        path, adapter, queue = state_path(self._host.folder, name), self._host.adapter, self._queue
+        own = memory.state()
+        state = StreamState(
+            facts={
+                "last": queue.last,
+                "size": queue.size,
+                "dropped": self.dropped,
+                "model": adapter.fingerprint,
+                "method": self.method,
+                "settings": self.settings.flat(),
+                "opening": list(self._opening),
+            }
+        )
+        for part, kept in (("log", self.log.state()), ("local", recent.state()), ("memory", own)):
+            state.put(part, kept)
+        write_state(path, state)
+        return path
 
     @classmethod
     def load(cls, host: Host, name: str) -> Self:
-        """A stream that was saved, as it was: it gives the same answers, and goes on.
+        """Return a stream that was saved, as it was: it gives the same answers, and goes on.
 
         Raises:
             StreamError: there is none of that name, or it was another model's or another template's.
             StoreError: it is damaged.
         """
-        state, settings = load(host, name)
-        stream = cls(host, state.facts["method"], settings)
-        stream.log.resume(state.part("log"))
-        local, method = stream._begun(stream.log.offsets.to(host.adapter.device))
-        local.resume(state.part("local"))
-        if not isinstance(method, Savable):
-            raise StoreError(f"the stream {name!r} says that its method is {method.name!r}, which is never saved")
-        method.resume(state.part("memory"))
+        state = read_state(state_path(host.folder, name))
         facts = state.facts
-        stream._intake.resume(facts["last"], tuple(facts["size"]), facts["dropped"])
+        if facts["model"] != host.adapter.fingerprint:
+            raise StreamError(f"the stream {name!r} was saved with another model: load that one")
+        if tuple(facts["opening"]) != host.opening():
+            raise StreamError(f"the stream {name!r} was opened with another template or system text: give the same")
+        stream = cls(host, facts["method"], change_settings(StreamSettings(), facts["settings"]))
+        stream.log.restore(state.part("log"))
+        recent, memory = stream._begin(stream.log.offsets.to(host.adapter.device))
+        recent.restore(state.part("local"))
+        memory.restore(state.part("memory"))
+        stream._queue.restore(facts["last"], tuple(facts["size"]), facts["dropped"])
         return stream
 
     def chunks(self, most: int = 64) -> list[Chunk]:
-        """The stream's frames as chunks in the engine's store, to be set into any prompt at any position.
+        """Return the stream's frames as chunks in the engine's store, for any prompt at any position.
 
-        One for each visual cluster, its frames in order, and one for those that have not left the window. Their rows
-        are those that the stream wrote; if the store loses one, it is prefilled alone from what the encoder made.
+        There is one for each visual cluster, its frames in order, and one for the frames that have not left the
+        window. Their rows are those that the stream wrote; if the store loses one, it is prefilled alone.
 
         Args:
             most: frames of a chunk; a larger cluster gives several.
@@ -166,24 +251,17 @@ class Stream(Feed):
         """
         if type(most) is not int or most < 1:
             raise StreamError(f"most is {most!r}: it must be a whole number of frames, 1 or more")
-        local, method = self._seen()
-        if not isinstance(method, Mosaic):
-            raise StreamError(f"a stream with the method {method.name!r} has no clusters: use mosaic")
-        maker = ChunkMaker(self._host.adapter, self.log, local, method, self._host.markers())
-        return [self._host.keep(*maker.chunk(frames)) for frames in parts(local, method, most)]
-
-    def _seen(self) -> tuple[Local, Method]:
-        self._intake.refuse_closed()
-        self.advance()
-        if self._memory is None:
-            raise StreamError("nothing has been seen yet: push frames first")
-        return self._memory
+        recent, memory = self._complete()
+        if not isinstance(memory, Mosaic):
+            raise StreamError(f"a stream with the method {memory.name!r} has no clusters: use mosaic")
+        writer = ChunkWriter(self._host.adapter, self.log, recent, memory, self._host.markers())
+        return [self._host.keep(*writer.write(frames)) for frames in chunk_frames(recent, memory, most)]
 
     def close(self) -> None:
-        """Take no more frames, and give back what is held. Closing twice does nothing."""
-        self._intake.close()
-        if self._memory is not None:
-            self._memory[1].close()
+        """Take no more frames, and give back threads. Closing twice does nothing."""
+        self._queue.close()
+        if self._parts is not None:
+            self._parts[1].close()
 
     def __enter__(self) -> Self:
         return self
@@ -193,44 +271,123 @@ class Stream(Feed):
     ) -> None:
         self.close()
 
+    def _times(self, at: float | Sequence[float] | None, count: int) -> list[float]:
+        if at is None:
+            begin = -1.0 if self._queue.last is None else self._queue.last
+            return [begin + step for step in range(1, count + 1)]
+        times = list(at) if isinstance(at, Sequence) else [at]
+        if len(times) != count:
+            raise StreamError(f"{count} frames came with {len(times)} times: give a time for each")
+        if not all(isinstance(time, int | float) and math.isfinite(time) for time in times):
+            raise StreamError(f"the times {times!r} are not all numbers: give seconds")
+        return [float(time) for time in times]
 
-class _Answer:
-    """One answer under way: the question is prefilled, and what it retrieved is held until it is complete."""
+    def _refuse_beyond_context(self, more: int) -> None:
+        """Refuse frames outside the model's context; before the first block their size is not known."""
+        if self._parts is None:
+            return
+        context, last = self._host.adapter.context_length, self.frames + self.waiting + more
+        end = self._parts[0].positions.corner(last)
+        if end > context:
+            raise CapacityError(
+                f"frame {last} would end at position {end}, but the model's context holds {context}: "
+                "open the stream with positions='packed'"
+            )
 
-    def __init__(
-        self, stream: Stream, text: Any, at: float | None, window: int | None, decoder: Decoder, began: float
-    ) -> None:
-        self._stream, self._decoder, self._began = stream, decoder, began
-        self._sight = stream._sight(at, window)
-        self._before = stream.counts
-        self._asked = stream._prefilled(text, self._sight, decoder.most)
-        self._rows = self._asked.table.length
+    def _encode(self, whole_blocks: bool) -> int:
+        done = 0
+        while self.waiting:
+            room = self.settings.block if self._parts is None else self._parts[0].room
+            if whole_blocks and self.waiting < room:
+                break
+            frames = self._queue.take(room)
+            self._take_in(frames)
+            done += len(frames)
+        return done
 
-    def reply(self) -> StreamReply:
-        return [piece.reply for piece in self.pieces() if piece.reply is not None][-1]
+    def _take_in(self, frames: list[TimedFrame]) -> None:
+        codes = self._host.codes([frame.picture for frame in frames])
+        recent, memory = self._begin(codes.offsets)
+        encode_block(self._host.adapter, memory, recent, codes, self.settings.ablation.batched)
+        self.log.add(codes, [frame.at for frame in frames])
+        if recent.room == 0:
+            evicted = recent.end_block()
+            if evicted is None:
+                memory.settle()
+            else:
+                memory.admit(evicted)
 
-    def pieces(self) -> Iterator[StreamPiece]:
+    def _begin(self, offsets: Tensor) -> tuple[RecentWindow, Method]:
+        """Return window and memory; made for frames of `offsets` if there is none yet."""
+        if self._parts is None:
+            adapter, settings = self._host.adapter, self.settings
+            positions = FramePositions.of(settings, len(self._opening), offsets)
+            phases = PhaseTables(adapter.tables)
+            recent = RecentWindow(adapter, settings, positions, self._opening, phases)
+            ending = self._host.ending()
+            context = StreamContext(adapter, settings, positions, self.log, self._opening, ending, phases)
+            self._parts = recent, self._make(context)
+        return self._parts
+
+    def _begun(self) -> tuple[RecentWindow, Method]:
+        if self._parts is None:
+            raise StreamError("nothing has been seen yet: push frames first")
+        return self._parts
+
+    def _complete(self) -> tuple[RecentWindow, Method]:
+        """Return window and memory with all frames that wait encoded."""
+        self._queue.refuse_closed()
+        self.advance()
+        return self._begun()
+
+    def _visible(self, at: float | None, window: int | None) -> VisibleRange:
+        self._refuse_others()
+        self._queue.refuse_closed()
+        self._encode(whole_blocks=False)
+        high = self.frames if at is None else self.log.count_until(at)
+        if high == 0:
+            when = "yet" if at is None else f"by {at:g} s"
+            raise StreamError(f"nothing had been seen {when}: push frames before the question")
+        if window is not None and (type(window) is not int or window < 1):
+            raise StreamError(f"window is {window!r}: it must be a whole number of frames, 1 or more")
+        low = 0 if window is None else max(0, high - window)
+        return VisibleRange(low, high, max(low, high - self.settings.window))
+
+    def _prefill(self, text: Any, visible: VisibleRange, most: int) -> Asked:
+        recent, memory = self._begun()
+        return prefill_question(self._host.adapter, memory, recent, visible, self._host.closing(text), most)
+
+    def _answer(
+        self, decoder: Decoder, prefill: Asked, visible: VisibleRange, before: dict[str, float], began: float
+    ) -> Iterator[StreamPiece]:
+        """Decode after a question; the usage is known with the first token."""
         usage: StreamUsage | None = None
         moments: tuple[Moment, ...] = ()
-        text = ""
-        for piece in self._decoder(self._asked):
+        text, rows = "", prefill.table.length
+        for piece in decoder(prefill):
             if usage is None:
-                usage, moments = self._usage(time.perf_counter() - self._began)
+                seconds = time.perf_counter() - began
+                shares = sorted(self.memory.retrieved().items())
+                moments = tuple(Moment(frame, self.log.times[frame], share) for frame, share in shares)
+                self.settle()
+                counts = {name: count - before.get(name, 0) for name, count in self.counts.items()}
+                usage = StreamUsage(self.method, visible.high - visible.low, len(moments), rows, seconds, counts)
             text += piece.text
-            if not piece.reason:
-                if piece.text:
-                    yield StreamPiece(piece.text)
-                continue
-            usage = usage.of(len(piece.token_ids))
-            yield StreamPiece(piece.text, StreamReply(text, piece.token_ids, piece.reason, usage, moments))
+            if piece.reason:
+                usage = replace(usage, completion_tokens=len(piece.token_ids))
+                yield StreamPiece(piece.text, StreamReply(text, piece.token_ids, piece.reason, usage, moments))
+            elif piece.text:
+                yield StreamPiece(piece.text)
 
-    def _usage(self, seconds: float) -> tuple[StreamUsage, tuple[Moment, ...]]:
-        """Once the first token is there."""
-        stream, sight = self._stream, self._sight
-        assert stream._memory is not None
-        method = stream._memory[1]
-        shares = sorted(method.retrieved().items())
-        moments = tuple(Moment(frame, stream.log.times[frame], share) for frame, share in shares)
-        stream.settle()
-        counts = difference(stream.counts, self._before)
-        return StreamUsage(method.name, sight.high - sight.low, len(moments), self._rows, seconds, counts), moments
+    def _refuse_others(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise StreamError("a stream is asked by the thread that opened it; others may push frames")
+
+
+def _refuse_unreadable(adapter: Adapter) -> None:
+    """Refuse a model whose layers have a window of their own, or keep latent rows that they do not expand."""
+    for name, layer, layout in zip(adapter.names, adapter.layers, adapter.layouts, strict=True):
+        if layout.window is not None:
+            raise UnsupportedModelError(f"{name} sees its last {layout.window} rows only: it cannot read a memory")
+        if layout.kind == "latent" and not any(hasattr(part, "expand_kv") for part in layer.modules()):
+            raise UnsupportedModelError(f"{name} keeps latent rows and has no expand_kv: it cannot read a memory")

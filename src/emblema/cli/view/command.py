@@ -21,8 +21,8 @@ from emblema.cli.view.thumbnails import Thumbnails
 from emblema.cli.view.told import told
 from emblema.errors import EmblemaError, PromptError, StreamError
 from emblema.stream.methods import method_named
-from emblema.stream.saving import NAME
-from emblema.stream.settings import StreamSettings, changed
+from emblema.stream.settings import StreamSettings, change_settings
+from emblema.stream.state import NAME
 from emblema.stream.stream import Stream
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def _settings(wanted: Wanted) -> StreamSettings:
         if wanted.settings:
             raise StreamError(f"--resume {wanted.resume}: a saved stream keeps its settings; leave the others out")
         return StreamSettings()
-    given = changed(StreamSettings(), wanted.settings)
-    maker = method_named(wanted.method, given)
-    return changed(given, {"positions": "packed"}) if maker.bounded and given.budget is not None else given
+    given = change_settings(StreamSettings(), wanted.settings)
+    method = method_named(wanted.method, given)
+    return change_settings(given, {"positions": "packed"}) if method.bounded and given.budget is not None else given
 
 
 def _refuse_places(wanted: Wanted) -> None:

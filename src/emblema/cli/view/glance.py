@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from emblema.stream.answering import StreamReply
-from emblema.stream.method import Bytes
+from emblema.stream.method import MemoryBytes
+from emblema.stream.reply import StreamReply
 from emblema.stream.stream import Stream
 
 
@@ -29,7 +29,7 @@ class Glance:
     homes: Sequence[int | None]
     layers: int
     counts: Mapping[str, float]
-    held: Bytes
+    held: MemoryBytes
 
     @property
     def speed(self) -> float:

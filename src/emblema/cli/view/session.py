@@ -14,7 +14,7 @@ from PIL import Image
 from emblema.cli.view.glance import Answer, Glance, glance_at
 from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import CapacityError, EmblemaError, MediaError
-from emblema.stream.answering import StreamReply
+from emblema.stream.reply import StreamReply
 from emblema.stream.stream import Stream
 
 LEAVING = ("quit", "exit", "q")

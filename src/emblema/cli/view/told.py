@@ -15,7 +15,7 @@ def told(video: str | None, model: str, stream: Stream, sitting: Sitting, glance
         "video": video,
         "model": model,
         "method": stream.method,
-        "settings": asdict(stream.settings),
+        "settings": stream.settings.flat(),
         "frames": glance.frames,
         "seconds": glance.seconds,
         "cut": sitting.cut or None,

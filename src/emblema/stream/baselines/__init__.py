@@ -1,1 +1,1 @@
-"""Other memories on the same window, sinks and blocks, written from their papers; one file each."""
+"""Other memories with the same window, sinks and blocks, written from their papers; one file each."""

@@ -1,41 +1,50 @@
-"""Full attention: every row stays on the device, and is seen. The ceiling, where it fits."""
+"""Full attention: every row stays on the device and is visible. The upper bound, where it fits."""
 
 from collections.abc import Mapping
 
 import torch
 
-from emblema.kv.layout import LayerRows
-from emblema.stream.baselines.base import Base
-from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
+from emblema.stream.method import (
+    NOTHING,
+    EvictedFrames,
+    MemoryBytes,
+    Method,
+    Query,
+    Selection,
+    StreamContext,
+    StreamRows,
+    VisibleRange,
+)
 
 
-class Full(Base):
+class FullAttention(Method):
     """Keeps everything."""
 
     name = "full"
     bounded = False
 
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(scene)
-        self._blocks: list[Departed] = []
+    def __init__(self, context: StreamContext) -> None:
+        super().__init__(context)
+        self._blocks: list[EvictedFrames] = []
 
-    def admit(self, departed: Departed) -> None:
-        self._blocks.append(departed)
+    def admit(self, evicted: EvictedFrames) -> None:
+        self._blocks.append(evicted)
 
-    def read(self, layer: int, query: Query, sight: Sight) -> Found:
-        blocks = [block for block in self._blocks if block.frames.start < sight.high and block.frames.stop > sight.low]
-        if not blocks:
+    def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
+        parts = []
+        for block in self._blocks:
+            if block.frames.start < visible.high and block.frames.stop > visible.low:
+                frames = torch.arange(block.frames.start, block.frames.stop, device=block.positions.device)
+                parts.append(
+                    StreamRows(block.layers[layer], block.positions, frames.repeat_interleave(self.positions.tokens))
+                )
+        if not parts:
             return NOTHING
-        parts = [block.layers[layer] for block in blocks]
-        kv = LayerRows(torch.cat([one.keys for one in parts], 1), torch.cat([one.values for one in parts], 1))
-        positions = torch.cat([block.positions for block in blocks], 1)
-        frames = torch.cat([torch.arange(block.frames.start, block.frames.stop) for block in blocks])
-        owners = frames.to(positions.device).repeat_interleave(self.places.tokens)
-        return Found(StreamRows(kv, positions, owners), sight.of(owners)[None])
+        rows = StreamRows.joined(*parts)
+        return Selection(rows, visible.mask(rows.frames)[None])
 
-    def bytes(self) -> Bytes:
-        held = sum(layer.bytes for block in self._blocks for layer in block.layers)
-        return Bytes({"rows": held}, {})
+    def bytes(self) -> MemoryBytes:
+        return MemoryBytes({"rows": sum(layer.bytes for block in self._blocks for layer in block.layers)}, {})
 
     def retrieved(self) -> Mapping[int, float]:
         return {frame: 1.0 for block in self._blocks for frame in block.frames}

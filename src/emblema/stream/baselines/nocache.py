@@ -1,89 +1,93 @@
-"""NoCache: frames sampled evenly from all that was seen, and prefilled anew at each question.
+"""NoCache: frames sampled evenly from all that was seen, and prefilled again at each question.
 
-What is sampled stands in the order of its time, as a turn of those frames alone would; `budget` frames and as many
-more as sinks, window and the block under way have, so that as many rows are seen as by the other methods.
+They are in the order of their time, as a turn of those frames alone would be: `budget` frames, and as many more as
+sinks, window and the block under way have, so that as many rows are visible as for the other methods.
 """
 
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from emblema.kv.layout import LayerRows
 from emblema.models.batch import RowBatch
-from emblema.models.table import KVTable
-from emblema.stream.baselines.base import Base
-from emblema.stream.method import NOTHING, Bytes, Found, Query, Scene, Sight, StreamRows
+from emblema.stream.method import (
+    NOTHING,
+    MemoryBytes,
+    Method,
+    Query,
+    Selection,
+    StreamContext,
+    StreamRows,
+    VisibleRange,
+)
 
 
-class NoCache(Base):
-    """Keeps what the encoder made of the frames, which every stream does, and no rows."""
+class NoCache(Method):
+    """Keeps no rows; what the encoder made of the frames is in every stream's log."""
 
     name = "nocache"
-    shares_local = False
+    shares_window = False
     encodes = False
 
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(scene)
+    def __init__(self, context: StreamContext) -> None:
+        super().__init__(context)
         self._rows: tuple[StreamRows, ...] = ()
         self._sampled: list[int] = []
-        self.prefilled = 0
+        self._prefilled = 0
 
-    def prepare(self, sight: Sight) -> None:
+    def prepare(self, visible: VisibleRange) -> None:
         """Prefill opening and sampled frames, where the question will see them."""
-        self._sampled = self._sample(sight)
-        adapter, places, device = self.adapter, self.places, self.adapter.device
-        codes = self.scene.log.codes(self._sampled).to(device)
+        self._sampled = self._sample(visible)
+        adapter, device = self.adapter, self.adapter.device
+        codes = self.context.log.codes(self._sampled).to(device)
         frames = torch.tensor(self._sampled, device=device)
-        opening = torch.tensor(self.scene.opening, dtype=torch.int64, device=device)
-        positions = places.written(frames)
-        owners = frames.repeat_interleave(places.tokens)
-        if places.zone is not None:
-            positions = places.packed(positions, owners, places.corner(sight.high), sinks=False)
+        opening = torch.tensor(self.context.opening, dtype=torch.int64, device=device)
+        positions = self.positions.written(frames)
+        owners = frames.repeat_interleave(self.positions.tokens)
+        if self.positions.front is not None:
+            end = self.positions.corner(visible.high)
+            positions = self.positions.pack(positions, owners, end, sinks=False)
         begin = torch.arange(len(opening), device=device).expand(adapter.axes, -1)
-        visual = torch.cat((torch.zeros(len(opening), dtype=torch.bool, device=device), owners >= 0))
-        rows = torch.arange(len(visual), device=device)
+        owners = torch.cat((torch.full_like(opening, -1), owners))
+        rows = torch.arange(len(owners), device=device)
         table = adapter.table(len(rows))
-        table.allocate(rows, self._groups(opening, owners))
+        table.allocate(rows, self._groups(owners))
         batch = RowBatch(
             torch.cat((adapter.embed(opening), codes.embeds.flatten(0, 1))),
             torch.cat((begin, positions), dim=1),
             rows,
-            visual,
+            owners >= 0,
             tuple(layer.flatten(0, 1) for layer in codes.deepstack),
         )
         adapter.forward(batch, table)
-        self.prefilled += len(rows)
-        self._rows = self._read(table, batch.positions, torch.cat((torch.full_like(opening, -1), owners)))
+        self._prefilled += len(rows)
+        layers = (table.read(layer) for layer in range(len(adapter.layouts)))
+        self._rows = tuple(StreamRows(LayerRows(kv.keys, kv.values), batch.positions, owners) for kv in layers)
 
-    def _sample(self, sight: Sight) -> list[int]:
-        frames, settings = range(sight.low, sight.high), self.settings
+    def _sample(self, visible: VisibleRange) -> list[int]:
+        frames, settings = range(visible.low, visible.high), self.settings
         if settings.budget is None:
             return list(frames)
-        most = settings.budget + settings.window + settings.sinks + sight.high % settings.block
+        most = settings.budget + settings.window + settings.sinks + visible.high % settings.block
         if len(frames) <= most:
             return list(frames)
         return sorted({frames[round(index * (len(frames) - 1) / (most - 1))] for index in range(most)})
 
-    def _groups(self, opening: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-        groups = owners if self.adapter.kind.bidirectional else torch.full_like(owners, -1)
-        return torch.cat((torch.full_like(opening, -1), groups))
+    def _groups(self, owners: Tensor) -> Tensor:
+        return owners if self.adapter.kind.bidirectional else torch.full_like(owners, -1)
 
-    def _read(self, table: KVTable, positions: torch.Tensor, frames: torch.Tensor) -> tuple[StreamRows, ...]:
-        read = (table.read(layer) for layer in range(len(self.adapter.layouts)))
-        return tuple(StreamRows(LayerRows(rows.keys, rows.values), positions, frames) for rows in read)
-
-    def read(self, layer: int, query: Query, sight: Sight) -> Found:
-        return Found(self._rows[layer], placed=True) if self._rows else NOTHING
+    def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
+        return Selection(self._rows[layer], placed=True) if self._rows else NOTHING
 
     def settle(self) -> None:
-        """The question has what it needs."""
         self._rows = ()
 
-    def bytes(self) -> Bytes:
-        return Bytes({"rows": sum(rows.kv.bytes for rows in self._rows)}, {})
+    def bytes(self) -> MemoryBytes:
+        return MemoryBytes({"rows": sum(rows.kv.bytes for rows in self._rows)}, {})
 
     def counts(self) -> Mapping[str, float]:
-        return {"prefilled_rows": float(self.prefilled)}
+        return {"prefilled_rows": float(self._prefilled)}
 
     def retrieved(self) -> Mapping[int, float]:
         return dict.fromkeys(self._sampled, 1.0)

@@ -1,8 +1,8 @@
 """ReKV (arXiv 2503.00540): every frame is a block on the host; a question retrieves frames by their mean keys.
 
-Frames are encoded behind a sliding window. For each layer the mean position-free key of every frame stays on the
-device, heads side by side; a question's pooled query takes the `budget` frames with the largest product, which are
-copied one by one and set in their places when they are attended.
+Frames are encoded with a sliding window. For each layer the mean position-free key of every frame stays on the device,
+heads side by side; a question's pooled query takes the `budget` frames with the largest product, which are copied one
+by one and moved to their positions when they are attended.
 """
 
 from collections import Counter
@@ -12,90 +12,94 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerRows
-from emblema.stream.baselines.base import Base
-from emblema.stream.host import HostRows, Transfers
-from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
-from emblema.stream.states import frame_vectors, matched_width
+from emblema.stream.blocks import BlockStore, Transfers
+from emblema.stream.features import frame_vectors, matched_width
+from emblema.stream.method import (
+    NOTHING,
+    EvictedFrames,
+    MemoryBytes,
+    Method,
+    Query,
+    Selection,
+    StreamContext,
+    StreamRows,
+    VisibleRange,
+)
 
 
-class Rekv(Base):
+class Rekv(Method):
     """Frame by frame on the host, retrieved by mean keys."""
 
     name = "rekv"
 
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(scene)
+    def __init__(self, context: StreamContext) -> None:
+        super().__init__(context)
+        adapter = self.adapter
         self.transfers = Transfers()
-        self._hosts = [
-            HostRows(layout, self.kept, self.adapter.dtype, self.transfers) for layout in self.adapter.layouts
-        ]
-        self._keys: list[Tensor] = [
-            torch.zeros(0, matched_width(layout), device=self.adapter.device) for layout in self.adapter.layouts
-        ]
-        self._first, self._count = 0, 0
-        self._found: Counter[int] = Counter()
+        self.stores = [BlockStore(layout, self.kept, adapter.dtype, self.transfers) for layout in adapter.layouts]
+        self._keys = [torch.zeros(0, matched_width(layout), device=adapter.device) for layout in adapter.layouts]
+        self.first, self._count = 0, 0
+        self._retrieved: Counter[int] = Counter()
 
     @property
     def kept(self) -> int:
         """Rows kept of a frame."""
-        return self.places.tokens
+        return self.positions.tokens
 
-    def admit(self, departed: Departed) -> None:
+    def admit(self, evicted: EvictedFrames) -> None:
         if self._count == 0:
-            self._first = departed.frames.start
-        book = self.scene.phases.book(departed.positions)
-        for layer, (rows, layout, host) in enumerate(
-            zip(departed.layers, self.adapter.layouts, self._hosts, strict=True)
-        ):
-            means = frame_vectors(rows, layout, book, departed.tokens)[:, : self._keys[layer].shape[1]]
-            self._note(layer, means)
-            for frame, line in zip(departed.frames, host.lines(self._thinned(layer, rows, departed)), strict=True):
-                host.store(frame, line[None])
-        self._count += len(departed.frames)
+            self.first = evicted.frames.start
+        book = self.context.phases.book(evicted.positions)
+        for layer, rows in enumerate(evicted.layers):
+            vectors = frame_vectors(rows, self.adapter.layouts[layer], book, self.positions.tokens)
+            self._add_keys(layer, vectors[:, : self._keys[layer].shape[1]])
+            lines = self.stores[layer].lines(self.thinned(layer, rows, evicted))
+            for frame, line in zip(evicted.frames, lines, strict=True):
+                self.stores[layer].append(frame, line[None])
+        self._count += len(evicted.frames)
 
-    def _note(self, layer: int, means: Tensor) -> None:
+    def _add_keys(self, layer: int, means: Tensor) -> None:
         keys, stop = self._keys[layer], self._count + len(means)
         if stop > len(keys):
             more = max(stop, int(1.25 * len(keys))) - len(keys)
             keys = self._keys[layer] = torch.cat((keys, keys.new_zeros(more, keys.shape[1])))
         keys[self._count : stop] = means
 
-    def _thinned(self, layer: int, rows: LayerRows, departed: Departed) -> LayerRows:
-        """What is kept of frames' rows: `kept` of each."""
+    def thinned(self, layer: int, rows: LayerRows, evicted: EvictedFrames) -> LayerRows:
+        """Return what is kept of frames' rows: `kept` of each."""
         return rows
 
-    def prepare(self, sight: Sight) -> None:
-        self._found.clear()
+    def written(self, layer: int, frames: Tensor) -> Tensor:
+        """Return positions [axes, frames x kept] of what is kept of frames [n]."""
+        return self.positions.written(frames)
 
-    def read(self, layer: int, query: Query, sight: Sight) -> Found:
+    def prepare(self, visible: VisibleRange) -> None:
+        self._retrieved.clear()
+
+    def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
         if query.purpose == "frames" or not self._count:
             return NOTHING
         scores = (self._keys[layer][: self._count] @ query.pooled[0]).cpu()
-        frames = torch.arange(self._first, self._first + self._count)
-        scores = scores.masked_fill(~sight.of(frames), -torch.inf)
+        frames = torch.arange(self.first, self.first + self._count)
+        seen = visible.mask(frames)
+        scores = scores.masked_fill(~seen, -torch.inf)
         most = len(frames) if self.settings.budget is None else min(self.settings.budget, len(frames))
         best = frames[scores.topk(most).indices]
-        taken = torch.cat((best[sight.of(best)], frames[sight.of(frames) & (frames >= sight.recent)])).unique()
+        taken = torch.cat((best[visible.mask(best)], frames[seen & (frames >= visible.recent)])).unique()
         if not len(taken):
             return NOTHING
-        self._found.update(taken.tolist())
-        device = self.adapter.device
-        lines = torch.cat([self._fetched(layer, int(frame)) for frame in taken])
-        return Found(self._placed(layer, self._hosts[layer].rows(lines), taken.to(device)))
+        self._retrieved.update(taken.tolist())
+        store, device = self.stores[layer], self.adapter.device
+        kv = store.rows(torch.cat([store.fetch(frame, device) for frame in taken.tolist()]))
+        own = taken.to(device)
+        return Selection(StreamRows(kv, self.written(layer, own), own.repeat_interleave(self.kept)))
 
-    def _fetched(self, layer: int, frame: int) -> Tensor:
-        return self.transfers.fetched(lambda: self._hosts[layer].copy(frame, self.adapter.device))
-
-    def _placed(self, layer: int, rows: LayerRows, frames: Tensor) -> StreamRows:
-        """Rows of frames with where they were written."""
-        return StreamRows(rows, self.places.written(frames), frames.repeat_interleave(self.places.tokens))
-
-    def bytes(self) -> Bytes:
-        held = sum(host.bytes for host in self._hosts)
-        return Bytes({"index": sum(keys.nbytes for keys in self._keys)}, {"rows": held})
+    def bytes(self) -> MemoryBytes:
+        rows = sum(store.bytes for store in self.stores)
+        return MemoryBytes({"index": sum(keys.nbytes for keys in self._keys)}, {"rows": rows})
 
     def counts(self) -> Mapping[str, float]:
         return self.transfers.counts()
 
     def retrieved(self) -> Mapping[int, float]:
-        return {frame: count / len(self._hosts) for frame, count in self._found.items()}
+        return {frame: count / len(self.stores) for frame, count in self._retrieved.items()}

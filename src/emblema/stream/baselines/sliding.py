@@ -1,9 +1,9 @@
 """A sliding window with sinks (StreamingVLM): what leaves the window is forgotten."""
 
-from emblema.stream.baselines.base import Base
+from emblema.stream.method import Method
 
 
-class Sliding(Base):
+class Sliding(Method):
     """Keeps nothing beside sinks and window."""
 
     name = "sliding"

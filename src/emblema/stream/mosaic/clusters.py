@@ -1,11 +1,18 @@
-"""Clusters of frames in one space, with the statistics that tell when one has grown too wide (Mosaic, VI-A)."""
+"""Clusters of frames in one space, their running statistics, and how states are divided (Mosaic, V-B and VI-A)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from emblema.stream.saved import Saved
+from emblema.stream.state import StreamState
+
+ROUNDS = 16
+"""Rounds of k-means, at most; a few dozen states settle in fewer."""
+
+Fits = Callable[[Tensor], bool]
+"""Whether states [n, width] may be one cluster."""
 
 
 @dataclass(slots=True)
@@ -15,7 +22,7 @@ class Cluster:
     Attributes:
         id: its number, never used again.
         group: the visual cluster that it lies in; its own id at the visual level.
-        frames: its members, in the order in which their rows lie in its block.
+        frames: its members, in the order of the lines of its block.
         variance: mean squared distance of its members from their mean.
         lazy: it grew too wide while it was on the host, and is cut when it is fetched.
         waiting: clusters of one frame that came to it since then.
@@ -35,28 +42,22 @@ class Cluster:
         return len(self.frames)
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """What a cluster's statistics would be with one more state: μ' = μ + (x - μ) / (n + 1),
-    σ²' = (n σ² + (x - μ)·(x - μ')) / (n + 1)."""
+def add_to_statistics(vector: Tensor, mean: Tensor, variance: float, size: int) -> tuple[Tensor, float]:
+    """Return mean and variance of `size` states after one more state [width].
 
-    mean: Tensor
-    variance: float
-
-    @classmethod
-    def by(cls, vector: Tensor, mean: Tensor, variance: float, size: int) -> "Grown":
-        """A state [width] joins a cluster of `size`."""
-        away = vector - mean
-        moved = mean + away / (size + 1)
-        return cls(moved, (size * variance + float(away @ (vector - moved))) / (size + 1))
+    μ' = μ + (x - μ) / (n + 1), σ²' = (n σ² + (x - μ)·(x - μ')) / (n + 1).
+    """
+    away = vector - mean
+    moved = mean + away / (size + 1)
+    return moved, (size * variance + float(away @ (vector - moved))) / (size + 1)
 
 
-def spread_of(vectors: Tensor) -> float:
-    """Mean squared distance of states [n, width] from their mean."""
+def variance_of(vectors: Tensor) -> float:
+    """Return the mean squared distance of states [n, width] from their mean."""
     return float((vectors - vectors.mean(0)).square().sum(1).mean())
 
 
-class Spread:
+class RunningVariance:
     """The variance of all states of a level, as they come."""
 
     def __init__(self) -> None:
@@ -64,18 +65,58 @@ class Spread:
         self.mean: Tensor | None = None
 
     def add(self, vector: Tensor) -> None:
-        """One more state [width]."""
-        if self.mean is None:
-            self.mean = torch.zeros_like(vector)
-        grown = Grown.by(vector, self.mean, self.variance, self.count)
-        self.mean, self.variance, self.count = grown.mean, max(0.0, grown.variance), self.count + 1
+        """Add a state [width]."""
+        mean = torch.zeros_like(vector) if self.mean is None else self.mean
+        self.mean, variance = add_to_statistics(vector, mean, self.variance, self.count)
+        self.variance, self.count = max(0.0, variance), self.count + 1
 
-    def saved(self) -> Saved:
-        """For a file."""
-        return Saved({} if self.mean is None else {"mean": self.mean}, {"count": self.count, "variance": self.variance})
+    def state(self) -> StreamState:
+        """Return the state for a file."""
+        facts = {"count": self.count, "variance": self.variance}
+        return StreamState({} if self.mean is None else {"mean": self.mean}, facts)
 
-    def resume(self, saved: Saved) -> None:
-        """Go on from what was saved."""
-        mean = saved.tensors.get("mean")
-        self.mean = mean
-        self.count, self.variance = saved.facts["count"], saved.facts["variance"]
+    def restore(self, state: StreamState) -> None:
+        """Go on from a saved state."""
+        self.mean = state.tensors.get("mean")
+        self.count, self.variance = state.facts["count"], state.facts["variance"]
+
+
+def unit_vectors(vectors: Tensor) -> Tensor:
+    """Return vectors [n, width] at length one, float32."""
+    return torch.nn.functional.normalize(vectors.float(), dim=-1)
+
+
+def cut_in_two(vectors: Tensor) -> tuple[list[int], list[int]]:
+    """Return indices of two clusters of states [n, width], n >= 2, by spherical k-means; neither is empty.
+
+    It begins from the state farthest from the mean's direction and the one farthest from that: nothing is random.
+    States that cannot be told apart are cut in the middle of their order.
+    """
+    unit = unit_vectors(vectors)
+    first = int((unit @ unit_vectors(unit.mean(0)[None])[0]).argmin())
+    second = int((unit @ unit[first]).argmin())
+    centres = torch.stack((unit[first], unit[second]))
+    nearest = torch.zeros(len(unit), dtype=torch.int64)
+    for _ in range(ROUNDS):
+        before, nearest = nearest, (unit @ centres.T).argmax(1)
+        if bool((nearest == nearest[0]).all()):
+            middle = len(unit) // 2
+            return list(range(middle)), list(range(middle, len(unit)))
+        if bool((nearest == before).all()):
+            break
+        centres = unit_vectors(torch.stack([unit[nearest == side].mean(0) for side in (0, 1)]))
+    left, right = ((nearest == side).nonzero().squeeze(1).tolist() for side in (0, 1))
+    return left, right
+
+
+def partition(vectors: Tensor, fits: Fits) -> list[list[int]]:
+    """Return indices of clusters of states [n, width], n >= 1: all are cut in two until each fits, or is one state."""
+    open_parts, done = [list(range(len(vectors)))], []
+    while open_parts:
+        part = open_parts.pop()
+        if len(part) == 1 or fits(vectors[part]):
+            done.append(part)
+            continue
+        left, right = cut_in_two(vectors[part])
+        open_parts += [[part[index] for index in side] for side in (right, left)]
+    return sorted(done)

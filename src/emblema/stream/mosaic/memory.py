@@ -1,4 +1,4 @@
-"""Mosaic's memory: frames in visual clusters, inside them in semantic clusters of each layer, members on the host."""
+"""Mosaic's memory: frames in visual clusters, inside them in semantic clusters of each layer, rows on the host."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,213 +7,223 @@ import numpy
 import torch
 from torch import Tensor
 
-from emblema.stream.host import HostRows, Transfers
-from emblema.stream.method import NOTHING, Bytes, Departed, Found, Query, Scene, Sight, StreamRows
-from emblema.stream.mosaic.index import HOST
-from emblema.stream.mosaic.layer import LayerMemory
-from emblema.stream.mosaic.looking import representatives, sizes_in_sight, with_recent
-from emblema.stream.mosaic.maintainer import Upkeep
-from emblema.stream.mosaic.prefetch import Fetcher
-from emblema.stream.mosaic.retrieval import choose
-from emblema.stream.mosaic.visual import VisualMemory
-from emblema.stream.saved import Saved
-from emblema.stream.states import frame_vectors
+from emblema.stream.blocks import BlockFetcher, BlockStore, Transfers
+from emblema.stream.features import frame_vectors
+from emblema.stream.method import (
+    NOTHING,
+    EvictedFrames,
+    MemoryBytes,
+    Method,
+    Query,
+    Selection,
+    StreamContext,
+    StreamRows,
+    VisibleRange,
+)
+from emblema.stream.mosaic.level import MaintenanceCounts, SemanticLevel, VisualLevel
+from emblema.stream.mosaic.retrieval import choose, other_centroids, recent_clusters, visible_sizes
+from emblema.stream.state import StreamState
 
 
-class Mosaic:
-    """Clusters on two levels, retrieved in two stages, with representatives of the rest (Mosaic, arXiv 2604.10060)."""
+class Mosaic(Method):
+    """Clusters on two levels, retrieved in two stages, with centroids of the rest (Mosaic, arXiv 2604.10060).
+
+    Attributes:
+        visual: the visual level.
+        layers: the semantic level of each layer.
+    """
 
     name = "mosaic"
-    shares_local = True
-    encodes = True
-    bounded = True
 
-    def __init__(self, scene: Scene) -> None:
-        self.adapter, self.settings, self.places = scene.adapter, scene.settings, scene.places
-        self._phases = scene.phases
-        adapter, settings, places = scene.adapter, scene.settings, scene.places
-        self.transfers, self.visual_upkeep, self.upkeep = Transfers(), Upkeep(), Upkeep()
-        device = adapter.device
-        hosts = [HostRows(layout, places.tokens, adapter.dtype, self.transfers) for layout in adapter.layouts]
+    def __init__(self, context: StreamContext) -> None:
+        super().__init__(context)
+        adapter, ablation, tokens = self.adapter, self.settings.ablation, self.positions.tokens
+        self._ablation, self._transfers = ablation, Transfers()
+        self._semantic_counts, self._visual_counts = MaintenanceCounts(), MaintenanceCounts()
+        stores = [BlockStore(layout, tokens, adapter.dtype, self._transfers) for layout in adapter.layouts]
         self.layers = [
-            LayerMemory(settings, layout, host, self.upkeep, device)
-            for layout, host in zip(adapter.layouts, hosts, strict=True)
+            SemanticLevel(ablation, layout, store, self._semantic_counts, adapter.device)
+            for layout, store in zip(adapter.layouts, stores, strict=True)
         ]
-        self.visual = VisualMemory(settings, adapter.hidden_size, self.layers, self.visual_upkeep)
-        self._fetcher = Fetcher(hosts, self.transfers, device)
-        # Where rows lie in one memory anyhow, a thread that copies them only takes time from the model.
-        self._prefetching = device.type != "cpu" if settings.prefetch is None else settings.prefetch
-        self._constructed = False
-        self._found: Counter[int] = Counter()
+        self.visual = VisualLevel(ablation, adapter.hidden_size, self.layers, self._visual_counts)
+        self._fetcher = BlockFetcher(stores, self._transfers, adapter.device)
+        # Where rows are in one memory anyhow, a thread that copies them only takes time from the model.
+        self._prefetching = adapter.device.type != "cpu" if ablation.prefetch is None else ablation.prefetch
+        self.constructed = False
+        self._retrieved: Counter[int] = Counter()
 
-    def admit(self, departed: Departed) -> None:
+    def admit(self, evicted: EvictedFrames) -> None:
         self._refine()
-        book, embeddings = self._phases.book(departed.positions), departed.codes.embeds.float().mean(1).to(HOST)
-        held = [
-            (frame_vectors(rows, layout, book, self.places.tokens, memory.parts).to(HOST), memory.host.lines(rows))
-            for rows, layout, memory in zip(departed.layers, self.adapter.layouts, self.layers, strict=True)
-        ]
-        for row, frame in enumerate(departed.frames):
-            for memory, (vectors, lines) in zip(self.layers, held, strict=True):
-                memory.hold(frame, lines[row], vectors[row])
-            self._admit(frame, embeddings[row], [vectors[row] for vectors, _ in held])
+        book = self.context.phases.book(evicted.positions)
+        embeds = self.context.log.codes(evicted.frames).embeds.to(self.adapter.device)
+        embeddings = embeds.float().mean(1).to("cpu")
+        vectors, lines = [], []
+        for rows, layout, level in zip(evicted.layers, self.adapter.layouts, self.layers, strict=True):
+            vectors.append(frame_vectors(rows, layout, book, self.positions.tokens, level.parts).to("cpu"))
+            lines.append(level.store.lines(rows))
+        for row, frame in enumerate(evicted.frames):
+            self.visual.add_vector(frame, embeddings[row])
+            for level, own_lines, own_vectors in zip(self.layers, lines, vectors, strict=True):
+                level.hold(frame, own_lines[row], own_vectors[row])
+            self._admit(frame, embeddings[row], [own[row] for own in vectors])
         self._release()
 
     def _admit(self, frame: int, embedding: Tensor, vectors: list[Tensor]) -> None:
-        if self._constructed:
-            group = self.visual.take(frame, embedding)
-            for memory, vector in zip(self.layers, vectors, strict=True):
-                memory.take(frame, vector, group)
+        if self.constructed:
+            group = self.visual.take(frame, embedding).id
+            for level, vector in zip(self.layers, vectors, strict=True):
+                level.take(frame, vector, group)
             return
-        group = self.visual.wait(frame, embedding)
-        for memory in self.layers:
-            memory.wait(frame, group)
-        if len(self.visual.level.clusters) >= self.settings.first:
+        # Until the first partition each frame is a cluster of its own.
+        group = self.visual.create([frame]).id
+        for level in self.layers:
+            level.create([frame], group)
+        if len(self.visual.clusters) >= self._ablation.first:
             groups = self.visual.construct()
-            for memory in self.layers:
-                memory.construct(groups)
-            self._constructed = True
+            for level in self.layers:
+                level.construct(groups)
+            self.constructed = True
 
-    def prepare(self, sight: Sight) -> None:
-        self._fetcher.begin()
-        self._found.clear()
+    def prepare(self, visible: VisibleRange) -> None:
+        self._fetcher.clear()
+        self._retrieved.clear()
 
-    def read(self, layer: int, query: Query, sight: Sight) -> Found:
-        settings, level = self.settings, self.layers[layer].level
-        retrieving = query.purpose == "question" or settings.retrieve_while_encoding
-        if not level.clusters or not (retrieving or settings.representatives):
+    def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
+        ablation, level = self._ablation, self.layers[layer]
+        retrieving = query.purpose == "question" or ablation.retrieve_while_encoding
+        if not level.clusters or not (retrieving or ablation.representatives):
             return NOTHING
-        chosen = self._choose(layer, query, sight) if retrieving else [set[int]() for _ in range(query.count)]
-        recent = with_recent(level, sight)
+        chosen = self._choose(layer, query, visible) if retrieving else [set[int]() for _ in range(query.count)]
+        recent = recent_clusters(level, visible)
         taken = sorted(recent.union(*chosen))
-        rows, shown = self._rows(layer, query, taken, chosen, sight)
+        rows, shown = self._rows(layer, query, taken, chosen, visible)
         if retrieving and self._prefetching and layer + 1 < len(self.layers):
-            self._guess(layer + 1, query, sight, taken)
-        if not settings.representatives:
-            return Found(rows, shown)
-        counted = self.places.tokens if settings.weighted else None
+            self._prefetch(layer + 1, query, visible, taken)
+        if not ablation.representatives:
+            return Selection(rows, shown)
+        weighted = self.positions.tokens if ablation.weighted else None
         seen = [own | recent for own in chosen]
-        layout = self.adapter.layouts[layer]
-        return Found(rows, shown, representatives(level, layout, counted, sight, seen))
+        return Selection(rows, shown, other_centroids(level, self.adapter.layouts[layer], weighted, visible, seen))
 
-    def _choose(self, layer: int, query: Query, sight: Sight) -> list[set[int]]:
-        """For each group, the numbers of the clusters that it retrieves."""
-        memory, settings = self.layers[layer], self.settings
-        index, sizes = memory.level.index, sizes_in_sight(memory.level, sight)
+    def _choose(self, layer: int, query: Query, visible: VisibleRange) -> list[set[int]]:
+        """Return for each group the clusters that it retrieves."""
+        level, ablation = self.layers[layer], self._ablation
+        index, sizes = level.index, visible_sizes(level, visible)
         groups = index.facts[:, 4].long().numpy()
-        if settings.scoring == "pooled":
-            every = query.products(memory.short.keys(len(index))).cpu()
+        if ablation.scoring == "pooled":
+            scores = query.score_pooled(level.quantized.keys(len(index))).cpu()
         else:
-            logits = memory.short.logits(query.states, len(index))
-            every = query.densities(logits, torch.from_numpy(sizes).to(logits.device)).cpu()
+            logits = level.quantized.logits(query.states, len(index))
+            scores = query.score_by_attention(logits, torch.from_numpy(sizes).to(logits.device)).cpu()
         return [
-            {index.ids[slot] for slot in choose(scores, sizes, groups, settings.budget, settings.breadth)}
-            for scores in every
+            {index.ids[slot] for slot in choose(own, sizes, groups, self.settings.budget, ablation.breadth)}
+            for own in scores
         ]
 
-    def _guess(self, layer: int, query: Query, sight: Sight, taken: list[int]) -> None:
-        """Have the next layer's clusters copied that it is likely to ask for; `taken` are this layer's."""
-        memory = self.layers[layer]
-        if self.settings.guess == "frames":
-            own = self.layers[layer - 1].level.clusters
-            shared = Counter(memory.level.home[frame] for id in taken for frame in own[id].frames)
-            ids = {id for id, frames in shared.items() if 2 * frames > memory.level.clusters[id].size}
-        elif memory.short.heads * memory.short.width == query.pooled.shape[1]:
-            ids = with_recent(memory.level, sight).union(*self._choose(layer, query, sight))
+    def _prefetch(self, layer: int, query: Query, visible: VisibleRange, taken: list[int]) -> None:
+        """Copy the clusters that a layer is likely to ask for; `taken` are those of the layer before it."""
+        level = self.layers[layer]
+        if self._ablation.guess == "frames":
+            own = self.layers[layer - 1].clusters
+            shared = Counter(level.home[frame] for id in taken for frame in own[id].frames)
+            ids = {id for id, frames in shared.items() if 2 * frames > level.clusters[id].size}
+        elif level.quantized.heads * level.quantized.width == query.pooled.shape[1]:
+            ids = recent_clusters(level, visible).union(*self._choose(layer, query, visible))
         else:
             return
-        self._fetcher.start(layer, [id for id in sorted(ids) if id in memory.host])
+        self._fetcher.prefetch(layer, [id for id in sorted(ids) if id in level.store])
 
     def _rows(
-        self, layer: int, query: Query, taken: list[int], chosen: list[set[int]], sight: Sight
+        self, layer: int, query: Query, taken: list[int], chosen: list[set[int]], visible: VisibleRange
     ) -> tuple[StreamRows | None, Tensor | None]:
-        """Rows of clusters in the order of their frames, and which group sees which."""
+        """Return rows of clusters in the order of their frames, and which group sees which."""
         if not taken:
             return None, None
-        memory, device = self.layers[layer], self.adapter.device
-        stored = [id for id in taken if id in memory.host]
-        lines = dict(zip(stored, self._fetcher.get(layer, stored), strict=True))
-        memory.fetched.update(stored)
-        clusters = [memory.level.clusters[id] for id in taken]
-        blocks = [lines[one.id] if one.id in lines else memory.waiting[one.frames[0]][None] for one in clusters]
-        numbers = numpy.array([frame for one in clusters for frame in one.frames])
+        level, device = self.layers[layer], self.adapter.device
+        stored = [id for id in taken if id in level.store]
+        lines = dict(zip(stored, self._fetcher.fetch(layer, stored), strict=True))
+        level.fetched.update(stored)
+        clusters = [level.clusters[id] for id in taken]
+        blocks = [
+            lines[cluster.id] if cluster.id in lines else level.waiting[cluster.frames[0]][None] for cluster in clusters
+        ]
+        numbers = numpy.array([frame for cluster in clusters for frame in cluster.frames])
         order = numbers.argsort()
         numbers = numbers[order]
-        inside = (numbers >= sight.low) & (numbers < sight.high)
+        inside = (numbers >= visible.low) & (numbers < visible.high)
         own = numpy.array([[id in mine for id in taken] for mine in chosen])
-        shown = own.repeat([one.size for one in clusters], axis=1)[:, order]
-        shown = (shown | (numbers >= sight.recent)) & inside
+        shown = own.repeat([cluster.size for cluster in clusters], axis=1)[:, order]
+        shown = (shown | (numbers >= visible.recent)) & inside
         if query.count == 1:
-            # One alone sees no more than its own.
+            # A group that is alone sees no more than its own.
             numbers, order, shown = numbers[shown[0]], order[shown[0]], shown[:, shown[0]]
         if query.purpose == "question":
-            self._found.update(numbers.tolist())
-        kv = memory.host.rows(torch.cat(blocks)[torch.from_numpy(order).to(device)])
+            self._retrieved.update(numbers.tolist())
+        kv = level.store.rows(torch.cat(blocks)[torch.from_numpy(order).to(device)])
         frames = torch.from_numpy(numbers).to(device)
-        rows = StreamRows(kv, self.places.written(frames), frames.repeat_interleave(self.places.tokens))
+        rows = StreamRows(kv, self.positions.written(frames), frames.repeat_interleave(self.positions.tokens))
         if shown.all():
             return rows, None
-        return rows, torch.from_numpy(shown).repeat_interleave(self.places.tokens, dim=1).to(device)
+        return rows, torch.from_numpy(shown).repeat_interleave(self.positions.tokens, dim=1).to(device)
 
     def settle(self) -> None:
         self._refine()
         self._release()
 
     def _refine(self) -> None:
-        """Cut what was fetched and waits for it."""
-        self._fetcher.finish()
+        """Do the cuts that waited for clusters that were fetched."""
+        self._fetcher.wait()
         groups = self.visual.fetched()
-        for memory in self.layers:
-            for id in sorted(memory.fetched):
-                memory.maintainer.refine(id)
+        for level in self.layers:
+            for id in sorted(level.fetched):
+                level.refine(id)
         for group in sorted(groups):
-            self.visual.maintainer.refine(group)
+            self.visual.refine(group)
 
     def _release(self) -> None:
-        """Nothing of what was fetched is on the device any more."""
-        self._fetcher.begin()
-        for memory in self.layers:
-            memory.fetched.clear()
+        self._fetcher.clear()
+        for level in self.layers:
+            level.fetched.clear()
 
-    def bytes(self) -> Bytes:
+    def bytes(self) -> MemoryBytes:
         device: Counter[str] = Counter()
-        for memory in self.layers:
-            device.update(memory.device_bytes)
+        for level in self.layers:
+            device.update(level.device_bytes)
         device["fetched"] = self._fetcher.bytes
-        levels = (self.visual.level, *(one.level for one in self.layers))
-        host = {"rows": sum(one.host.bytes for one in self.layers)}
-        host["vectors"] = sum(level.vectors.bytes for level in levels)
-        host["index"] = sum(level.index.host_bytes for level in levels)
-        return Bytes(dict(device), host)
+        levels = (self.visual, *self.layers)
+        host = {
+            "rows": sum(level.store.bytes for level in self.layers),
+            "vectors": sum(level.vectors.bytes for level in levels),
+            "index": sum(level.index.host_bytes for level in levels),
+        }
+        return MemoryBytes(dict(device), host)
 
     def counts(self) -> Mapping[str, float]:
-        clusters = sum(len(memory.level.clusters) for memory in self.layers)
         return {
-            **self.transfers.counts(),
-            **self.upkeep.counts("semantic"),
-            **self.visual_upkeep.counts("visual"),
+            **self._transfers.counts(),
+            **self._semantic_counts.counts("semantic"),
+            **self._visual_counts.counts("visual"),
             "divided": float(self.visual.divided),
-            "clusters": float(clusters),
-            "visual_clusters": float(len(self.visual.level.clusters)),
+            "clusters": float(sum(len(level.clusters) for level in self.layers)),
+            "visual_clusters": float(len(self.visual.clusters)),
         }
 
     def retrieved(self) -> Mapping[int, float]:
-        return {frame: count / len(self.layers) for frame, count in self._found.items()}
+        return {frame: count / len(self.layers) for frame, count in self._retrieved.items()}
 
     def close(self) -> None:
         self._fetcher.close()
 
-    def saved(self) -> Saved:
-        """For a file."""
-        state = Saved({}, {"constructed": self._constructed})
-        state.put("visual", self.visual.level.saved())
-        for index, memory in enumerate(self.layers):
-            state.put(f"layer{index}", memory.saved())
+    def state(self) -> StreamState:
+        state = StreamState({}, {"constructed": self.constructed})
+        state.put("visual", self.visual.state())
+        for index, level in enumerate(self.layers):
+            state.put(f"layer{index}", level.state())
         return state
 
-    def resume(self, saved: Saved) -> None:
-        """Go on from what was saved; counts begin anew."""
-        self._constructed = saved.facts["constructed"]
-        self.visual.level.resume(saved.part("visual"))
-        for index, memory in enumerate(self.layers):
-            memory.resume(saved.part(f"layer{index}"))
+    def restore(self, state: StreamState) -> None:
+        """Go on from a saved state; counts begin at 0."""
+        self.constructed = state.facts["constructed"]
+        self.visual.restore(state.part("visual"))
+        for index, level in enumerate(self.layers):
+            level.restore(state.part(f"layer{index}"))

@@ -1,24 +1,49 @@
-"""Two-stage retrieval: visual clusters first, then the semantic clusters inside them (Mosaic, V-C)."""
+"""Which clusters a query may see, and which of them it retrieves, in two stages (Mosaic, V-C)."""
 
 import numpy
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from emblema.kv.layout import LayerLayout
+from emblema.stream.method import Centroids, VisibleRange
+from emblema.stream.mosaic.level import SemanticLevel
 
 Counts = NDArray[numpy.int64]
 
 
-def choose(scores: Tensor, sizes: Counts, groups: Counts, budget: int | None, breadth: float) -> list[int]:
-    """Rows of the clusters that one query retrieves in one layer.
+def visible_sizes(level: SemanticLevel, visible: VisibleRange) -> Counts:
+    """Return the visible frames of each cluster, by its row in the index."""
+    facts = level.index.facts.numpy()
+    sizes = facts[:, 0].astype(numpy.int64)
+    for slot in ((facts[:, 2] < visible.low) | (facts[:, 3] >= visible.high)).nonzero()[0]:
+        frames = level.clusters[level.index.ids[slot]].frames
+        sizes[slot] = sum(visible.low <= frame < visible.high for frame in frames)
+    return sizes
 
-    Stage one scores a visual cluster by the query's product with its mean key in this layer; as that is the mean of its
-    members' keys, it is the mean of its semantic clusters' products by their sizes, and costs no product of its own.
-    Visual clusters are chosen, best first, until they hold `breadth` times the budget. Stage two takes semantic
-    clusters inside them, best first, each whole and only where it fits; what is left of the budget then goes to the
-    others likewise.
+
+def recent_clusters(level: SemanticLevel, visible: VisibleRange) -> set[int]:
+    """Return the clusters with frames that are shown without retrieval: the recent window of a past moment."""
+    facts = level.index.facts.numpy()
+    recent = set()
+    for slot in ((facts[:, 3] >= visible.recent) & (facts[:, 2] < visible.high)).nonzero()[0]:
+        cluster = level.clusters[level.index.ids[slot]]
+        if any(visible.recent <= frame < visible.high for frame in cluster.frames):
+            recent.add(cluster.id)
+    return recent
+
+
+def choose(scores: Tensor, sizes: Counts, groups: Counts, budget: int | None, breadth: float) -> list[int]:
+    """Return the index rows of the clusters that one query retrieves in one layer.
+
+    Stage one scores a visual cluster by the query's product with its mean key in this layer. That is the mean of its
+    semantic clusters' scores by their sizes, and needs no product of its own. Visual clusters are chosen, best first,
+    until they hold `breadth` times the budget. Stage two takes semantic clusters inside them, best first, each whole
+    and only where it fits; what is left of the budget then goes to the others likewise.
 
     Args:
-        scores: [clusters], the query's products with the representatives.
-        sizes: [clusters], frames of each that may be seen; those without any are never chosen.
+        scores: [clusters].
+        sizes: [clusters], visible frames of each; those without any are never chosen.
         groups: [clusters], the visual cluster of each.
         budget: frames; None for all.
         breadth: as above.
@@ -43,3 +68,24 @@ def choose(scores: Tensor, sizes: Counts, groups: Counts, budget: int | None, br
         if left == 0:
             break
     return chosen
+
+
+def other_centroids(
+    level: SemanticLevel, layout: LayerLayout, rows: int | None, visible: VisibleRange, seen: list[set[int]]
+) -> Centroids:
+    """Return centroids of the clusters that a group sees no row of; only of clusters that are visible as a whole.
+
+    Args:
+        rows: rows of a frame, to weight a centroid by all rows of its cluster; None to count it as one row.
+        seen: for each group, the clusters that it sees rows of.
+    """
+    index, facts = level.index, level.index.facts
+    shown = ((facts[:, 2] >= visible.low) & (facts[:, 3] < visible.high)).repeat(len(seen), 1)
+    for group, own in enumerate(seen):
+        shown[group, [index.slot(id) for id in own]] = False
+    keys, values = level.quantized.keys(len(index)), level.quantized.values(len(index))
+    if layout.kind == "latent":
+        keys, values = keys.split((layout.keys[1], layout.values[1]), dim=2)
+    weight = torch.zeros(len(index)) if rows is None else (facts[:, 0] * rows).log().float()
+    device = keys.device
+    return Centroids(keys, values, facts[:, 1].float().to(device), weight.to(device), shown.to(device))

@@ -1,6 +1,7 @@
-"""A stream's state as tensors and plain facts, in one file that is written whole and checked as it is read."""
+"""A stream's state as tensors and plain facts, in one file that is written whole and checked when it is read."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,29 +17,47 @@ from emblema.store.files import write_whole
 
 VERSION = 1
 FACTS = "facts"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+"""What a saved stream may be called."""
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class StreamState:
     """Named tensors, and facts that JSON can hold."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def put(self, name: str, part: "Saved") -> None:
-        """Take in a part under a name."""
+    def put(self, name: str, part: "StreamState") -> None:
+        """Add the state of a part under a name."""
         self.tensors.update({f"{name}.{key}": tensor for key, tensor in part.tensors.items()})
         self.facts[name] = part.facts
 
-    def part(self, name: str) -> "Saved":
-        """A part that was put under a name."""
+    def part(self, name: str) -> "StreamState":
+        """Return the state of a part that was put under a name."""
         front = f"{name}."
         tensors = {key[len(front) :]: tensor for key, tensor in self.tensors.items() if key.startswith(front)}
-        return Saved(tensors, self.facts[name])
+        return StreamState(tensors, self.facts[name])
 
 
-def write_state(path: Path, state: Saved) -> None:
-    """Write a state so that a crash leaves the file that was there, or the new one.
+def state_path(folder: Path | None, name: str) -> Path:
+    """Return the file of a saved stream.
+
+    Args:
+        folder: of saved streams; None if the engine has none.
+
+    Raises:
+        StreamError: the name is not allowed, or there is no folder.
+    """
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
+        raise StreamError(f"{name!r} is no name for a stream: use letters, digits, dots, dashes and underscores")
+    if folder is None:
+        raise StreamError("the engine keeps nothing on disk: open it with store= and a folder")
+    return folder / f"{name}.safetensors"
+
+
+def write_state(path: Path, state: StreamState) -> None:
+    """Write a state so that a crash leaves the earlier file or the new one.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -53,8 +72,8 @@ def write_state(path: Path, state: Saved) -> None:
         raise StoreError(f"the stream could not be written to {path}: {error.strerror or error}") from error
 
 
-def read_state(path: Path) -> Saved:
-    """A state that `write_state` wrote.
+def read_state(path: Path) -> StreamState:
+    """Read a state that `write_state` wrote.
 
     Raises:
         StreamError: there is no such file.
@@ -67,7 +86,8 @@ def read_state(path: Path) -> Saved:
             raise StoreError(f"{path} was written by another version of the program: open it there")
         if described["checksum"] != _checksum(tensors):
             raise ValueError("its checksum differs")
-        return Saved({name.removeprefix("tensor."): one for name, one in tensors.items()}, described["facts"])
+        named = {name.removeprefix("tensor."): tensor for name, tensor in tensors.items()}
+        return StreamState(named, described["facts"])
     except FileNotFoundError as error:
         raise StreamError(f"there is no saved stream {path.stem!r} in {path.parent}") from error
     except OSError as error:

@@ -1,0 +1,181 @@
+"""Frames of a stream: a queue of those that wait to be encoded, and a log of those that were."""
+
+import math
+import threading
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from emblema.errors import MediaError, StreamError
+from emblema.models.frames import FrameCodes
+from emblema.stream.settings import StreamSettings
+from emblema.stream.state import StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class TimedFrame:
+    """A picture and the time at which it came, in seconds."""
+
+    picture: Image.Image
+    at: float
+
+
+class FrameQueue:
+    """A bounded queue. Any thread may put frames in; the stream's owner takes them out.
+
+    Attributes:
+        dropped: frames that were dropped because the queue was full.
+        last: time of the last frame in seconds; None before the first.
+        size: width and height of the frames; None before the first.
+    """
+
+    def __init__(self, settings: StreamSettings) -> None:
+        self.settings = settings
+        self.dropped = 0
+        self.last: float | None = None
+        self.size: tuple[int, int] | None = None
+        self._frames: deque[TimedFrame] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def put(self, frames: list[TimedFrame], wait: bool) -> int:
+        """Put frames in. All are checked before the first is taken; if one is refused, none is taken.
+
+        Args:
+            wait: at a full queue, do as the drop policy says; else the queue grows, since its owner will empty it.
+
+        Returns:
+            How many were taken.
+
+        Raises:
+            MediaError: a frame has another size than those before it.
+            StreamError: a time is not finite, or before an earlier frame's; or the stream is closed.
+        """
+        with self._changed:
+            self._check(frames)
+            taken = 0
+            for frame in frames:
+                if wait and len(self._frames) >= self.settings.queue:
+                    if not self._make_room():
+                        self.last, self.size = frame.at, frame.picture.size
+                        continue
+                    # Others may have pushed while this one waited.
+                    self._check([frame])
+                self._frames.append(frame)
+                self.last, self.size = frame.at, frame.picture.size
+                taken += 1
+            return taken
+
+    def take(self, most: int) -> list[TimedFrame]:
+        """Return the next frames, at most `most`."""
+        with self._changed:
+            taken = [self._frames.popleft() for _ in range(min(most, len(self._frames)))]
+            self._changed.notify_all()
+            return taken
+
+    def restore(self, last: float | None, size: tuple[int, int] | None, dropped: int) -> None:
+        """Go on after the frames of a stream that was saved."""
+        self.last, self.size, self.dropped = last, size, dropped
+
+    def close(self) -> None:
+        """Take no more frames; a thread that waits for room gets a StreamError."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def refuse_closed(self) -> None:
+        """Raise StreamError once the stream is closed."""
+        if self._closed:
+            raise StreamError("the stream is closed: open another one, or load it from where it was saved")
+
+    def _check(self, frames: list[TimedFrame]) -> None:
+        self.refuse_closed()
+        last, size = self.last, self.size
+        for frame in frames:
+            if not math.isfinite(frame.at):
+                raise StreamError(f"a frame's time is {frame.at}: give seconds")
+            if last is not None and frame.at < last:
+                raise StreamError(f"a frame of {frame.at:g} s came after one of {last:g} s: time does not go back")
+            if size is not None and frame.picture.size != size:
+                new, old = ("{}x{}".format(*pair) for pair in (frame.picture.size, size))
+                raise MediaError(f"a frame is {new} pixels, those before it {old}: resize it, or open another stream")
+            last, size = frame.at, frame.picture.size
+
+    def _make_room(self) -> bool:
+        """Do as the drop policy says; return whether there is room for a frame now."""
+        if self.settings.drop == "block":
+            while len(self._frames) >= self.settings.queue and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise StreamError("the stream was closed while a frame waited: it was not taken")
+            return True
+        self.dropped += 1
+        if self.settings.drop == "oldest":
+            self._frames.popleft()
+            return True
+        return False
+
+
+class FrameLog:
+    """Times, and what the encoder made, of all frames that were encoded, in order, on the host.
+
+    Attributes:
+        times: seconds.
+    """
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._starts: list[int] = []
+        self._codes: list[FrameCodes] = []
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def bytes(self) -> int:
+        return sum(codes.bytes for codes in self._codes)
+
+    @property
+    def offsets(self) -> Tensor:
+        """Positions [axes, tokens] of a frame's rows, counted from its corner; there is a frame."""
+        return self._codes[0].offsets
+
+    def add(self, codes: FrameCodes, times: list[float]) -> None:
+        """Add frames with the times at which they came."""
+        self._starts.append(len(self.times))
+        self._codes.append(codes.to(torch.device("cpu")))
+        self.times += times
+
+    def count_until(self, seconds: float) -> int:
+        """Return how many frames had come at a time."""
+        return bisect_right(self.times, seconds)
+
+    def codes(self, frames: range | list[int]) -> FrameCodes:
+        """Return codes of some frames, in the order given; there is at least one."""
+        parts = []
+        for frame in frames:
+            index = bisect_right(self._starts, frame) - 1
+            parts.append(self._codes[index].slice(frame - self._starts[index], frame - self._starts[index] + 1))
+        return FrameCodes.joined(parts)
+
+    def state(self) -> StreamState:
+        """Return the state for a file; there is a frame."""
+        codes = FrameCodes.joined(self._codes)
+        layers = {f"deepstack{index}": layer for index, layer in enumerate(codes.deepstack)}
+        times = torch.tensor(self.times, dtype=torch.float64)
+        tensors = {"times": times, "embeds": codes.embeds, "offsets": codes.offsets, **layers}
+        return StreamState(tensors, {"token": codes.token_id, "deepstack": len(layers)})
+
+    def restore(self, state: StreamState) -> None:
+        """Go on from a saved state."""
+        tensors = state.tensors
+        layers = tuple(tensors[f"deepstack{index}"] for index in range(state.facts["deepstack"]))
+        codes = FrameCodes(tensors["embeds"], tensors["offsets"], layers, state.facts["token"])
+        self.add(codes, tensors["times"].tolist())

@@ -1,0 +1,270 @@
+"""What clusters are known by: exact means on the host, and quantized ones on the device.
+
+Retrieval scores, and attention reads, the quantized means: both only approximate the members anyhow. They have four
+bits for keys and eight for values around the layer's centre, with a scale for each head of a part and each head of the
+values. The centre is what all keys of a layer have in common; it is often much larger than the differences.
+"""
+
+import torch
+from torch import Tensor
+
+from emblema.stream.state import StreamState
+
+KEY_MOST, VALUE_MOST, SCALES = 7, 127, torch.bfloat16
+UPWARD = 1 + 2**-7
+"""Makes up for what a scale may lose in rounding, so that no entry leaves its bits."""
+
+GROWTH = 1.25
+
+
+class QuantizedCentroids:
+    """Rows of parts x heads x width keys, and of heads x width values, on the device.
+
+    Args:
+        parts: of a frame.
+        keys: heads and width of the keys that queries are matched with.
+        values: heads and width of the values; (0, 0) for none.
+    """
+
+    def __init__(self, parts: int, keys: tuple[int, int], values: tuple[int, int], device: torch.device) -> None:
+        self.parts, self.heads, self.width = parts, *keys
+        self._matched = parts * self.heads * self.width
+        self._keys = torch.zeros(0, parts, self.heads, -(-self.width // 2), dtype=torch.uint8, device=device)
+        self._values = torch.zeros(0, *values, dtype=torch.int8, device=device)
+        self._key_scales = torch.zeros(0, parts, self.heads, dtype=SCALES, device=device)
+        self._value_scales = torch.zeros(0, values[0], dtype=SCALES, device=device)
+        self._key_centre, self._value_centre = torch.zeros(keys, device=device), torch.zeros(values, device=device)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes, spare rows included."""
+        return sum(held.nbytes for held in (*self._rows, self._key_centre, self._value_centre))
+
+    @property
+    def _rows(self) -> tuple[Tensor, ...]:
+        return self._keys, self._values, self._key_scales, self._value_scales
+
+    def set_centre(self, mean: Tensor) -> None:
+        """Set the centre [parts x heads x width + values]; there is no row yet."""
+        mean = mean.to(self._keys.device)
+        self._key_centre = self._key_part(mean).mean(0)
+        self._value_centre = mean[self._matched :].view_as(self._value_centre)
+
+    def put(self, slot: int, mean: Tensor) -> None:
+        """Set a row to a mean [parts x heads x width + values]."""
+        mean = mean.to(self._keys.device)
+        keys, self._key_scales[slot] = _rounded(self._key_part(mean) - self._key_centre, KEY_MOST)
+        self._keys[slot] = _packed(keys)
+        values = mean[self._matched :].view_as(self._value_centre)
+        self._values[slot], self._value_scales[slot] = _rounded(values - self._value_centre, VALUE_MOST)
+
+    def _key_part(self, mean: Tensor) -> Tensor:
+        return mean[: self._matched].view(self.parts, self.heads, self.width)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row in place of another."""
+        for held in self._rows:
+            held[target] = held[source]
+
+    def reserve(self, more: int) -> None:
+        """Make room for more rows."""
+        self._keys, self._values, self._key_scales, self._value_scales = (_grown(held, more) for held in self._rows)
+
+    def keys(self, count: int) -> Tensor:
+        """Return the mean key of all parts of the first rows, [heads, count, width] float32."""
+        keys = _unpacked(self._keys[:count], self.width)
+        means = (keys * self._key_scales[:count, ..., None].float()).mean(1) + self._key_centre
+        return means.transpose(0, 1)
+
+    def values(self, count: int) -> Tensor:
+        """Return the values of the first rows, [heads, count, width] float32."""
+        means = self._values[:count] * self._value_scales[:count, ..., None].float() + self._value_centre
+        return means.transpose(0, 1)
+
+    def logits(self, states: Tensor, count: int) -> Tensor:
+        """Return products of queries with the first rows' parts, [query heads, rows, count, parts].
+
+        Products with the centre are left out: they are the same for all, and no softmax depends on them.
+
+        Args:
+            states: [query heads, rows, width]; query heads that share a key head are neighbours.
+        """
+        heads, rows, width = states.shape
+        packed = self._keys[:count].permute(2, 0, 1, 3).flatten(1, 2)
+        keys = _unpacked(packed, width).float()
+        products = states.reshape(self.heads, -1, width) @ keys.transpose(1, 2)
+        scales = self._key_scales[:count].permute(2, 0, 1)[:, None].float()
+        products = products.reshape(self.heads, -1, count, self.parts) * scales
+        return products.reshape(heads, rows, count, self.parts)
+
+
+class CentroidIndex:
+    """One row for each cluster, in no order; a removed cluster's row is taken by the last one.
+
+    Args:
+        width: of the vectors that are matched: mean keys of all parts of a frame, or embeddings.
+        extra: width of what is kept after them (mean values); 0 for nothing.
+        quantized: the same rows on the device; None for none.
+    """
+
+    def __init__(self, width: int, extra: int, quantized: QuantizedCentroids | None) -> None:
+        self.ids: list[int] = []
+        self.quantized = quantized
+        self._slots: dict[int, int] = {}
+        self._width = width
+        self._means = torch.zeros(0, width + extra)
+        self._lengths = torch.zeros(0)
+        self._facts = torch.zeros(0, 5, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the device, spare rows included."""
+        return 0 if self.quantized is None else self.quantized.bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes on the host, spare rows included."""
+        return self._means.nbytes + self._lengths.nbytes + self._facts.nbytes
+
+    @property
+    def means(self) -> Tensor:
+        """[clusters, width + extra] float32 on the host."""
+        return self._means[: len(self)]
+
+    @property
+    def facts(self) -> Tensor:
+        """[clusters, 5] float64 on the host: members, mean frame, first frame, last frame, group."""
+        return self._facts[: len(self)]
+
+    def slot(self, id: int) -> int:
+        """Return the row of a cluster."""
+        return self._slots[id]
+
+    def mean(self, id: int) -> Tensor:
+        """Return the mean of a cluster, [width + extra]."""
+        return self._means[self._slots[id]]
+
+    def put(self, id: int, mean: Tensor, frames: list[int], group: int) -> None:
+        """Set the row of a cluster, new or not."""
+        if id not in self._slots:
+            self._reserve(len(self) + 1)
+            self._slots[id] = len(self)
+            self.ids.append(id)
+        slot = self._slots[id]
+        self._put_mean(slot, mean)
+        facts = (len(frames), sum(frames) / len(frames), min(frames), max(frames), group)
+        self._facts[slot] = torch.tensor(facts, dtype=torch.float64)
+
+    def add_frame(self, id: int, mean: Tensor, frame: int) -> None:
+        """Count one more member of a cluster, and set its new mean."""
+        slot = self._slots[id]
+        self._put_mean(slot, mean)
+        facts = self._facts.numpy()[slot]
+        facts[0] += 1
+        facts[1] += (frame - facts[1]) / facts[0]
+        facts[2], facts[3] = min(facts[2], frame), max(facts[3], frame)
+
+    def _put_mean(self, slot: int, mean: Tensor) -> None:
+        self._means[slot] = mean
+        self._lengths[slot] = mean[: self._width].norm().clamp_min(1e-12)
+        if self.quantized is not None:
+            self.quantized.put(slot, mean)
+
+    def set_group(self, id: int, group: int) -> None:
+        """Set the visual cluster of a cluster."""
+        self._facts[self._slots[id], 4] = group
+
+    def remove(self, id: int) -> None:
+        """Remove a cluster's row."""
+        slot, last = self._slots.pop(id), self.ids.pop()
+        if last == id:
+            return
+        end = len(self.ids)
+        self.ids[slot], self._slots[last] = last, slot
+        for held in (self._means, self._lengths, self._facts):
+            held[slot] = held[end]
+        if self.quantized is not None:
+            self.quantized.move(end, slot)
+
+    def _reserve(self, rows: int) -> None:
+        have = self._means.shape[0]
+        if rows <= have:
+            return
+        more = max(rows, int(have * GROWTH), 16) - have
+        self._means, self._lengths = _grown(self._means, more), _grown(self._lengths, more)
+        self._facts = _grown(self._facts, more)
+        if self.quantized is not None:
+            self.quantized.reserve(more)
+
+    def cosines(self, vector: Tensor) -> Tensor:
+        """Return [clusters]: cosines of a vector [width + extra] with every mean, times the vector's own length."""
+        return self._means[: len(self), : self._width] @ vector[: self._width] / self._lengths[: len(self)]
+
+
+class FrameVectors:
+    """Vectors [width] float32 of frames that come in order, on the host; a cut needs no rows for them.
+
+    Attributes:
+        first: number of the first frame.
+        count: number of frames.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.count = 0
+        self._vectors = torch.zeros(0, 0)
+
+    @property
+    def bytes(self) -> int:
+        return self._vectors.nbytes
+
+    def add(self, frame: int, vector: Tensor) -> None:
+        """Add the vector of the next frame."""
+        if self.count == 0:
+            self.first, self._vectors = frame, torch.zeros(16, vector.shape[0])
+        if self.count == len(self._vectors):
+            self._vectors = _grown(self._vectors, max(16, len(self._vectors) // 2))
+        self._vectors[self.count] = vector.to("cpu")
+        self.count += 1
+
+    def of(self, frames: list[int]) -> Tensor:
+        """Return [frames, width]."""
+        return self._vectors[torch.tensor(frames) - self.first]
+
+    def state(self) -> StreamState:
+        """Return the state for a file."""
+        return StreamState({"held": self._vectors[: self.count]}, {"first": self.first})
+
+    def restore(self, state: StreamState) -> None:
+        """Go on from a saved state."""
+        self._vectors, self.first = state.tensors["held"], state.facts["first"]
+        self.count = len(self._vectors)
+
+
+def _grown(held: Tensor, more: int) -> Tensor:
+    return torch.cat((held, held.new_zeros(more, *held.shape[1:])))
+
+
+def _rounded(vectors: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return vectors [..., width] as whole numbers from -most to most, and a scale for each."""
+    if not vectors.numel():
+        return vectors.to(torch.int8), vectors.new_zeros(vectors.shape[:-1], dtype=SCALES)
+    scales = (vectors.abs().amax(-1).clamp_min(1e-12) * UPWARD / most).to(SCALES)
+    return (vectors / scales[..., None].float()).round().to(torch.int8), scales
+
+
+def _packed(numbers: Tensor) -> Tensor:
+    """Return numbers [..., width] from -7 to 7, two in a byte: the width's first half low, its second half high."""
+    half = -(-numbers.shape[-1] // 2)
+    lifted = (numbers + KEY_MOST + 1).to(torch.uint8)
+    high = torch.nn.functional.pad(lifted[..., half:], (0, 2 * half - numbers.shape[-1]))
+    return lifted[..., :half] | high << 4
+
+
+def _unpacked(packed: Tensor, width: int) -> Tensor:
+    """Return numbers [..., width] int8."""
+    numbers = torch.cat((packed & 15, packed >> 4), dim=-1)
+    return numbers[..., :width].to(torch.int8) - (KEY_MOST + 1)
