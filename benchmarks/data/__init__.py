@@ -1,4 +1,4 @@
-"""Data sets of multimodal questions as items: loaders, and writers that make files of the same fields.
+"""Data sets of multimodal questions as items.
 
 `load_items(path, form)` reads a person's own copy of a data set; nothing is downloaded, nothing of theirs shipped:
 
@@ -16,7 +16,7 @@
 Media have to lie inside the data set's folder. Parquet needs pyarrow.
 """
 
-from benchmarks.data.limits import DataError, DataLimits
-from benchmarks.data.load import FORMS, load_items, write_items
+from benchmarks.data.forms import FORMS, load_items
+from benchmarks.data.records import DataError, DataLimits
 
-__all__ = ["FORMS", "DataError", "DataLimits", "load_items", "write_items"]
+__all__ = ["FORMS", "DataError", "DataLimits", "load_items"]

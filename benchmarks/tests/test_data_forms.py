@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.data import FORMS, load_items, video_mme, write_items
-from benchmarks.data.notes import FIELD
+from benchmarks.data import FORMS, load_items
+from benchmarks.data.source import FIELD
 from benchmarks.tasks.items import Item, Media, describe
 from benchmarks.tasks.registry import TASKS
 from benchmarks.tests.data_sets import MAKERS, lines, milebench
+from benchmarks.tests.data_writers import video_mme_rows, write_items
 from emblema.errors import PromptError
 
 PAIRS = [(task.name, form) for task in TASKS.values() for form in (task.form, *task.also)]
@@ -115,7 +116,7 @@ def test_video_mme_by_video_and_by_row(tmp_path: Path) -> None:
     assert [question.answer for question in item.questions] == ["the tent.", "U.S. flags"]
     assert item.questions[0].kind == "Temporal Reasoning"
     assert shares(item) == [0.5]
-    rows = video_mme.rows([item])
+    rows = video_mme_rows([item])
     (again,) = load_items(lines(tmp_path / "rows.jsonl", *rows), "video-mme")
     assert describe(again) == describe(item)
 

@@ -192,8 +192,8 @@ def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
 
 
 def test_a_data_set_is_measured_by_form_and_path(engine: Engine, tmp_path: Path) -> None:
-    from benchmarks.data import write_items
     from benchmarks.tasks import task_of
+    from benchmarks.tests.data_writers import write_items
 
     path = write_items(task_of("two-page").items(0, 3), "emblema", tmp_path / "set")
     out = tmp_path / "out"

@@ -1,21 +1,141 @@
-"""Records of a file, one by one with their lines: jsonl, a JSON document, parquet where pyarrow is installed."""
+"""Records of a data set's file, with their lines: jsonl, a JSON document, parquet where pyarrow is installed.
+
+Fields are checked as they are read; errors name the file and the line.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks.data.limits import DataError, DataLimits
-from benchmarks.data.record import Record
+from emblema.errors import EmblemaError
+
+
+class DataError(EmblemaError):
+    """A data set's file is missing, broken, incomplete or outside the limits; the message names file and line."""
+
+    def __init__(self, path: Path, message: str, place: int = 0, unit: str = "line") -> None:
+        where = f"{path}, {unit} {place}" if place else f"{path}"
+        super().__init__(f"{where}: {message}")
+        self.path, self.place = path, place
+
+
+@dataclass(frozen=True, slots=True)
+class DataLimits:
+    """Bounds on a data set from outside.
+
+    Attributes:
+        file_bytes: size of a file of records that is read piece by piece (jsonl, parquet).
+        document_bytes: size of a JSON document, which is read whole.
+        line_bytes: length of a line of jsonl.
+        records: records of a file.
+        media: pieces of media of one item.
+        characters: text of one item.
+        cell_bytes: a picture inside a parquet file.
+    """
+
+    file_bytes: int = 8 * 2**30
+    document_bytes: int = 256 * 2**20
+    line_bytes: int = 16 * 2**20
+    records: int = 1_000_000
+    media: int = 4_096
+    characters: int = 4_000_000
+    cell_bytes: int = 64 * 2**20
+
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 _SPACE = re.compile(r"[ \t\n\r]*")
+T = TypeVar("T")
 
 
-def records(path: Path, limits: DataLimits, key: str | None = None) -> Iterator[Record]:
+@dataclass(frozen=True, slots=True)
+class DataRecord:
+    """The fields of one object, and where it begins: a line of a text file, a row of a table.
+
+    name: how messages call the object, for one inside another: `questions[2]`.
+    """
+
+    path: Path
+    place: int
+    fields: Mapping[str, Any]
+    unit: str = "line"
+    name: str = ""
+
+    def wrong(self, message: str) -> DataError:
+        """The error to raise about this record."""
+        return DataError(self.path, f"{self.name}: {message}" if self.name else message, self.place, self.unit)
+
+    def has(self, field: str) -> bool:
+        """Whether a field is there and not null."""
+        return self.fields.get(field) is not None
+
+    def need(self, *fields: str) -> None:
+        """Raise one error that names every field that is missing."""
+        missing = [field for field in fields if field not in self.fields]
+        if missing:
+            raise self.wrong(f"missing {', '.join(repr(field) for field in missing)}")
+
+    def text(self, field: str, default: str | None = None) -> str:
+        """A string; a number is taken as its digits, as ids are written both ways."""
+        value = self.fields.get(field)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        return self._of(field, value, str, "a string")
+
+    def number(self, field: str) -> int:
+        """A whole number of 0 or more."""
+        value = self.fields.get(field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._not(field, value, "a whole number of 0 or more")
+        return value
+
+    def flag(self, field: str, default: bool) -> bool:
+        """True or false."""
+        value = self.fields.get(field, default)
+        return self._of(field, value, bool, "true or false")
+
+    def texts(self, field: str) -> list[str]:
+        """A list of strings."""
+        values = self._of(field, self.fields.get(field), list, "a list of strings")
+        for value in values:
+            if not isinstance(value, str):
+                raise self._not(field, values, "a list of strings")
+        return list(values)
+
+    def values(self, field: str) -> list[Any]:
+        """A list of anything."""
+        return list(self._of(field, self.fields.get(field), list, "a list"))
+
+    def object(self, field: str) -> DataRecord:
+        """An object inside this one."""
+        return self._inside(field, self.fields.get(field))
+
+    def objects(self, field: str) -> list[DataRecord]:
+        """A list of objects inside this one."""
+        return [self._inside(f"{field}[{place}]", value) for place, value in enumerate(self.values(field))]
+
+    def _inside(self, field: str, value: Any) -> DataRecord:
+        found = self._of(field, value, dict, "an object")
+        return DataRecord(self.path, self.place, found, self.unit, f"{self.name}.{field}" if self.name else field)
+
+    def _of(self, field: str, value: Any, kind: type[T], what: str) -> T:
+        if not isinstance(value, kind):
+            raise self._not(field, value, what)
+        return value
+
+    def _not(self, field: str, value: Any, what: str) -> DataError:
+        if field not in self.fields and "[" not in field:
+            return self.wrong(f"missing {field!r}")
+        return self.wrong(f"{field!r} is {repr(value)[:60]}, not {what}")
+
+
+def records(path: Path, limits: DataLimits, key: str | None = None) -> Iterator[DataRecord]:
     """The records of a file: a line each, the elements of a list, or the members of an object whose values are objects.
 
     Args:
@@ -37,24 +157,24 @@ def records(path: Path, limits: DataLimits, key: str | None = None) -> Iterator[
         yield record
 
 
-def member(path: Path, key: str) -> Record:
+def member(path: Path, key: str) -> DataRecord:
     """The document's members around `key`'s list: an object with everything but the list."""
     text = _text(path)
     try:
         found = {name: value for name, value, _ in _walk(text, 0) if name != key}
     except (ValueError, RecursionError) as error:
         raise _broken(path, error) from error
-    return Record(path, 1, {str(name): value for name, value in found.items()})
+    return DataRecord(path, 1, {str(name): value for name, value in found.items()})
 
 
-def document(path: Path, limits: DataLimits) -> Record:
+def document(path: Path, limits: DataLimits) -> DataRecord:
     """A JSON document that is one object."""
     if _size(path) > limits.document_bytes:
         raise DataError(path, "it is larger than the limit")
     return member(path, "")
 
 
-def _lines(path: Path, limits: DataLimits) -> Iterator[Record]:
+def _lines(path: Path, limits: DataLimits) -> Iterator[DataRecord]:
     with path.open("rb") as file:
         place = 0
         while line := file.readline(limits.line_bytes + 1):
@@ -70,7 +190,7 @@ def _lines(path: Path, limits: DataLimits) -> Iterator[Record]:
                 yield _object(path, value, place)
 
 
-def _elements(path: Path, key: str | None) -> Iterator[Record]:
+def _elements(path: Path, key: str | None) -> Iterator[DataRecord]:
     text = _text(path)
     try:
         start = 0
@@ -88,7 +208,7 @@ def _elements(path: Path, key: str | None) -> Iterator[Record]:
         yield _object(path, value, line)
 
 
-def _rows(path: Path, limits: DataLimits) -> Iterator[Record]:
+def _rows(path: Path, limits: DataLimits) -> Iterator[DataRecord]:
     try:
         from pyarrow import ArrowException  # type: ignore[import-not-found, import-untyped, unused-ignore]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -100,7 +220,7 @@ def _rows(path: Path, limits: DataLimits) -> Iterator[Record]:
             for batch in table.iter_batches(batch_size=16):
                 for row in batch.to_pylist():
                     place += 1
-                    yield Record(path, place, row, "row")
+                    yield DataRecord(path, place, row, "row")
     except (ArrowException, OSError, ValueError) as error:
         raise DataError(path, f"it cannot be read as parquet ({str(error).splitlines()[0]})") from error
 
@@ -153,10 +273,10 @@ def _refuse(constant: str) -> Any:
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
-def _object(path: Path, value: Any, place: int) -> Record:
+def _object(path: Path, value: Any, place: int) -> DataRecord:
     if not isinstance(value, dict):
         raise DataError(path, f"a record is {repr(value)[:60]}, not an object", place)
-    return Record(path, place, value)
+    return DataRecord(path, place, value)
 
 
 def _text(path: Path) -> str:

@@ -1,0 +1,230 @@
+"""A data set on this machine: its records, the media in its folder, and how they become items.
+
+Names of media come from outside, so a file has to lie inside the data set's folder. What data sets have no field for is
+in one extra field of the files that we write, `emblema`. A real data set has no such field: then all pictures but the
+last slide, the first half of a video does, and every question counts as multi-hop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from benchmarks.data.records import DataError, DataLimits, DataRecord, document, member, records
+from benchmarks.tasks.asking import LETTERS
+from benchmarks.tasks.items import Item, Media, MediaKind, Part, sliding
+
+ASIDE = ("annotations", "videomme")
+"""Folders in which data sets keep their records beside the media's folder."""
+FIELD = "emblema"
+VIDEO_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The folder that holds a data set's media."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, records: Path) -> Folder:
+        """The folder of a file of records."""
+        parent = records.absolute().parent
+        return cls(parent.parent if parent.name in ASIDE else parent)
+
+    def find(self, record: DataRecord, name: str, places: tuple[str, ...], suffixes: tuple[str, ...] = ("",)) -> Path:
+        """The file of a name in one of the places below the root.
+
+        Raises:
+            DataError: the name leads out of the folder, or there is no such file.
+        """
+        if not name or "\0" in name or _absolute(name) or ".." in (*PurePosixPath(name).parts, *name.split("\\")):
+            raise record.wrong(f"{name[:120]!r} does not name a file inside {self.root}")
+        for place in places:
+            for suffix in suffixes:
+                path = self.root / place / f"{name}{suffix}"
+                try:
+                    if not path.is_file():
+                        continue
+                    inside = any(path.resolve().is_relative_to(home) for home in self._homes())
+                except OSError as error:
+                    raise record.wrong(f"{name[:120]!r} cannot be opened ({error.strerror})") from error
+                if not inside:
+                    raise record.wrong(f"{name[:120]!r} is a link out of {self.root}")
+                return path
+        raise record.wrong(f"there is no file {(name + suffixes[0])[:120]!r} in {self.root}")
+
+    def picture(self, record: DataRecord, value: Any, places: tuple[str, ...], limits: DataLimits) -> Media:
+        """A picture given as a name, or as a table's cell with `bytes` or `path`."""
+        if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
+            if len(value["bytes"]) > limits.cell_bytes:
+                raise record.wrong(f"a picture of {len(value['bytes'])} bytes is beyond the limit")
+            return Media("image", value["bytes"])
+        name = value.get("path") if isinstance(value, dict) else value
+        if not isinstance(name, str):
+            raise record.wrong(f"a picture is {repr(value)[:60]}, not the name of a file")
+        return self.file(record, "image", name, places)
+
+    def file(
+        self, record: DataRecord, kind: MediaKind, name: str, places: tuple[str, ...], suffixes: tuple[str, ...] = ("",)
+    ) -> Media:
+        """A piece of media in a file."""
+        return Media(kind, self.find(record, name, places, suffixes))
+
+    def _homes(self) -> tuple[Path, ...]:
+        """The root; and in a hub's cache, where files are links, the whole copy of the data set's repository."""
+        root = self.root.resolve()
+        above = (folder.parent for folder in (root, *root.parents) if folder.name == "snapshots")
+        return (root, *(home for home in above if home.name.startswith("datasets--")))
+
+
+def _absolute(name: str) -> bool:
+    return PurePosixPath(name).is_absolute() or bool(PureWindowsPath(name).anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A data set's file of records, its media's folder and the limits."""
+
+    path: Path
+    folder: Folder
+    limits: DataLimits
+
+    def records(self, key: str | None = None) -> Iterator[DataRecord]:
+        """The records; in a JSON document those below a key."""
+        return records(self.path, self.limits, key)
+
+    def around(self, key: str) -> DataRecord:
+        """The rest of the document whose records lie below a key."""
+        return member(self.path, key)
+
+    def beside(self, name: str) -> DataRecord | None:
+        """Another document of the same folder, if it is there."""
+        path = self.path.with_name(name)
+        return document(path, self.limits) if path.is_file() else None
+
+    def picture(self, record: DataRecord, value: Any, *places: str) -> Media:
+        """A picture of a record, looked for in places of the folder."""
+        return self.folder.picture(record, value, places, self.limits)
+
+
+def records_file(path: Path, usual: Sequence[str], title: str) -> Path:
+    """A file of records, given itself or as a folder that has one file of the usual names.
+
+    Raises:
+        DataError: the folder has none, or several.
+    """
+    if not path.is_dir():
+        return path
+    found = [file for pattern in usual for file in sorted(path.glob(pattern))]
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found[:8]) or f"none like {' or '.join(usual)}"
+        raise DataError(path, f"a folder with one file of records is needed for {title}; it has {names}")
+    return found[0]
+
+
+def interleave(record: DataRecord, text: str, mark: str, media: Iterator[Media]) -> tuple[Part, ...]:
+    """A text with a piece of media in the place of every mark.
+
+    Raises:
+        DataError: there are more marks than media.
+    """
+    parts: list[Part] = []
+    for place, piece in enumerate(text.split(mark)):
+        if place:
+            found = next(media, None)
+            if found is None:
+                raise record.wrong(f"more places {mark!r} than pictures")
+            parts.append(found)
+        if piece:
+            parts.append(piece)
+    return tuple(parts)
+
+
+def divided(parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Parts up to the last piece of media, and the text behind it: the context and the question."""
+    last = max((place for place, part in enumerate(parts) if isinstance(part, Media)), default=-1)
+    return parts[: last + 1], parts[last + 1 :]
+
+
+def option_index(record: DataRecord, answer: Any, options: Sequence[Part]) -> int:
+    """Index of the right option, from a number, a letter or the option's text.
+
+    Raises:
+        DataError: it is none of the options.
+    """
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(options):
+        return answer
+    if isinstance(answer, str):
+        bare = answer.strip()
+        if bare in options:
+            return options.index(bare)
+        letter = bare.strip("().: ").upper()
+        if len(letter) == 1 and letter in LETTERS[: len(options)]:
+            return LETTERS.index(letter)
+    raise record.wrong(f"the answer {repr(answer)[:60]} is none of the {len(options)} options")
+
+
+def annotated(record: DataRecord, item: Item) -> Item:
+    """An item as read, with what the record notes about it, or with the marks that a real data set gets.
+
+    Raises:
+        DataError: the notes do not fit the item.
+    """
+    if not record.has(FIELD):
+        return sliding(item, usual(item))
+    notes = record.object(FIELD)
+    notes.need("task", "item", "slides", "questions")
+    shares, marks = notes.values("slides"), notes.objects("questions")
+    if len(marks) != len(item.questions) or len(shares) != len(item.media):
+        raise notes.wrong("it notes other media or questions than the record has")
+    if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
+        raise notes.wrong(f"'slides' is {repr(shares)[:60]}, not shares from 0 to 1")
+    questions = tuple(
+        replace(
+            question,
+            id=mark.text("id", question.id),
+            multi_hop=mark.flag("multi_hop", True),
+            kind=mark.text("kind", question.kind),
+        )
+        for question, mark in zip(item.questions, marks, strict=True)
+    )
+    same = item.episode == item.id
+    made = replace(item, id=notes.text("item"), task=notes.text("task"), questions=questions)
+    return sliding(replace(made, episode=made.id) if same else made, [float(share) for share in shares])
+
+
+def usual(item: Item) -> list[float]:
+    """Marks for an item of a real data set: what stands before the last piece of media slides; options never do."""
+    options = {id(part) for question in item.questions for part in question.options}
+    shown = [media for media in item.media if id(media) not in options]
+    last = id(shown[-1]) if shown else 0
+
+    def share(media: Media) -> float:
+        if id(media) in options:
+            return 0.0
+        return VIDEO_SHARE if media.kind == "video" else float(id(media) != last)
+
+    return [share(media) for media in item.media]
+
+
+def merged(items: Iterable[Item]) -> Iterator[Item]:
+    """Neighbours that show the same become one item with all their questions."""
+    held: Item | None = None
+    for item in items:
+        if held is not None and _same(held, item):
+            held = replace(held, questions=(*held.questions, *item.questions))
+            continue
+        if held is not None:
+            yield held
+        held = item
+    if held is not None:
+        yield held
+
+
+def _same(held: Item, item: Item) -> bool:
+    if not item.parts or not any(isinstance(part, Media) for part in item.parts):
+        return False
+    return (held.task, held.instruction, held.parts) == (item.task, item.instruction, item.parts)
