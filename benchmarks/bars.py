@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.tasks import Clip, Episode, Legend, generate, write_clip
+from benchmarks.tasks import Episode, Legend, SceneClip, generate, write_clip
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.eval.metrics import (
@@ -144,7 +144,7 @@ def measure(
 def pages_of(engine: Engine, episode: Episode, folder: Path) -> Iterator[tuple[Chunk, bool]]:
     """The episode's chunks in order, each with whether it is a legend."""
     for index, page in enumerate(episode.pages):
-        if isinstance(page, Clip):
+        if isinstance(page, SceneClip):
             path = folder / f"{index}.mp4"
             write_clip(page, path)
             clip = engine.add(path, kind="video", frames_per_segment=page.seconds)

@@ -18,7 +18,7 @@ Cell = str | int | float | Interval | Share | None
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampleSize:
     """Fresh items to measure on: how many, and the seed that they are drawn from."""
 
     items: int = 200

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.tasks import TASKS
+from benchmarks.tasks import EPISODE_PLANS
 from benchmarks.tasks.world import COLOUR_NAMES, KINDS, LANDS
 from training.families import RECIPES
 from training.measure import measure, summary
@@ -93,15 +93,15 @@ def main() -> None:
     kept = folder / "measured.json"
     measured = json.loads(kept.read_text(encoding="utf-8")) if options.kept else {}
     parts = []
-    for task in TASKS:
+    for task in EPISODE_PLANS:
         items = options.maps if task == "maps" else options.maps // (10 if task == "atlas" else 4)
         if task not in measured:
             found = measure(recipe, model, tiles, task, options.seed, items, group=4 if task == "atlas" else 8)
             measured[task] = summary(found)
         parts.append(table(task, items, measured[task]))
         print(parts[-1], flush=True)
-    held = [task for task in TASKS if holds(measured[task])]
-    missed = [task for task in TASKS if task not in held]
+    held = [task for task in EPISODE_PLANS if holds(measured[task])]
+    missed = [task for task in EPISODE_PLANS if task not in held]
     parts.insert(
         0,
         HEAD.format(

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tasks import Clip, Episode, write_page
-from benchmarks.tasks.generate import legend_page, map_page
-from benchmarks.tasks.questions import TEMPLATES, facts
+from benchmarks.tasks import Episode, SceneClip, write_page
+from benchmarks.tasks.episodes import TEMPLATES, facts, legend_page, map_page
 from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import Legend, Map
 
@@ -68,7 +67,7 @@ def main() -> None:
     spare = icons[MAPS:]
     scenes: list[Legend | Map] = [legend_page(random, SIDE, {colour: meaning[colour] for colour in rest})]
     scenes += [map_page(random, SIDE, rest, held) for held in (spare[:2], spare[2:3], spare[3:4])]
-    clip = Clip(tuple(scenes))
+    clip = SceneClip(tuple(scenes))
     names = [f"legend-{index + 1}" for index in range(len(legends))] + [f"map-{index + 1:02d}" for index in range(MAPS)]
     files = [write_page(page, options.out / name).name for name, page in zip(names, [*legends, *maps], strict=True)]
     write_page(clip, options.out / "clip")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.tasks import Clip, Episode, Legend, Map
+from benchmarks.tasks import Episode, Legend, Map, SceneClip
 from benchmarks.tasks.tiles import TILE_COUNT
 from benchmarks.tasks.world import BLANK, KINDS
 from training.words import COMMON, INDEX, VOCABULARY, WORLD
@@ -193,7 +193,7 @@ def build(random: np.random.Generator, episode: Episode, setting: Setting) -> Ro
     writer.write(chatter(random, int(random.integers(setting.opening + 1))), text)
     known: dict[int, int] = {}
     loose = setting.alone if random.random() < 0.35 else 0.0
-    clip = isinstance(episode.pages[0], Clip) or random.random() < setting.clips
+    clip = isinstance(episode.pages[0], SceneClip) or random.random() < setting.clips
     for number, (_, scene) in enumerate(episode.scenes()):
         is_legend = isinstance(scene, Legend)
         alone = setting.blind and not is_legend

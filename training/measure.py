@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.tasks import TASKS, generate
+from benchmarks.tasks import EPISODE_PLANS, generate
 from benchmarks.tasks.world import KINDS
 from training.batches import collate
 from training.families import RECIPES, Recipe
@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=list(RECIPES), default="reference")
     parser.add_argument("--folder", type=Path, help="where its weights lie; the bundled ones if left out")
-    parser.add_argument("--task", choices=list(TASKS), default="maps")
+    parser.add_argument("--task", choices=list(EPISODE_PLANS), default="maps")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--items", type=int, default=500)
     parser.add_argument("--json", type=Path, help="also write the figures here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.tasks.questions import TEMPLATES
+from benchmarks.tasks.episodes import TEMPLATES
 from benchmarks.tasks.tiles import ICON_NAMES
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS, NUMBERS
 

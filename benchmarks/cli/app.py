@@ -215,11 +215,11 @@ def deficit(
     screen = console(plain)
     from benchmarks.deficit.measure import measure, measure_untrained
     from benchmarks.deficit.report import data, write
-    from benchmarks.deficit.result import Wanted
+    from benchmarks.deficit.result import DeficitOptions
     from benchmarks.models import model_source
     from emblema.eval.figures import write_figures
 
-    wanted = Wanted(task, carried, seed, items)
+    wanted = DeficitOptions(task, carried, seed, items)
     models = models_of(model)
     results = []
     for name, label in zip(models, labels_of(models), strict=True):
@@ -233,7 +233,7 @@ def deficit(
 
 
 def _known(task: str) -> None:
-    from benchmarks.tasks import TASKS
+    from benchmarks.tasks import EPISODE_PLANS
 
-    if task not in TASKS:
-        raise EmblemaError(f"unknown task {task!r}: choose one of {', '.join(TASKS)}")
+    if task not in EPISODE_PLANS:
+        raise EmblemaError(f"unknown task {task!r}: choose one of {', '.join(EPISODE_PLANS)}")

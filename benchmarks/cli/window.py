@@ -29,12 +29,12 @@ def window(
 ) -> None:
     """Measure the window: reorder, slide, recall and drift, and an agent's trace; a killed run goes on where it was."""
     from benchmarks.report import models_of, parts_of, report_places
-    from benchmarks.table import Sample
+    from benchmarks.table import SampleSize
     from benchmarks.window.parts import PARTS
     from benchmarks.window.trace import TraceSettings
     from emblema.cli.screen import console, load_engine
 
-    parts, wanted, models = parts_of(only, PARTS), Sample(items, seed), models_of(model)
+    parts, wanted, models = parts_of(only, PARTS), SampleSize(items, seed), models_of(model)
     settings = TraceSettings(steps=steps, window=pictures, changing=changing)
     folder, listing = report_places(report, figures, "window.json")
     screen = console(plain)

@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.data.records import DataError, DataLimits, DataRecord
-from benchmarks.data.source import Folder, Source, annotated, divided, interleave, merged, option_index, records_file
-from benchmarks.tasks.asking import LETTERS
-from benchmarks.tasks.items import Item, ItemQuestion, Media, MediaKind, Part
+from benchmarks.data.source import (
+    DataSource,
+    MediaFolder,
+    annotated,
+    divided,
+    interleave,
+    merged,
+    option_index,
+    records_file,
+)
+from benchmarks.tasks.items import ItemQuestion, Media, MediaKind, Part, TaskItem
+from benchmarks.tasks.prompts import LETTERS
 from emblema.errors import PromptError
 
 MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "video", "audio", "text")
@@ -47,26 +56,28 @@ class Form:
     name: str
     title: str
     usual: tuple[str, ...]
-    read: Callable[[Source], Iterator[Item]]
+    read: Callable[[DataSource], Iterator[TaskItem]]
 
 
-def _each(item: Callable[[Source, DataRecord], Item], *, together: bool = False) -> Callable[[Source], Iterator[Item]]:
+def _each(
+    item: Callable[[DataSource, DataRecord], TaskItem], *, together: bool = False
+) -> Callable[[DataSource], Iterator[TaskItem]]:
     """Return a reader of a record at a time; neighbours that show the same media become one item if `together`."""
 
-    def read(source: Source) -> Iterator[Item]:
+    def read(source: DataSource) -> Iterator[TaskItem]:
         items = (item(source, record) for record in source.records())
         return merged(items) if together else items
 
     return read
 
 
-def _own_item(source: Source, record: DataRecord) -> Item:
+def _own_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a line in Emblema's own form, which can say everything an item holds."""
     record.need("id", "task", "parts", "questions")
     questions = record.objects("questions")
     if not questions:
         raise record.wrong("'questions' is empty")
-    return Item(
+    return TaskItem(
         record.text("id"),
         record.text("task"),
         "emblema",
@@ -78,7 +89,7 @@ def _own_item(source: Source, record: DataRecord) -> Item:
     )
 
 
-def _own_question(source: Source, record: DataRecord) -> ItemQuestion:
+def _own_question(source: DataSource, record: DataRecord) -> ItemQuestion:
     record.need("id", "parts", "answer")
     options = _own_parts(source, record, "options") if record.has("options") else ()
     correct = record.number("correct") if record.has("correct") else -1
@@ -96,7 +107,7 @@ def _own_question(source: Source, record: DataRecord) -> ItemQuestion:
     )
 
 
-def _own_parts(source: Source, record: DataRecord, field: str) -> tuple[Part, ...]:
+def _own_parts(source: DataSource, record: DataRecord, field: str) -> tuple[Part, ...]:
     parts: list[Part] = []
     for place, value in enumerate(record.values(field)):
         if isinstance(value, str):
@@ -115,7 +126,7 @@ def _own_parts(source: Source, record: DataRecord, field: str) -> tuple[Part, ..
     return tuple(parts)
 
 
-def _mm_niah_item(source: Source, record: DataRecord) -> Item:
+def _mm_niah_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a line of MM-NIAH: a document of text and pictures, `<image>` where a picture is."""
     record.need("id", "images_list", "context", "question", "answer", "meta")
     meta = record.object("meta")
@@ -138,10 +149,10 @@ def _mm_niah_item(source: Source, record: DataRecord) -> Item:
         answer = json.dumps(answer)
     code = record.text("id")
     question = ItemQuestion(code, asked, str(answer), tuple(options), correct)
-    return annotated(record, Item(code, source.path.stem, "mm-niah", parts, (question,)))
+    return annotated(record, TaskItem(code, source.path.stem, "mm-niah", parts, (question,)))
 
 
-def _muirbench_item(source: Source, record: DataRecord) -> Item:
+def _muirbench_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a row of MuirBench; a question's unanswerable twin shares its episode."""
     record.need("question", "options", "answer", "image_list")
     media = [source.picture(record, value, *NAMED_OR_IMAGES) for value in record.values("image_list")]
@@ -160,7 +171,7 @@ def _muirbench_item(source: Source, record: DataRecord) -> Item:
     twin = record.text("counterpart_idx", "") or code
     question = ItemQuestion(code, asked, answer, options, correct)
     task = record.text("task", "muirbench")
-    item = Item(
+    item = TaskItem(
         code, task, "muirbench", shown, (question,), episode=min((code, twin), key=lambda name: (len(name), name))
     )
     return annotated(record, item)
@@ -180,7 +191,7 @@ def _muirbench_option(record: DataRecord, option: str, left: Iterator[Media]) ->
     return found[0]
 
 
-def _read_milebench(source: Source) -> Iterator[Item]:
+def _read_milebench(source: DataSource) -> Iterator[TaskItem]:
     """Return the items of the document's `data`, questions about the same pictures and text together."""
     around = source.around("data")
     around.need("meta_data")
@@ -188,7 +199,7 @@ def _read_milebench(source: Source) -> Iterator[Item]:
     return merged(_milebench_item(source, record, instructions) for record in source.records("data"))
 
 
-def _milebench_item(source: Source, record: DataRecord, instructions: object) -> Item:
+def _milebench_item(source: DataSource, record: DataRecord, instructions: object) -> TaskItem:
     """Return the item of a sample of MileBench: `{image#i}` or `{table#i}` where the i-th picture is."""
     record.need("sample_id", "task_instruction_id", "task_instance", "response")
     instance = record.object("task_instance")
@@ -204,7 +215,7 @@ def _milebench_item(source: Source, record: DataRecord, instructions: object) ->
     question = ItemQuestion(code, asked, response, tuple(options), correct)
     task = source.path.stem
     told = _milebench_instruction(record, instructions)
-    return annotated(record, Item(f"{task}-{code}", task, "milebench", parts, (question,), instruction=told))
+    return annotated(record, TaskItem(f"{task}-{code}", task, "milebench", parts, (question,), instruction=told))
 
 
 def _milebench_parts(record: DataRecord, context: str, media: list[Media]) -> tuple[Part, ...]:
@@ -232,7 +243,7 @@ def _milebench_instruction(record: DataRecord, instructions: object) -> str:
     return found
 
 
-def _video_mme_item(source: Source, record: DataRecord) -> Item:
+def _video_mme_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a video of Video-MME, or of a question of it where each has a row, as on the hub."""
     record.need("video_id", *(() if record.has("questions") else ("question_id", "question", "options", "answer")))
     name = record.text("videoID", record.text("video_id"))
@@ -241,7 +252,7 @@ def _video_mme_item(source: Source, record: DataRecord) -> Item:
         raise record.wrong("'questions' is empty")
     video = Media("video", source.folder.find(record, name, VIDEO_MME_PLACES, VIDEO_SUFFIXES))
     questions = tuple(_video_mme_question(question) for question in asked)
-    return annotated(record, Item(record.text("video_id"), "video-mme", "video-mme", (video,), questions))
+    return annotated(record, TaskItem(record.text("video_id"), "video-mme", "video-mme", (video,), questions))
 
 
 def _video_mme_question(record: DataRecord) -> ItemQuestion:
@@ -259,12 +270,12 @@ def _video_mme_question(record: DataRecord) -> ItemQuestion:
     )
 
 
-def _read_egoschema(source: Source) -> Iterator[Item]:
+def _read_egoschema(source: DataSource) -> Iterator[TaskItem]:
     answers = source.beside(EGOSCHEMA_ANSWERS)
     return (_egoschema_item(source, record, answers) for record in source.records())
 
 
-def _egoschema_item(source: Source, record: DataRecord, answers: DataRecord | None) -> Item:
+def _egoschema_item(source: DataSource, record: DataRecord, answers: DataRecord | None) -> TaskItem:
     """Return the item of a video of EgoSchema; without an answer the right option is not known."""
     record.need("q_uid", *EGOSCHEMA_OPTIONS)
     code = record.text("q_uid")
@@ -278,10 +289,10 @@ def _egoschema_item(source: Source, record: DataRecord, answers: DataRecord | No
     # Some published copies of the file leave the question out.
     text = record.text("question", UNASKED)
     question = ItemQuestion(code, (text,), options[correct] if correct >= 0 else "", options, correct)
-    return annotated(record, Item(code, "egoschema", "egoschema", (video,), (question,)))
+    return annotated(record, TaskItem(code, "egoschema", "egoschema", (video,), (question,)))
 
 
-def _mmdu_item(source: Source, record: DataRecord) -> Item:
+def _mmdu_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a dialogue of MMDU: the user's turns are questions, the assistant's the reference answers.
 
     A picture that no turn has a place for is not shown, as in the data set's own evaluation.
@@ -299,10 +310,10 @@ def _mmdu_item(source: Source, record: DataRecord) -> Item:
                 raise message.wrong(f"it is from {message.text('from')[:20]!r}; here stands one from {role!r}")
         asked = interleave(record, user.text("value"), MMDU_MARK, left)
         questions.append(ItemQuestion(f"{code}-{turn}", asked, assistant.text("value")))
-    return annotated(record, Item(code, "mmdu", "mmdu", (), tuple(questions), dialogue=True))
+    return annotated(record, TaskItem(code, "mmdu", "mmdu", (), tuple(questions), dialogue=True))
 
 
-def _sparkleseval_item(source: Source, record: DataRecord) -> Item:
+def _sparkleseval_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a dialogue of SparklesEval; `<Img><ImageHere></Img>` is where a picture is named."""
     record.need("evaluation_id", "dialogue")
     messages = record.objects("dialogue")
@@ -316,14 +327,14 @@ def _sparkleseval_item(source: Source, record: DataRecord) -> Item:
         asked = interleave(user, user.text("content"), SPARKLES_MARK, left)
         _none_left(user, left, SPARKLES_MARK)
         questions.append(ItemQuestion(f"{code}-{turn}", asked, assistant.text("content")))
-    return annotated(record, Item(code, "sparkleseval", "sparkleseval", (), tuple(questions), dialogue=True))
+    return annotated(record, TaskItem(code, "sparkleseval", "sparkleseval", (), tuple(questions), dialogue=True))
 
 
-def _sparkleseval_picture(source: Source, image: DataRecord) -> Media:
+def _sparkleseval_picture(source: DataSource, image: DataRecord) -> Media:
     return Media("image", source.folder.find(image, image.text("image_id"), IMAGES, PICTURE_SUFFIXES))
 
 
-def _musique_item(_: Source, record: DataRecord) -> Item:
+def _musique_item(_: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a line of MuSiQue: the supporting paragraphs (Kamera's two chunks), the question, its hops."""
     record.need("id", "paragraphs", "question", "answer")
     parts = []
@@ -342,7 +353,7 @@ def _musique_item(_: Source, record: DataRecord) -> Item:
         questions.append(
             ItemQuestion(f"{code}-{place}", (_hop_question(hop, answers),), answers[place], multi_hop=False)
         )
-    return annotated(record, Item(code, "musique", "musique", tuple(parts), tuple(questions)))
+    return annotated(record, TaskItem(code, "musique", "musique", tuple(parts), tuple(questions)))
 
 
 def _hop_question(hop: DataRecord, answers: list[str]) -> str:
@@ -382,7 +393,7 @@ FORMS: dict[str, Form] = {
 
 def load_items(
     path: str | Path, form: str, *, media: str | Path | None = None, limits: DataLimits | None = None
-) -> Iterator[Item]:
+) -> Iterator[TaskItem]:
     """Return the items of a data set on this machine, read as they are asked for.
 
     Args:
@@ -398,11 +409,11 @@ def load_items(
         raise PromptError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
     chosen, bounds = FORMS[form], limits or DataLimits()
     file = records_file(Path(path), chosen.usual, chosen.title)
-    source = Source(file, Folder.of(file) if media is None else Folder(Path(media).absolute()), bounds)
+    source = DataSource(file, MediaFolder.of(file) if media is None else MediaFolder(Path(media).absolute()), bounds)
     return _checked(source, chosen)
 
 
-def _checked(source: Source, form: Form) -> Iterator[Item]:
+def _checked(source: DataSource, form: Form) -> Iterator[TaskItem]:
     count = 0
     for item in form.read(source):
         count += 1

@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from benchmarks.data.records import DataError, DataLimits, DataRecord, document, member, records
-from benchmarks.tasks.asking import LETTERS
-from benchmarks.tasks.items import Item, Media, MediaKind, Part, sliding
+from benchmarks.tasks.items import Media, MediaKind, Part, TaskItem, sliding
+from benchmarks.tasks.prompts import LETTERS
 
 ASIDE = ("annotations", "videomme")
 """Folders in which data sets keep their records beside the media's folder."""
@@ -23,13 +23,13 @@ VIDEO_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class MediaFolder:
     """The folder that holds a data set's media."""
 
     root: Path
 
     @classmethod
-    def of(cls, records: Path) -> Folder:
+    def of(cls, records: Path) -> MediaFolder:
         """The folder of a file of records."""
         parent = records.absolute().parent
         return cls(parent.parent if parent.name in ASIDE else parent)
@@ -85,11 +85,11 @@ def _absolute(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """A data set's file of records, its media's folder and the limits."""
 
     path: Path
-    folder: Folder
+    folder: MediaFolder
     limits: DataLimits
 
     def records(self, key: str | None = None) -> Iterator[DataRecord]:
@@ -167,7 +167,7 @@ def option_index(record: DataRecord, answer: Any, options: Sequence[Part]) -> in
     raise record.wrong(f"the answer {repr(answer)[:60]} is none of the {len(options)} options")
 
 
-def annotated(record: DataRecord, item: Item) -> Item:
+def annotated(record: DataRecord, item: TaskItem) -> TaskItem:
     """An item as read, with what the record notes about it, or with the marks that a real data set gets.
 
     Raises:
@@ -196,7 +196,7 @@ def annotated(record: DataRecord, item: Item) -> Item:
     return sliding(replace(made, episode=made.id) if same else made, [float(share) for share in shares])
 
 
-def usual(item: Item) -> list[float]:
+def usual(item: TaskItem) -> list[float]:
     """Marks for an item of a real data set: what stands before the last piece of media slides; options never do."""
     options = {id(part) for question in item.questions for part in question.options}
     shown = [media for media in item.media if id(media) not in options]
@@ -210,9 +210,9 @@ def usual(item: Item) -> list[float]:
     return [share(media) for media in item.media]
 
 
-def merged(items: Iterable[Item]) -> Iterator[Item]:
+def merged(items: Iterable[TaskItem]) -> Iterator[TaskItem]:
     """Neighbours that show the same become one item with all their questions."""
-    held: Item | None = None
+    held: TaskItem | None = None
     for item in items:
         if held is not None and _same(held, item):
             held = replace(held, questions=(*held.questions, *item.questions))
@@ -224,7 +224,7 @@ def merged(items: Iterable[Item]) -> Iterator[Item]:
         yield held
 
 
-def _same(held: Item, item: Item) -> bool:
+def _same(held: TaskItem, item: TaskItem) -> bool:
     if not item.parts or not any(isinstance(part, Media) for part in item.parts):
         return False
     return (held.task, held.instruction, held.parts) == (item.task, item.instruction, item.parts)

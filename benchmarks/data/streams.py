@@ -26,9 +26,9 @@ from PIL import Image
 
 from benchmarks.data.forms import FORMS
 from benchmarks.data.records import DataError, DataLimits, DataRecord
-from benchmarks.data.source import Folder, Source, option_index, records_file
-from benchmarks.tasks.streams import Asked
-from benchmarks.tasks.streams.world import FRAME_SECONDS, Stream
+from benchmarks.data.source import DataSource, MediaFolder, option_index, records_file
+from benchmarks.tasks.streams import TimedQuestion
+from benchmarks.tasks.streams.world import FRAME_SECONDS, GeneratedStream
 from emblema.errors import PromptError
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 from emblema.media.video import sample_frames
@@ -76,7 +76,7 @@ class StreamItem:
 
     id: str
     form: str
-    source: Path | Stream
+    source: Path | GeneratedStream
     questions: tuple[StreamQuestion, ...]
     seconds: float = 0.0
 
@@ -90,7 +90,7 @@ class StreamItem:
             DataError: the array is none of frames.
             PromptError: a generated stream is asked for at another rate than its own.
         """
-        if isinstance(self.source, Stream):
+        if isinstance(self.source, GeneratedStream):
             if fps != 1 / FRAME_SECONDS:
                 raise PromptError(f"{self.id} has {1 / FRAME_SECONDS} frames a second and no others, not {fps}")
             return ((number * FRAME_SECONDS, frame) for number, frame in enumerate(self.source.frames()))
@@ -99,7 +99,7 @@ class StreamItem:
         return sample_frames(self.source, fps, limits)
 
 
-def item_of(stream: Stream, asked: tuple[Asked, ...]) -> StreamItem:
+def item_of(stream: GeneratedStream, asked: tuple[TimedQuestion, ...]) -> StreamItem:
     """A generated stream and questions about it."""
     questions = tuple(
         StreamQuestion(
@@ -145,7 +145,7 @@ class StreamForm:
     name: str
     title: str
     usual: tuple[str, ...]
-    read: Callable[[Source], Iterator[StreamItem]]
+    read: Callable[[DataSource], Iterator[StreamItem]]
     aside: str = ""
 
 
@@ -186,7 +186,7 @@ def _chosen(record: DataRecord, field: str, answer: str = "answer") -> tuple[tup
     return choices, correct, choices[correct]
 
 
-def read_rekv(source: Source) -> Iterator[StreamItem]:
+def read_rekv(source: DataSource) -> Iterator[StreamItem]:
     """ReKV's form: an entry for each video, `conversations` with questions; RVS's say at which time they are asked."""
     for record in source.records():
         record.need("video_id", "conversations")
@@ -201,7 +201,7 @@ def read_rekv(source: Source) -> Iterator[StreamItem]:
         yield StreamItem(name, "rekv", path, tuple(questions), duration)
 
 
-def _video(source: Source, record: DataRecord, written: str) -> Path:
+def _video(source: DataSource, record: DataRecord, written: str) -> Path:
     """A video as it is named; published paths begin with the publisher's own folders, so then by its file's name."""
     bare = written.replace("\\", "/").rsplit("/", 1)[-1]
     try:
@@ -220,7 +220,7 @@ def _conversation(record: DataRecord, name: str) -> StreamQuestion:
     return StreamQuestion(name, record.text("question"), answer, at, choices, correct, kind, windows)
 
 
-def read_mlvu(source: Source) -> Iterator[StreamItem]:
+def read_mlvu(source: DataSource) -> Iterator[StreamItem]:
     """MLVU: an entry for each question, `candidates` and the answer's text; asked behind the video."""
     for place, record in enumerate(source.records()):
         record.need("video", "question", "answer")
@@ -239,7 +239,7 @@ def _beside(kind: str) -> tuple[str, ...]:
     return tuple(f"{parent}/{each}" for parent in ("video", "videos") for each in (alike or folders))
 
 
-def read_longvideobench(source: Source) -> Iterator[StreamItem]:
+def read_longvideobench(source: DataSource) -> Iterator[StreamItem]:
     """LongVideoBench: an entry for each question, `candidates` and `correct_choice`; asked behind the video."""
     for record in source.records():
         record.need("id", "video_path", "question", "candidates", "correct_choice")
@@ -253,7 +253,7 @@ def read_longvideobench(source: Source) -> Iterator[StreamItem]:
         yield StreamItem(name, "longvideobench", path, (question,), duration)
 
 
-def read_video_mme(source: Source) -> Iterator[StreamItem]:
+def read_video_mme(source: DataSource) -> Iterator[StreamItem]:
     """Video-MME: its items as `load_items` reads them, asked behind the video."""
     for item in FORMS["video-mme"].read(source):
         (video,) = item.media
@@ -296,12 +296,12 @@ def load_streams(
     chosen = STREAM_FORMS[form]
     file = records_file(Path(path), chosen.usual, chosen.title)
     parent = file.absolute().parent
-    usual = Folder(parent.parent) if chosen.aside and parent.name == chosen.aside else Folder.of(file)
-    folder = usual if media is None else Folder(Path(media).absolute())
-    return _checked(Source(file, folder, limits or DataLimits()), form)
+    usual = MediaFolder(parent.parent) if chosen.aside and parent.name == chosen.aside else MediaFolder.of(file)
+    folder = usual if media is None else MediaFolder(Path(media).absolute())
+    return _checked(DataSource(file, folder, limits or DataLimits()), form)
 
 
-def _checked(source: Source, form: str) -> Iterator[StreamItem]:
+def _checked(source: DataSource, form: str) -> Iterator[StreamItem]:
     empty = True
     for item in STREAM_FORMS[form].read(source):
         empty = False
@@ -324,7 +324,7 @@ def write_streams(items: Iterable[StreamItem], out: str | Path) -> Path:
     folder = Path(out)
     entries: list[dict[str, Any]] = []
     for item in items:
-        if not isinstance(item.source, Stream):
+        if not isinstance(item.source, GeneratedStream):
             raise PromptError(f"{item.id} is no generated stream: its video has a file already")
         if any(entry["video_id"] == item.id for entry in entries):
             raise PromptError(f"two streams are called {item.id}")
@@ -353,7 +353,7 @@ def write_streams(items: Iterable[StreamItem], out: str | Path) -> Path:
     return write_json(folder / LISTING, entries)
 
 
-def write_video(stream: Stream, path: Path) -> None:
+def write_video(stream: GeneratedStream, path: Path) -> None:
     """A stream's frames as an mp4, drawn one by one."""
     with av.open(str(path), "w") as container:
         track: Any = container.add_stream("libx264", rate=Fraction(1, int(FRAME_SECONDS)))

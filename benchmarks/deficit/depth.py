@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from benchmarks.deficit.rank import SLOTS, relative
-from benchmarks.deficit.subject import Answer, Case, Subject, behind
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject, behind
 from emblema.kv.artifacts import ResidualStream
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import deficit
@@ -29,7 +29,7 @@ def of_subject(subject: Subject) -> dict[str, float]:
     return figures
 
 
-def of_case(case: Case) -> dict[str, Answer]:
+def of_case(case: Case) -> dict[str, CaseAnswer]:
     """The deficit added in one layer alone, in the deepest and the shallowest layers; layers run again in context."""
     deficits, layers = case.subject.deficits, case.subject.layers
     found = {}
@@ -45,7 +45,7 @@ def of_case(case: Case) -> dict[str, Answer]:
     return found
 
 
-def reprefill(case: Case, cut: int) -> Answer:
+def reprefill(case: Case, cut: int) -> CaseAnswer:
     """The chunk run again in context from layer `cut` on, from the residual stream that it has alone."""
     subject = case.subject
     if cut == 0:
@@ -88,7 +88,7 @@ def _residual_key(subject: Subject, layer: int) -> PatchKey:
 
 def _begun(
     case: Case, cut: int, key: PatchKey, piece: ResidualStream, hidden: tuple[Rows, ...] = (), *, read: bool = False
-) -> Answer:
+) -> CaseAnswer:
     subject = case.subject
     shallow = RowRange(*subject.segment.rows, Source.TAKEN, (0, cut), ChunkOrigin(subject.chunk.id))
     use = ResidualUse(key, subject.adapter.hidden_size)
@@ -96,7 +96,7 @@ def _begun(
     return case.run([shallow, deep], Resources({key: piece}, {}), read=read)
 
 
-def _refreshed(case: Case, count: int) -> Answer:
+def _refreshed(case: Case, count: int) -> CaseAnswer:
     subject = case.subject
     shallow = RowRange(*subject.segment.rows, Source.COMPUTED, (0, count))
     deep = replace(shallow, source=Source.TAKEN, layers=(count, subject.layers), origin=ChunkOrigin(subject.chunk.id))

@@ -1,11 +1,11 @@
-"""What the ledger comes to: plateaus, budgets and shares, each chosen by a rule and with the choice's own interval."""
+"""What the log comes to: plateaus, budgets and shares, each chosen by a rule and with the choice's own interval."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.deficit.ledger import MULTI, SLID, VISIBLE, Ledger
+from benchmarks.deficit.answerlog import MULTI, SLID, VISIBLE, AnswerLog
 from benchmarks.deficit.result import DeficitResult
 from benchmarks.deficit.selectors import redundancy_names
 from benchmarks.deficit.tokens import AGAIN, CELLS, SHARES
@@ -18,7 +18,7 @@ MOST = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Finding:
     """A choice among ordered labels, with its interval; `rule` says what was chosen."""
 
     name: str
@@ -31,36 +31,36 @@ class Found:
 
 def setting_of(result: DeficitResult) -> str:
     """The setting that headline figures are taken in: slid where the task slides."""
-    return SLID if any(one.setting == SLID for one in result.ledger.noted) else VISIBLE
+    return SLID if any(one.setting == SLID for one in result.log.noted) else VISIBLE
 
 
-def found(result: DeficitResult, setting: str) -> list[Found]:
-    """Every choice that the ledger has the answers for."""
-    ledger, layers = result.ledger, result.model.layers
-    held = ledger.names(setting, MULTI)
+def found(result: DeficitResult, setting: str) -> list[Finding]:
+    """Every choice that the log has the answers for."""
+    log, layers = result.log, result.model.layers
+    held = log.names(setting, MULTI)
     ranks = [name for name in held if name.startswith("rank/")]
     deepest = [f"deepest/{count}" for count in range(1, layers)] + ["rank/full"]
     reprefill = [f"reprefill/{count}" for count in range(1, layers + 1)]
     again = [f"oracle again/{share}" for share in AGAIN]
     choices = [
-        _found(ledger, "plateau", ranks, setting, _of_full(PLATEAU), "rank/full", 0,
+        _found(log, "plateau", ranks, setting, _of_full(PLATEAU), "rank/full", 0,
                f"smallest rank with {PLATEAU:.0%} of full rank's recovery, on one half of the items"),
-        _found(ledger, "plateau, other half", ranks, setting, _of_full(PLATEAU), "rank/full", 1,
+        _found(log, "plateau, other half", ranks, setting, _of_full(PLATEAU), "rank/full", 1,
                "the same on the half held out"),
-        _found(ledger, "depth budget", deepest, setting, _of_full(DEEP), "rank/full", None,
+        _found(log, "depth budget", deepest, setting, _of_full(DEEP), "rank/full", None,
                f"fewest deepest layers of {layers} whose patch keeps {DEEP:.0%} of the whole patch's recovery"),
-        _found(ledger, "tokens, oracle", [f"oracle tokens/{one}" for one in SHARES], setting, _at_least(MOST), "full",
+        _found(log, "tokens, oracle", [f"oracle tokens/{one}" for one in SHARES], setting, _at_least(MOST), "full",
                None, f"smallest percent of tokens of largest deficit, given true rows, that recovers {MOST:.0%}"),
-        _found(ledger, "tokens, first", [f"first tokens/{one}" for one in SHARES], setting, _at_least(MOST), "full",
+        _found(log, "tokens, first", [f"first tokens/{one}" for one in SHARES], setting, _at_least(MOST), "full",
                None, "the same for the first tokens of the chunk"),
-        _found(ledger, "tokens, computed again", again, setting, _at_least(MOST), "full", None,
+        _found(log, "tokens, computed again", again, setting, _at_least(MOST), "full", None,
                "the same for tokens of largest deficit computed in context among canonical ones"),
-        _found(ledger, "heads, oracle", [f"oracle heads/{one}" for one in CELLS], setting, _at_least(MOST), "full",
+        _found(log, "heads, oracle", [f"oracle heads/{one}" for one in CELLS], setting, _at_least(MOST), "full",
                None, "smallest percent of (layer, slot, head) cells, given true rows, that recovers the same"),
     ]  # fmt: skip
     for rank in ("rank/16", "rank/64"):
         rule = f"fewest deepest layers of {layers} run again in context whose KL is no more than the patch's of {rank}"
-        choices.append(_found(ledger, f"re-prefill to match {rank}", reprefill, setting, _no_worse, rank, None, rule))
+        choices.append(_found(log, f"re-prefill to match {rank}", reprefill, setting, _no_worse, rank, None, rule))
     return [one for one in choices if one is not None]
 
 
@@ -111,15 +111,15 @@ def _no_worse(losses: np.ndarray, beside: np.ndarray) -> np.ndarray:
 
 
 def _found(
-    ledger: Ledger, name: str, names: Sequence[str], setting: str, reached: Reached, beside: str, half: int | None,
+    log: AnswerLog, name: str, names: Sequence[str], setting: str, reached: Reached, beside: str, half: int | None,
     rule: str,
-) -> Found | None:  # fmt: skip
-    held = [one for one in names if one in ledger.names(setting, MULTI)]
-    choice = ledger.first(held, setting, MULTI, reached, beside=beside, half=half) if held else None
+) -> Finding | None:  # fmt: skip
+    held = [one for one in names if one in log.names(setting, MULTI)]
+    choice = log.first(held, setting, MULTI, reached, beside=beside, half=half) if held else None
     if choice is None:
         return None
     value, low, high = (_label(held, place) for place in (choice.place, choice.low, choice.high))
-    return Found(name, rule, value, low, high, choice.n)
+    return Finding(name, rule, value, low, high, choice.n)
 
 
 def _label(names: Sequence[str], place: int) -> str:

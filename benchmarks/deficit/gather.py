@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from benchmarks.deficit.ledger import MULTI, SINGLE
+from benchmarks.deficit.answerlog import MULTI, SINGLE
 from benchmarks.deficit.subject import Case, Subject, subject_segment
-from benchmarks.tasks import Item, task_of
-from benchmarks.tasks.asking import expected
-from benchmarks.tasks.prompting import SETTINGS, Piece, messages, pieces, plain_parts, slides
+from benchmarks.tasks import TaskItem, task_of
+from benchmarks.tasks.prompts import SETTINGS, Piece, expected, messages, pieces, plain_parts, slides
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
 from emblema.kv.chunk import Chunk, Encoded
@@ -22,7 +21,7 @@ Front = tuple[tuple[int, ...] | tuple[str, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class ItemCases:
     """An item's cases, the subject of each among them; `chunks` are to be forgotten when all is measured."""
 
     cases: tuple[Case, ...]
@@ -34,7 +33,7 @@ class Gathered:
         return self.cases[-1].subject
 
 
-def gather(engine: Engine, item: Item, multi: int, single: int) -> Gathered | None:
+def gather(engine: Engine, item: TaskItem, multi: int, single: int) -> ItemCases | None:
     """An item's first questions of each hop in both settings; None where no chunk stands behind another."""
     made = pieces(engine, item)
     chunks = tuple(chunk for piece in made for chunk in piece)
@@ -54,10 +53,10 @@ def gather(engine: Engine, item: Item, multi: int, single: int) -> Gathered | No
             question = item.questions[index]
             hop = MULTI if question.multi_hop else SINGLE
             cases.append(Case(subjects[front], prompt, setting, hop, _token(engine, expected(question))))
-    return Gathered(tuple(cases), chunks) if cases else None
+    return ItemCases(tuple(cases), chunks) if cases else None
 
 
-def items_of(task: str, seed: int, count: int) -> list[Item]:
+def items_of(task: str, seed: int, count: int) -> list[TaskItem]:
     """`count` items of a task.
 
     Raises:
@@ -66,7 +65,7 @@ def items_of(task: str, seed: int, count: int) -> list[Item]:
     return list(task_of(task).items(seed, count))
 
 
-def prompt_of(engine: Engine, item: Item, index: int, made: Sequence[Piece], setting: str) -> Prompt:
+def prompt_of(engine: Engine, item: TaskItem, index: int, made: Sequence[Piece], setting: str) -> Prompt:
     """A question's prompt: by the model's chat template, or as parts in a row where it has none."""
     if engine.template.preparer.chat_template:
         return engine.prompt(messages(item, index, made, setting))
@@ -89,7 +88,7 @@ def forget(engine: Engine, chunks: Sequence[Chunk]) -> None:
         engine.store.delete(chunk.id)
 
 
-def _asked(item: Item, multi: int, single: int) -> Iterator[int]:
+def _asked(item: TaskItem, multi: int, single: int) -> Iterator[int]:
     left = {True: multi, False: single}
     for index, question in enumerate(item.questions):
         if left[question.multi_hop] > 0:
@@ -111,7 +110,7 @@ def _token(engine: Engine, answer: str) -> int | None:
     return None if not ids or ids[0] == getattr(tokenizer, "unk_token_id", None) else int(ids[0])
 
 
-def _pictures(item: Item, made: Sequence[Piece], subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
+def _pictures(item: TaskItem, made: Sequence[Piece], subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     """The last antecedent and the chunk as arrays, where both are drawn pictures."""
     shown = {
         piece[0].id: np.asarray(media.content.convert("RGB"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.deficit.subject import Answer, Case, Subject, behind, chunk_of
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject, behind, chunk_of
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import deficit
@@ -25,7 +25,7 @@ def controls(subject: Subject, filler: Encoded | None) -> Controls:
     return found if filler is None else found | {"filler": _deltas(subject, filled(subject.front, filler))}
 
 
-def of_case(case: Case, others: Controls) -> dict[str, Answer]:
+def of_case(case: Case, others: Controls) -> dict[str, CaseAnswer]:
     """The loss, which is `blocked`: the chunk computed in its place, blind to its antecedents; and its controls.
 
     `unblocked` runs the mask's path with nothing hidden. `moved` is what position costs where conditioning is there;

@@ -19,10 +19,10 @@ from benchmarks.deficit import (
     tokens,
     ulp,
 )
-from benchmarks.deficit.gather import Gathered, forget, gather, grey, items_of
-from benchmarks.deficit.ledger import BLIND, FULL, MULTI, Ledger
-from benchmarks.deficit.result import DeficitResult, Examples, Wanted, facts
-from benchmarks.deficit.subject import Answer, Case, Subject
+from benchmarks.deficit.answerlog import BLIND, FULL, MULTI, AnswerLog
+from benchmarks.deficit.gather import ItemCases, forget, gather, grey, items_of
+from benchmarks.deficit.result import DeficitOptions, DeficitResult, Examples, facts
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.eval.metrics import divergence
@@ -36,7 +36,7 @@ TAUGHT = 16
 
 
 def measure(
-    engine: Engine, name: str, wanted: Wanted, *, screen: Console | None = None, brief: bool = False
+    engine: Engine, name: str, wanted: DeficitOptions, *, screen: Console | None = None, brief: bool = False
 ) -> DeficitResult:
     """Measure a model.
 
@@ -50,21 +50,23 @@ def measure(
     drawn = items_of(wanted.task, wanted.seed, wanted.items)
     drawn = [*drawn[0::2], *drawn[1::2]]
     title = f"{name}: {wanted.items} items of {wanted.task}, seed {wanted.seed}"
-    run = _Run(engine, name, wanted, brief)
+    run = _DeficitRun(engine, name, wanted, brief)
     with steps(screen or Console(quiet=True), title, wanted.items) as advance:
         # The teaching half first: what is pooled or fitted has seen no item that it is tried on.
         for place, item in enumerate(drawn):
             run.take(gather(engine, item, wanted.questions, 1), teaching=place < (len(drawn) + 1) // 2)
             advance()
     forget(engine, run.kept)
-    if not any(one.hop == MULTI for one in run.result.ledger.noted):
+    if not any(one.hop == MULTI for one in run.result.log.noted):
         raise EmblemaError(
             f"task {wanted.task}: no item asks a multi-hop question about a chunk behind another; choose another task"
         )
     return run.result
 
 
-def measure_untrained(engine: Engine, name: str, wanted: Wanted, *, screen: Console | None = None) -> DeficitResult:
+def measure_untrained(
+    engine: Engine, name: str, wanted: DeficitOptions, *, screen: Console | None = None
+) -> DeficitResult:
     """The same architecture with the weights that it has before training: a model that does not bind."""
     before = engine.adapter.model
     torch.manual_seed(0)
@@ -75,19 +77,19 @@ def measure_untrained(engine: Engine, name: str, wanted: Wanted, *, screen: Cons
     return result
 
 
-class _Run:
+class _DeficitRun:
     """One model under way: what has been noted, and what the teaching half has left."""
 
-    def __init__(self, engine: Engine, name: str, wanted: Wanted, brief: bool) -> None:
+    def __init__(self, engine: Engine, name: str, wanted: DeficitOptions, brief: bool) -> None:
         self.engine, self.brief = engine, brief
-        self.result = DeficitResult(facts(engine, name), wanted, Ledger(), Examples(), [])
+        self.result = DeficitResult(facts(engine, name), wanted, AnswerLog(), Examples(), [])
         self.filler = grey(engine)
         self.taught: list[Subject] = []
         self.kept: list[Chunk] = []
         self.lessons: Lessons | None = None
         self._carried = None if brief else carried_pool(engine, wanted, min(TAUGHT, wanted.items // 2))
 
-    def take(self, found: Gathered | None, *, teaching: bool) -> None:
+    def take(self, found: ItemCases | None, *, teaching: bool) -> None:
         """Measure one item, and keep it where it teaches."""
         if found is None:
             self.result.left_out += 1
@@ -107,9 +109,9 @@ class _Run:
                 answers |= structure(case)
                 if lessons is not None:
                     if id(case.subject) not in guesses:
-                        guesses[id(case.subject)] = guess(self.result.ledger, case.subject, lessons)
+                        guesses[id(case.subject)] = guess(self.result.log, case.subject, lessons)
                     answers |= held_out(case, lessons, guesses[id(case.subject)])
-            note_case(self.result.ledger, case, answers)
+            note_case(self.result.log, case, answers)
         if teaching and len(self.taught) < TAUGHT and not self.brief:
             self.taught.append(found.subject)
             self.kept += found.chunks
@@ -117,13 +119,13 @@ class _Run:
             forget(self.engine, found.chunks)
 
 
-def basics(case: Case, controls: isolation.Controls) -> dict[str, Answer]:
+def basics(case: Case, controls: isolation.Controls) -> dict[str, CaseAnswer]:
     """Re-prefill, blind reuse, the isolation and the ranks."""
     found = {FULL: case.conditioned(), BLIND: case.blind(), "raw": case.blind(relocated=False)}
     return found | isolation.of_case(case, controls) | rank.of_case(case)
 
 
-def structure(case: Case) -> dict[str, Answer]:
+def structure(case: Case) -> dict[str, CaseAnswer]:
     """What needs no other items."""
     found = depth.of_case(case) | tokens.of_case(case) | slots.of_case(case) | selectors.of_case(case)
     return found | {"sink": negatives.sink(case)}
@@ -142,7 +144,7 @@ class Lessons:
 Guesses = dict[str, list[LayerRows]]
 
 
-def guess(ledger: Ledger, subject: Subject, lessons: Lessons) -> Guesses:
+def guess(log: AnswerLog, subject: Subject, lessons: Lessons) -> Guesses:
     """Deficits guessed without the subject's own conditioned forward, and how much of the true ones they explain."""
     guesses = {
         "linear operator": negatives.operated(subject, negatives.operator(subject, lessons.subjects)),
@@ -150,11 +152,11 @@ def guess(ledger: Ledger, subject: Subject, lessons: Lessons) -> Guesses:
     }
     for name, deltas in guesses.items():
         first = negatives.shallow(subject) if name == "shallow seed" else 0
-        ledger.value(subject.episode, {f"explained/{name}": negatives.explained(subject, deltas, first)})
+        log.value(subject.episode, {f"explained/{name}": negatives.explained(subject, deltas, first)})
     return guesses
 
 
-def held_out(case: Case, lessons: Lessons, guesses: Guesses) -> dict[str, Answer]:
+def held_out(case: Case, lessons: Lessons, guesses: Guesses) -> dict[str, CaseAnswer]:
     """What the teaching half pooled or fitted, on a held-out item."""
     subject = case.subject
     found = shared.of_case(case, lessons.pooled, lessons.carried)
@@ -164,9 +166,9 @@ def held_out(case: Case, lessons: Lessons, guesses: Guesses) -> dict[str, Answer
     return found
 
 
-def note_subject(result: DeficitResult, found: Gathered, brief: bool) -> None:
+def note_subject(result: DeficitResult, found: ItemCases, brief: bool) -> None:
     """Figures of an item's chunk."""
-    subject, ledger = found.subject, result.ledger
+    subject, log = found.subject, result.log
     figures = rank.of_subject(subject)
     if not brief:
         case = next((one for one in found.cases if one.subject is subject), found.cases[-1])
@@ -188,21 +190,21 @@ def note_subject(result: DeficitResult, found: Gathered, brief: bool) -> None:
             )
             result.examples.attention = attention
         result.examples.moved.append(moved)
-    ledger.value(subject.episode, figures)
+    log.value(subject.episode, figures)
 
 
-def note_case(ledger: Ledger, case: Case, found: dict[str, Answer]) -> None:
+def note_case(log: AnswerLog, case: Case, found: dict[str, CaseAnswer]) -> None:
     """A question's answers."""
     logits = {name: one.logits for name, one in found.items()}
-    ledger.answers(case.subject.episode, case.setting, case.hop, case.expected, logits)
+    log.answers(case.subject.episode, case.setting, case.hop, case.expected, logits)
     label = f"{case.setting}, {case.hop}"
-    ledger.value(
+    log.value(
         case.subject.episode,
         {f"control kl/{label}": divergence(logits["blocked"], logits[BLIND])},
     )
 
 
-def carried_pool(engine: Engine, wanted: Wanted, items: int) -> shared.Pool | None:
+def carried_pool(engine: Engine, wanted: DeficitOptions, items: int) -> shared.Pool | None:
     """Directions pooled over another task's items; None where it has no chunk behind another."""
     subjects: list[Subject] = []
     chunks: list[Chunk] = []

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.deficit.rank import matrix
-from benchmarks.deficit.subject import Answer, Case, Subject, behind, chunk_of
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject, behind, chunk_of
 from benchmarks.deficit.tokens import again
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import deficit
@@ -31,7 +31,7 @@ class Linear:
         return (_with_one(features).double() @ self.weights[layer]).float()
 
 
-def sink(case: Case) -> Answer:
+def sink(case: Case) -> CaseAnswer:
     """The first four rows computed in context: what a boundary fix can do."""
     rows = torch.zeros(case.subject.chunk.tokens, dtype=torch.bool)
     rows[:SINK_TOKENS] = True

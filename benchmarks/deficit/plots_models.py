@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.deficit.answerlog import BLIND, FULL, MULTI, AnswerRow
 from benchmarks.deficit.findings import setting_of
-from benchmarks.deficit.ledger import BLIND, FULL, MULTI, Row
 from benchmarks.deficit.result import DeficitResult
 from benchmarks.deficit.ulp import SHIFTS
 from benchmarks.plots import (
@@ -52,12 +52,12 @@ def across_models(results: Sequence[DeficitResult], folder: Path) -> Path:
     """Kamera 9: the deficit's rank over its tokens, and the recovery by rank; models that do not bind among them."""
     figure, (size, low, recovery) = make_panels(3, "Across models (Kamera 9)")
     names = [result.model.name for result in results]
-    blinds = [result.ledger.row(BLIND, setting_of(result), MULTI) for result in results]
+    blinds = [result.log.row(BLIND, setting_of(result), MULTI) for result in results]
     shades = [COLOURS[place % len(COLOURS)] for place in range(len(results))]
     draw_bars(size, names, [row.kl for row in blinds if row is not None], shades)
     style_panel(size, "a  KL of blind reuse", "nats", "", grid="x")
     for place, slot in enumerate(("keys", "values")):
-        sizes = [result.ledger.estimate(f"e90 per token/{slot}/largest") for result in results]
+        sizes = [result.log.estimate(f"e90 per token/{slot}/largest") for result in results]
         kept = [(at, one) for at, one in enumerate(sizes) if one is not None]
         low.barh([at + 0.2 * (2 * place - 1) for at, _ in kept], [one.value for _, one in kept], height=0.36,
                  color=COLOURS[place], label=f"{slot} (MLA: {('latent', 'rotary key')[place]})",
@@ -87,18 +87,16 @@ def rounding(results: Sequence[DeficitResult], folder: Path) -> Path:
     ways = ("raw", "relocated", "patched 16", "patched 64", "patched full")
     shown = [result for result in results if result.binds]
     for place, result in enumerate(shown):
-        rows = [
-            (at, one) for at, way in enumerate(ways) if (one := result.ledger.estimate(f"ulp/{way}/keys")) is not None
-        ]
+        rows = [(at, one) for at, way in enumerate(ways) if (one := result.log.estimate(f"ulp/{way}/keys")) is not None]
         draw_line(
             error, [at for at, _ in rows], [one for _, one in rows], result.model.name, COLOURS[place % 8], floor=1e-3
         )
-        moved = [(shift, one) for shift in SHIFTS if (one := result.ledger.estimate(f"relocation/{shift}")) is not None]
+        moved = [(shift, one) for shift in SHIFTS if (one := result.log.estimate(f"relocation/{shift}")) is not None]
         label = f"{result.model.name}: {result.model.rotary}"
         draw_line(far, [shift for shift, _ in moved], [one for _, one in moved], label, COLOURS[place % 8])
         setting = setting_of(result)
         for at, name in enumerate((FULL, BLIND, "rank/4", "rank/16", "rank/64")):
-            row = result.ledger.row(name, setting, MULTI)
+            row = result.log.row(name, setting, MULTI)
             if row is None or row.accuracy is None:
                 continue
             across = at + 0.8 * (place + 0.5) / len(shown) - 0.4
@@ -158,15 +156,15 @@ def moved_tokens(result: DeficitResult, folder: Path) -> Path | None:
     return save_figure(figure, folder, f"mpic-8-{result.model.name}")
 
 
-def _ranks(result: DeficitResult) -> tuple[list[float], list[Row]]:
+def _ranks(result: DeficitResult) -> tuple[list[float], list[AnswerRow]]:
     """Ranks with their rows, blind reuse at a half and full rank at the tokens' number."""
     setting = setting_of(result)
-    rows = [(0.5, result.ledger.row(BLIND, setting, MULTI))]
-    for name in result.ledger.names(setting, MULTI):
+    rows = [(0.5, result.log.row(BLIND, setting, MULTI))]
+    for name in result.log.names(setting, MULTI):
         if name.startswith("rank/"):
             code = name.removeprefix("rank/")
-            full = result.ledger.estimate("tokens")
+            full = result.log.estimate("tokens")
             at = float(code) if code != "full" else min(full.value if full else 1.0, max(result.model.widths))
-            rows.append((at, result.ledger.row(name, setting, MULTI)))
+            rows.append((at, result.log.row(name, setting, MULTI)))
     kept = [(at, row) for at, row in rows if row is not None]
     return [at for at, _ in kept], [row for _, row in kept]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.deficit.answerlog import MULTI, AnswerLog
 from benchmarks.deficit.findings import correlations, setting_of
-from benchmarks.deficit.ledger import MULTI, Ledger
 from benchmarks.deficit.rank import RANKS
 from benchmarks.deficit.result import DeficitResult
 from benchmarks.deficit.tokens import SHARES
@@ -27,13 +27,13 @@ from benchmarks.plots import (
 
 def structure(result: DeficitResult, folder: Path) -> Path:
     """Kamera 3: energy by rank, the deficit by depth, and the link's landmark keys."""
-    ledger, layers = result.ledger, result.model.layers
+    log, layers = result.log, result.model.layers
     figure, (energy, depth, link) = make_panels(
         3, f"{result.model.name}: structure of the conditioning deficit (Kamera 3)"
     )
     shades = [INK, *COLOURS]
     for layer in range(layers):
-        rows = [ledger.estimate(f"energy/{wide_slot(result)}/{layer}/{rank}") for rank in RANKS]
+        rows = [log.estimate(f"energy/{wide_slot(result)}/{layer}/{rank}") for rank in RANKS]
         kept = [(rank, row) for rank, row in zip(RANKS, rows, strict=True) if row is not None]
         if kept:
             draw_line(
@@ -51,17 +51,17 @@ def structure(result: DeficitResult, folder: Path) -> Path:
     draw_legend(energy, loc="lower right")
     for place, name in enumerate(("deficit", "conditioning", "position")):
         for slot, dashed in (("keys", True), ("values", False)):
-            rows = [ledger.estimate(f"{name}/{slot}/{layer}") for layer in range(layers)]
+            rows = [log.estimate(f"{name}/{slot}/{layer}") for layer in range(layers)]
             if all(row is not None for row in rows):
                 label = f"{name}, {slot_label(result, slot)}"
                 draw_line(depth, range(layers), rows, label, COLOURS[place], dashed=dashed)
     style_panel(depth, "b  relative norm by layer", "layer", "norm / norm of the rows")
     depth.set_xticks(range(layers))
     draw_legend(depth)
-    marks = [ledger.estimate(f"landmarks per key/{layer}") for layer in range(layers)]
-    ranks = [ledger.estimate(f"link rank/{layer}") for layer in range(layers)]
+    marks = [log.estimate(f"landmarks per key/{layer}") for layer in range(layers)]
+    ranks = [log.estimate(f"link rank/{layer}") for layer in range(layers)]
     if all(row is not None for row in (*marks, *ranks)):
-        keys = ledger.estimate("antecedent keys")
+        keys = log.estimate("antecedent keys")
         share = 1 if keys is None else keys.value
         draw_line(
             link, range(layers), [_scaled(row, share) for row in marks], "keys with 90 % of the attention", COLOURS[0]
@@ -78,10 +78,10 @@ def structure(result: DeficitResult, folder: Path) -> Path:
 
 def cheap_signals(result: DeficitResult, folder: Path) -> Path:
     """Kamera 4: recall of cheap selectors, and what the deficit's size goes with."""
-    ledger = result.ledger
+    log = result.log
     figure, (recall, goes) = make_panels(2, f"{result.model.name}: cheap signals for the deficit (Kamera 4)")
-    names = [name for name in ledger.values if name.startswith("recall/")]
-    rows = {name.removeprefix("recall/"): row for name in names if (row := ledger.estimate(name)) is not None}
+    names = [name for name in log.values if name.startswith("recall/")]
+    rows = {name.removeprefix("recall/"): row for name in names if (row := log.estimate(name)) is not None}
     order = sorted(rows, key=lambda name: -rows[name].value)
     draw_bars(recall, order, [rows[name] for name in order], COLOURS[0])
     chance = rows.get("chance")
@@ -100,12 +100,12 @@ def cheap_signals(result: DeficitResult, folder: Path) -> Path:
 
 def wrong_axes(result: DeficitResult, folder: Path) -> Path:
     """Kamera 6: tokens, depth and heads, each against what a thin patch recovers."""
-    ledger, layers, setting = result.ledger, result.model.layers, setting_of(result)
+    log, layers, setting = result.log, result.model.layers, setting_of(result)
     figure, (token, depth, head) = make_panels(3, f"{result.model.name}: tokens, layers, heads (Kamera 6), {setting}")
     for place, (label, name) in enumerate((("largest deficit", "oracle tokens"), ("first", "first tokens"))):
-        _recoveries(token, ledger, setting, [f"{name}/{share}" for share in SHARES], SHARES, label, COLOURS[place])
+        _recoveries(token, log, setting, [f"{name}/{share}" for share in SHARES], SHARES, label, COLOURS[place])
     for name, shade in (("rank/4", COLOURS[2]), ("rank/16", INK)):
-        row = ledger.row(name, setting, MULTI)
+        row = log.row(name, setting, MULTI)
         if row is not None:
             token.axhline(row.eta.value, color=shade, linewidth=1, linestyle="--", label=f"patch, rank {name[5:]}")
     style_panel(token, "a  true rows for some tokens", "percent of the tokens", "eta")
@@ -113,7 +113,7 @@ def wrong_axes(result: DeficitResult, folder: Path) -> Path:
     every = list(range(layers))
     _recoveries(
         depth,
-        ledger,
+        log,
         setting,
         [f"only layer/{layer}" for layer in every],
         every,
@@ -123,14 +123,14 @@ def wrong_axes(result: DeficitResult, folder: Path) -> Path:
     counts = list(range(1, layers))
     _recoveries(
         depth,
-        ledger,
+        log,
         setting,
         [f"deepest/{layers - layer}" for layer in counts],
         counts,
         "patch from here on",
         COLOURS[1],
     )
-    explained = [(layer, one) for layer in every if (one := ledger.estimate(f"injected/{layer}")) is not None]
+    explained = [(layer, one) for layer in every if (one := log.estimate(f"injected/{layer}")) is not None]
     if explained:
         draw_line(
             depth,
@@ -146,14 +146,14 @@ def wrong_axes(result: DeficitResult, folder: Path) -> Path:
     shares = [10, 25, 50, 75]
     _recoveries(
         head,
-        ledger,
+        log,
         setting,
         [f"oracle heads/{share}" for share in shares],
         shares,
         "eta with the largest cells",
         COLOURS[0],
     )
-    needed = ledger.estimate("energy share/heads")
+    needed = log.estimate("energy share/heads")
     if needed is not None:
         head.axvline(needed.value * 100, color=COLOURS[1], linewidth=1)
         head.axvspan(needed.low * 100, needed.high * 100, color=COLOURS[1], alpha=0.15, linewidth=0)
@@ -202,9 +202,9 @@ def _scaled(row: Any, by: float) -> Any:
 
 
 def _recoveries(
-    axes: Any, ledger: Ledger, setting: str, names: Sequence[str], across: Sequence[float], label: str, colour: str
+    axes: Any, log: AnswerLog, setting: str, names: Sequence[str], across: Sequence[float], label: str, colour: str
 ) -> None:
-    rows = [(at, row.eta) for at, name in zip(across, names, strict=True) if (row := ledger.row(name, setting, MULTI))]
+    rows = [(at, row.eta) for at, name in zip(across, names, strict=True) if (row := log.row(name, setting, MULTI))]
     if rows:
         draw_line(axes, [at for at, _ in rows], [row for _, row in rows], label, colour)
 

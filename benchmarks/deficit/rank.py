@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.deficit.subject import Answer, Case, Subject
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject
 from emblema.kv.layout import LayerRows
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -41,7 +41,7 @@ def of_subject(subject: Subject) -> dict[str, float]:
     return figures
 
 
-def of_case(case: Case) -> dict[str, Answer]:
+def of_case(case: Case) -> dict[str, CaseAnswer]:
     """The answer with the patch cut to each rank; the last is full rank."""
     subject = case.subject
     found = {f"rank/{rank}": case.patched(subject.patch, rank) for rank in ranks_of(subject)[:-1]}

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.deficit import plots_models, plots_structure, prose
+from benchmarks.deficit.answerlog import MULTI, SINGLE, SLID, VISIBLE, AnswerRow
 from benchmarks.deficit.findings import correlations, found, setting_of
-from benchmarks.deficit.ledger import MULTI, SINGLE, SLID, VISIBLE, Row
 from benchmarks.deficit.result import DeficitResult
 from benchmarks.deficit.tables import SECTIONS, answers, side_by_side
 
@@ -72,14 +72,14 @@ def data(results: Sequence[DeficitResult]) -> dict[str, Any]:
 
 
 def _data(result: DeficitResult) -> dict[str, Any]:
-    ledger = result.ledger
-    rows: list[Row | None] = [
-        ledger.row(name, setting, hop)
+    log = result.log
+    rows: list[AnswerRow | None] = [
+        log.row(name, setting, hop)
         for setting in (SLID, VISIBLE)
         for hop in (MULTI, SINGLE)
-        for name in ledger.names(setting, hop)
+        for name in log.names(setting, hop)
     ]
-    figures = {name: ledger.estimate(name) for name in ledger.values}
+    figures = {name: log.estimate(name) for name in log.values}
     return {
         "model": asdict(result.model),
         "binds": result.binds,

@@ -1,11 +1,11 @@
-"""What was measured on which model: facts about it, its ledger, and arrays for the figures."""
+"""What was measured on which model: facts about it, its log, and arrays for the figures."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.deficit.answerlog import AnswerLog
 from benchmarks.deficit.gather import items_of
-from benchmarks.deficit.ledger import Ledger
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 
@@ -37,7 +37,7 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DeficitOptions:
     """What to measure on: items of a task, and the task whose directions are carried to it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Wanted:
 
 @dataclass
 class DeficitResult:
-    """One model's ledger, with what it was measured on.
+    """One model's log, with what it was measured on.
 
     Attributes:
         pairs: for each chunk, its deficit's relative size and what `selectors.redundancy` sets beside it.
@@ -73,8 +73,8 @@ class DeficitResult:
     """
 
     model: ModelFacts
-    wanted: Wanted
-    ledger: Ledger
+    wanted: DeficitOptions
+    log: AnswerLog
     examples: Examples
     pairs: list[tuple[float, dict[str, float]]]
     left_out: int = 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.deficit.rank import matrix
-from benchmarks.deficit.subject import Answer, Case, Subject, alone, chunk_of, masked
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject, alone, chunk_of, masked
 from benchmarks.deficit.tokens import token_energies
 
 PERCENT = 25
@@ -25,7 +25,7 @@ def of_subject(subject: Subject) -> dict[str, float]:
     }
 
 
-def of_case(case: Case) -> dict[str, Answer]:
+def of_case(case: Case) -> dict[str, CaseAnswer]:
     """True rows for the quarter of tokens that a signal names."""
     subject = case.subject
     count = ceil(subject.chunk.tokens * PERCENT / 100)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.deficit.subject import Answer, Case, Subject
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject
 from emblema.kv.patch import form_patch
 from emblema.link.directions import Directions, on_directions, pooled_directions
 
@@ -21,7 +21,7 @@ def pool(subjects: Sequence[Subject]) -> Pool:
     return pooled_directions(kept, max(RANKS))
 
 
-def of_case(case: Case, own: Pool, carried: Pool | None) -> dict[str, Answer]:
+def of_case(case: Case, own: Pool, carried: Pool | None) -> dict[str, CaseAnswer]:
     """The deficit as coefficients on pooled directions; `rank/M` is what the item's own directions give."""
     found = {}
     for rank in RANKS:
@@ -33,7 +33,7 @@ def of_case(case: Case, own: Pool, carried: Pool | None) -> dict[str, Answer]:
     return found
 
 
-def _on(case: Case, directions: Pool, rank: int) -> Answer:
+def _on(case: Case, directions: Pool, rank: int) -> CaseAnswer:
     cut = [None if one is None else (one[0][:rank], one[1][:rank]) for one in directions]
     patch = on_directions(case.subject.deficits, cut, case.subject.adapter.dtype)
     return case.patched(patch, rank)

@@ -1,6 +1,6 @@
 """One half of the patch alone: keys or values; of a latent cache the latent or the rotary key (Kamera, section 3)."""
 
-from benchmarks.deficit.subject import Answer, Case, Subject
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 
@@ -8,7 +8,7 @@ THIN = 16
 NAMES = {"heads": ("keys", "values"), "latent": ("latent", "rotary key")}
 
 
-def of_case(case: Case) -> dict[str, Answer]:
+def of_case(case: Case) -> dict[str, CaseAnswer]:
     """The patch on one slot of every layer, at full rank and at rank 16; the rotated and the fixed part of keys apart.
 
     Where only a part of each key is rotated, and for a latent cache, position and content are apart already.

@@ -97,7 +97,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CaseAnswer:
     """Logits [vocab] float32 of a question's answer, and the chunk's rows it was read from, position-free."""
 
     logits: np.ndarray
@@ -119,7 +119,7 @@ class Case:
     hop: str = "multi-hop"
     expected: int | None = None
 
-    def run(self, ranges: Sequence[RowRange], resources: Resources = NOTHING, *, read: bool = False) -> Answer:
+    def run(self, ranges: Sequence[RowRange], resources: Resources = NOTHING, *, read: bool = False) -> CaseAnswer:
         """Answer with the chunk's rows as `ranges` say; all rows in front are exact, and so is the question's mask."""
         subject, layers = self.subject, self.subject.layers
         start, stop, last = *subject.segment.rows, self.prompt.tokens
@@ -132,23 +132,23 @@ class Case:
             rows = read_rows(subject.adapter, linked.table, subject.front, subject.segment) if read else None
         finally:
             subject.table.truncate(start)
-        return Answer(linked.logits.cpu().numpy(), rows)
+        return CaseAnswer(linked.logits.cpu().numpy(), rows)
 
-    def conditioned(self, hidden: tuple[Rows, ...] = (), *, read: bool = False) -> Answer:
+    def conditioned(self, hidden: tuple[Rows, ...] = (), *, read: bool = False) -> CaseAnswer:
         """The chunk computed at its place, blind to the rows `hidden`; to none of them: re-prefill."""
         return self.run([self._computed(hidden)], read=read)
 
-    def blind(self, *, relocated: bool = True) -> Answer:
+    def blind(self, *, relocated: bool = True) -> CaseAnswer:
         """Canonical rows, relocated or with the phase that they were written with."""
         return self.run([self._taken(ChunkOrigin(self.subject.chunk.id, 0, relocated))])
 
-    def patched(self, patch: Patch, rank: int) -> Answer:
+    def patched(self, patch: Patch, rank: int) -> CaseAnswer:
         """Relocated rows with a patch cut to a rank, as a strategy would use it."""
         key = PatchKey("deficit", self.subject.chunk.id, ())
         part = replace(self._taken(ChunkOrigin(self.subject.chunk.id)), patch=PatchUse(key, rank))
         return self.run([part], Resources({key: patch}, {}))
 
-    def ask(self, deltas: Deltas, *, read: bool = False) -> Answer:
+    def ask(self, deltas: Deltas, *, read: bool = False) -> CaseAnswer:
         """Relocated rows with something added to them in the position-free frame."""
         rows = substitute(self.subject, deltas)
         chunk = self.subject.chunk

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks.deficit import prose
+from benchmarks.deficit.answerlog import BLIND, MULTI, SINGLE, VISIBLE, AnswerRow
 from benchmarks.deficit.findings import correlations, found, setting_of
-from benchmarks.deficit.ledger import BLIND, MULTI, SINGLE, VISIBLE, Row
 from benchmarks.deficit.plots_structure import slot_label
 from benchmarks.deficit.result import DeficitResult
 from emblema.eval.metrics import Interval
@@ -22,12 +22,12 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def answers(result: DeficitResult, setting: str, hop: str, names: Sequence[str] | None = None) -> list[str]:
     """A line for each way to give the chunk its KV."""
-    kept = [result.ledger.row(name, setting, hop) for name in names or result.ledger.names(setting, hop)]
+    kept = [result.log.row(name, setting, hop) for name in names or result.log.names(setting, hop)]
     rows = [answer(row) for row in kept if row is not None]
     return lines((f"{setting}, {hop}", "n", "KL", "eta (median)", "flips", "agreement", "accuracy"), rows)
 
 
-def answer(row: Row) -> tuple[str, ...]:
+def answer(row: AnswerRow) -> tuple[str, ...]:
     """One line."""
     median = f" ({row.eta_median.value:.2f})" if row.eta_median.count else ""
     accuracy = "" if row.accuracy is None else _interval(row.accuracy)
@@ -43,8 +43,8 @@ def isolation(result: DeficitResult, setting: str) -> list[str]:
     for here in dict.fromkeys((setting, VISIBLE)):
         for hop in (MULTI, SINGLE):
             text += answers(result, here, hop, names)
-            loss = result.ledger.row("blocked", here, hop)
-            control = result.ledger.estimate(f"control kl/{here}, {hop}")
+            loss = result.log.row("blocked", here, hop)
+            control = result.log.estimate(f"control kl/{here}, {hop}")
             if loss is not None and control is not None:
                 ratio = loss.kl.value / control.value if control.value else float("inf")
                 rows.append((f"{here}, {hop}", str(control.n), _small(loss.kl), str(control), f"{ratio:.3g}"))
@@ -53,17 +53,17 @@ def isolation(result: DeficitResult, setting: str) -> list[str]:
 
 def rank(result: DeficitResult, setting: str) -> list[str]:
     """Energy rank by layer, KL by rank, and the plateau."""
-    ledger = result.ledger
+    log = result.log
     rows = []
     for layer in [*map(str, range(result.model.layers)), "largest"]:
         cells = [layer]
         for slot in ("keys", "values"):
-            cells += [str(ledger.estimate(f"{name}/{slot}/{layer}") or "") for name in ("e90", "e90 per token")]
+            cells += [str(log.estimate(f"{name}/{slot}/{layer}") or "") for name in ("e90", "e90 per token")]
         if any(cells[1:]):
             rows.append(cells)
     labels = [slot_label(result, slot) for slot in ("keys", "values")]
     header = ("layer", *(f"{name} {label}" for label in labels for name in ("e90", "e90 / tokens")))
-    names = [BLIND] + [name for name in ledger.names(setting, MULTI) if name.startswith("rank/")]
+    names = [BLIND] + [name for name in log.names(setting, MULTI) if name.startswith("rank/")]
     return [
         "### Rank", "", prose.RANK, "", *lines(header, rows), *answers(result, setting, MULTI, names),
         *_found(result, setting, "plateau"),
@@ -72,17 +72,17 @@ def rank(result: DeficitResult, setting: str) -> list[str]:
 
 def depth(result: DeficitResult, setting: str) -> list[str]:
     """Norms by layer, single layers, depth budget, partial re-prefill."""
-    ledger, layers = result.ledger, result.model.layers
+    log, layers = result.log, result.model.layers
     rows = []
     for layer in range(layers):
         cells = [str(layer)]
         for slot in ("keys", "values"):
-            cells += [str(ledger.estimate(f"{name}/{slot}/{layer}") or "") for name in ("deficit", "position")]
-        rows.append([*cells, str(ledger.estimate(f"injected/{layer}") or "")])
+            cells += [str(log.estimate(f"{name}/{slot}/{layer}") or "") for name in ("deficit", "position")]
+        rows.append([*cells, str(log.estimate(f"injected/{layer}") or "")])
     labels = [slot_label(result, slot) for slot in ("keys", "values")]
     header = ("layer", *(f"{label}, {name}" for label in labels for name in ("deficit", "position")), "explained")
     stems = ("only layer/", "deepest/", "shallowest/", "reprefill/", "reprefill shallow/")
-    names = [name for name in ledger.names(setting, MULTI) if name.startswith(stems)]
+    names = [name for name in log.names(setting, MULTI) if name.startswith(stems)]
     return [
         "### Depth", "", prose.DEPTH, "", *lines(header, rows), *answers(result, setting, MULTI, names),
         *_found(result, setting, "depth", "re-prefill"),
@@ -91,11 +91,11 @@ def depth(result: DeficitResult, setting: str) -> list[str]:
 
 def spread(result: DeficitResult, setting: str) -> list[str]:
     """Tokens, heads, slots."""
-    ledger = result.ledger
+    log = result.log
     rows = [(name, str(one), str(one.n)) for name in ("energy share/tokens", "energy share/heads")
-            if (one := ledger.estimate(name)) is not None]  # fmt: skip
+            if (one := log.estimate(name)) is not None]  # fmt: skip
     stems = ("oracle tokens/", "first tokens/", "oracle again/", "first again/", "oracle heads/")
-    names = [name for name in ledger.names(setting, MULTI) if name.startswith(stems) or " only/" in name]
+    names = [name for name in log.names(setting, MULTI) if name.startswith(stems) or " only/" in name]
     return [
         "### Tokens, heads and slots", "", prose.SPREAD, "", *lines(("90 % of the energy", "share", "n"), rows),
         *answers(result, setting, MULTI, names), *_found(result, setting, "tokens", "heads"),
@@ -107,12 +107,12 @@ def links(result: DeficitResult, setting: str) -> list[str]:
     rows = []
     for layer in range(result.model.layers):
         cells = [
-            result.ledger.estimate(f"{name}/{layer}")
+            result.log.estimate(f"{name}/{layer}")
             for name in ("landmarks", "landmarks per key", "link rank", "link mass")
         ]
         if any(cells):
             rows.append((str(layer), *(str(one or "") for one in cells)))
-    total = result.ledger.estimate("antecedent keys")
+    total = result.log.estimate("antecedent keys")
     header = ("layer", "keys with 90 %", "share of keys", "directions with 90 %", "of all attention")
     return [
         "### The link from antecedents to the chunk", "", prose.LINK, "", f"Antecedent keys: {total}.", "",
@@ -122,13 +122,13 @@ def links(result: DeficitResult, setting: str) -> list[str]:
 
 def estimates(result: DeficitResult, setting: str) -> list[str]:
     """Shared bases, negatives, cheap selectors."""
-    ledger = result.ledger
-    names = [name for name in ledger.names(setting, MULTI) if " basis/" in name]
+    log = result.log
+    names = [name for name in log.names(setting, MULTI) if " basis/" in name]
     own = [f"rank/{name.rsplit('/', 1)[1]}" for name in names]
     negatives = ["sink", "true shallow only", "shallow seed", "linear operator"]
-    selectors = [name for name in ledger.names(setting, MULTI) if name.startswith("selector/")]
-    figures = [(name, str(one), str(one.n)) for name in ledger.values if name.startswith(("recall/", "explained/"))
-               if (one := ledger.estimate(name)) is not None]  # fmt: skip
+    selectors = [name for name in log.names(setting, MULTI) if name.startswith("selector/")]
+    figures = [(name, str(one), str(one.n)) for name in log.values if name.startswith(("recall/", "explained/"))
+               if (one := log.estimate(name)) is not None]  # fmt: skip
     together = [(name, _interval(one), str(n)) for name, (one, n) in correlations(result).items()]
     return [
         "### Shared directions", "", prose.SHARED, "",
@@ -142,13 +142,13 @@ def estimates(result: DeficitResult, setting: str) -> list[str]:
 
 def mpic(result: DeficitResult, setting: str) -> list[str]:
     """MPIC's insights and the errors in ULP."""
-    ledger = result.ledger
+    log = result.log
     stems = ("attention ", "tokens for", "moved most")
-    figures = [(name, str(one), str(one.n)) for name in ledger.values if name.startswith(stems)
-               if (one := ledger.estimate(name)) is not None]  # fmt: skip
-    errors = [(name, str(one), str(one.n)) for name in ledger.values
+    figures = [(name, str(one), str(one.n)) for name in log.values if name.startswith(stems)
+               if (one := log.estimate(name)) is not None]  # fmt: skip
+    errors = [(name, str(one), str(one.n)) for name in log.values
               if name.startswith(("ulp/", "within one ulp/", "relocation/"))
-              if (one := ledger.estimate(name)) is not None]  # fmt: skip
+              if (one := log.estimate(name)) is not None]  # fmt: skip
     return [
         "### MPIC's insights", "", prose.INSIGHTS, "", *lines(("figure", "mean", "n"), figures),
         "### Errors in bf16 ULP", "", prose.ROUNDING, "", *lines(("figure", "mean", "n"), errors),
@@ -164,9 +164,9 @@ def side_by_side(results: Sequence[DeficitResult]) -> list[str]:
     for result in results:
         setting, model = setting_of(result), result.model
         chosen = {one.name: f"{one.value} [{one.low}, {one.high}]" for one in found(result, setting)}
-        loss = result.ledger.row("blocked", setting, MULTI)
-        names = [name for name in ("rank/64", "rank/full") if result.ledger.row(name, setting, MULTI)]
-        patched = result.ledger.row(names[0], setting, MULTI) if names else None
+        loss = result.log.row("blocked", setting, MULTI)
+        names = [name for name in ("rank/64", "rank/full") if result.log.row(name, setting, MULTI)]
+        patched = result.log.row(names[0], setting, MULTI) if names else None
         rows.append((
             model.name + ("" if result.binds else " (untrained)"), model.kind, "+".join(map(str, model.widths)),
             "MoE" if model.experts else "dense", setting, "" if loss is None else _small(loss.kl),

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.deficit.subject import Answer, Case, Subject, masked
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject, masked
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import ChunkOrigin, RowRange, Source
 
@@ -29,7 +29,7 @@ def of_subject(subject: Subject) -> dict[str, float]:
     }
 
 
-def of_case(case: Case) -> dict[str, Answer]:
+def of_case(case: Case) -> dict[str, CaseAnswer]:
     """True rows for the tokens of largest deficit, for the first tokens, and for the cells of largest deficit."""
     subject = case.subject
     best = token_energies(subject).argsort(descending=True)
@@ -90,7 +90,7 @@ def needed(energies: Tensor, share: float = ENERGY) -> float:
     return float(np.searchsorted(sizes.cumsum() / sizes.sum(), share - 1e-12) + 1) / len(sizes)
 
 
-def again(case: Case, rows: Tensor) -> Answer:
+def again(case: Case, rows: Tensor) -> CaseAnswer:
     """Some of the chunk's rows computed in context, the others taken (the strongest CacheBlend form)."""
     subject, layers = case.subject, case.subject.layers
     ranges = []

@@ -7,16 +7,15 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.fidelity.arms import names_of
-from benchmarks.fidelity.measure import Bench, Wanted
-from benchmarks.fidelity.records import Record
+from benchmarks.fidelity.measure import FidelityOptions, FidelityRun
+from benchmarks.fidelity.records import FidelityRecord
 from benchmarks.fidelity.report import write_report
 from benchmarks.fidelity.sources import items_of
 from benchmarks.fidelity.summary import rows_of
 from benchmarks.recordfile import RecordFile
 from benchmarks.report import writable_folder, write_rows
-from benchmarks.tasks.asking import Style
 from benchmarks.tasks.judge import Judge
-from benchmarks.tasks.prompting import SETTINGS
+from benchmarks.tasks.prompts import SETTINGS, Style
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.eval.figures import environment, plain
@@ -30,7 +29,7 @@ def wanted_of(
     style: str = "words",
     answer_tokens: int | None = None,
     judge: str | None = None,
-) -> Wanted:
+) -> FidelityOptions:
     """What to measure, from options as they are written.
 
     Raises:
@@ -42,7 +41,7 @@ def wanted_of(
     if style not in styles:
         raise PromptError(f"unknown style {style!r}: choose one of {', '.join(styles)}")
     asked = None if judge is None else Judge(judge).named()
-    return Wanted(
+    return FidelityOptions(
         names_of(strategies), SETTINGS if setting == "both" else (setting,), items, seed, styles[style], answer_tokens,
         asked,
     )  # fmt: skip
@@ -51,7 +50,7 @@ def wanted_of(
 def run(
     models: Sequence[str],
     tasks: Sequence[str],
-    wanted: Wanted,
+    wanted: FidelityOptions,
     load: Callable[[str], Engine],
     json_path: Path,
     report: Path,
@@ -71,12 +70,12 @@ def run(
         # A broken data set is told before a model is loaded.
         for _ in () if task.path is None else task.first(wanted.seed, wanted.items):
             pass
-    kept: list[Record] = []
+    kept: list[FidelityRecord] = []
     refused: dict[str, str] = {}
-    with RecordFile(json_path.with_suffix(".records.jsonl"), Record) as records:
+    with RecordFile(json_path.with_suffix(".records.jsonl"), FidelityRecord) as records:
         for model in models:
             with load(model) as engine:
-                bench = Bench(engine, Path(model).name or model, wanted, records)
+                bench = FidelityRun(engine, Path(model).name or model, wanted, records)
                 bench.run(chosen, screen)
             kept += [records.held[key] for key in dict.fromkeys(bench.made) if key in records.held]
             refused |= {f"{bench.name}: {name}": reason for name, reason in bench.refused.items()}

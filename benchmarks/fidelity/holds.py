@@ -10,8 +10,8 @@ from rich.console import Console
 
 from benchmarks.fidelity.arms import BLIND, FULL
 from benchmarks.fidelity.files import runs
-from benchmarks.fidelity.measure import Bench, Wanted
-from benchmarks.fidelity.records import Record
+from benchmarks.fidelity.measure import FidelityOptions, FidelityRun
+from benchmarks.fidelity.records import FidelityRecord
 from benchmarks.fidelity.results import page
 from benchmarks.fidelity.sources import items_of
 from benchmarks.fidelity.summary import POOLED, rows_of
@@ -60,8 +60,8 @@ def sample(folder: Path, items: int, load: Callable[[str], Engine], screen: Cons
         if model not in engines:
             engines[model] = load(model)
         names = tuple(dict.fromkeys((FULL, BLIND, *committed)))
-        with TemporaryDirectory() as place, RecordFile(Path(place) / "sample.records.jsonl", Record) as records:
-            bench = Bench(engines[model], model, Wanted(names, (setting,), items, seed), records)
+        with TemporaryDirectory() as place, RecordFile(Path(place) / "sample.records.jsonl", FidelityRecord) as records:
+            bench = FidelityRun(engines[model], model, FidelityOptions(names, (setting,), items, seed), records)
             bench.run(items_of([task]), screen)
             fresh = {row["strategy"]: row for row in rows_of(records.held.values())}
         for name, row in committed.items():

@@ -24,7 +24,7 @@ from emblema.store.keys import PatchKey
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class LinkingCost:
     """What a strategy spent on a prompt.
 
     Attributes:
@@ -116,11 +116,11 @@ class Linking:
         """Every question linked, one after another, with room to decode."""
         return self._one_by_one(self._plans(strategies), reserve)
 
-    def spent(self, strategies: Sequence[Strategy]) -> Spent:
+    def spent(self, strategies: Sequence[Strategy]) -> LinkingCost:
         """What it costs, the mean over questions."""
         plans = self._plans(strategies[:1] if self.shared else strategies)
         each = [self._spent(plan, prompt) for plan, prompt in zip(plans, self.prompts, strict=False)]
-        return Spent(
+        return LinkingCost(
             sum(one.kv_bytes_share for one in each) / len(each),
             sum(one.rows_computed_share for one in each) / len(each),
         )
@@ -145,7 +145,7 @@ class Linking:
     def _run(self, plan: LinkPlan, prompt: Prompt, reserve: int) -> LinkedTable:
         return self.executor.run(plan, prompt, self.findings.resources, reserve)
 
-    def _spent(self, plan: LinkPlan, prompt: Prompt) -> Spent:
+    def _spent(self, plan: LinkPlan, prompt: Prompt) -> LinkingCost:
         layouts = self.executor.adapter.layouts
         kept: list[Rows] = [
             segment.rows
@@ -161,7 +161,7 @@ class Linking:
                 numbers += rows * (residual + sum(layout.features for layout in layouts[slice(*part.layers)]))
         cost = plan.cost(layouts, 1)
         held = sum(stop - start for start, stop in kept) * whole
-        return Spent(
+        return LinkingCost(
             (numbers + cost.patch_bytes) / held if held else 0.0,
             cost.rows_computed / prompt.tokens,
         )

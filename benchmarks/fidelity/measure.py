@@ -10,13 +10,23 @@ from torch import Tensor
 from benchmarks.fidelity.arms import FULL, Arm, arm_of
 from benchmarks.fidelity.linking import Linking
 from benchmarks.fidelity.pool import POOLED, learned_rank, merged
-from benchmarks.fidelity.records import Record, Source
-from benchmarks.fidelity.sources import Items
+from benchmarks.fidelity.records import FidelityRecord, RecordSource
+from benchmarks.fidelity.sources import TaskSource
 from benchmarks.recordfile import RecordFile
-from benchmarks.tasks.asking import Style, expected, right, style_of
-from benchmarks.tasks.items import Item
+from benchmarks.tasks.items import TaskItem
 from benchmarks.tasks.judge import Judge
-from benchmarks.tasks.prompting import SETTINGS, Piece, messages, pieces, plain_parts, slides
+from benchmarks.tasks.prompts import (
+    SETTINGS,
+    Piece,
+    Style,
+    expected,
+    messages,
+    pieces,
+    plain_parts,
+    right,
+    slides,
+    style_of,
+)
 from emblema.engine.engine import Engine
 from emblema.errors import MediaError, PromptError, StrategyError
 from emblema.eval.metrics import divergence
@@ -35,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FidelityOptions:
     """What to measure.
 
     Attributes:
@@ -70,7 +80,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Bench:
+class FidelityRun:
     """One model under measurement.
 
     Attributes:
@@ -81,13 +91,13 @@ class Bench:
 
     engine: Engine
     name: str
-    wanted: Wanted
-    records: RecordFile[Record]
+    wanted: FidelityOptions
+    records: RecordFile[FidelityRecord]
     refused: dict[str, str] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
     done: int = 0
 
-    def run(self, tasks: Sequence[Items], screen: Console) -> None:
+    def run(self, tasks: Sequence[TaskSource], screen: Console) -> None:
         """Measure all tasks, one after another."""
         for task in tasks:
             title = f"{self.name}, {task.name}: {self.wanted.items} items"
@@ -101,9 +111,9 @@ class Bench:
                 _log.warning("%s is left out: %s", task.name, error)
                 self.refused[task.name] = str(error)
 
-    def _task(self, task: Items, advance: Callable[[], None]) -> None:
+    def _task(self, task: TaskSource, advance: Callable[[], None]) -> None:
         wanted, weights = self.wanted, self.engine.adapter.fingerprint
-        source = Source(self.name, weights, task.name, -1 if task.path else wanted.seed, wanted.style)
+        source = RecordSource(self.name, weights, task.name, -1 if task.path else wanted.seed, wanted.style)
         pool: dict[PatchKey, Patch] | None = None
         for item in task.first(wanted.seed, wanted.items):
             settings = [one for one in wanted.settings if one == "visible" or slides(item)]
@@ -121,8 +131,8 @@ class Bench:
 
     def _item(
         self,
-        source: Source,
-        item: Item,
+        source: RecordSource,
+        item: TaskItem,
         settings: Sequence[str],
         keys: dict[tuple[str, str], str],
         pool: dict[PatchKey, Patch],
@@ -139,7 +149,9 @@ class Bench:
         finally:
             self._forget(made)
 
-    def _setting(self, linking: Linking, source: Source, item: Item, setting: str, keys: dict[str, str]) -> None:
+    def _setting(
+        self, linking: Linking, source: RecordSource, item: TaskItem, setting: str, keys: dict[str, str]
+    ) -> None:
         arms: dict[str, Arm] = {name: arm_of(name) for name in keys if name not in self.refused}
         linking.prepare(list(arms.values()))
         lengths = [self._length(item, index) for index in range(len(item.questions))]
@@ -155,7 +167,7 @@ class Bench:
             spent = linking.spent(strategies)
             self.records.add(
                 [
-                    Record(
+                    FidelityRecord(
                         key=keys[name],
                         model=source.model,
                         task=source.task,
@@ -193,7 +205,7 @@ class Bench:
 
     def _linking(
         self,
-        item: Item,
+        item: TaskItem,
         made: Sequence[Piece],
         setting: str,
         patches: dict[PatchKey, Artifact],
@@ -202,32 +214,32 @@ class Bench:
         prompts = [self._prompt(item, index, made, setting) for index in range(len(item.questions))]
         return Linking(Executor(self.engine.adapter), prompts, patches, pool)
 
-    def _prompt(self, item: Item, index: int, made: Sequence[Piece], setting: str) -> Prompt:
+    def _prompt(self, item: TaskItem, index: int, made: Sequence[Piece], setting: str) -> Prompt:
         style = style_of(item, index, self.wanted.style)
         if self.engine.template.preparer.chat_template:
             return self.engine.prompt(messages(item, index, made, setting, style))
         return self.engine.prompt(plain_parts(item, index, made, setting, style), template=False)
 
-    def _length(self, item: Item, index: int) -> int:
+    def _length(self, item: TaskItem, index: int) -> int:
         if self.wanted.answer_tokens is not None:
             return self.wanted.answer_tokens
         answer = expected(item.questions[index], style_of(item, index, self.wanted.style))
         return max(1, len(self.engine.template.tokenizer(answer, add_special_tokens=False)["input_ids"]))
 
-    def _right(self, item: Item, index: int, answer: tuple[int, ...]) -> bool:
+    def _right(self, item: TaskItem, index: int, answer: tuple[int, ...]) -> bool:
         return right(item.questions[index], self._text(answer))
 
     def _text(self, answer: tuple[int, ...]) -> str:
         return str(self.engine.template.tokenizer.decode(answer, skip_special_tokens=True))
 
-    def _judged(self, item: Item, answers: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    def _judged(self, item: TaskItem, answers: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         judge = self.wanted.judge
         if judge is None or not item.dialogue:
             return ()
         asked = zip(item.questions, answers, strict=True)
         return tuple(judge.score(one.text, one.answer, self._text(answer)).overall for one, answer in asked)
 
-    def _pool(self, task: Items) -> dict[PatchKey, Patch]:
+    def _pool(self, task: TaskSource) -> dict[PatchKey, Patch]:
         """What other items than those measured have in common, where a strategy learns from it."""
         arms = [arm_of(name) for name in self.wanted.strategies]
         rank = learned_rank(arms, self.engine.adapter.layouts)

@@ -23,7 +23,7 @@ from emblema.models.table import KVTable
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenRows:
     """A strategy: text, slid chunks and the given chunk rows computed in one forward, the other chunk rows taken.
 
     Slid chunks are computed whole, so that the chosen rows see what really conditioned them. They leave the table, so
@@ -82,7 +82,7 @@ class Oracle:
         """
         return (query_scores if self.by_question else deficit_scores)(executor, prompt, table)
 
-    def choose(self, scores: Tensor, prompt: Prompt) -> Chosen:
+    def choose(self, scores: Tensor, prompt: Prompt) -> ChosenRows:
         """Return the strategy that computes the rows with the highest scores.
 
         Raises:
@@ -94,7 +94,7 @@ class Oracle:
         rows = [row for span in spans if span not in prompt.slid_rows for row in range(*span)]
         candidates = torch.tensor(rows, dtype=torch.int64)
         best = scores[candidates].topk(ceil(len(rows) * self.percent / 100)).indices
-        return Chosen(self.name, frozenset(candidates[best].tolist()))
+        return ChosenRows(self.name, frozenset(candidates[best].tolist()))
 
 
 def front_table(executor: Executor, prompt: Prompt) -> KVTable:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Self
 
-from benchmarks.fidelity.linking import Spent
+from benchmarks.fidelity.linking import LinkingCost
 from benchmarks.recordfile import digest, fields_of
-from benchmarks.tasks.items import Item, describe
+from benchmarks.tasks.items import TaskItem, describe
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RecordSource:
     """Where an item comes from and how it is put: what tells records of the same item apart.
 
     Attributes:
@@ -23,14 +23,14 @@ class Source:
     seed: int
     style: str
 
-    def key(self, item: Item, setting: str, strategy: str, answering: str) -> str:
+    def key(self, item: TaskItem, setting: str, strategy: str, answering: str) -> str:
         """Digest of everything that a record's figures depend on."""
         told = (self.weights, self.task, self.seed, self.style, setting, strategy, answering)
         return digest(*told, describe(item))
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FidelityRecord:
     """One item under one strategy in one setting, question by question.
 
     Attributes:
@@ -57,8 +57,8 @@ class Record:
     judged: tuple[int, ...] = ()
 
     @property
-    def spent(self) -> Spent:
-        return Spent(self.kv_bytes_share, self.rows_computed_share)
+    def spent(self) -> LinkingCost:
+        return LinkingCost(self.kv_bytes_share, self.rows_computed_share)
 
     @classmethod
     def read(cls, line: str) -> Self:

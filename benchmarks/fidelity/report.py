@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.fidelity.arms import BLIND, SHARES
 from benchmarks.fidelity.budgets import KNOBS
 from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
-from benchmarks.fidelity.records import Record
+from benchmarks.fidelity.records import FidelityRecord
 from benchmarks.fidelity.summary import POOLED
 from benchmarks.fidelity.tables import main_table, matched_table
 
@@ -26,7 +26,7 @@ READING = (
 )
 
 
-def write_report(found: Mapping[str, Any], records: Iterable[Record], folder: Path) -> Path:
+def write_report(found: Mapping[str, Any], records: Iterable[FidelityRecord], folder: Path) -> Path:
     """Write `report.md` and its plots.
 
     Args:
@@ -91,7 +91,7 @@ def _counted(row: Row) -> str:
     return f"{row['n']} questions of {row['items']} items."
 
 
-def _residuals(records: Sequence[Record], model: str, setting: str) -> dict[str, np.ndarray]:
+def _residuals(records: Sequence[FidelityRecord], model: str, setting: str) -> dict[str, np.ndarray]:
     found: dict[str, list[float]] = {}
     for record in records:
         if (record.model, record.setting) == (model, setting):

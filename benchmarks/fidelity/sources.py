@@ -6,16 +6,16 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.data import FORMS, load_items
-from benchmarks.tasks.items import Item
+from benchmarks.tasks.items import TaskItem
 from benchmarks.tasks.registry import TASKS, task_of
 from emblema.errors import PromptError
 
 POOL_SEED = 0x0BA515
-"""Items that others learn from are drawn by another seed than any that is measured."""
+"""TaskSource that others learn from are drawn by another seed than any that is measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
+class TaskSource:
     """The items of one task or data set.
 
     Attributes:
@@ -29,7 +29,7 @@ class Items:
     path: Path | None
     familiar: bool
 
-    def first(self, seed: int, count: int) -> Iterator[Item]:
+    def first(self, seed: int, count: int) -> Iterator[TaskItem]:
         """The first `count` items.
 
         Raises:
@@ -39,14 +39,14 @@ class Items:
             return task_of(self.name).items(seed, count)
         return islice(load_items(self.path, self.form), count)
 
-    def others(self, seed: int, measured: int, count: int) -> Iterator[Item]:
+    def others(self, seed: int, measured: int, count: int) -> Iterator[TaskItem]:
         """`count` items that are not among the first `measured`; fewer where a data set has no more."""
         if self.path is None:
             return task_of(self.name).items(seed ^ POOL_SEED, count)
         return islice(load_items(self.path, self.form), measured, measured + count)
 
 
-def items_of(wanted: Iterable[str]) -> tuple[Items, ...]:
+def items_of(wanted: Iterable[str]) -> tuple[TaskSource, ...]:
     """Tasks by name, data sets as `form:path`; `trained` stands for every task that the bundled models know.
 
     Raises:
@@ -55,16 +55,16 @@ def items_of(wanted: Iterable[str]) -> tuple[Items, ...]:
     given = [part.strip() for part in wanted if part.strip()]
     if not given:
         raise PromptError("no tasks: give names with commas between them, or form:path for a data set")
-    found: dict[str, Items] = {}
+    found: dict[str, TaskSource] = {}
     for part in given:
         form, colon, path = part.partition(":")
         if colon and form in FORMS:
-            found[part] = Items(f"{form}:{Path(path).name}", form, Path(path), False)
+            found[part] = TaskSource(f"{form}:{Path(path).name}", form, Path(path), False)
             continue
         names = [name for name, task in TASKS.items() if task.familiar] if part == "trained" else [part]
         for name in names:
             if name not in TASKS:
                 known = f"{', '.join(TASKS)}; trained; or form:path with a form of {', '.join(FORMS)}"
                 raise PromptError(f"unknown task {name!r}: choose one of {known}")
-            found[name] = Items(name, TASKS[name].form, None, TASKS[name].familiar)
+            found[name] = TaskSource(name, TASKS[name].form, None, TASKS[name].familiar)
     return tuple(found.values())

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fidelity.arms import BLIND, FULL
-from benchmarks.fidelity.records import Record
+from benchmarks.fidelity.records import FidelityRecord
 from emblema.eval.metrics import Interval, bootstrap, bootstrap_eta, bootstrap_ratio, median_eta
 
 POOLED = "pooled"
@@ -19,7 +19,7 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class StrategyAnswers:
     """Records of one strategy laid end to end, question by question."""
 
     episodes: NDArray[np.str_]
@@ -32,7 +32,7 @@ class Answers:
     rows_computed_share: float
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> "Answers":
+    def of(cls, records: Sequence[FidelityRecord]) -> "StrategyAnswers":
         """The answers of records in their order."""
         return cls(
             np.array([f"{one.task}/{one.episode}" for one in records for _ in one.answers]),
@@ -45,17 +45,17 @@ class Answers:
             float(np.mean([one.rows_computed_share for one in records])),
         )
 
-    def same(self, other: "Answers") -> NDArray[np.bool_]:
+    def same(self, other: "StrategyAnswers") -> NDArray[np.bool_]:
         """Whether each answer is the other's."""
         return np.array([one == two for one, two in zip(self.answers, other.answers, strict=True)], dtype=np.bool_)
 
 
-def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
+def rows_of(records: Iterable[FidelityRecord]) -> list[dict[str, Any]]:
     """Rows of all records; where there are several tasks, with rows over all of them together.
 
     Only items that every strategy of a setting has answered count, so that all rows of a table are on the same items.
     """
-    groups: dict[tuple[str, str, str], dict[str, dict[str, Record]]] = {}
+    groups: dict[tuple[str, str, str], dict[str, dict[str, FidelityRecord]]] = {}
     for record in records:
         for task in (record.task, POOLED):
             group = groups.setdefault((record.model, task, record.setting), {})
@@ -70,13 +70,15 @@ def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def _rows(model: str, task: str, setting: str, strategies: Mapping[str, Mapping[str, Record]]) -> list[dict[str, Any]]:
+def _rows(
+    model: str, task: str, setting: str, strategies: Mapping[str, Mapping[str, FidelityRecord]]
+) -> list[dict[str, Any]]:
     if FULL not in strategies or BLIND not in strategies:
         return []
     shared = [item for item in strategies[FULL] if all(item in found for found in strategies.values())]
     if not shared:
         return []
-    every = {name: Answers.of([found[item] for item in shared]) for name, found in strategies.items()}
+    every = {name: StrategyAnswers.of([found[item] for item in shared]) for name, found in strategies.items()}
     return [
         {
             "model": model,
@@ -94,7 +96,11 @@ def _rows(model: str, task: str, setting: str, strategies: Mapping[str, Mapping[
 
 
 def _figures(
-    full: Answers, blind: Answers, own: Answers, patch: Answers | None, deep: Answers | None
+    full: StrategyAnswers,
+    blind: StrategyAnswers,
+    own: StrategyAnswers,
+    patch: StrategyAnswers | None,
+    deep: StrategyAnswers | None,
 ) -> dict[str, Any]:
     episodes = own.episodes
     flipped = ~full.same(blind)
@@ -134,7 +140,7 @@ def _share(values: Numbers, chosen: NDArray[np.bool_], episodes: NDArray[np.str_
     return bootstrap_ratio(values * chosen, chosen.astype(np.float64), episodes)
 
 
-def _at_its_share(name: str, method: str, every: Mapping[str, Answers]) -> Answers | None:
+def _at_its_share(name: str, method: str, every: Mapping[str, StrategyAnswers]) -> StrategyAnswers | None:
     """A method at the same share of bytes, for one at a share."""
     _, at, share = name.partition("@")
     return every.get(f"{method}@{share}") if at else None

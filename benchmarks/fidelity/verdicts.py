@@ -15,7 +15,7 @@ FLIPS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class FigureBar:
     """What a strategy has to reach, slid and pooled over the tasks that the models were trained on."""
 
     strategy: str
@@ -24,14 +24,14 @@ class Bar:
 
 
 BARS = (
-    Bar("patch-25%", "eta", 0.95),
-    Bar("patch-25%", "flip_recovery", 0.95),
-    Bar("patch-50%", "eta", 0.99),
-    Bar("patch-50%", "flip_recovery", 0.99),
+    FigureBar("patch-25%", "eta", 0.95),
+    FigureBar("patch-25%", "flip_recovery", 0.95),
+    FigureBar("patch-50%", "eta", 0.99),
+    FigureBar("patch-50%", "flip_recovery", 0.99),
 )
 
 
-def verdict(row: Row, bar: Bar) -> str:
+def verdict(row: Row, bar: FigureBar) -> str:
     """Whether a row clears a bar: `met` with its whole interval, `met in the mean`, `missed`, or `too few flips`."""
     if bar.figure == "flip_recovery" and row["flips"] < FLIPS:
         return "too few flips"

@@ -9,7 +9,7 @@ from rich.console import Console
 from benchmarks.recordfile import RecordFile
 from benchmarks.stream.records import Answer, PassRecord, key_of
 from benchmarks.stream.wanted import Pass, Place, Wanted
-from benchmarks.tasks.streams import FRAME_SECONDS, Asked, make_stream, questions_of, random_of
+from benchmarks.tasks.streams import FRAME_SECONDS, TimedQuestion, make_stream, questions_of, random_of
 from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
 from emblema.stream.stream import Stream
@@ -95,7 +95,7 @@ class _Run:
         self.seconds += time.perf_counter() - began
         self.cpu += time.process_time() - cpu
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: TimedQuestion) -> None:
         most = max(1, len(self.engine.tokenizer.encode(asked.answer, add_special_tokens=False)))
         cpu = time.process_time()
         reply = self.stream.ask(asked.text, max_new_tokens=most)

@@ -4,24 +4,31 @@ Episodes (`generate`) are what the bundled models are trained on and held to; it
 are what every task and every data set is turned into. The tasks by name are `registry.TASKS`.
 """
 
-from benchmarks.tasks.generate import TASKS, Plan, generate, make_episode
-from benchmarks.tasks.items import Item, ItemQuestion, Media
-from benchmarks.tasks.registry import Task, task_of
-from benchmarks.tasks.world import Clip, Episode, Legend, Map, Question
-from benchmarks.tasks.write import write_clip, write_episodes, write_page
+from benchmarks.tasks.episodes import (
+    EPISODE_PLANS,
+    Plan,
+    generate,
+    make_episode,
+    write_clip,
+    write_episodes,
+    write_page,
+)
+from benchmarks.tasks.items import ItemQuestion, Media, TaskItem
+from benchmarks.tasks.registry import GeneratedTask, task_of
+from benchmarks.tasks.world import Episode, Legend, Map, Question, SceneClip
 
 __all__ = [
-    "TASKS",
-    "Clip",
+    "EPISODE_PLANS",
+    "SceneClip",
     "Episode",
-    "Item",
+    "TaskItem",
     "ItemQuestion",
     "Legend",
     "Map",
     "Media",
     "Plan",
     "Question",
-    "Task",
+    "GeneratedTask",
     "generate",
     "make_episode",
     "task_of",

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.tasks.items import Item, ItemQuestion, Media
-from benchmarks.tasks.questions import TEMPLATES
+from benchmarks.tasks.episodes import TEMPLATES, write_clip
+from benchmarks.tasks.items import ItemQuestion, Media, TaskItem
 from benchmarks.tasks.tiles import ICON_NAMES
-from benchmarks.tasks.world import COLOUR_NAMES, LANDS, NUMBERS, Clip, Episode, Legend, Map, Page
-from benchmarks.tasks.write import write_clip
+from benchmarks.tasks.world import COLOUR_NAMES, LANDS, NUMBERS, Episode, Legend, Map, Page, SceneClip
 
 POOLS = {"colour": COLOUR_NAMES, "land": LANDS, "legend": LANDS, "count": NUMBERS[:7], "which": ICON_NAMES}
 SINGLE_HOP = ("colour", "legend")
@@ -31,7 +30,7 @@ def name(task: str, seed: int, item: int) -> str:
 
 def media_of(page: Page) -> Media:
     """A page as media: legends slide, maps stay; of a clip, the legends at its front slide."""
-    if not isinstance(page, Clip):
+    if not isinstance(page, SceneClip):
         return Media("image", page.image(), 1.0 if isinstance(page, Legend) else 0.0)
     front = next((place for place, scene in enumerate(page.scenes) if isinstance(scene, Map)), 0)
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +67,7 @@ def phrase(random: np.random.Generator, kind: str, subject: str) -> str:
     return wordings[int(random.integers(len(wordings)))].format(subject)
 
 
-def from_episode(random: np.random.Generator, episode: Episode, code: str, form: str, count: int = 0) -> Item:
+def from_episode(random: np.random.Generator, episode: Episode, code: str, form: str, count: int = 0) -> TaskItem:
     """An episode of the world as an item, its legends sliding; with `count` options for each question if given."""
     questions = []
     for place, each in enumerate(episode.questions):
@@ -78,4 +77,32 @@ def from_episode(random: np.random.Generator, episode: Episode, code: str, form:
         else:
             made = ItemQuestion(f"{code}-{place}", (each.text,), each.answer, multi_hop=multi, kind=each.kind)
         questions.append(made)
-    return Item(code, episode.task, form, tuple(media_of(page) for page in episode.pages), tuple(questions))
+    return TaskItem(code, episode.task, form, tuple(media_of(page) for page in episode.pages), tuple(questions))
+
+
+SENTENCES: tuple[str, ...] = (
+    "in the morning the road must lead along the river .",
+    "the people of the village wait for the rain .",
+    "a good book is a friend on a long journey .",
+    "my brother told me a story about the sea .",
+    "it was cold and the road was empty .",
+    "they walk through the old town until evening .",
+    "the old man said nothing and went home .",
+    "we had bread and water for dinner .",
+    "she may see the ocean again next summer .",
+    "the train will leave the station at night .",
+    "someone knew why the door was open .",
+    "there is a small shop at the corner of the street .",
+    "the wind was strong and the sky was dark .",
+    "he found a letter in the kitchen and read it .",
+    "some children play in the garden after school .",
+    "the weather will change before the week is over .",
+    "two friends talk about music and science .",
+    "every story has a first page and a last page .",
+    "the farm lies between the hill and the coast .",
+    "in winter the day is short and the night is long .",
+    "a man from the north came to the market .",
+    "the guide told us to keep to the path .",
+    "it is hard to find your way without light .",
+    "the report was long but never clear .",
+)

@@ -85,7 +85,7 @@ class ItemQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class TaskItem:
     """Parts in prompt order, and questions about them. Figures are bootstrapped by `episode`.
 
     Attributes:
@@ -116,7 +116,7 @@ class Item:
         return tuple(_media(self))
 
 
-def sliding(item: Item, shares: list[float]) -> Item:
+def sliding(item: TaskItem, shares: list[float]) -> TaskItem:
     """The item with each of its media, in the order of `item.media`, marked to slide by a share of its chunks."""
     left = iter(shares)
 
@@ -131,7 +131,7 @@ def sliding(item: Item, shares: list[float]) -> Item:
     return replace(item, parts=parts, questions=tuple(questions))
 
 
-def describe(item: Item) -> dict[str, Any]:
+def describe(item: TaskItem) -> dict[str, Any]:
     """The item as plain data, media by their digests: equal for items that show and ask the same."""
 
     def shown(parts: tuple[Part, ...]) -> list[Any]:
@@ -161,7 +161,7 @@ def describe(item: Item) -> dict[str, Any]:
     }
 
 
-def _media(item: Item) -> Iterator[Media]:
+def _media(item: TaskItem) -> Iterator[Media]:
     yield from (part for part in item.parts if isinstance(part, Media))
     for question in item.questions:
         yield from (part for part in (*question.parts, *question.options) if isinstance(part, Media))

@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from benchmarks.tasks.action_prediction import action_prediction
-from benchmarks.tasks.action_sequence import action_sequence
-from benchmarks.tasks.album import album, album_binding
-from benchmarks.tasks.audio_two_clip import audio_two_clip
 from benchmarks.tasks.building import from_episode, name, stream
-from benchmarks.tasks.dialogue import dialogue_sentence, dialogue_word
-from benchmarks.tasks.generate import TASKS as EPISODE_TASKS
-from benchmarks.tasks.generate import make_episode
-from benchmarks.tasks.haystack import reasoning_image, retrieval_image
-from benchmarks.tasks.items import Item
-from benchmarks.tasks.object_shuffle import object_shuffle
-from benchmarks.tasks.state_change import state_change
-from benchmarks.tasks.text_two_hop import text_two_hop
-from benchmarks.tasks.two_page import two_page, two_page_as_text
-from benchmarks.tasks.video_choice import video_choice
+from benchmarks.tasks.episodes import EPISODE_PLANS, make_episode
+from benchmarks.tasks.frame_tasks import action_prediction, action_sequence, object_shuffle, state_change
+from benchmarks.tasks.items import TaskItem
+from benchmarks.tasks.other_tasks import audio_two_clip, text_two_hop
+from benchmarks.tasks.page_tasks import (
+    album,
+    album_binding,
+    dialogue_sentence,
+    dialogue_word,
+    reasoning_image,
+    retrieval_image,
+    two_page,
+    two_page_as_text,
+    video_choice,
+)
 from emblema.errors import PromptError
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class GeneratedTask:
     """A generated task: `make(seed, item, form)` draws one item.
 
     Attributes:
@@ -37,13 +38,13 @@ class Task:
 
     name: str
     form: str
-    make: Callable[[int, int, str], Item]
+    make: Callable[[int, int, str], TaskItem]
     also: tuple[str, ...] = ()
     familiar: bool = True
     control: bool = False
     exploratory: bool = False
 
-    def items(self, seed: int, count: int, form: str | None = None) -> Iterator[Item]:
+    def items(self, seed: int, count: int, form: str | None = None) -> Iterator[TaskItem]:
         """`count` fresh items; the same seed gives the same items, and fewer give the first of them.
 
         Raises:
@@ -59,39 +60,39 @@ class Task:
         return (self.make(seed, place, chosen) for place in range(count))
 
 
-def _episodes(task: str) -> Task:
-    def make(seed: int, item: int, form: str) -> Item:
+def _episodes(task: str) -> GeneratedTask:
+    def make(seed: int, item: int, form: str) -> TaskItem:
         random = stream(task, seed, item)
-        episode = make_episode(random, EPISODE_TASKS[task](random), seed, task, item)
+        episode = make_episode(random, EPISODE_PLANS[task](random), seed, task, item)
         return from_episode(random, episode, name(task, seed, item), form)
 
-    return Task(task, "emblema", make)
+    return GeneratedTask(task, "emblema", make)
 
 
-TASKS: dict[str, Task] = {
+TASKS: dict[str, GeneratedTask] = {
     each.name: each
     for each in (
-        *(_episodes(task) for task in EPISODE_TASKS),
-        Task("two-page", "emblema", two_page),
-        Task("two-page-as-text", "emblema", two_page_as_text, familiar=False, control=True),
-        Task("album", "muirbench", album, control=True),
-        Task("album-binding", "muirbench", album_binding),
-        Task("retrieval-image", "mm-niah", retrieval_image),
-        Task("reasoning-image", "mm-niah", reasoning_image),
-        Task("action-sequence", "milebench", action_sequence, familiar=False),
-        Task("action-prediction", "milebench", action_prediction, familiar=False),
-        Task("object-shuffle", "milebench", object_shuffle, familiar=False),
-        Task("state-change", "milebench", state_change, familiar=False),
-        Task("video-choice", "video-mme", video_choice, also=("egoschema",)),
-        Task("dialogue-sentence", "mmdu", dialogue_sentence),
-        Task("dialogue-word", "sparkleseval", dialogue_word),
-        Task("text-two-hop", "musique", text_two_hop, familiar=False, control=True),
-        Task("audio-two-clip", "emblema", audio_two_clip, familiar=False, exploratory=True),
+        *(_episodes(task) for task in EPISODE_PLANS),
+        GeneratedTask("two-page", "emblema", two_page),
+        GeneratedTask("two-page-as-text", "emblema", two_page_as_text, familiar=False, control=True),
+        GeneratedTask("album", "muirbench", album, control=True),
+        GeneratedTask("album-binding", "muirbench", album_binding),
+        GeneratedTask("retrieval-image", "mm-niah", retrieval_image),
+        GeneratedTask("reasoning-image", "mm-niah", reasoning_image),
+        GeneratedTask("action-sequence", "milebench", action_sequence, familiar=False),
+        GeneratedTask("action-prediction", "milebench", action_prediction, familiar=False),
+        GeneratedTask("object-shuffle", "milebench", object_shuffle, familiar=False),
+        GeneratedTask("state-change", "milebench", state_change, familiar=False),
+        GeneratedTask("video-choice", "video-mme", video_choice, also=("egoschema",)),
+        GeneratedTask("dialogue-sentence", "mmdu", dialogue_sentence),
+        GeneratedTask("dialogue-word", "sparkleseval", dialogue_word),
+        GeneratedTask("text-two-hop", "musique", text_two_hop, familiar=False, control=True),
+        GeneratedTask("audio-two-clip", "emblema", audio_two_clip, familiar=False, exploratory=True),
     )
 }
 
 
-def task_of(name: str) -> Task:
+def task_of(name: str) -> GeneratedTask:
     """A task by its name.
 
     Raises:

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.tasks import tiles
-from benchmarks.tasks.glyphs import COLOURS, GLYPHS
+from benchmarks.tasks.tiles import COLOURS, GLYPHS
 
 COLOUR_NAMES = tuple(COLOURS)
 LANDS = tuple(GLYPHS)
@@ -61,7 +61,7 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Clip:
+class SceneClip:
     """Scenes shown one after another, each for `seconds` seconds; two frames of a scene are one segment."""
 
     scenes: tuple[Legend | Map, ...]
@@ -77,7 +77,7 @@ class Clip:
         return self.scenes[0].image()
 
 
-Page = Legend | Map | Clip
+Page = Legend | Map | SceneClip
 
 
 @dataclass(frozen=True)
@@ -108,5 +108,5 @@ class Episode:
         """Every legend and map in order, clips opened up, each with the index of its page."""
         opened: list[tuple[int, Legend | Map]] = []
         for index, page in enumerate(self.pages):
-            opened += [(index, scene) for scene in (page.scenes if isinstance(page, Clip) else (page,))]
+            opened += [(index, scene) for scene in (page.scenes if isinstance(page, SceneClip) else (page,))]
         return opened

@@ -23,8 +23,8 @@ from benchmarks.data.forms import (
 )
 from benchmarks.data.source import FIELD
 from benchmarks.data.streams import file_name, write_json
-from benchmarks.tasks.asking import LETTERS
-from benchmarks.tasks.items import Item, ItemQuestion, Media, Part
+from benchmarks.tasks.items import ItemQuestion, Media, Part, TaskItem
+from benchmarks.tasks.prompts import LETTERS
 from emblema.errors import PromptError
 
 _FILE = {"image": ".png", "video": ".mp4", "audio": ".wav"}
@@ -95,7 +95,7 @@ def write_lines(path: Path, values: Iterable[Any]) -> Path:
     return path
 
 
-def noted(item: Item, questions: Sequence[ItemQuestion] | None = None) -> dict[str, Any]:
+def noted(item: TaskItem, questions: Sequence[ItemQuestion] | None = None) -> dict[str, Any]:
     """The extra field of a record that holds all of an item's questions, or some of them."""
     chosen = item.questions if questions is None else questions
     shown = replace(item, questions=tuple(chosen))
@@ -107,7 +107,7 @@ def noted(item: Item, questions: Sequence[ItemQuestion] | None = None) -> dict[s
     }
 
 
-def write_own(items: Sequence[Item], out: Path) -> Path:
+def write_own(items: Sequence[TaskItem], out: Path) -> Path:
     """`items.jsonl`, a line for each item, and `media/`."""
     files = MediaWriter(out, "media")
 
@@ -144,7 +144,7 @@ def write_own(items: Sequence[Item], out: Path) -> Path:
     return write_lines(out / "items.jsonl", lines)
 
 
-def write_mm_niah(items: Sequence[Item], out: Path) -> Path:
+def write_mm_niah(items: Sequence[TaskItem], out: Path) -> Path:
     """`annotations/<task>.jsonl`, a line for each question, and `images/`."""
     pictures = MediaWriter(out, IMAGES[0])
     lines = []
@@ -185,7 +185,7 @@ def _mm_niah_choices(pictures: MediaWriter, question: ItemQuestion) -> dict[str,
     return {"choices": texts or None, "choices_image_path": images or None}
 
 
-def write_muirbench(items: Sequence[Item], out: Path) -> Path:
+def write_muirbench(items: Sequence[TaskItem], out: Path) -> Path:
     """`muirbench.jsonl`, a line for each question, and `images/`."""
     pictures = MediaWriter(out, "images")
     lines = []
@@ -209,7 +209,7 @@ def write_muirbench(items: Sequence[Item], out: Path) -> Path:
     return write_lines(out / "muirbench.jsonl", lines)
 
 
-def write_milebench(items: Sequence[Item], out: Path) -> Path:
+def write_milebench(items: Sequence[TaskItem], out: Path) -> Path:
     """`<task>.json`, an entry for each question, and `images/`."""
     pictures = MediaWriter(out, IMAGES[0])
     instructions = list(dict.fromkeys(item.instruction for item in items))
@@ -247,7 +247,7 @@ def _milebench_context(parts: Sequence[Part]) -> str:
     return flat(parts, lambda _: f"{{image#{next(numbers)}}}", MILEBENCH_MARK.pattern)
 
 
-def write_video_mme(items: Sequence[Item], out: Path) -> Path:
+def write_video_mme(items: Sequence[TaskItem], out: Path) -> Path:
     """`video-mme.json`, an entry for each video, and `data/<video_id>.mp4`."""
     videos = MediaWriter(out, "data")
     entries = []
@@ -277,7 +277,7 @@ def write_video_mme(items: Sequence[Item], out: Path) -> Path:
     return write_json(out / "video-mme.json", entries)
 
 
-def video_mme_rows(items: Sequence[Item]) -> list[dict[str, object]]:
+def video_mme_rows(items: Sequence[TaskItem]) -> list[dict[str, object]]:
     """The same as rows of the hub's table, one for each question."""
     return [
         {
@@ -296,7 +296,7 @@ def video_mme_rows(items: Sequence[Item]) -> list[dict[str, object]]:
     ]
 
 
-def write_egoschema(items: Sequence[Item], out: Path) -> Path:
+def write_egoschema(items: Sequence[TaskItem], out: Path) -> Path:
     """`questions.json`, `subset_answers.json` and `videos/<q_uid>.mp4`."""
     videos = MediaWriter(out, EGOSCHEMA_PLACES[0])
     entries = []
@@ -312,7 +312,7 @@ def write_egoschema(items: Sequence[Item], out: Path) -> Path:
     return write_json(out / "questions.json", entries)
 
 
-def write_mmdu(items: Sequence[Item], out: Path) -> Path:
+def write_mmdu(items: Sequence[TaskItem], out: Path) -> Path:
     """`benchmark.json`, an entry for each dialogue, and `images/`."""
     pictures = MediaWriter(out, "images")
     entries = []
@@ -328,7 +328,7 @@ def write_mmdu(items: Sequence[Item], out: Path) -> Path:
     return write_json(out / "benchmark.json", entries)
 
 
-def write_sparkleseval(items: Sequence[Item], out: Path) -> Path:
+def write_sparkleseval(items: Sequence[TaskItem], out: Path) -> Path:
     """`annotations/sparkles_evaluation_sparkleseval_annotations.json` and `images/<image_id>.png`."""
     pictures = MediaWriter(out, IMAGES[0])
     entries = []
@@ -345,7 +345,7 @@ def write_sparkleseval(items: Sequence[Item], out: Path) -> Path:
     return write_json(out / "annotations" / "sparkles_evaluation_sparkleseval_annotations.json", entries)
 
 
-def write_musique(items: Sequence[Item], out: Path) -> Path:
+def write_musique(items: Sequence[TaskItem], out: Path) -> Path:
     """`<task>.jsonl`, a line for each item."""
     lines = []
     for item in items:
@@ -377,7 +377,7 @@ def write_musique(items: Sequence[Item], out: Path) -> Path:
     return write_lines(out / f"{file_name(items[0].task)}.jsonl", lines)
 
 
-WRITERS: dict[str, Callable[[Sequence[Item], Path], Path]] = {
+WRITERS: dict[str, Callable[[Sequence[TaskItem], Path], Path]] = {
     "emblema": write_own,
     "mm-niah": write_mm_niah,
     "muirbench": write_muirbench,
@@ -390,7 +390,7 @@ WRITERS: dict[str, Callable[[Sequence[Item], Path], Path]] = {
 }
 
 
-def write_items(items: Iterable[Item], form: str, out: str | Path) -> Path:
+def write_items(items: Iterable[TaskItem], form: str, out: str | Path) -> Path:
     """Write items in a data set's form below a folder; returns the file of records.
 
     Raises:

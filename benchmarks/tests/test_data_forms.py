@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.data import FORMS, load_items
 from benchmarks.data.source import FIELD
-from benchmarks.tasks.items import Item, Media, describe
+from benchmarks.tasks.items import Media, TaskItem, describe
 from benchmarks.tasks.registry import TASKS
 from benchmarks.tests.data_sets import MAKERS, lines, milebench
 from benchmarks.tests.data_writers import video_mme_rows, write_items
@@ -20,11 +20,11 @@ from emblema.errors import PromptError
 PAIRS = [(task.name, form) for task in TASKS.values() for form in (task.form, *task.also)]
 
 
-def shares(item: Item) -> list[float]:
+def shares(item: TaskItem) -> list[float]:
     return [media.slides for media in item.media]
 
 
-def load(name: str, root: Path) -> list[Item]:
+def load(name: str, root: Path) -> list[TaskItem]:
     return list(load_items(MAKERS[name](root), name))
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.deficit.findings import Found, found
+from benchmarks.deficit.answerlog import BLIND, FULL, MULTI, AnswerLog
+from benchmarks.deficit.findings import Finding, found
 from benchmarks.deficit.insights import THRESHOLDS
-from benchmarks.deficit.ledger import BLIND, FULL, MULTI, Ledger
 from benchmarks.deficit.negatives import apart, both
 from benchmarks.deficit.rank import directions, singular
 from benchmarks.deficit.recorder import Recording
-from benchmarks.deficit.result import DeficitResult, Examples, ModelFacts, Wanted
+from benchmarks.deficit.result import DeficitOptions, DeficitResult, Examples, ModelFacts
 from benchmarks.deficit.tokens import chosen, needed
 from benchmarks.deficit.ulp import in_ulp
 from emblema.kv.layout import LayerRows
@@ -74,11 +74,11 @@ def test_blocks_are_recorded_in_the_order_they_run() -> None:
     assert found.streams[1][:, 0].tolist() == [3, 4, 5, 6]
 
 
-def ledger_of(losses: dict[str, list[float]], items: int) -> Ledger:
-    """A ledger whose answers have the given KL, by two-token distributions; the same for every episode."""
-    ledger = Ledger()
+def ledger_of(losses: dict[str, list[float]], items: int) -> AnswerLog:
+    """A log whose answers have the given KL, by two-token distributions; the same for every episode."""
+    log = AnswerLog()
     for item in range(items):
-        ledger.noted.append(
+        log.noted.append(
             type_of_noted()(
                 f"item-{item}",
                 "slid",
@@ -88,19 +88,19 @@ def ledger_of(losses: dict[str, list[float]], items: int) -> Ledger:
                 {name: int(own[item % len(own)] > 0.5) for name, own in losses.items()},
             )  # fmt: skip
         )
-    return ledger
+    return log
 
 
 def type_of_noted() -> type:
-    from benchmarks.deficit import ledger
+    from benchmarks.deficit import answerlog
 
-    return ledger._Noted
+    return answerlog._QuestionLosses
 
 
 def test_rows_of_the_ledger_are_set_against_blind_reuse() -> None:
-    ledger = ledger_of({FULL: [0.0], BLIND: [2.0, 1.0], "rank/1": [1.0, 0.5], "harm": [4.0, 2.0]}, 10)
-    row = ledger.row("rank/1", "slid", MULTI)
-    harm = ledger.row("harm", "slid", MULTI)
+    log = ledger_of({FULL: [0.0], BLIND: [2.0, 1.0], "rank/1": [1.0, 0.5], "harm": [4.0, 2.0]}, 10)
+    row = log.row("rank/1", "slid", MULTI)
+    harm = log.row("harm", "slid", MULTI)
     assert row is not None and harm is not None
     assert row.n == 10
     assert row.eta.value == pytest.approx(0.5)
@@ -108,26 +108,26 @@ def test_rows_of_the_ledger_are_set_against_blind_reuse() -> None:
     assert harm.eta.value == pytest.approx(-1)
     assert row.flips.count == 10
     assert row.flips.value == 0.5
-    assert ledger.row("rank/2", "slid", MULTI) is None
-    assert ledger.row("rank/1", "visible", MULTI) is None
+    assert log.row("rank/2", "slid", MULTI) is None
+    assert log.row("rank/1", "visible", MULTI) is None
 
 
 def test_figures_that_say_nothing_are_left_out() -> None:
-    ledger = Ledger()
-    ledger.value("a", {"one": 1.0, "two": float("nan")})
-    ledger.value("b", {"one": 3.0})
-    found = ledger.estimate("one")
+    log = AnswerLog()
+    log.value("a", {"one": 1.0, "two": float("nan")})
+    log.value("b", {"one": 3.0})
+    found = log.estimate("one")
     assert found is not None
     assert (found.value, found.n) == (2, 2)
     assert found.low <= found.value <= found.high
-    assert ledger.estimate("two") is None
+    assert log.estimate("two") is None
 
 
 def test_logits_become_losses_and_answers() -> None:
-    ledger = Ledger()
+    log = AnswerLog()
     logits = {FULL: np.array([4.0, 0.0]), BLIND: np.array([0.0, 4.0]), "same": np.array([4.0, 0.0])}
-    ledger.answers("a", "slid", MULTI, 0, logits)
-    row, blind = ledger.row("same", "slid", MULTI), ledger.row(BLIND, "slid", MULTI)
+    log.answers("a", "slid", MULTI, 0, logits)
+    row, blind = log.row("same", "slid", MULTI), log.row(BLIND, "slid", MULTI)
     assert row is not None and blind is not None
     assert row.kl.value == 0 and blind.kl.value > 1
     assert row.accuracy is not None and blind.accuracy is not None
@@ -137,10 +137,10 @@ def test_logits_become_losses_and_answers() -> None:
 
 def result_of(losses: dict[str, list[float]], items: int = 12) -> DeficitResult:
     model = ModelFacts("tiny", "tiny", "heads", 3, (8, 8), 2, 0, "none")
-    return DeficitResult(model, Wanted(items=items), ledger_of(losses, items), Examples(), [])
+    return DeficitResult(model, DeficitOptions(items=items), ledger_of(losses, items), Examples(), [])
 
 
-def by_name(result: DeficitResult) -> dict[str, Found]:
+def by_name(result: DeficitResult) -> dict[str, Finding]:
     return {one.name: one for one in found(result, "slid")}
 
 
@@ -162,19 +162,19 @@ def test_what_is_never_reached_is_said() -> None:
 
 def test_a_choice_that_hangs_on_a_few_items_has_a_wide_interval() -> None:
     losses = {FULL: [0.0], BLIND: [1.0], "rank/1": [0.0] * 9 + [0.6], "rank/2": [0.0], "rank/full": [0.0]}
-    ledger = ledger_of(losses, 20)
+    log = ledger_of(losses, 20)
 
     def reached(means: np.ndarray, beside: np.ndarray) -> np.ndarray:
         return np.asarray(means <= 0.06 * beside[..., 1:])
 
-    choice = ledger.first(["rank/1", "rank/2"], "slid", MULTI, reached)
+    choice = log.first(["rank/1", "rank/2"], "slid", MULTI, reached)
     assert choice is not None
     assert (choice.low, choice.high) == (0, 1)
 
 
 def test_the_halves_share_no_episode() -> None:
-    ledger = ledger_of({FULL: [0.0], BLIND: [1.0]}, 9)
-    halves = [{one.episode for one in ledger.noted if ledger.half(one.episode) == half} for half in (0, 1)]
+    log = ledger_of({FULL: [0.0], BLIND: [1.0]}, 9)
+    halves = [{one.episode for one in log.noted if log.half(one.episode) == half} for half in (0, 1)]
     assert not halves[0] & halves[1]
     assert len(halves[0]) == 5 and len(halves[1]) == 4
     assert tuple(sorted(THRESHOLDS)) == THRESHOLDS

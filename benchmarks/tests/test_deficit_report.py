@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.deficit.ledger import BLIND, MULTI, SLID
+from benchmarks.deficit.answerlog import BLIND, MULTI, SLID
 from benchmarks.deficit.measure import measure, measure_untrained
 from benchmarks.deficit.report import data, write
-from benchmarks.deficit.result import DeficitResult, Wanted
+from benchmarks.deficit.result import DeficitOptions, DeficitResult
 from benchmarks.report import labels_of, models_of, report_places
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
@@ -23,15 +23,15 @@ PLOTS |= {"mpic-4-tiny", "mpic-8-tiny"}
 @pytest.fixture(scope="module")
 def results() -> list[DeficitResult]:
     engine = Engine.load("reference")
-    wanted = Wanted(items=ITEMS, seed=5, questions=1)
+    wanted = DeficitOptions(items=ITEMS, seed=5, questions=1)
     found = [measure(engine, "tiny", wanted), measure_untrained(engine, "tiny", wanted)]
     assert len(engine.store) == 0, "every chunk is let go of"
     return found
 
 
 def test_every_item_is_asked_and_half_are_held_out(results: list[DeficitResult]) -> None:
-    ledger = results[0].ledger
-    rows = {name: ledger.row(name, SLID, MULTI) for name in ("full", BLIND, "rank/full", "pooled basis/4", "sink")}
+    log = results[0].log
+    rows = {name: log.row(name, SLID, MULTI) for name in ("full", BLIND, "rank/full", "pooled basis/4", "sink")}
     counts = {name: row.n for name, row in rows.items() if row is not None}
     assert counts == {"full": ITEMS, BLIND: ITEMS, "rank/full": ITEMS, "pooled basis/4": ITEMS // 2, "sink": ITEMS}
     assert rows["rank/full"] is not None and rows[BLIND] is not None
@@ -40,11 +40,11 @@ def test_every_item_is_asked_and_half_are_held_out(results: list[DeficitResult])
 
 
 def test_a_model_before_training_does_not_bind(results: list[DeficitResult]) -> None:
-    trained, before = (one.ledger.row(BLIND, SLID, MULTI) for one in results)
+    trained, before = (one.log.row(BLIND, SLID, MULTI) for one in results)
     assert trained is not None and before is not None
     assert before.kl.value < 0.1 * trained.kl.value
     assert not results[1].binds
-    assert results[1].ledger.row("sink", SLID, MULTI) is None, "only isolation and rank"
+    assert results[1].log.row("sink", SLID, MULTI) is None, "only isolation and rank"
 
 
 def test_the_report_has_every_plot_and_every_figure_its_interval(results: list[DeficitResult], tmp_path: Path) -> None:
@@ -82,18 +82,18 @@ def test_the_report_has_every_plot_and_every_figure_its_interval(results: list[D
 )
 def test_what_cannot_be_measured_is_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(EmblemaError, match=said) as error:
-        Wanted(**options)  # type: ignore[arg-type]
+        DeficitOptions(**options)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
 
 def test_a_task_that_binds_nothing_is_refused() -> None:
     with pytest.raises(EmblemaError, match="task album: no item asks a multi-hop question"):
-        measure(Engine.load("reference"), "tiny", Wanted(task="album", items=4), brief=True)
+        measure(Engine.load("reference"), "tiny", DeficitOptions(task="album", items=4), brief=True)
 
 
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(PromptError, match="seed"):
-        Wanted(seed=-1)
+        DeficitOptions(seed=-1)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from benchmarks.fidelity.command import run, wanted_of
 from benchmarks.fidelity.files import read_run, runs
-from benchmarks.fidelity.measure import Bench
+from benchmarks.fidelity.measure import FidelityRun
 from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
-from benchmarks.fidelity.records import Record
+from benchmarks.fidelity.records import FidelityRecord
 from benchmarks.fidelity.sources import items_of
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.models import model_source
@@ -65,9 +65,9 @@ def row(found: dict[str, Any], task: str, setting: str, strategy: str) -> dict[s
     )
 
 
-def record(strategy: str, item: str, answers: list[int], losses: list[float], **more: Any) -> Record:
+def record(strategy: str, item: str, answers: list[int], losses: list[float], **more: Any) -> FidelityRecord:
     count = len(answers)
-    made = Record(
+    made = FidelityRecord(
         f"{strategy} {item}", "m", "t", "slid", strategy, item, item, (False,) * (count - 1) + (True,),
         tuple((one,) for one in answers), tuple(one == 1 for one in answers), tuple(losses), 0.25, 0.5,
     )  # fmt: skip
@@ -140,8 +140,8 @@ def test_a_killed_run_goes_on_and_ends_as_a_whole_one(engine: Engine, found: dic
     kept = 2 * len(whole) // 3
     (killed / "f.records.jsonl").write_text("".join(whole[:kept]) + whole[kept][:40])
     wanted = wanted_of(NAMES, "both", 3, 4)
-    with RecordFile(killed / "f.records.jsonl", Record) as records:
-        bench = Bench(engine, "reference", wanted, records)
+    with RecordFile(killed / "f.records.jsonl", FidelityRecord) as records:
+        bench = FidelityRun(engine, "reference", wanted, records)
         bench.run(items_of(["two-page", "album-binding"]), QUIET)
         again = rows_of([records.held[key] for key in bench.made])
     assert bench.done == len(whole) - kept
@@ -153,11 +153,11 @@ def test_a_killed_run_goes_on_and_ends_as_a_whole_one(engine: Engine, found: dic
 
 def test_what_is_on_record_is_not_done_again(engine: Engine, folder: Path, found: dict[str, Any]) -> None:
     wanted = wanted_of(NAMES[:4], "slid", 2, 4)
-    with RecordFile(folder / "f.records.jsonl", Record) as records:
-        bench = Bench(engine, "reference", wanted, records)
+    with RecordFile(folder / "f.records.jsonl", FidelityRecord) as records:
+        bench = FidelityRun(engine, "reference", wanted, records)
         bench.run(items_of(["two-page"]), QUIET)
         assert bench.done == 0 and len(bench.made) == 8
-        other = Bench(engine, "reference", wanted_of(NAMES[:4], "slid", 1, 5), records)
+        other = FidelityRun(engine, "reference", wanted_of(NAMES[:4], "slid", 1, 5), records)
         other.run(items_of(["two-page"]), QUIET)
         assert other.done == 4
 
@@ -165,8 +165,8 @@ def test_what_is_on_record_is_not_done_again(engine: Engine, folder: Path, found
 def test_longer_answers_are_decoded_and_judged(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Judge, "score", lambda *asked: Scores({}, 7, str(asked)))
     wanted = replace(wanted_of(["patch-25%"], "slid", 1, 0, answer_tokens=2), judge=Judge("http://127.0.0.1:1/v1", "m"))
-    with RecordFile(tmp_path / "r.jsonl", Record) as records:
-        bench = Bench(engine, "reference", wanted, records)
+    with RecordFile(tmp_path / "r.jsonl", FidelityRecord) as records:
+        bench = FidelityRun(engine, "reference", wanted, records)
         bench.run(items_of(["dialogue-word"]), QUIET)
         made = list(records.held.values())
     assert {one.judged for one in made} == {(7,) * len(made[0].answers)}
@@ -260,7 +260,7 @@ def test_places_that_cannot_be_written_are_told(file: Path) -> None:
 def test_a_records_file_that_holds_something_else_is_refused_by_line(file: Path, line: str) -> None:
     file.write_text(f"{line}\n")
     with pytest.raises(EmblemaError, match="taken, line 1"):
-        RecordFile(file, Record)
+        RecordFile(file, FidelityRecord)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from benchmarks.fidelity.linking import Linking
 from benchmarks.fidelity.oracles import Oracle
 from benchmarks.fidelity.pool import learned_rank, merged
 from benchmarks.tasks import task_of
-from benchmarks.tasks.prompting import messages, pieces
+from benchmarks.tasks.prompts import messages, pieces
 from benchmarks.tests.test_fidelity_oracles import oracle
 from emblema import slid
 from emblema.engine.engine import Engine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.fidelity.oracles import Chosen, Oracle
+from benchmarks.fidelity.oracles import ChosenRows, Oracle
 from emblema.errors import StrategyError
 from emblema.link.executor import Executor
 from emblema.link.forming import conditioned_table
@@ -17,7 +17,7 @@ from tests.engine.test_strategies import every_family, settings
 KINDS = ("deficit", "query")
 
 
-def oracle(kind: str, adapter: Adapter, prompt: Prompt, percent: float) -> Chosen:
+def oracle(kind: str, adapter: Adapter, prompt: Prompt, percent: float) -> ChosenRows:
     """The choice of an oracle that runs its own re-prefill."""
     executor, asked = Executor(adapter), Oracle(kind, percent)
     front = prompt.until(prompt.segments[-1].start) if asked.by_question else prompt

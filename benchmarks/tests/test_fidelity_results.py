@@ -11,7 +11,7 @@ from benchmarks.fidelity.command import run, wanted_of
 from benchmarks.fidelity.holds import check_page, departures, sample
 from benchmarks.fidelity.results import page, write_page
 from benchmarks.fidelity.stated import STATEMENTS
-from benchmarks.fidelity.verdicts import Bar, bars_table, rivals_table, verdict
+from benchmarks.fidelity.verdicts import FigureBar, bars_table, rivals_table, verdict
 from benchmarks.tasks.registry import TASKS
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
@@ -75,12 +75,12 @@ def pooled(strategy: str, **held: Any) -> dict[str, Any]:
 
 
 def test_a_bar_is_met_only_by_a_whole_interval_and_enough_flips() -> None:
-    eta, flips = Bar("patch-25%", "eta", 0.95), Bar("patch-25%", "flip_recovery", 0.95)
+    eta, flips = FigureBar("patch-25%", "eta", 0.95), FigureBar("patch-25%", "flip_recovery", 0.95)
     row = pooled("patch-25%", eta=0.96, flip_recovery=1.0, flips=99, intervals={"eta": [0.94, 0.97]})
     assert (verdict(row, eta), verdict(row, flips)) == ("met in the mean", "too few flips")
     row |= {"flips": 100, "intervals": {"eta": [0.951, 0.97], "flip_recovery": [0.9, 1.0]}}
     assert (verdict(row, eta), verdict(row, flips)) == ("met", "met in the mean")
-    assert verdict(row | {"eta": 0.94}, Bar("patch-25%", "eta", 0.96)) == "missed"
+    assert verdict(row | {"eta": 0.94}, FigureBar("patch-25%", "eta", 0.96)) == "missed"
     assert "| met |" in bars_table([row]) and bars_table([row | {"task": "maps"}]) == ""
 
 

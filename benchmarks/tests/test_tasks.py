@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.tasks import TASKS, Clip, Episode, Legend, Map, Plan, generate, make_episode, write_episodes
+from benchmarks.tasks import (
+    EPISODE_PLANS,
+    Episode,
+    Legend,
+    Map,
+    Plan,
+    SceneClip,
+    generate,
+    make_episode,
+    write_episodes,
+)
+from benchmarks.tasks.episodes import record
 from benchmarks.tasks.tiles import CELL, ICON_NAMES
 from benchmarks.tasks.world import BLANK, COLOUR_NAMES, KINDS, LANDS, NUMBERS
-from benchmarks.tasks.write import record
 from emblema.errors import PromptError
 
 
@@ -50,7 +60,7 @@ def answer_of(kind: str, words: list[str], episode: Episode) -> str | None:
     return NUMBERS[len(inside)] if kind == "count" else inside[0] if len(inside) == 1 else None
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", EPISODE_PLANS)
 def test_seed_decides(task: str) -> None:
     first, again, other = (list(generate(task, seed, 3)) for seed in (11, 11, 12))
     assert as_text(first) == as_text(again)
@@ -58,7 +68,7 @@ def test_seed_decides(task: str) -> None:
     assert as_text(first[:2]) == as_text(list(generate(task, 11, 2)))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", EPISODE_PLANS)
 def test_answers_follow_from_the_cells(task: str) -> None:
     kinds = set()
     for episode in generate(task, 21, 40):
@@ -106,7 +116,7 @@ def test_unknown_task_is_refused() -> None:
         list(generate("charades", 1, 1))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", EPISODE_PLANS)
 def test_written_files_reload(task: str, tmp_path: Path) -> None:
     listing = write_episodes(task, 5, 2, tmp_path)
     lines = [json.loads(line) for line in listing.read_text().splitlines()]
@@ -118,13 +128,13 @@ def test_written_files_reload(task: str, tmp_path: Path) -> None:
         ]
         for entry, page in zip(line["pages"], episode.pages, strict=True):
             assert set(entry) == {"file", "kind"}
-            if isinstance(page, Clip):
+            if isinstance(page, SceneClip):
                 check_clip(tmp_path / entry["file"], page)
             else:
                 assert np.array_equal(np.asarray(Image.open(tmp_path / entry["file"])), np.asarray(page.image()))
 
 
-def check_clip(path: Path, clip: Clip) -> None:
+def check_clip(path: Path, clip: SceneClip) -> None:
     """A written clip read at one frame a second shows two frames of each scene, close to what was drawn."""
     with av.open(str(path)) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]

@@ -8,9 +8,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.data import load_items
-from benchmarks.tasks.asking import asked, chosen, expected, normal, right, style_of, turns
-from benchmarks.tasks.items import Item, ItemQuestion, Media
-from benchmarks.tasks.prompting import messages, pieces, plain_parts, slides
+from benchmarks.tasks.items import ItemQuestion, Media, TaskItem
+from benchmarks.tasks.prompts import (
+    asked,
+    chosen,
+    expected,
+    messages,
+    normal,
+    pieces,
+    plain_parts,
+    right,
+    slides,
+    style_of,
+    turns,
+)
 from benchmarks.tasks.registry import TASKS
 from benchmarks.tests.data_sets import mm_niah
 from emblema.engine.engine import Engine
@@ -106,7 +117,7 @@ def test_a_dialogue_is_asked_behind_its_earlier_turns() -> None:
 
 
 def test_an_instruction_stands_in_front_where_letters_are_asked_for() -> None:
-    item = Item("i", "t", "milebench", ("context ",), (QUESTION, OPEN), instruction="Choose.")
+    item = TaskItem("i", "t", "milebench", ("context ",), (QUESTION, OPEN), instruction="Choose.")
     assert turns(item, 0, "letters")[0].parts[0] == "Choose.\n"
     assert turns(item, 0)[0].parts == ("context ", "Which land ?")
     assert style_of(item, 0, "letters") == "letters"

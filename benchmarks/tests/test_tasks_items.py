@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.tasks import generate
-from benchmarks.tasks.audio_two_clip import PITCHES, PLACES
-from benchmarks.tasks.items import Item, ItemQuestion, Media, describe, sliding
+from benchmarks.tasks.items import ItemQuestion, Media, TaskItem, describe, sliding
+from benchmarks.tasks.other_tasks import PITCHES, PLACES
 from benchmarks.tasks.registry import TASKS, task_of
 from benchmarks.tasks.tiles import CELL, COLOUR_COUNT, FIRST_LAND, ICON_NAMES, bank
 from benchmarks.tasks.world import COLOUR_NAMES, KINDS, LANDS, NUMBERS
@@ -86,7 +86,7 @@ def about(question: ItemQuestion, names: tuple[str, ...]) -> str:
     return found
 
 
-def work_out(item: Item, question: ItemQuestion, shown: list[Seen]) -> str:
+def work_out(item: TaskItem, question: ItemQuestion, shown: list[Seen]) -> str:
     """The answer of a question about pictures, from what they show."""
     lands, maps = known_lands(shown), [each for each in shown if not each.lands]
     if item.task == "object-shuffle" and question.multi_hop:
@@ -309,7 +309,7 @@ def test_unknown_tasks_forms_and_counts_are_refused() -> None:
 
 def test_items_refuse_what_makes_no_sense() -> None:
     with pytest.raises(PromptError, match="has no question"):
-        Item("a", "album", "muirbench", (), ())
+        TaskItem("a", "album", "muirbench", (), ())
     for media in (("text", b"x", 0.0), ("image", "x", 0.0), ("image", b"x", 1.5)):
         with pytest.raises(PromptError, match="a piece of kind"):
             Media(*media)  # type: ignore[arg-type]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.deficit.ledger import Ledger
+from benchmarks.deficit.answerlog import AnswerLog
 from benchmarks.models import model_source
-from benchmarks.table import Bar, Cell, Sample, Table
+from benchmarks.table import Bar, Cell, SampleSize, Table
 from benchmarks.window.divergence import Divergence
 from benchmarks.window.orbit import SETS, Orbit, _orders
 from benchmarks.window.probe import eta_gap, measured
@@ -33,7 +33,7 @@ QUICK = tuple(one for one in SETS if len(one.pages) == 3)
 def tables() -> Tables:
     steps: list[int] = []
     probes = [Orbit(QUICK), Survivors(), Recall(), Divergence(), Superset(), Refresh(pooled=3)]
-    found = measured(Engine.load("reference"), Sample(ITEMS, 17), probes, lambda: steps.append(1))
+    found = measured(Engine.load("reference"), SampleSize(ITEMS, 17), probes, lambda: steps.append(1))
     assert len(steps) == ITEMS
     return {table.name: table for table in found}
 
@@ -145,26 +145,26 @@ def test_all_turnovers_have_their_turn() -> None:
 
 
 def test_a_gap_is_paired_by_answer() -> None:
-    ledger = Ledger()
+    log = AnswerLog()
     full = np.log([0.5, 0.5])
     for episode, near in (("a", 0.5), ("b", 0.4)):
         answers = {"full": full, "blind": np.log([0.1, 0.9]), "best": full, "other": np.log([near, 1 - near])}
-        ledger.answers(episode, "slid", "group", None, answers)
-    gap, count = eta_gap(ledger, "best", "other", "slid", "group")
+        log.answers(episode, "slid", "group", None, answers)
+    gap, count = eta_gap(log, "best", "other", "slid", "group")
     assert count == 2
-    losses = [one.losses for one in ledger.noted]
+    losses = [one.losses for one in log.noted]
     assert gap.value == pytest.approx(sum(one["other"] for one in losses) / sum(one["blind"] for one in losses))
-    assert np.isnan(eta_gap(ledger, "best", "other", "visible", "group")[0].value)
+    assert np.isnan(eta_gap(log, "best", "other", "visible", "group")[0].value)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Sample(0, 0), "one item or more"),
-        (lambda: Sample(1, -1), "seed of 0 or more"),
+        (lambda: SampleSize(0, 0), "one item or more"),
+        (lambda: SampleSize(1, -1), "seed of 0 or more"),
         (lambda: Table("t", "t", "", ("a", "b"), ((1,),)), "1 cells under 2 columns"),
-        (lambda: measure_tables(Engine.load("reference"), Sample(1), ["orbit", "else"]), "unknown table 'else'"),
-        (lambda: measure_tables(Engine.load("reference"), Sample(1), []), "choose of orbit"),
+        (lambda: measure_tables(Engine.load("reference"), SampleSize(1), ["orbit", "else"]), "unknown table 'else'"),
+        (lambda: measure_tables(Engine.load("reference"), SampleSize(1), []), "choose of orbit"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(make: Callable[[], object], message: str) -> None:
@@ -173,7 +173,7 @@ def test_what_cannot_be_measured_is_refused(make: Callable[[], object], message:
 
 
 def test_tables_are_measured_by_name() -> None:
-    found = measure_tables(Engine.load("reference"), Sample(1, 3), ["superset", "survivors", "superset"])
+    found = measure_tables(Engine.load("reference"), SampleSize(1, 3), ["superset", "survivors", "superset"])
     assert [table.name for table in found] == ["superset", "survivors"]
 
 
@@ -186,5 +186,5 @@ def test_nothing_measured_holds_no_bar() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["reference", "reference-mha", "reference-mla", "reference-deepstack"])
 def test_what_has_to_hold_holds_at_every_size_on_every_model(model: str) -> None:
-    found = measure_tables(Engine.load(model_source(model)), Sample(20, 23), ["orbit", "survivors", "recall"])
+    found = measure_tables(Engine.load(model_source(model)), SampleSize(20, 23), ["orbit", "survivors", "recall"])
     assert [bar.name for table in found for bar in table.bars if not bar.holds] == []

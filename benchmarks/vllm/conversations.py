@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy
 from PIL import Image
 
-from benchmarks.tasks.two_page import two_page
+from benchmarks.tasks.page_tasks import two_page
 from benchmarks.vllm.measure import pages_of, texts_of
 
 PICTURES = 10

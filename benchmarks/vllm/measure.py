@@ -11,9 +11,9 @@ from typing import Any
 import numpy
 from PIL import Image
 
-from benchmarks.tasks.asking import asked
-from benchmarks.tasks.items import Item
-from benchmarks.tasks.two_page import two_page
+from benchmarks.tasks.items import TaskItem
+from benchmarks.tasks.page_tasks import two_page
+from benchmarks.tasks.prompts import asked
 from benchmarks.vllm.client import Client, Told, content_of
 from emblema.errors import EmblemaError
 
@@ -58,7 +58,7 @@ class FirstToken:
     linked_tokens: int
 
 
-def pages_of(item: Item) -> list[Image.Image]:
+def pages_of(item: TaskItem) -> list[Image.Image]:
     """The pictures of an item in order."""
     return [media.content for media in item.media if isinstance(media.content, Image.Image)]
 
@@ -97,7 +97,7 @@ def wilson(agreeing: int, count: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def texts_of(item: Item, index: int) -> list[str]:
+def texts_of(item: TaskItem, index: int) -> list[str]:
     """A question's text, as it stands behind the pages."""
     return [part for part in asked(item.form, item.questions[index]) if isinstance(part, str)]
 

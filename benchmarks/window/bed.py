@@ -16,8 +16,8 @@ import torch
 from benchmarks.deficit.subject import alone, read_rows
 from benchmarks.fidelity.endings import endings
 from benchmarks.tasks.building import phrase, stream
-from benchmarks.tasks.generate import legend_page, map_page
-from benchmarks.tasks.prompting import SETTINGS
+from benchmarks.tasks.episodes import legend_page, map_page
+from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import BLANK, LANDS, Legend, Map
 from emblema.engine.engine import Engine

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks.recordfile import RecordFile, TableRecord, digest
 from benchmarks.report import labels_of, write_rows
-from benchmarks.table import Sample, Table
+from benchmarks.table import SampleSize, Table
 from benchmarks.window.parts import PARTS, TABLES
 from benchmarks.window.records import StepRecord
 from benchmarks.window.report import Measured, show, write_report
@@ -36,7 +36,7 @@ class Asked:
     """
 
     models: tuple[str, ...]
-    wanted: Sample
+    wanted: SampleSize
     settings: TraceSettings
     parts: tuple[str, ...] = PARTS
 
@@ -95,7 +95,7 @@ def _model(
 
 
 def _table(
-    engine: Engine, label: str, name: str, wanted: Sample, tables: RecordFile[TableRecord], screen: Console
+    engine: Engine, label: str, name: str, wanted: SampleSize, tables: RecordFile[TableRecord], screen: Console
 ) -> Table:
     key = digest(engine.adapter.fingerprint, name, asdict(wanted))
     if key not in tables.held:

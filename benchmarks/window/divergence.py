@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Cell, Plot, Sample, Table
-from benchmarks.tasks.prompting import SETTINGS
+from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
+from benchmarks.table import Cell, Plot, SampleSize, Table
+from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, Logits, added
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter
 from emblema.engine.engine import Engine
@@ -38,7 +38,7 @@ class Divergence:
 
     def __init__(self, every: int = EVERY) -> None:
         self._every = every
-        self._ledger = Ledger()
+        self._log = AnswerLog()
         self._judged: list[tuple[float, bool]] = []
 
     def take(self, bed: Bed) -> None:
@@ -57,20 +57,20 @@ class Divergence:
                 STORED: front.ask({-1: added(canonical, stored)}),
                 EXACT: front.ask({-1: added(canonical, own)}),
             }
-            note(self._ledger, bed, change, answers, known=False)
+            note(self._log, bed, change, answers, known=False)
             apart = _cosine(bed, pages)
-            self._ledger.value(bed.episode, {f"cosine/{change}": apart})
+            self._log.value(bed.episode, {f"cosine/{change}": apart})
             self._judged += [(apart, safe) for safe in _safe(answers)]
 
     def table(self) -> Table:
         """What was measured."""
         rows: list[tuple[Cell, ...]] = []
         for change in CHANGES:
-            apart = self._ledger.estimate(f"cosine/{change}")
+            apart = self._log.estimate(f"cosine/{change}")
             hint = None if apart is None else Interval(apart.value, apart.low, apart.high)
             for setting in SETTINGS:
-                for name in self._ledger.names(setting, change):
-                    rows.append((change, hint, *cells(self._ledger, name, setting, change)[:-1]))
+                for name in self._log.names(setting, change):
+                    rows.append((change, hint, *cells(self._log, name, setting, change)[:-1]))
         return Table(
             "divergence",
             "Drift: a stored patch behind changed antecedents",
@@ -97,7 +97,7 @@ class Divergence:
         )
 
 
-def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: SampleSize, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, appendix D: divergent antecedents."""
     return measured(engine, wanted, (Divergence(),), advance)[0]
 

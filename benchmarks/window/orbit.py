@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import permutations
 from math import factorial
 
-from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Bar, Cell, Plot, Sample, Table
-from benchmarks.tasks.prompting import SETTINGS
+from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
+from benchmarks.table import Bar, Cell, Plot, SampleSize, Table
+from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, Rows, added, difference, norm
 from benchmarks.window.probe import COLUMNS, READING, cells, eta_gap, measured, note, quarter
 from emblema.engine.engine import Engine
@@ -51,7 +51,7 @@ class Orbit:
 
     def __init__(self, sets: Sequence[PageSet] = SETS) -> None:
         self._sets = tuple(sets)
-        self._ledger = Ledger()
+        self._log = AnswerLog()
 
     def take(self, bed: Bed) -> None:
         """Measure one item on every set whose turn it is."""
@@ -64,7 +64,7 @@ class Orbit:
         deficits: list[Rows] = [bed.front(*order, SUBJECT).deficits() for order in orders]
         size = norm(deficits[0])
         ratios = [norm(difference(one, deficits[0])) / size for one in deficits[1:]]
-        self._ledger.value(bed.episode, {f"moved/{pages.name}": sum(ratios) / len(ratios)})
+        self._log.value(bed.episode, {f"moved/{pages.name}": sum(ratios) / len(ratios)})
         canonical, dtype = bed.canonical(SUBJECT), bed.adapter.dtype
         rank = quarter(bed.adapter, bed.chunk(SUBJECT).tokens)
         for place in tested:
@@ -75,21 +75,21 @@ class Orbit:
             for name, way in ways.items():
                 answers[name] = front.ask({-1: added(canonical, form_patch(way, rank, dtype))})
             legends = (0, 1) if pages.agree else (0,)
-            note(self._ledger, bed, pages.name, answers, legends=legends, known=pages.agree)
+            note(self._log, bed, pages.name, answers, legends=legends, known=pages.agree)
 
     def table(self) -> Table:
         """What was measured."""
         rows: list[tuple[Cell, ...]] = []
         bars = []
         for pages in self._sets:
-            moved = self._ledger.estimate(f"moved/{pages.name}")
+            moved = self._log.estimate(f"moved/{pages.name}")
             ratio = None if moved is None else Interval(moved.value, moved.low, moved.high)
             for setting in SETTINGS:
-                for name in self._ledger.names(setting, pages.name):
+                for name in self._log.names(setting, pages.name):
                     forwards = {FULL: 0, BLIND: 0, "orbit": _forwards(len(pages.pages))}.get(name, 1)
-                    found = cells(self._ledger, name, setting, pages.name)
+                    found = cells(self._log, name, setting, pages.name)
                     rows.append((pages.name, forwards, ratio, *found))
-                gap, answered = eta_gap(self._ledger, "exact", "orbit", setting, pages.name)
+                gap, answered = eta_gap(self._log, "exact", "orbit", setting, pages.name)
                 if pages.agree and answered:
                     name = f"eta of the exact patch less the orbit's, {pages.name}, {setting}"
                     bars.append(Bar(name, gap.value, NEAR, False, answered))
@@ -108,7 +108,7 @@ class Orbit:
         )
 
 
-def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: SampleSize, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, section 5: orbit against exact and transfer at K = 3, 4 and 6."""
     return measured(engine, wanted, (Orbit(),), advance)[0]
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Cell, Sample, Table
-from benchmarks.tasks.prompting import SETTINGS
+from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
+from benchmarks.table import Cell, SampleSize, Table
+from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.bed import Bed, Logits
 from emblema.engine.engine import Engine
 from emblema.eval.metrics import Interval, bootstrap_ratio
@@ -36,7 +36,7 @@ class Probe(Protocol):
 
 
 def measured(
-    engine: Engine, wanted: Sample, probes: Sequence[Probe], advance: Callable[[], object] = lambda: None
+    engine: Engine, wanted: SampleSize, probes: Sequence[Probe], advance: Callable[[], object] = lambda: None
 ) -> list[Table]:
     """Every item through all probes, so that its pages are encoded once; a table for each probe.
 
@@ -55,7 +55,7 @@ def measured(
 
 
 def note(
-    ledger: Ledger,
+    log: AnswerLog,
     bed: Bed,
     group: str,
     answers: Mapping[str, Logits],
@@ -74,12 +74,12 @@ def note(
         for place, question in enumerate(bed.questions):
             if question.legend in set(legends):
                 logits = {name: one[setting][place] for name, one in answers.items()}
-                ledger.answers(bed.episode, setting, group, question.expected if known else None, logits)
+                log.answers(bed.episode, setting, group, question.expected if known else None, logits)
 
 
-def cells(ledger: Ledger, name: str, setting: str, group: str) -> tuple[Cell, ...]:
+def cells(log: AnswerLog, name: str, setting: str, group: str) -> tuple[Cell, ...]:
     """A method's cells under `COLUMNS`; empty where nothing was answered."""
-    row = ledger.row(name, setting, group)
+    row = log.row(name, setting, group)
     if row is None:
         return ()
     eta = None if name in (FULL, BLIND) else row.eta
@@ -87,10 +87,10 @@ def cells(ledger: Ledger, name: str, setting: str, group: str) -> tuple[Cell, ..
     return (setting, LABELS.get(name, name), row.n, row.kl, eta, flips, row.agreement, row.accuracy)
 
 
-def eta_gap(ledger: Ledger, better: str, worse: str, setting: str, group: str) -> tuple[Interval, int]:
+def eta_gap(log: AnswerLog, better: str, worse: str, setting: str, group: str) -> tuple[Interval, int]:
     """How far a method's eta is below another's, from the same answers (paired), and how many they are."""
     kept = [
-        one for one in ledger.noted
+        one for one in log.noted
         if (one.setting, one.hop) == (setting, group) and {better, worse} <= one.losses.keys()
     ]  # fmt: skip
     if not kept:

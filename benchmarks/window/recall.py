@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Bar, Cell, Plot, Sample, Table
-from benchmarks.tasks.prompting import SETTINGS
+from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
+from benchmarks.table import Bar, Cell, Plot, SampleSize, Table
+from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, added
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter, weight
 from emblema.engine.engine import Engine
@@ -25,7 +25,7 @@ class Recall:
     """See `measure`."""
 
     def __init__(self) -> None:
-        self._ledger = Ledger()
+        self._log = AnswerLog()
         self._share = 0.0
 
     def take(self, bed: Bed) -> None:
@@ -44,19 +44,19 @@ class Recall:
                 QUARTER: front.ask({-1: added(canonical, fresh.slice(quarter(bed.adapter, tokens)))}),
             }
             for group in (_turnover(left), ALL):
-                note(self._ledger, bed, group, answers, known=False)
+                note(self._log, bed, group, answers, known=False)
 
     def table(self) -> Table:
         """What was measured."""
         rows: list[tuple[Cell, ...]] = []
         for left in range(len(AT_EVICTION) + 1):
             for setting in SETTINGS:
-                for name in self._ledger.names(setting, _turnover(left)):
-                    found = cells(self._ledger, name, setting, _turnover(left))
+                for name in self._log.names(setting, _turnover(left)):
+                    found = cells(self._log, name, setting, _turnover(left))
                     rows.append((left / len(AT_EVICTION), *found[:-1]))
         bars = []
         for setting in SETTINGS:
-            row = self._ledger.row(FRESH, setting, ALL)
+            row = self._log.row(FRESH, setting, ALL)
             if row is not None and row.flips.count:
                 name = f"flips restored by a fresh patch at all turnovers, {setting}"
                 bars.append(Bar(name, row.flips.value, RECOVERED, True, row.flips.count))
@@ -74,7 +74,7 @@ class Recall:
         )
 
 
-def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: SampleSize, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, section 5 and table 1: recall at turnover 0 to 1."""
     return measured(engine, wanted, (Recall(),), advance)[0]
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from benchmarks.deficit.ledger import BLIND, FULL, Ledger
+from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
 from benchmarks.fidelity.sources import POOL_SEED
-from benchmarks.table import Cell, Plot, Sample, Table
-from benchmarks.tasks.prompting import SETTINGS
+from benchmarks.table import Cell, Plot, SampleSize, Table
+from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, added, difference
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter, weight
 from emblema.engine.engine import Engine
@@ -36,7 +36,7 @@ class Refresh:
 
     def __init__(self, every: int = EVERY, pooled: int = POOLED) -> None:
         self._every, self._pooled = every, pooled
-        self._ledger = Ledger()
+        self._log = AnswerLog()
         self._basis: list[Directions | None] | None = None
         self._weights: dict[str, float | None] = {}
 
@@ -70,7 +70,7 @@ class Refresh:
                 SHALLOW: front.ask({-1: front.under(ReprefillShallow(50))}),
                 BASIS: front.ask({-1: added(canonical, on_directions(deficits, self._basis, dtype))}),
             }
-            note(self._ledger, bed, f"d = {count}", answers, known=False)
+            note(self._log, bed, f"d = {count}", answers, known=False)
 
     def _shared(self, engine: Engine) -> list[Directions | None]:
         """Directions pooled over items that are not measured."""
@@ -86,8 +86,8 @@ class Refresh:
         rows: list[tuple[Cell, ...]] = []
         for count in range(len(SWAPPED)):
             for setting in SETTINGS:
-                for name in self._ledger.names(setting, f"d = {count}"):
-                    found = cells(self._ledger, name, setting, f"d = {count}")[:-1]
+                for name in self._log.names(setting, f"d = {count}"):
+                    found = cells(self._log, name, setting, f"d = {count}")[:-1]
                     rows.append((count, self._weights.get(name), *found))
         return Table(
             "refresh",
@@ -103,6 +103,6 @@ class Refresh:
         )
 
 
-def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: SampleSize, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, appendix D: the cheapest correct refresh at d = 0 to 3."""
     return measured(engine, wanted, (Refresh(),), advance)[0]

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from benchmarks.deficit.ledger import BLIND, FULL, Ledger
-from benchmarks.table import Cell, Plot, Sample, Table
-from benchmarks.tasks.prompting import SETTINGS
+from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
+from benchmarks.table import Cell, Plot, SampleSize, Table
+from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.bed import SPARE, SUBJECT, Bed, added
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter
 from emblema.engine.engine import Engine
@@ -24,7 +24,7 @@ class Superset:
 
     def __init__(self, every: int = EVERY) -> None:
         self._every = every
-        self._ledger = Ledger()
+        self._log = AnswerLog()
 
     def take(self, bed: Bed) -> None:
         """Measure one item with 0 to 3 distractors, if it is its turn."""
@@ -43,7 +43,7 @@ class Superset:
                     STORED: front.ask({-1: added(canonical, stored)}),
                     REBUILT: front.ask({-1: added(canonical, rebuilt)}),
                 }
-                note(self._ledger, bed, _group(way, count), answers, known=False)
+                note(self._log, bed, _group(way, count), answers, known=False)
 
     def table(self) -> Table:
         """What was measured."""
@@ -51,8 +51,8 @@ class Superset:
         for way in WAYS:
             for count in range(MOST + 1):
                 for setting in SETTINGS:
-                    for name in self._ledger.names(setting, _group(way, count)):
-                        place, label, *figures = cells(self._ledger, name, setting, _group(way, count))[:-1]
+                    for name in self._log.names(setting, _group(way, count)):
+                        place, label, *figures = cells(self._log, name, setting, _group(way, count))[:-1]
                         rows.append((count, place, f"{label}, {way}", *figures))
         return Table(
             "superset",
@@ -68,7 +68,7 @@ class Superset:
         )
 
 
-def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: SampleSize, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, appendix D: excess context at d = 0 to 3."""
     return measured(engine, wanted, (Superset(),), advance)[0]
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.deficit.ledger import BLIND, FULL, Ledger
+from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
 from benchmarks.deficit.rank import NOISE, SLOTS, directions, matrix, singular
-from benchmarks.table import Bar, Cell, Plot, Sample, Table
-from benchmarks.tasks.prompting import SETTINGS
+from benchmarks.table import Bar, Cell, Plot, SampleSize, Table
+from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, Rows, added, difference, norm
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter
 from emblema.engine.engine import Engine
@@ -51,7 +51,7 @@ class Survivors:
     """See `measure`."""
 
     def __init__(self) -> None:
-        self._ledger = Ledger()
+        self._log = AnswerLog()
 
     def take(self, bed: Bed) -> None:
         """Measure one item with every page that leaves."""
@@ -72,13 +72,13 @@ class Survivors:
                 REMOVED: after.ask({at: added(written[at], patches[at]) for at in places}),
                 QUARTER: after.ask({at: added(written[at], patches[at].slice(ranks[at])) for at in places}),
             }
-            self._ledger.value(bed.episode, _shape(page, gone[places[-1]], written[places[-1]]))
+            self._log.value(bed.episode, _shape(page, gone[places[-1]], written[places[-1]]))
         for case in CASES:
             answers = kept[case.page]
-            note(self._ledger, bed, case.name, answers, legends=case.legends, known=case.known)
+            note(self._log, bed, case.name, answers, legends=case.legends, known=case.known)
             # Against survivors as they are, in place of blind reuse, for what removal closes of their gap.
             closing = {FULL: full, BLIND: answers[AS_IS], REMOVED: answers[REMOVED], QUARTER: answers[QUARTER]}
-            note(self._ledger, bed, _closing(case), closing, legends=case.legends, known=case.known)
+            note(self._log, bed, _closing(case), closing, legends=case.legends, known=case.known)
 
     def table(self) -> Table:
         """What was measured."""
@@ -87,9 +87,9 @@ class Survivors:
         for case in CASES:
             shape = tuple(self._figure(f"{name}/{case.page}") for name in ("shallow", "deep", "rank"))
             for setting in SETTINGS:
-                for name in self._ledger.names(setting, case.name):
+                for name in self._log.names(setting, case.name):
                     closed = self._closed(case, name, setting)
-                    rows.append((case.name, *shape, *cells(self._ledger, name, setting, case.name), closed))
+                    rows.append((case.name, *shape, *cells(self._log, name, setting, case.name), closed))
                 bars += self._bars(case, setting)
         return Table(
             "survivors",
@@ -108,15 +108,15 @@ class Survivors:
         )
 
     def _figure(self, name: str) -> Interval | None:
-        found = self._ledger.estimate(name)
+        found = self._log.estimate(name)
         return None if found is None else Interval(found.value, found.low, found.high)
 
     def _closed(self, case: Leaving, name: str, setting: str) -> Interval | None:
-        row = self._ledger.row(name, setting, _closing(case)) if name in (REMOVED, QUARTER) else None
+        row = self._log.row(name, setting, _closing(case)) if name in (REMOVED, QUARTER) else None
         return None if row is None else row.eta
 
     def _bars(self, case: Leaving, setting: str) -> list[Bar]:
-        row = self._ledger.row(AS_IS, setting, case.name)
+        row = self._log.row(AS_IS, setting, case.name)
         if row is None:
             return []
         if row.kl.value <= STATED:
@@ -126,7 +126,7 @@ class Survivors:
         return [Bar(name, None if closed is None else closed.value, ENOUGH, True, row.n)]
 
 
-def measure(engine: Engine, wanted: Sample, advance: Callable[[], object] = lambda: None) -> Table:
+def measure(engine: Engine, wanted: SampleSize, advance: Callable[[], object] = lambda: None) -> Table:
     """Kamera, section 5 and table 1: survivors as they are and with a removal patch."""
     return measured(engine, wanted, (Survivors(),), advance)[0]
 

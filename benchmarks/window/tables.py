@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from benchmarks.table import Sample, Table
+from benchmarks.table import SampleSize, Table
 from benchmarks.window.divergence import Divergence
 from benchmarks.window.orbit import Orbit
 from benchmarks.window.probe import Probe, measured
@@ -25,7 +25,7 @@ TABLES: dict[str, Callable[[], Probe]] = {
 
 def measure_tables(
     engine: Engine,
-    wanted: Sample,
+    wanted: SampleSize,
     names: Iterable[str] = tuple(TABLES),
     advance: Callable[[], object] = lambda: None,
 ) -> list[Table]:

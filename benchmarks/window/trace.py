@@ -16,10 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.tasks.building import phrase, stream
-from benchmarks.tasks.generate import legend_page, map_page
-from benchmarks.tasks.questions import facts
-from benchmarks.tasks.sentences import SENTENCES
+from benchmarks.tasks.building import SENTENCES, phrase, stream
+from benchmarks.tasks.episodes import facts, legend_page, map_page
 from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import LANDS, Episode, Legend, Map
 from emblema.errors import PromptError

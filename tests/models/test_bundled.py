@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.models import NAMES, model_folder, model_source
 from benchmarks.tasks import generate
-from benchmarks.tasks.generate import TASKS
+from benchmarks.tasks.episodes import EPISODE_PLANS
 from benchmarks.tasks.streams import STREAM_KINDS
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
@@ -53,7 +53,7 @@ def test_the_folder(name: str) -> None:
     assert (folder / "model.safetensors").stat().st_size <= LIMIT
     card = (folder / "README.md").read_text(encoding="utf-8")
     listed = re.findall(r"^  - emblema/([\w-]+)$", card.split("---")[1], re.MULTILINE)
-    assert set(listed) <= ({f"stream-{kind}" for kind in STREAM_KINDS} if name == STREAM else set(TASKS))
+    assert set(listed) <= ({f"stream-{kind}" for kind in STREAM_KINDS} if name == STREAM else set(EPISODE_PLANS))
     assert name == STREAM or "maps" in listed
     assert f"# {name}" in card or "reference model" in card
     assert (folder / "measured.json").exists()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tasks.two_page import two_page
+from benchmarks.tasks.page_tasks import two_page
 from benchmarks.vllm.client import Client, Told, content_of
 from benchmarks.vllm.load import counted
 from benchmarks.vllm.measure import agreement, pages_of, ready, texts_of

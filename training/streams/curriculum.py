@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.tasks.streams import STREAM_KINDS, Asked, Stream, ask, make_stream
+from benchmarks.tasks.streams import STREAM_KINDS, GeneratedStream, TimedQuestion, ask, make_stream
 from benchmarks.tasks.streams.questions import HERE, WHERE
 from training.streams.rows import FORMS, Batch, Setting, collate, form_of
 
@@ -48,7 +48,7 @@ def setting_for(random: np.random.Generator, stage: int, frames: int, variants: 
 
 def drawn(
     random: np.random.Generator, frames: int, whole: bool, wanted: np.ndarray
-) -> tuple[Stream, tuple[Asked, ...]]:
+) -> tuple[GeneratedStream, tuple[TimedQuestion, ...]]:
     """A stream and questions, all at its end, or half of them earlier."""
     while True:
         stream = make_stream(random, STREAM_KINDS[int(random.integers(len(STREAM_KINDS)))], frames)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.tasks.streams import Asked
-from benchmarks.tasks.streams.questions import AFTER, HERE, TIMES, Seen
+from benchmarks.tasks.streams import TimedQuestion
+from benchmarks.tasks.streams.questions import AFTER, HERE, TIMES, StreamHistory
 from benchmarks.tasks.tiles import ICON_NAMES
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS
 
@@ -34,7 +34,7 @@ class Hint:
     looks: tuple[tuple[int, int], ...]
 
 
-def hints(held: Seen, asked: Asked) -> list[Hint]:
+def hints(held: StreamHistory, asked: TimedQuestion) -> list[Hint]:
     """The hints of a question."""
     found = []
     said = asked.text.split()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.tasks.streams import Stream
+from benchmarks.tasks.streams import GeneratedStream
 from benchmarks.tasks.tiles import ICON_NAMES, icon_tile, land_tile
 from benchmarks.tasks.world import BLANK
 
@@ -35,7 +35,7 @@ class Labels:
     order: np.ndarray
 
 
-def label(stream: Stream) -> Labels:
+def label(stream: GeneratedStream) -> Labels:
     """The labels of every cell of a stream."""
     shape = (len(stream), 4)
     land, glyph, colour = (np.zeros(shape, dtype=np.int64) for _ in range(3))

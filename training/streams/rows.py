@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.tasks.streams import Asked, Stream, seen
+from benchmarks.tasks.streams import GeneratedStream, TimedQuestion, seen
 from benchmarks.tasks.streams.questions import TEMPLATES
 from benchmarks.tasks.tiles import TILE_COUNT
 from training.layout import chatter, words
@@ -80,7 +80,7 @@ class Batch:
         return self.table.shape[1] - self.sees.shape[2]
 
 
-def form_of(asked: Asked) -> int:
+def form_of(asked: TimedQuestion) -> int:
     """Index of a question's wording among FORMS."""
     said = asked.text.split()
     for number, form in enumerate(FORMS):
@@ -91,7 +91,10 @@ def form_of(asked: Asked) -> int:
 
 
 def collate(
-    random: np.random.Generator, streams: Sequence[Stream], asked: Sequence[Sequence[Asked]], setting: Setting
+    random: np.random.Generator,
+    streams: Sequence[GeneratedStream],
+    asked: Sequence[Sequence[TimedQuestion]],
+    setting: Setting,
 ) -> Batch:
     """Streams of one length and their questions as a batch."""
     frames = len(streams[0])
@@ -173,7 +176,7 @@ def collate(
     )
 
 
-def _said(asked: Asked, ends: bool) -> str:
+def _said(asked: TimedQuestion, ends: bool) -> str:
     return f"<|vision_end|> {asked.text} <|im_end|> <|im_start|> assistant" + f" {asked.answer}" * ends
 
 
@@ -183,7 +186,7 @@ def _spread(place: np.ndarray) -> np.ndarray:
     return (place[None, :, None] + axes[:, None, :]).reshape(3, -1)
 
 
-def _kept(random: np.random.Generator, frames: int, group: Sequence[Asked], setting: Setting) -> np.ndarray:
+def _kept(random: np.random.Generator, frames: int, group: Sequence[TimedQuestion], setting: Setting) -> np.ndarray:
     """[frames] which frames the questions of a stream see: the last, what they need, and some others."""
     if setting.keep is None:
         return np.ones(frames, dtype=bool)

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS, Asked, Stream, ask, generate, questions_of, seen
+from benchmarks.tasks.streams import (
+    QUESTION_KINDS,
+    STREAM_KINDS,
+    GeneratedStream,
+    TimedQuestion,
+    ask,
+    generate,
+    questions_of,
+    seen,
+)
 from benchmarks.tasks.tiles import COLOUR_COUNT, FIRST_LAND, ICON_NAMES, assemble
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS
 from emblema.models.load import load_model
@@ -33,7 +42,7 @@ def features() -> torch.Tensor:
     return cell_features(RECIPES["reference"], model(), tile_pool(np.random.default_rng(0), 1))
 
 
-def stream(kind: str = "movie", frames: int = 12) -> tuple[Stream, tuple[Asked, ...]]:
+def stream(kind: str = "movie", frames: int = 12) -> tuple[GeneratedStream, tuple[TimedQuestion, ...]]:
     (made,) = generate(kind, frames, 8, 1)
     return made, questions_of(made)
 
@@ -93,7 +102,7 @@ def test_every_wording_has_its_form() -> None:
     found = {form_of(each) for kind in STREAM_KINDS for each in stream(kind, 96)[1]}
     assert found == set(range(len(FORMS)))
     with pytest.raises(ValueError, match="no form"):
-        form_of(Asked("recent", "who goes there ?", "me", 1, ()))
+        form_of(TimedQuestion("recent", "who goes there ?", "me", 1, ()))
 
 
 def test_hints_look_at_what_the_words_are_about() -> None:

@@ -7,8 +7,8 @@ from typing import Any, Self
 from benchmarks.tasks.streams import (
     QUESTION_KINDS,
     STREAM_KINDS,
-    Asked,
-    Stream,
+    GeneratedStream,
+    TimedQuestion,
     make_stream,
     questions_of,
     random_of,
@@ -60,14 +60,14 @@ class SoakPlan:
         """Frames behind which the stream is saved."""
         return self.frames // self.every // 2 * self.every
 
-    def stretch_of(self, frame: int) -> tuple[Stream, int]:
+    def stretch_of(self, frame: int) -> tuple[GeneratedStream, int]:
         """The stretch that a frame lies in, and the frame that it begins with."""
         item, begin = frame // self.stretch, frame - frame % self.stretch
         kind = STREAM_KINDS[item % len(STREAM_KINDS)]
         random = random_of(kind, self.stretch, self.seed, item)
         return make_stream(random, kind, self.stretch, self.seed, item), begin
 
-    def questions(self, seen: int, each: int) -> tuple[str, int, tuple[Asked, ...]]:
+    def questions(self, seen: int, each: int) -> tuple[str, int, tuple[TimedQuestion, ...]]:
         """When so many frames have been seen: the latest stretch's kind, its frames so far, `each` of every kind."""
         stream, begin = self.stretch_of(seen - 1)
         limits = dict.fromkeys(QUESTION_KINDS, each)

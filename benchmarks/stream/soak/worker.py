@@ -11,8 +11,7 @@ from pathlib import Path
 
 from benchmarks.stream.soak.plan import SoakPlan
 from benchmarks.stream.soak.records import Answered, Event, Round, line_of
-from benchmarks.tasks.streams import FRAME_SECONDS
-from benchmarks.tasks.streams import Asked as Question
+from benchmarks.tasks.streams import FRAME_SECONDS, TimedQuestion
 from emblema.engine.engine import Engine
 from emblema.link.policy.policy import Policy
 from emblema.stream.stream import Stream
@@ -76,7 +75,7 @@ class Soaker:
         reply = self.stream.ask(text, max_new_tokens=1)
         return time.process_time() - busy, reply.usage.ttft_seconds
 
-    def _right(self, question: Question, length: int) -> bool:
+    def _right(self, question: TimedQuestion, length: int) -> bool:
         most = max(1, len(self.engine.tokenizer.encode(question.answer, add_special_tokens=False)))
         return self.stream.ask(question.text, window=length, max_new_tokens=most).text.strip() == question.answer
 

@@ -12,7 +12,7 @@ from benchmarks.stream.systems.inside import watched
 from benchmarks.stream.systems.running import Ask, ask_in_turns, ask_one, feed, film_of, opened, questions
 from benchmarks.stream.systems.wanted import SystemsWanted
 from benchmarks.table import Bar, Cell, Plot, Table
-from benchmarks.tasks.streams import Stream as Film
+from benchmarks.tasks.streams import GeneratedStream
 from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
 from emblema.stream.stream import Stream
@@ -80,7 +80,9 @@ def shorter(lengths: tuple[int, ...]) -> int:
     return SHORT if SHORT in lengths else lengths[0]
 
 
-def _encoded(streams: dict[Key, Stream], film: Film, wanted: SystemsWanted, console: Console) -> dict[Key, float]:
+def _encoded(
+    streams: dict[Key, Stream], film: GeneratedStream, wanted: SystemsWanted, console: Console
+) -> dict[Key, float]:
     """Frames a second of processor time; streams leave the turns when they are as long as they get."""
     cpu = dict.fromkeys(streams, 0.0)
     together, starts = wanted.settings.block, (0, *wanted.lengths)

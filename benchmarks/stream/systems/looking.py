@@ -10,8 +10,7 @@ from torch import Tensor
 from benchmarks.stream.systems.inside import Attention, attention_through, opening_of, question_of
 from benchmarks.stream.systems.running import settings_for
 from benchmarks.stream.systems.wanted import SystemsWanted
-from benchmarks.tasks.streams import Stream as Film
-from benchmarks.tasks.streams import seen
+from benchmarks.tasks.streams import GeneratedStream, seen
 from benchmarks.tasks.streams.questions import UNDER, WHERE
 from benchmarks.tasks.tiles import ICON_NAMES
 from emblema.engine.engine import Engine
@@ -64,7 +63,7 @@ def frames_for(weights: Tensor, share: float) -> Tensor:
     return (ordered.cumsum(-1) < wanted - 1e-12).sum(-1).clamp_max(weights.shape[-1] - 1) + 1
 
 
-def things(film: Film, at: int, most: int) -> list[str]:
+def things(film: GeneratedStream, at: int, most: int) -> list[str]:
     """Names of things that came into view once in the first `at` frames, spread over these."""
     views = [(own[0][1].begin, icon) for icon, own in seen(film, at).views.items() if len(own) == 1]
     ordered = [ICON_NAMES[icon] for _, icon in sorted(views)]

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from benchmarks.stream.systems.clock import Spent, timed, turned
 from benchmarks.stream.systems.wanted import SystemsWanted
-from benchmarks.tasks.streams import Asked, make_stream, questions_of, random_of
-from benchmarks.tasks.streams import Stream as Film
+from benchmarks.tasks.streams import GeneratedStream, TimedQuestion, make_stream, questions_of, random_of
 from emblema.engine.engine import Engine
 from emblema.stream.methods import METHODS
 from emblema.stream.settings import StreamSettings, change_settings
@@ -34,14 +33,14 @@ class Ask:
     counts: Mapping[str, float]
 
 
-def film_of(kind: str, frames: int, wanted: SystemsWanted, item: int = 0) -> Film:
+def film_of(kind: str, frames: int, wanted: SystemsWanted, item: int = 0) -> GeneratedStream:
     """A generated stream."""
     return make_stream(random_of(kind, frames, wanted.seed, item), kind, frames, wanted.seed, item)
 
 
-def questions(film: Film, at: int) -> list[Asked]:
+def questions(film: GeneratedStream, at: int) -> list[TimedQuestion]:
     """A question of each kind about the first `at` frames, then another of each, and so on; at least one."""
-    kinds: dict[str, list[Asked]] = {}
+    kinds: dict[str, list[TimedQuestion]] = {}
     for one in questions_of(film, (at,)):
         kinds.setdefault(one.kind, []).append(one)
     most = max(len(own) for own in kinds.values())
@@ -60,7 +59,7 @@ def opened(stack: ExitStack, engine: Engine, method: str, settings: StreamSettin
 
 
 def feed(
-    streams: Mapping[Name, Stream], film: Film, begin: int, end: int, together: int, tick: Callable[[], None]
+    streams: Mapping[Name, Stream], film: GeneratedStream, begin: int, end: int, together: int, tick: Callable[[], None]
 ) -> dict[Name, list[Spent]]:
     """Push frames `begin` to `end` to all streams, `together` at a time and in turns; what each of these pushes took.
 

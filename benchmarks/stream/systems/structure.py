@@ -15,7 +15,7 @@ from benchmarks.stream.systems.looking import all_seen, likeness, looks_of, thin
 from benchmarks.stream.systems.running import feed, film_of, opened, questions
 from benchmarks.stream.systems.wanted import SystemsWanted
 from benchmarks.table import Cell, Plot, Table
-from benchmarks.tasks.streams import Stream as Film
+from benchmarks.tasks.streams import GeneratedStream
 from emblema.engine.engine import Engine
 from emblema.eval.metrics import bootstrap
 from emblema.eval.progress import steps
@@ -53,7 +53,7 @@ class Value:
 class Pair:
     """One film, seen by full attention and by Mosaic; `frames` have left Mosaic's window."""
 
-    film: Film
+    film: GeneratedStream
     full: Stream
     mosaic: Stream
     homes: Homes
@@ -69,7 +69,7 @@ class Pair:
         return [shares.get(frame, 0.0) for frame in self.frames]
 
 
-def pair_of(stack: ExitStack, engine: Engine, wanted: SystemsWanted, film: Film) -> Pair:
+def pair_of(stack: ExitStack, engine: Engine, wanted: SystemsWanted, film: GeneratedStream) -> Pair:
     """Both streams, fed, and Mosaic asked what it is asked here, so that clusters are as they will be."""
     full, mosaic = all_seen(stack, engine, wanted, len(film)), opened(stack, engine, "mosaic", wanted.settings)
     feed({"full": full, "mosaic": mosaic}, film, 0, len(film), wanted.settings.block, lambda: None)

@@ -7,20 +7,22 @@ land on different visits. Questions do not know the roles: they are worked out f
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.tasks.streams.world import SLOTS, Stay, Stream, Thing
+from benchmarks.tasks.streams.world import SLOTS, GeneratedStream, Stay, Thing
 from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from emblema.errors import PromptError
 
-KINDS = ("ego", "movie", "live")
+STREAM_KINDS = ("ego", "movie", "live")
 MOST_VISITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StreamShape:
     """What tells the kinds apart.
 
     Attributes:
@@ -37,21 +39,21 @@ class Shape:
     signs: bool = False
 
 
-SHAPES: dict[str, Shape] = {
-    "ego": Shape((10, 48), (6, 24), filled=0.4, signs=True),
-    "movie": Shape((3, 10), (2, 10), filled=0.7),
-    "live": Shape((2, 24), (1, 12), bursts=0.4, filled=0.5),
+SHAPES: dict[str, StreamShape] = {
+    "ego": StreamShape((10, 48), (6, 24), filled=0.4, signs=True),
+    "movie": StreamShape((3, 10), (2, 10), filled=0.7),
+    "live": StreamShape((2, 24), (1, 12), bursts=0.4, filled=0.5),
 }
 
 
-def make_stream(random: np.random.Generator, kind: str, frames: int, seed: int = 0, item: int = 0) -> Stream:
+def make_stream(random: np.random.Generator, kind: str, frames: int, seed: int = 0, item: int = 0) -> GeneratedStream:
     """A stream of a kind and so many frames.
 
     Raises:
         PromptError: there is no such kind, or there is no frame.
     """
     if kind not in SHAPES:
-        raise PromptError(f"unknown kind of stream {kind!r}: choose one of {', '.join(KINDS)}")
+        raise PromptError(f"unknown kind of stream {kind!r}: choose one of {', '.join(STREAM_KINDS)}")
     if frames < 1:
         raise PromptError(f"a stream of {frames} frames: give one or more")
     shape = SHAPES[kind]
@@ -67,10 +69,10 @@ def make_stream(random: np.random.Generator, kind: str, frames: int, seed: int =
         things = _things(random, shape, begin, end, roles.shown.get(number, ()), roles.common)
         stays.append(Stay(land, sign, ground, begin, end, things))
         begin = end
-    return Stream(kind, seed, item, tuple(stays))
+    return GeneratedStream(kind, seed, item, tuple(stays))
 
 
-def _lengths(random: np.random.Generator, shape: Shape, frames: int) -> list[int]:
+def _lengths(random: np.random.Generator, shape: StreamShape, frames: int) -> list[int]:
     """Frames of each stay; in a short stream stays are short, so that there are several."""
     least, most = shape.stays
     most = max(2, min(most, frames // 6))
@@ -156,7 +158,7 @@ def _meeting(random: np.random.Generator, lands: list[int]) -> tuple[list[int], 
 
 def _things(
     random: np.random.Generator,
-    shape: Shape,
+    shape: StreamShape,
     begin: int,
     end: int,
     chosen: list[int] | tuple[int, ...],
@@ -189,3 +191,20 @@ def _things(
                 else:
                     free += int(random.integers(least, most + 1))
     return tuple(things)
+
+
+def random_of(kind: str, frames: int, seed: int, item: int) -> np.random.Generator:
+    """The random numbers of one stream."""
+    return np.random.default_rng([seed, zlib.crc32(kind.encode()), frames, item])
+
+
+def generate(kind: str, frames: int, seed: int, items: int) -> Iterator[GeneratedStream]:
+    """`items` fresh streams; the same seed gives the same streams, and fewer give the first of them.
+
+    Raises:
+        PromptError: as `make_stream`, or no stream is asked for.
+    """
+    if items < 1 or seed < 0:
+        raise PromptError(f"{items} streams of seed {seed}: give one stream or more, and a seed of 0 or more")
+    for item in range(items):
+        yield make_stream(random_of(kind, frames, seed, item), kind, frames, seed, item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -9,11 +10,12 @@ from itertools import combinations
 import numpy as np
 
 from benchmarks.tasks.streams.planning import MOST_VISITS
-from benchmarks.tasks.streams.world import Asked, Stay, Stream, Thing
+from benchmarks.tasks.streams.world import GeneratedStream, Stay, Thing, TimedQuestion
 from benchmarks.tasks.tiles import ICON_NAMES
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS, NUMBERS
+from emblema.errors import PromptError
 
-KINDS = ("recent", "far", "repeated", "ordered", "counted")
+QUESTION_KINDS = ("recent", "far", "repeated", "ordered", "counted")
 HERE = "in which land are we now ?"
 NOW = "what colour is under the {} now ?"
 WHERE = "in which land was the {} ?"
@@ -33,7 +35,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class StreamHistory:
     """What has been shown when `at` frames have been seen.
 
     views: icon -> (stay, thing) of each time it came into view; visits: land -> its stays, both in order.
@@ -45,7 +47,7 @@ class Seen:
     visits: dict[int, list[Stay]] = field(default_factory=dict)
 
 
-def seen(stream: Stream, at: int) -> Seen:
+def seen(stream: GeneratedStream, at: int) -> StreamHistory:
     """What a stream has shown by frame `at`; the last stay and its things end there."""
     stays = tuple(
         replace(stay, end=min(stay.end, at), things=tuple(_until(stay, at))) for stay in stream.stays if stay.begin < at
@@ -56,14 +58,14 @@ def seen(stream: Stream, at: int) -> Seen:
         visits[stay.land].append(stay)
         for thing in stay.things:
             views[thing.icon].append((stay, thing))
-    return Seen(at, stays, dict(views), dict(visits))
+    return StreamHistory(at, stays, dict(views), dict(visits))
 
 
 def _until(stay: Stay, at: int) -> list[Thing]:
     return [replace(thing, end=min(thing.end, at)) for thing in stay.things if thing.begin < at]
 
 
-def answers(held: Seen) -> dict[str, list[Asked]]:
+def answers(held: StreamHistory) -> dict[str, list[TimedQuestion]]:
     """Every question of each kind that has one clear answer."""
     return {
         "recent": _recent(held),
@@ -74,12 +76,14 @@ def answers(held: Seen) -> dict[str, list[Asked]]:
     }
 
 
-def ask(random: np.random.Generator, stream: Stream, at: int, limits: dict[str, int]) -> tuple[Asked, ...]:
+def ask(
+    random: np.random.Generator, stream: GeneratedStream, at: int, limits: dict[str, int]
+) -> tuple[TimedQuestion, ...]:
     """Up to limits[kind] questions of each kind, drawn evenly over a kind's wordings (counted: over its answers)."""
     found = answers(seen(stream, at))
-    asked: list[Asked] = []
-    for kind in KINDS:
-        groups: dict[str, list[Asked]] = defaultdict(list)
+    asked: list[TimedQuestion] = []
+    for kind in QUESTION_KINDS:
+        groups: dict[str, list[TimedQuestion]] = defaultdict(list)
         for each in found[kind]:
             groups[each.answer if kind == "counted" else _wording(each)].append(each)
         for group in groups.values():
@@ -95,7 +99,7 @@ def ask(random: np.random.Generator, stream: Stream, at: int, limits: dict[str, 
     return tuple(asked)
 
 
-def _wording(asked: Asked) -> str:
+def _wording(asked: TimedQuestion) -> str:
     names = {*ICON_NAMES, *LANDS}
     return " ".join("{}" if word in names else word for word in asked.text.split())
 
@@ -104,20 +108,20 @@ def _span(thing: Thing) -> tuple[int, int]:
     return thing.begin, thing.end
 
 
-def _recent(held: Seen) -> list[Asked]:
+def _recent(held: StreamHistory) -> list[TimedQuestion]:
     """The land of the last frame, and what stands in it."""
     if not held.stays:
         return []
     last = held.stays[-1]
-    found = [Asked("recent", HERE, LANDS[last.land], held.at, ((held.at - 1, held.at),))]
+    found = [TimedQuestion("recent", HERE, LANDS[last.land], held.at, ((held.at - 1, held.at),))]
     for thing in last.things:
         if thing.end == held.at:
             text, colour = NOW.format(ICON_NAMES[thing.icon]), COLOUR_NAMES[thing.colour]
-            found.append(Asked("recent", text, colour, held.at, ((held.at - 1, held.at),)))
+            found.append(TimedQuestion("recent", text, colour, held.at, ((held.at - 1, held.at),)))
     return found
 
 
-def _far(held: Seen) -> list[Asked]:
+def _far(held: StreamHistory) -> list[TimedQuestion]:
     """Icons that came into view in one stay only, which is over."""
     found = []
     for icon, views in held.views.items():
@@ -125,11 +129,11 @@ def _far(held: Seen) -> list[Asked]:
         if len(views) > 1 or stay.end == held.at:
             continue
         for text, answer in ((WHERE, LANDS[stay.land]), (UNDER, COLOUR_NAMES[thing.colour])):
-            found.append(Asked("far", text.format(ICON_NAMES[icon]), answer, held.at, (_span(thing),)))
+            found.append(TimedQuestion("far", text.format(ICON_NAMES[icon]), answer, held.at, (_span(thing),)))
     return found
 
 
-def _repeated(held: Seen) -> list[Asked]:
+def _repeated(held: StreamHistory) -> list[TimedQuestion]:
     """Two icons in view twice each, in two lands each, of which one is common, though not on the same visit."""
     twice = {
         icon: views for icon, views in held.views.items() if len(views) == 2 and views[0][0].land != views[1][0].land
@@ -143,11 +147,13 @@ def _repeated(held: Seen) -> list[Asked]:
         names = (ICON_NAMES[one], ICON_NAMES[two])
         evidence = tuple(sorted(_span(thing) for icon in (one, two) for _, thing in twice[icon]))
         answer = LANDS[common.pop()]
-        found += [Asked("repeated", BOTH.format(*order), answer, held.at, evidence) for order in (names, names[::-1])]
+        found += [
+            TimedQuestion("repeated", BOTH.format(*order), answer, held.at, evidence) for order in (names, names[::-1])
+        ]
     return found
 
 
-def _ordered(held: Seen) -> list[Asked]:
+def _ordered(held: StreamHistory) -> list[TimedQuestion]:
     """First and last land of icons in view two to four times; what came after a land visited once."""
     found = []
     for icon, views in held.views.items():
@@ -156,21 +162,21 @@ def _ordered(held: Seen) -> list[Asked]:
         lands = [stay.land for stay, _ in views]
         spans = tuple(_span(thing) for _, thing in views)
         if lands[0] not in lands[1:]:
-            found.append(Asked("ordered", FIRST.format(ICON_NAMES[icon]), LANDS[lands[0]], held.at, spans))
+            found.append(TimedQuestion("ordered", FIRST.format(ICON_NAMES[icon]), LANDS[lands[0]], held.at, spans))
         if lands[-1] not in lands[:-1]:
-            found.append(Asked("ordered", LAST.format(ICON_NAMES[icon]), LANDS[lands[-1]], held.at, spans))
+            found.append(TimedQuestion("ordered", LAST.format(ICON_NAMES[icon]), LANDS[lands[-1]], held.at, spans))
     for land, visits in held.visits.items():
         if len(visits) == 1 and visits[0].end < held.at:
             after = next(stay for stay in held.stays if stay.begin == visits[0].end)
             evidence = ((visits[0].end - 1, after.begin + 1),)
-            found.append(Asked("ordered", AFTER.format(LANDS[land]), LANDS[after.land], held.at, evidence))
+            found.append(TimedQuestion("ordered", AFTER.format(LANDS[land]), LANDS[after.land], held.at, evidence))
     return found
 
 
-def _counted(held: Seen) -> list[Asked]:
+def _counted(held: StreamHistory) -> list[TimedQuestion]:
     """Visits to lands that were visited one to four times."""
     return [
-        Asked(
+        TimedQuestion(
             "counted",
             TIMES.format(LANDS[land]),
             NUMBERS[len(visits)],
@@ -180,3 +186,25 @@ def _counted(held: Seen) -> list[Asked]:
         for land, visits in held.visits.items()
         if len(visits) <= MOST_VISITS
     ]
+
+
+EACH = dict.fromkeys(QUESTION_KINDS, 3)
+"""Questions of each kind about a whole stream."""
+
+
+def questions_of(
+    stream: GeneratedStream, at: tuple[int, ...] = (), limits: dict[str, int] | None = None
+) -> tuple[TimedQuestion, ...]:
+    """Questions about a generated stream, the same every time, asked when so many frames have been seen (at its end).
+
+    Raises:
+        PromptError: a time lies before the first frame or behind the last.
+    """
+    times = at or (len(stream),)
+    if any(not 1 <= time <= len(stream) for time in times):
+        raise PromptError(f"{stream.id} is asked at {times}: give frames from 1 to {len(stream)}")
+    asked: list[TimedQuestion] = []
+    for time in times:
+        random = np.random.default_rng([stream.seed, zlib.crc32(stream.kind.encode()), len(stream), stream.item, time])
+        asked += ask(random, stream, time, EACH if limits is None else limits)
+    return tuple(asked)

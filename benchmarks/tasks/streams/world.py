@@ -59,7 +59,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TimedQuestion:
     """A question about a stream, with a one-word answer.
 
     Attributes:
@@ -81,7 +81,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Stream:
+class GeneratedStream:
     """Stays one behind the other. Frames are drawn as they are asked for, so that a long stream costs nothing to hold.
 
     kind: ego, movie or live; noise: standard deviation of the pixels' noise, anew in each frame.

@@ -1,4 +1,4 @@
-"""How an item is put to a model: turns in either style, what is expected, and whether a reply is right.
+"""How an item is put to a model: turns and prompts in both settings, what is expected, whether a reply is right.
 
 `words`: the bare question, answered by a word; what the bundled models were trained on. `letters`: options and the
 request for a letter as the data set's own evaluation writes them.
@@ -7,10 +7,15 @@ request for a letter as the data set's own evaluation writes them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from benchmarks.tasks.items import Item, ItemQuestion, Media, Part
+from benchmarks.tasks.items import ItemQuestion, Media, Part, TaskItem
+from emblema.engine.engine import Engine
+from emblema.errors import PromptError
+from emblema.kv.chunk import Chunk, Clip
+from emblema.session.prompt_reader import PromptPart, slid
 
 Style = Literal["words", "letters"]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -32,31 +37,31 @@ _END = {
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PromptTurn:
     """One message: `user` or `assistant`, its text and media in order."""
 
     role: str
     parts: tuple[Part, ...]
 
 
-def style_of(item: Item, index: int, wanted: Style) -> Style:
+def style_of(item: TaskItem, index: int, wanted: Style) -> Style:
     """The style a question is asked in: letters only where it has options and the right one may be known."""
     return wanted if item.questions[index].options else "words"
 
 
-def turns(item: Item, index: int, style: Style = "words") -> tuple[Turn, ...]:
+def turns(item: TaskItem, index: int, style: Style = "words") -> tuple[PromptTurn, ...]:
     """The messages that end with question `index`; in a dialogue the earlier turns stand before it, answered."""
     front: tuple[Part, ...] = (
         (item.instruction + "\n",) if item.instruction and style == "letters" else ()
     ) + item.parts
     if not item.dialogue:
-        return (Turn("user", (*front, *asked(item.form, item.questions[index], style))),)
-    said: list[Turn] = []
+        return (PromptTurn("user", (*front, *asked(item.form, item.questions[index], style))),)
+    said: list[PromptTurn] = []
     for earlier in item.questions[:index]:
-        said.append(Turn("user", (*front, *asked(item.form, earlier, style))))
-        said.append(Turn("assistant", (expected(earlier, style),)))
+        said.append(PromptTurn("user", (*front, *asked(item.form, earlier, style))))
+        said.append(PromptTurn("assistant", (expected(earlier, style),)))
         front = ()
-    return (*said, Turn("user", (*front, *asked(item.form, item.questions[index], style))))
+    return (*said, PromptTurn("user", (*front, *asked(item.form, item.questions[index], style))))
 
 
 def asked(form: str, question: ItemQuestion, style: Style = "words") -> tuple[Part, ...]:
@@ -123,3 +128,62 @@ def _joined(parts: list[Part]) -> tuple[Part, ...]:
         elif part:
             joined.append(part)
     return tuple(joined)
+
+
+SETTINGS = ("visible", "slid")
+Piece = tuple[Chunk, ...]
+
+
+def add(engine: Engine, media: Media, fps: float = 1.0, frames_per_segment: int = 2) -> Piece:
+    """The chunks of a piece of media; a video's at `fps` frames a second, `frames_per_segment` a chunk."""
+    if media.kind == "text":
+        made: Chunk | Clip = engine.add(text=str(media.content))
+    else:
+        made = engine.add(media.content, kind=media.kind, fps=fps, frames_per_segment=frames_per_segment)
+    return (made,) if isinstance(made, Chunk) else tuple(made)
+
+
+def pieces(engine: Engine, item: TaskItem, fps: float = 1.0, frames_per_segment: int = 2) -> tuple[Piece, ...]:
+    """The chunks of every piece of media, in the order of `item.media`."""
+    return tuple(add(engine, media, fps, frames_per_segment) for media in item.media)
+
+
+def messages(
+    item: TaskItem, index: int, made: Sequence[Piece], setting: str, style: Style = "words"
+) -> list[dict[str, Any]]:
+    """The prompt of a question as messages for `Engine.prefill`, media replaced by the chunks that `pieces` made.
+
+    Raises:
+        PromptError: the setting is none of `SETTINGS`.
+    """
+    return [{"role": role, "content": parts} for role, parts in _laid(item, index, made, setting, style)]
+
+
+def plain_parts(
+    item: TaskItem, index: int, made: Sequence[Piece], setting: str, style: Style = "words"
+) -> list[PromptPart]:
+    """The same as parts in one row, for models without a chat template (`template=False`); turns end with a newline."""
+    said = [parts for _, parts in _laid(item, index, made, setting, style)]
+    return [part for parts in said[:-1] for part in (*parts, "\n")] + said[-1]
+
+
+def _laid(
+    item: TaskItem, index: int, made: Sequence[Piece], setting: str, style: Style
+) -> list[tuple[str, list[PromptPart]]]:
+    if setting not in SETTINGS:
+        raise PromptError(f"unknown setting {setting!r}: choose one of {', '.join(SETTINGS)}")
+    known = {id(media): piece for media, piece in zip(item.media, made, strict=True)}
+
+    def laid(part: Part) -> list[PromptPart]:
+        if isinstance(part, str):
+            return [part] if part else []
+        piece = known[id(part)]
+        gone = round(part.slides * len(piece)) if setting == "slid" else 0
+        return [*(slid(chunk) for chunk in piece[:gone]), *piece[gone:]]
+
+    return [(turn.role, [one for part in turn.parts for one in laid(part)]) for turn in turns(item, index, style)]
+
+
+def slides(item: TaskItem) -> bool:
+    """Whether anything is absent in the setting slid."""
+    return any(media.slides > 0 for media in item.media)

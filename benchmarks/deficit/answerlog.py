@@ -35,7 +35,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AnswerRow:
     """One way to give the chunk its KV, over the questions of one hop in one setting; see `emblema.eval.metrics`."""
 
     name: str
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Noted:
+class _QuestionLosses:
     episode: str
     setting: str
     hop: str
@@ -61,11 +61,11 @@ class _Noted:
 
 
 @dataclass
-class Ledger:
+class AnswerLog:
     """Figures by name. A question's answers are compared with its own re-prefill."""
 
     values: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
-    noted: list[_Noted] = field(default_factory=list)
+    noted: list[_QuestionLosses] = field(default_factory=list)
 
     def value(self, episode: str, figures: Mapping[str, float]) -> None:
         """Note figures of a chunk; those that are not finite say nothing and are left out."""
@@ -84,7 +84,7 @@ class Ledger:
         """Note a question's answers; `logits` holds re-prefill's under `full`."""
         losses = {name: divergence(logits[FULL], one) for name, one in logits.items()}
         tokens = {name: int(one.argmax()) for name, one in logits.items()}
-        self.noted.append(_Noted(episode, setting, hop, expected, losses, tokens))
+        self.noted.append(_QuestionLosses(episode, setting, hop, expected, losses, tokens))
 
     def estimate(self, name: str) -> Estimate | None:
         """The mean of a figure; None if it was never noted."""
@@ -98,7 +98,7 @@ class Ledger:
         """Every name answered in a setting, in the order of first use."""
         return list(dict.fromkeys(name for one in self._of(setting, hop) for name in one.losses))
 
-    def row(self, name: str, setting: str, hop: str) -> Row | None:
+    def row(self, name: str, setting: str, hop: str) -> AnswerRow | None:
         """One line; None if nothing was answered so."""
         kept = [one for one in self._of(setting, hop) if name in one.losses]
         if not kept:
@@ -110,7 +110,7 @@ class Ledger:
         known = [one.episode for one in kept if one.expected is not None]
         same = np.equal(first, own).astype(float)
         found = bootstrap(same, episodes)
-        return Row(
+        return AnswerRow(
             name, setting, hop, len(kept), bootstrap(losses, episodes), bootstrap_eta(losses, floors, episodes),
             median_eta(losses, floors), flip_recovery(first, blind, own),
             Interval(agreement(first, own), found.low, found.high), bootstrap(right, known) if right else None,
@@ -161,11 +161,11 @@ class Ledger:
         order = list(dict.fromkeys(one.episode for one in self.noted))
         return order.index(episode) % 2
 
-    def subset(self, half: int) -> "Ledger":
+    def subset(self, half: int) -> "AnswerLog":
         """The answers of one half of the episodes."""
-        return Ledger({}, [one for one in self.noted if self.half(one.episode) == half])
+        return AnswerLog({}, [one for one in self.noted if self.half(one.episode) == half])
 
-    def _of(self, setting: str, hop: str) -> list[_Noted]:
+    def _of(self, setting: str, hop: str) -> list[_QuestionLosses]:
         return [one for one in self.noted if (one.setting, one.hop) == (setting, hop)]
 
 
