@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from emblema.errors import LoadError, StoreError
-from emblema.store.remote.breaker import Breaker
-from emblema.store.remote.calls import Caller, CallPolicy, RestingError, UnansweredError
-from emblema.store.remote.parts import FAR, Lasting, PartedSource, split
+from emblema.store.remote.calls import Breaker, Caller, CallPolicy, RestingError, UnansweredError
+from emblema.store.remote.options import FAR, Expiry
+from emblema.store.remote.parts import PartedSource, split
 
 
 class Clock:
@@ -240,8 +240,8 @@ def test_parts_of_another_length_or_number_are_refused(answer: list[bytes]) -> N
 def test_a_record_ends_with_the_earlier_of_its_terms(
     expires: float | None, idle: float | None, used: float, now: float
 ) -> None:
-    lasting = Lasting(expires, idle)
-    until = lasting.until(used)
+    expiry = Expiry(expires, idle)
+    until = expiry.until(used)
     ends = [end for end in (expires, None if idle is None else used + idle) if end is not None and end < FAR]
     assert until == (min(ends) if ends else None)
-    assert lasting.expired(now) == (expires is not None and expires <= now)
+    assert expiry.expired(now) == (expires is not None and expires <= now)

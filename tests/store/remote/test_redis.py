@@ -17,7 +17,7 @@ import emblema
 from emblema.errors import LoadError, StoreError
 from emblema.store.record import Terms
 from emblema.store.remote import RedisTier
-from emblema.store.remote.connection import scrub_address
+from emblema.store.remote.redis_connection import scrub_address
 from tests.store.remote.conftest import QUICK, make_redis
 from tests.store.remote.records import ALICE, digest, record, same
 from tests.store.remote.servers import RedisServer, absent
@@ -83,15 +83,15 @@ def test_reading_begins_an_idle_time_anew(tier: RedisTier, raw: "redis.Redis", p
 
 def test_half_a_write_is_not_found_and_goes_by_itself(tier: RedisTier, raw: "redis.Redis", prefix: str) -> None:
     piece = record("page", layers=10)
-    sent = tier._writer._send_group
+    sent = tier._send_group
 
     def cut(unfinished: str, start: int, parts: object) -> None:
         if start:
             raise KeyboardInterrupt
         sent(unfinished, start, parts)
 
-    tier._writer._send_group = cut
-    tier._writer._client.unlink = lambda *keys: 0
+    tier._send_group = cut
+    tier._client.unlink = lambda *keys: 0
     with pytest.raises(KeyboardInterrupt):
         tier.write(piece, Terms())
     assert tier.open(piece.header.id, ALICE) is None

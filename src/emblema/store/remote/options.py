@@ -1,13 +1,90 @@
-"""What every remote tier can be told."""
+"""What the remote tiers share: options, the keys of records, and until when a record is kept."""
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from emblema.errors import CapacityError, StoreError
+from emblema.store.record import SHARED, Terms, check_id, is_id
 from emblema.store.remote.calls import CallPolicy
-from emblema.store.remote.keys import Keys
-from emblema.store.remote.parts import check_part_bytes
+
+_PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,128}(/[A-Za-z0-9_.-]{1,128}){0,8}")
+LAYOUT = "1"
+FAR = 2.0**37
+"""Unix time after which no calendar reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteKeys:
+    """`<prefix>/1/<owner>/<id>` is a record; beside a chunk stands what depends on it.
+
+    A patch over the shared library is its tenant's, and whoever writes it cannot see whose each chunk is. So it is
+    noted under its own owner, and its owner is noted with the shared chunk: a tenant's calls touch its own and the
+    shared keys only, and deleting a shared chunk still finds the patches of all.
+    """
+
+    prefix: str
+
+    def __post_init__(self) -> None:
+        parts = self.prefix.split("/")
+        if not _PREFIX.fullmatch(self.prefix) or "." in parts or ".." in parts:
+            raise StoreError(
+                f"{self.prefix!r} cannot be a prefix of keys: use letters, digits, '_', '-', '.', with '/' between."
+            )
+
+    def record(self, owner: str, id: str) -> str:
+        """Of a chunk or patch.
+
+        Raises:
+            StoreError: the owner or the id is not one.
+        """
+        check_id(id)
+        if owner != SHARED and not is_id(owner):
+            raise StoreError(f"{owner[:80]!r} is not an owner: give 64 lower-case hexadecimal digits, or 'shared'.")
+        return f"{self.prefix}/{LAYOUT}/{owner}/{id}"
+
+    def patches(self, owner: str, chunk: str) -> str:
+        """Where an owner's patches of a chunk are noted."""
+        return f"{self.record(owner, chunk)}/patches"
+
+    def owners(self, chunk: str) -> str:
+        """Where the owners of a shared chunk's patches are noted."""
+        return f"{self.record(SHARED, chunk)}/owners"
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Until when a record is kept.
+
+    Attributes:
+        expires: Unix time in seconds; None never.
+        idle: seconds after its last use; None never.
+    """
+
+    expires: float | None = None
+    idle: float | None = None
+
+    @classmethod
+    def of(cls, created: float, terms: Terms) -> "Expiry":
+        expires = None if terms.seconds is None else created + terms.seconds
+        idle = terms.idle_seconds
+        return cls(
+            expires if expires is not None and expires < FAR else None,
+            idle if idle is not None and idle < FAR else None,
+        )
+
+    def until(self, used: float) -> float | None:
+        """When a record last used at a time expires, Unix time; None never."""
+        ends = [self.expires] if self.expires is not None else []
+        ends += [used + self.idle] if self.idle is not None else []
+        # What lies beyond the calendar is never.
+        return min((end for end in ends if end < FAR), default=None)
+
+    def expired(self, now: float) -> bool:
+        """Whether its time is up, whenever it was last used."""
+        return self.expires is not None and self.expires <= now
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +110,19 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         check_part_bytes(self.part_bytes)
-        Keys(self.prefix)
+        RemoteKeys(self.prefix)
+
+    def check_size(self, id: str, bytes: int) -> None:
+        """Raises CapacityError where a record is larger than `largest_bytes`."""
+        if bytes > self.largest_bytes:
+            raise CapacityError(
+                f"{id[:12]} has {bytes} bytes, the remote tier takes at most {self.largest_bytes}: raise "
+                "largest_bytes, or store smaller pieces."
+            )
 
     @property
-    def keys(self) -> Keys:
-        return Keys(self.prefix)
+    def keys(self) -> RemoteKeys:
+        return RemoteKeys(self.prefix)
 
 
 class RemoteKeywords(TypedDict, total=False):
@@ -48,3 +133,9 @@ class RemoteKeywords(TypedDict, total=False):
     largest_bytes: int
     policy: CallPolicy
     clock: Callable[[], float]
+
+
+def check_part_bytes(part_bytes: int) -> int:
+    if not 4096 <= part_bytes <= 256 * 2**20:
+        raise StoreError(f"Parts of {part_bytes} bytes are refused: give 4096 to 268435456, 4194304 is usual.")
+    return part_bytes

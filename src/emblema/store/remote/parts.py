@@ -1,14 +1,11 @@
-"""A value in parts: cut for writing, read back on demand; and until when it is kept."""
+"""A value in parts: cut for writing, read back on demand."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from emblema.errors import LoadError, StoreError
-from emblema.store.record import Terms
+from emblema.errors import LoadError
+from emblema.store.format import Reader, open_source
 
-FAR = 2.0**37
-"""Unix time after which no calendar reaches."""
 Buffer = bytes | memoryview
 
 
@@ -31,6 +28,18 @@ def split(buffers: Iterable[Buffer], part_bytes: int) -> Iterator[Buffer]:
 
 def _joined(pieces: Sequence[memoryview]) -> Buffer:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def open_parts(source: "PartedSource", owner: str) -> Reader:
+    """Open the record whose file a source reads.
+
+    Raises:
+        LoadError: it is damaged, or another owner's.
+    """
+    reader = open_source(source.read_into, source.bytes, source.id, source.close)
+    if reader.header.owner != owner:
+        raise LoadError(source.id, "the server gave another owner's record")
+    return reader
 
 
 class PartedSource:
@@ -114,42 +123,3 @@ class PartedSource:
         """Let go of the parts that are held."""
         with self._lock:
             self._held = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Lasting:
-    """Until when a record is kept.
-
-    Attributes:
-        expires: Unix time in seconds; None never.
-        idle: seconds after its last use; None never.
-    """
-
-    expires: float | None = None
-    idle: float | None = None
-
-    @classmethod
-    def of(cls, created: float, terms: Terms) -> "Lasting":
-        expires = None if terms.seconds is None else created + terms.seconds
-        idle = terms.idle_seconds
-        return cls(
-            expires if expires is not None and expires < FAR else None,
-            idle if idle is not None and idle < FAR else None,
-        )
-
-    def until(self, used: float) -> float | None:
-        """When a record last used at a time expires, Unix time; None never."""
-        ends = [self.expires] if self.expires is not None else []
-        ends += [used + self.idle] if self.idle is not None else []
-        # What lies beyond the calendar is never.
-        return min((end for end in ends if end < FAR), default=None)
-
-    def expired(self, now: float) -> bool:
-        """Whether its time is up, whenever it was last used."""
-        return self.expires is not None and self.expires <= now
-
-
-def check_part_bytes(part_bytes: int) -> int:
-    if not 4096 <= part_bytes <= 256 * 2**20:
-        raise StoreError(f"Parts of {part_bytes} bytes are refused: give 4096 to 268435456, 4194304 is usual.")
-    return part_bytes

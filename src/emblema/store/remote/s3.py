@@ -1,20 +1,27 @@
 """Chunks and patches in a bucket of S3 or what speaks like it: one object for each, made once."""
 
 import logging
+import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
+from urllib.parse import urlsplit
 
-from emblema.errors import CapacityError, LoadError, StoreError
-from emblema.store.format import Reader, buffers, open_source, size
+from emblema.errors import LoadError, StoreError
+from emblema.store.format import Reader, buffers, size
 from emblema.store.record import SHARED, Record, Terms
-from emblema.store.remote.bucket import is_empty, is_outage, lasting_attributes, lasting_of, open_bucket, scrub_options
-from emblema.store.remote.calls import Caller, OutageError, RemoteStatistics, RestingError, is_damaged
-from emblema.store.remote.options import RemoteKeywords, RemoteOptions
-from emblema.store.remote.parts import Buffer, Lasting, PartedSource
+from emblema.store.remote.calls import Caller, CallPolicy, OutageError, RemoteStatistics, RestingError, is_damaged
+from emblema.store.remote.options import Expiry, RemoteKeywords, RemoteOptions
+from emblema.store.remote.parts import Buffer, PartedSource, open_parts
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
+_REFUSED = re.compile(r"status code: 4(?!08|29)\d\d")
+_SECRET = re.compile("secret|token|key|password|credential", re.IGNORECASE)
+_EXPIRES = "emblema-expires"
+_IDLE = "emblema-idle"
 
 
 class S3Tier:
@@ -55,11 +62,11 @@ class S3Tier:
         policy = self._options.policy
         named = dict(options or {})
         self._obstore: Any = obstore
-        self._bucket = open_bucket(url, named, policy, policy.reply_seconds)
-        self._uploads = open_bucket(url, named, policy, policy.upload_seconds)
+        self._bucket = _open_bucket(url, named, policy, policy.reply_seconds)
+        self._uploads = _open_bucket(url, named, policy, policy.upload_seconds)
         self._address = url
         self._caller = Caller(
-            url, policy, (obstore.exceptions.BaseError, OSError), is_outage, lambda text: scrub_options(text, named)
+            url, policy, (obstore.exceptions.BaseError, OSError), _is_outage, lambda text: _scrub_options(text, named)
         )
 
     def __repr__(self) -> str:
@@ -90,12 +97,8 @@ class S3Tier:
         header = record.header
         key = self._keys.record(header.owner, header.id)
         length = size(record)
-        if length > self._options.largest_bytes:
-            raise CapacityError(
-                f"{header.id[:12]} has {length} bytes, the S3 tier takes at most {self._options.largest_bytes}: "
-                "raise largest_bytes, or store smaller pieces."
-            )
-        lasting = self._caller.store(header.id, lambda: self._within(record, Lasting.of(header.created, terms)))
+        self._options.check_size(header.id, length)
+        expiry = self._caller.store(header.id, lambda: self._within(record, Expiry.of(header.created, terms)))
         # Before the patch itself, so that none is ever there that its chunk does not know of.
         for chunk in dict.fromkeys(header.chunks):
             for note in (
@@ -104,9 +107,9 @@ class S3Tier:
             ):
                 self._caller.store(header.id, partial(self._obstore.put, self._bucket, note, b""))
         pieces = list(buffers(record))
-        if not self._caller.store(header.id, lambda: self._create(key, pieces, lasting)):
+        if not self._caller.store(header.id, lambda: self._create(key, pieces, expiry)):
             self._clear_way(header.id, header.owner)
-            self._caller.store(header.id, lambda: self._create(key, pieces, lasting))
+            self._caller.store(header.id, lambda: self._create(key, pieces, expiry))
         self._caller.count("writes")
         self._caller.count("bytes_written", length)
 
@@ -130,7 +133,7 @@ class S3Tier:
         key = self._keys.record(owner, id)
         if not is_damaged(lambda: self._find(id, owner)):
             return False
-        log.warning("%s in %s is deleted: %s", id[:12], self._address, reason)
+        _LOG.warning("%s in %s is deleted: %s", id[:12], self._address, reason)
         self._caller.store(id, lambda: self._obstore.delete(self._bucket, [key]))
         return True
 
@@ -149,7 +152,7 @@ class S3Tier:
         except FileNotFoundError:
             return None
         except self._caller.failures as error:
-            if is_empty(error):
+            if _is_empty(error):
                 raise LoadError(id, "its object is empty") from None
             raise self._caller.outage(id, error) from None
         self._caller.count("bytes_read", len(first))
@@ -160,10 +163,7 @@ class S3Tier:
             )
         fetch = partial(self._fetch, id, key, length, found.meta["e_tag"])
         source = PartedSource(id, length, self._options.part_bytes, fetch, first, self._options.group)
-        reader = open_source(source.read_into, length, id, source.close)
-        if reader.header.owner != owner:
-            raise LoadError(id, "the server gave another owner's record")
-        return reader
+        return open_parts(source, owner)
 
     def _fetch(self, id: str, key: str, length: int, tag: str | None, number: int, count: int) -> Sequence[Buffer]:
         start = number * self._options.part_bytes
@@ -184,35 +184,35 @@ class S3Tier:
 
     def _expired(self, id: str, owner: str, attributes: Mapping[str, str], made: float) -> bool:
         """Whether a record's time is up, in which case it goes; otherwise an idle time begins anew."""
-        lasting, now, used = lasting_of(attributes), self._options.clock(), f"{self._keys.record(owner, id)}/used"
+        expiry, now, used = _expiry_of(attributes), self._options.clock(), f"{self._keys.record(owner, id)}/used"
         last = made
-        if lasting.idle is not None:
+        if expiry.idle is not None:
             with suppress(FileNotFoundError):
                 last = max(last, self._obstore.head(self._bucket, used)["last_modified"].timestamp())
-        until = lasting.until(last)
+        until = expiry.until(last)
         if until is not None and until <= now:
             self._remove(id, owner)
             return True
-        if lasting.idle is not None and now - last > lasting.idle / 10:
+        if expiry.idle is not None and now - last > expiry.idle / 10:
             self._obstore.put(self._bucket, used, b"")
         return False
 
-    def _within(self, record: Record, lasting: Lasting) -> Lasting:
+    def _within(self, record: Record, expiry: Expiry) -> Expiry:
         """No longer than the chunks a patch was made from, as far as they are here and expire."""
-        ends = [] if lasting.expires is None else [lasting.expires]
+        ends = [] if expiry.expires is None else [expiry.expires]
         for chunk in dict.fromkeys(record.header.chunks):
             for owner in dict.fromkeys((record.header.owner, SHARED)):
                 with suppress(FileNotFoundError):
                     key = self._keys.record(owner, chunk)
                     found = self._obstore.get(self._bucket, key, options={"head": True})
-                    end = lasting_of(found.attributes).until(self._options.clock())
+                    end = _expiry_of(found.attributes).until(self._options.clock())
                     ends += [] if end is None else [end]
-        return Lasting(min(ends, default=None), lasting.idle)
+        return Expiry(min(ends, default=None), expiry.idle)
 
-    def _create(self, key: str, pieces: Sequence[Buffer], lasting: Lasting) -> bool:
+    def _create(self, key: str, pieces: Sequence[Buffer], expiry: Expiry) -> bool:
         """Whether it was made now; False where it is there already, as it is when an answer was lost."""
         try:
-            self._obstore.put(self._uploads, key, pieces, attributes=lasting_attributes(lasting), mode="create")
+            self._obstore.put(self._uploads, key, pieces, attributes=_expiry_attributes(expiry), mode="create")
         except self._obstore.exceptions.AlreadyExistsError:
             return False
         return True
@@ -261,3 +261,83 @@ class S3Tier:
         except FileNotFoundError:
             return False
         return True
+
+
+def _open_bucket(url: str, options: Mapping[str, str], policy: CallPolicy, seconds: float) -> Any:
+    """A bucket each of whose requests takes at most so many seconds; tries are the caller's.
+
+    Raises:
+        StoreError: the address or an option is not one.
+    """
+    from obstore.exceptions import BaseError
+    from obstore.store import S3Store
+
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc or "@" in url or parts.query:
+        raise StoreError(
+            "The address of the S3 tier is not s3://bucket or s3://bucket/path: give the endpoint and the credentials "
+            "in options, or in the usual AWS variables of the environment."
+        )
+    try:
+        return S3Store.from_url(
+            url,
+            config=cast(Any, dict(options)),
+            client_options={
+                "connect_timeout": timedelta(seconds=policy.connect_seconds),
+                "timeout": timedelta(seconds=seconds),
+                "allow_http": options.get("endpoint", "").startswith("http://"),
+            },
+            retry_config={"max_retries": 0},
+        )
+    except (BaseError, ValueError, TypeError) as error:
+        reason = _scrub_options(str(error).partition("\n\n")[0], options)
+    raise StoreError(f"The S3 tier cannot use {url} with the options {sorted(options)}: {reason}")
+
+
+def _scrub_options(text: str, options: Mapping[str, str]) -> str:
+    """A message without the secrets that the options hold."""
+    secrets = [value for name, value in options.items() if _SECRET.search(name) and value]
+    secrets.append(urlsplit(options.get("endpoint", "")).netloc.rpartition("@")[0])
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether an error means that the server said nothing, rather than that it said no."""
+    from obstore import exceptions
+
+    no = (
+        FileNotFoundError,
+        exceptions.AlreadyExistsError,
+        exceptions.PreconditionError,
+        exceptions.PermissionDeniedError,
+        exceptions.UnauthenticatedError,
+    )
+    return not isinstance(error, no) and _REFUSED.search(str(error)) is None
+
+
+def _is_empty(error: Exception) -> bool:
+    """Whether an object has no bytes at all, so that no range of it can be had."""
+    return "status code: 416" in str(error)
+
+
+def _expiry_attributes(expiry: Expiry) -> dict[str, str]:
+    """Terms as an object's own metadata."""
+    named = ((_EXPIRES, expiry.expires), (_IDLE, expiry.idle))
+    return {name: repr(float(value)) for name, value in named if value is not None}
+
+
+def _expiry_of(attributes: Mapping[str, str]) -> Expiry:
+    """Terms from an object's metadata; what cannot be read has expired."""
+    return Expiry(*(_seconds(attributes.get(name)) for name in (_EXPIRES, _IDLE)))
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) else 0.0
