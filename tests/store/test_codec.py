@@ -21,6 +21,7 @@ from emblema.store.codec import (
     chunk_kind,
     chunk_record,
     layer_bytes,
+    make_record,
     read_artifact,
     read_encoded,
     read_layer,
@@ -30,7 +31,6 @@ from emblema.store.compression import COMPRESSIONS, Compression
 from emblema.store.format import Reader
 from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.record import Record
-from emblema.store.tensors import make_record
 from tests.families import CASES, loaded, picture, words
 from tests.store.corpus import OWNER, chunk, identity, patch
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emblema.errors import LoadError, StoreError
-from emblema.store import format, header
-from emblema.store.header import ITEM_BYTES, MAX_HEADER
+from emblema.store import format
+from emblema.store.format import ITEM_BYTES, MAX_HEADER
 from emblema.store.record import SHARED, Array, Record, RecordHeader
 from tests.store.corpus import OWNER, compact, file_bytes, identity, join, opened, record, signed, split
 
@@ -212,10 +212,10 @@ def test_an_earlier_version_is_read_by_its_own_rules_into_the_same_record(monkey
     with pytest.raises(LoadError, match="format version is 0"):
         format.open_bytes(data)
 
-    def version_0(fields: dict[str, Any]) -> header.Parsed:
-        return header.VERSIONS[1]({n: v for n, v in {**fields, "created": fields["born"]}.items() if n != "born"})
+    def version_0(fields: dict[str, Any]) -> format.Parsed:
+        return format.VERSIONS[1]({n: v for n, v in {**fields, "created": fields["born"]}.items() if n != "born"})
 
-    monkeypatch.setattr(header, "VERSIONS", {**header.VERSIONS, 0: version_0})
+    monkeypatch.setattr(format, "VERSIONS", {**format.VERSIONS, 0: version_0})
     reader = format.open_bytes(data, identity(6))
     assert reader.header == format.open_bytes(file_bytes(6)).header
     again = Record(reader.header, {name: reader.read(name) for name in reader.header.sizes})

@@ -17,7 +17,7 @@ from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.store import format
 from emblema.store.codec import chunk_record
-from emblema.store.header import ITEM_BYTES, MAX_HEADER
+from emblema.store.format import ITEM_BYTES, MAX_HEADER
 from emblema.store.record import SHARED
 from tests.store.corpus import compact, file_bytes, identity, opened, split
 

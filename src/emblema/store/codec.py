@@ -1,21 +1,40 @@
 """Chunks and patches as records and back; the names and the order of their tensors are in `docs/store-format.md`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, get_args
+from types import MappingProxyType
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from emblema.errors import LoadError, StoreError
 from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.store.compression import Compression, check_compression, compress, restore
 from emblema.store.keys import ArtifactKind, PatchKey, key_of_written
-from emblema.store.record import Record, RecordHeader, RecordReader
-from emblema.store.tensors import DTYPES, FLOATS, NAMES, checked, dtype_name, make_record, natural, require, to_tensor
+from emblema.store.record import Array, Record, RecordHeader, RecordKind, RecordReader
 
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+    }
+)
+NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+Value = TypeVar("Value")
 SLOTS = ("keys", "values")
 ENCODED = ("token_ids", "positions", "visual", "groups", "embeds")
 
@@ -52,7 +71,7 @@ def chunk_record(
             if scales is not None:
                 tensors[f"layers.{index}.{slot}.scales"] = scales
             tensors[f"layers.{index}.{slot}"] = stored
-            shapes[slot] = [rows.shape[0], rows.shape[2], dtype_name(rows)]
+            shapes[slot] = [rows.shape[0], rows.shape[2], _dtype_name(rows)]
         layers.append(shapes)
     meta = {
         "media": chunk.kind,
@@ -71,7 +90,7 @@ def chunk_kind(header: RecordHeader) -> ChunkKind:
     Raises:
         LoadError: the record is no chunk.
     """
-    return checked(header, _kind)
+    return _checked(header, _kind)
 
 
 def layer_bytes(header: RecordHeader) -> tuple[int, ...]:
@@ -82,13 +101,13 @@ def layer_bytes(header: RecordHeader) -> tuple[int, ...]:
     """
 
     def sizes(header: RecordHeader) -> tuple[int, ...]:
-        rows = natural(header.meta["tokens"])
+        rows = _natural(header.meta["tokens"])
         return tuple(
             sum(_slot_bytes(header, f"layers.{index}.{slot}", rows, *_slot(layer, slot)) for slot in SLOTS)
             for index, layer in enumerate(_layers(header))
         )
 
-    return checked(header, sizes)
+    return _checked(header, sizes)
 
 
 def read_encoded(reader: RecordReader) -> Encoded:
@@ -97,7 +116,7 @@ def read_encoded(reader: RecordReader) -> Encoded:
     Raises:
         LoadError: it is damaged, or the record is no chunk.
     """
-    return checked(reader.header, lambda header: _encoded(reader, header))
+    return _checked(reader.header, lambda header: _encoded(reader, header))
 
 
 def read_layer(reader: RecordReader, layer: int) -> LayerRows:
@@ -109,16 +128,16 @@ def read_layer(reader: RecordReader, layer: int) -> LayerRows:
 
     def rows(header: RecordHeader) -> LayerRows:
         layers = _layers(header)
-        require(0 <= layer < len(layers), f"it has no layer {layer}")
+        _require(0 <= layer < len(layers), f"it has no layer {layer}")
         return _layer(reader, layer, layers[layer])
 
-    return checked(reader.header, rows)
+    return _checked(reader.header, rows)
 
 
 def read_layers(reader: RecordReader) -> Iterator[LayerRows]:
     """All layers' rows of a chunk, the first first, each read when it is asked for; as `read_layer`."""
-    for index, layer in enumerate(checked(reader.header, _layers)):
-        yield checked(reader.header, partial(_in_order, reader, index, layer))
+    for index, layer in enumerate(_checked(reader.header, _layers)):
+        yield _checked(reader.header, partial(_in_order, reader, index, layer))
 
 
 def artifact_record(key: PatchKey, id: str, artifact: Artifact, owner: str, *, created: float) -> Record:
@@ -150,7 +169,7 @@ def read_artifact(reader: RecordReader) -> tuple[PatchKey, Artifact]:
     Raises:
         LoadError: it is damaged, or the record is no patch.
     """
-    return checked(reader.header, lambda header: _artifact(reader, header), kind="patch")
+    return _checked(reader.header, lambda header: _artifact(reader, header), kind="patch")
 
 
 def patch_key(reader: RecordReader) -> PatchKey:
@@ -159,24 +178,24 @@ def patch_key(reader: RecordReader) -> PatchKey:
     Raises:
         LoadError: the header is damaged, or the record is no patch.
     """
-    return checked(reader.header, _key, kind="patch")
+    return _checked(reader.header, _key, kind="patch")
 
 
 def _encoded(reader: RecordReader, header: RecordHeader) -> Encoded:
     _layers(header)
-    count, span = natural(header.meta["tokens"]), natural(header.meta["span"])
-    token_ids = to_tensor(reader, "token_ids", ("I64",), count)
-    positions = to_tensor(reader, "positions", ("I64",), None, count)
-    rows = to_tensor(reader, "visual", ("I64",), None)
+    count, span = _natural(header.meta["tokens"]), _natural(header.meta["span"])
+    token_ids = _to_tensor(reader, "token_ids", ("I64",), count)
+    positions = _to_tensor(reader, "positions", ("I64",), None, count)
+    rows = _to_tensor(reader, "visual", ("I64",), None)
     ordered = bool((rows[1:] > rows[:-1]).all()) and (len(rows) == 0 or (int(rows[0]) >= 0 and int(rows[-1]) < count))
-    require(ordered, "visual does not name rows in their order")
+    _require(ordered, "visual does not name rows in their order")
     visual = torch.zeros(count, dtype=torch.bool)
     visual[rows] = True
-    groups = to_tensor(reader, "groups", ("I64",), count)
-    embeds = to_tensor(reader, "embeds", FLOATS, count, None)
+    groups = _to_tensor(reader, "groups", ("I64",), count)
+    embeds = _to_tensor(reader, "embeds", FLOATS, count, None)
     deepstack = tuple(
-        to_tensor(reader, f"deepstack.{layer}", FLOATS, len(rows), embeds.shape[1])
-        for layer in range(natural(header.meta["deepstack"]))
+        _to_tensor(reader, f"deepstack.{layer}", FLOATS, len(rows), embeds.shape[1])
+        for layer in range(_natural(header.meta["deepstack"]))
     )
     return Encoded(token_ids, embeds, positions, span, visual, deepstack, groups)
 
@@ -186,7 +205,7 @@ def _in_order(reader: RecordReader, index: int, layer: Any, header: RecordHeader
 
 
 def _layer(reader: RecordReader, index: int, layer: Any) -> LayerRows:
-    count = natural(reader.header.meta["tokens"])
+    count = _natural(reader.header.meta["tokens"])
     return LayerRows(*(_rows(reader, index, slot, count, *_slot(layer, slot)) for slot in SLOTS))
 
 
@@ -195,27 +214,27 @@ def _rows(
 ) -> Tensor:
     name = f"layers.{layer}.{slot}"
     scaled = f"{name}.scales" in reader.header.sizes
-    scales = to_tensor(reader, f"{name}.scales", ("F32",), heads, width) if scaled else None
+    scales = _to_tensor(reader, f"{name}.scales", ("F32",), heads, width) if scaled else None
     kept = ("F8_E4M3", "I8") if scaled else (NAMES[dtype], "BF16")
-    return restore(to_tensor(reader, name, kept, heads, count, width), scales, dtype)
+    return restore(_to_tensor(reader, name, kept, heads, count, width), scales, dtype)
 
 
 def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[PatchKey, Artifact]:
     meta = header.meta
     key = _key(header)
-    require(key.chunks == set(header.chunks), "its key is of other chunks")
+    _require(key.chunks == set(header.chunks), "its key is of other chunks")
     patched = meta["layers"]
-    require(isinstance(patched, list) and all(isinstance(one, bool) for one in patched), "its layers are malformed")
-    layers = [index for index, one in enumerate(patched) if one]
+    _require(isinstance(patched, list) and all(isinstance(held, bool) for held in patched), "its layers are malformed")
+    layers = [index for index, held in enumerate(patched) if held]
     names = {f"layers.{index}.{slot}.{side}" for index in layers for slot in SLOTS for side in ("left", "right")}
-    require(header.sizes.keys() == names, "it lacks tensors or holds others")
+    _require(header.sizes.keys() == names, "it lacks tensors or holds others")
     found = {index: LayerPatch(*(_factors(reader, f"layers.{index}.{slot}") for slot in SLOTS)) for index in layers}
     return key, _from_patch(key, Patch(tuple(found.get(index) for index in range(len(patched)))))
 
 
 def _key(header: RecordHeader) -> PatchKey:
     meta = header.meta
-    require(isinstance(meta["antecedents"], list) and isinstance(meta["orbit"], bool), "its key is malformed")
+    _require(isinstance(meta["antecedents"], list) and isinstance(meta["orbit"], bool), "its key is malformed")
     return key_of_written(header.model, meta["chunk"], tuple(meta["antecedents"]), meta["orbit"])
 
 
@@ -234,11 +253,11 @@ def _from_patch(key: PatchKey, patch: Patch) -> Artifact:
     """Return what `_as_patch` was given for a key of its kind."""
     layers = [layer for layer in patch.layers if layer is not None]
     if key.kind is ArtifactKind.KEYS:
-        require(len(layers) == len(patch.layers), "it lacks a layer")
+        _require(len(layers) == len(patch.layers), "it lacks a layer")
         return KeyFactors(tuple(layer.keys for layer in layers))
     if key.kind is ArtifactKind.RESIDUAL:
         held = [index for index, layer in enumerate(patch.layers) if layer is not None]
-        require(held == [key.layer], "it is not of its key's layer alone")
+        _require(held == [key.layer], "it is not of its key's layer alone")
         return ResidualStream(layers[0].keys.left, held[0], len(patch.layers))
     return patch
 
@@ -248,8 +267,8 @@ def _nothing(tokens: int, dtype: torch.dtype) -> Factors:
 
 
 def _factors(reader: RecordReader, name: str) -> Factors:
-    left = to_tensor(reader, f"{name}.left", FLOATS, None, None)
-    return Factors(left, to_tensor(reader, f"{name}.right", FLOATS, left.shape[1], None))
+    left = _to_tensor(reader, f"{name}.left", FLOATS, None, None)
+    return Factors(left, _to_tensor(reader, f"{name}.right", FLOATS, left.shape[1], None))
 
 
 def _kind(header: RecordHeader) -> ChunkKind:
@@ -260,24 +279,104 @@ def _kind(header: RecordHeader) -> ChunkKind:
 
 
 def _layers(header: RecordHeader) -> list[Any]:
-    """The chunk's layers, once its tensors are seen to be those that its header calls for, no more and no fewer."""
-    layers, deepstack = header.meta["layers"], natural(header.meta["deepstack"])
+    """The chunk's layers; ValueError where its tensors are not exactly those that its header calls for."""
+    layers, deepstack = header.meta["layers"], _natural(header.meta["deepstack"])
     names = header.sizes.keys()
-    require(isinstance(layers, list) and len(layers) + deepstack <= len(names), "it lacks tensors")
+    _require(isinstance(layers, list) and len(layers) + deepstack <= len(names), "it lacks tensors")
     slots = {f"layers.{index}.{slot}" for index in range(len(layers)) for slot in SLOTS}
     called = {*ENCODED, *slots, *(f"deepstack.{index}" for index in range(deepstack))}
-    require(called <= names <= called | {f"{slot}.scales" for slot in slots}, "it lacks tensors or holds others")
+    _require(called <= names <= called | {f"{slot}.scales" for slot in slots}, "it lacks tensors or holds others")
     return list(layers)
 
 
 def _slot(layer: Any, slot: str) -> tuple[int, int, torch.dtype]:
     heads, width, dtype = layer[slot]
-    require(dtype in FLOATS, f"rows of {str(dtype)[:20]}")
-    return natural(heads), natural(width), DTYPES[dtype]
+    _require(dtype in FLOATS, f"rows of {str(dtype)[:20]}")
+    return _natural(heads), _natural(width), DTYPES[dtype]
 
 
 def _slot_bytes(header: RecordHeader, name: str, rows: int, heads: int, width: int, dtype: torch.dtype) -> int:
-    """Bytes of a slot in memory; what is stored bears them out, as no number takes less than one byte."""
+    """Bytes of a slot in memory; ValueError where fewer numbers are stored, as each takes a byte or more."""
     numbers = heads * rows * width
-    require(numbers <= header.sizes[name], f"{name} is smaller than its shape")
+    _require(numbers <= header.sizes[name], f"{name} is smaller than its shape")
     return numbers * dtype.itemsize
+
+
+def make_record(
+    id: str,
+    kind: RecordKind,
+    owner: str,
+    model: str,
+    chunks: tuple[str, ...],
+    created: float,
+    meta: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+) -> Record:
+    """A record of tensors by name; those on the CPU are not copied.
+
+    Raises:
+        StoreError: a tensor's dtype has no place in the format.
+    """
+    arrays = {name: _array(tensor) for name, tensor in tensors.items()}
+    sizes = {name: array.data.nbytes for name, array in arrays.items()}
+    return Record(RecordHeader(id, kind, owner, model, chunks, created, meta, sizes), arrays)
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    """A tensor's dtype as safetensors spells it.
+
+    Raises:
+        StoreError: it has no place in the format.
+    """
+    if tensor.dtype not in NAMES:
+        raise StoreError(f"a tensor of {tensor.dtype} cannot be stored: convert it to one of {', '.join(DTYPES)}")
+    return NAMES[tensor.dtype]
+
+
+def _to_tensor(reader: RecordReader, name: str, dtypes: tuple[str, ...], *shape: int | None) -> Tensor:
+    """A record's tensor of one of `dtypes` and of `shape`, where None is any length.
+
+    Raises:
+        LoadError: it is damaged.
+        ValueError: it is another dtype or shape.
+    """
+    array = reader.read(name)
+    _require(array.dtype in dtypes, f"{name} is {array.dtype}")
+    fits = len(array.shape) == len(shape) and all(
+        want is None or want == got for want, got in zip(shape, array.shape, strict=True)
+    )
+    _require(fits, f"{name} has shape {array.shape}")
+    dtype = DTYPES[array.dtype]
+    if array.data.nbytes == 0:
+        return torch.empty(array.shape, dtype=dtype)
+    return torch.frombuffer(array.data, dtype=dtype).reshape(array.shape)
+
+
+def _checked(header: RecordHeader, decode: Callable[[RecordHeader], Value], kind: RecordKind = "chunk") -> Value:
+    """What `decode` makes of a header.
+
+    Raises:
+        LoadError: the record is of another kind, or its header is not what `decode` asks for.
+    """
+    try:
+        _require(header.kind == kind, f"it is a {header.kind}, not a {kind}")
+        return decode(header)
+    except (ValueError, TypeError, LookupError) as error:
+        raise LoadError(header.id, f"its header does not fit: {error}") from error
+
+
+def _natural(value: Any) -> int:
+    """A header's value as a whole number below 2^31; ValueError where it is none."""
+    _require(type(value) is int and 0 <= value < 2**31, "a number is malformed")
+    return int(value)
+
+
+def _require(holds: bool, what: str) -> None:
+    """ValueError where something does not hold."""
+    if not holds:
+        raise ValueError(what)
+
+
+def _array(tensor: Tensor) -> Array:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return Array(_dtype_name(tensor), tuple(tensor.shape), flat.view(torch.uint8).numpy().data)
