@@ -11,13 +11,12 @@ from benchmarks.window.online import Foreknown, Recency, Standing, advance, repl
 from benchmarks.window.optimum import optimum
 from emblema.errors import CapacityError, PlanError
 from emblema.store.keys import ArtifactKind, PatchKey
-from emblema.window.placement import EXACT, Candidate, Held, Limits, rows_to_compute
-from emblema.window.placement.data import Task
-from emblema.window.placement.exact import exactly
-from emblema.window.placement.search import searched
+from emblema.window.placement.problem import Candidate, PlacementLimits, PlacementProblem, price_in_rows
+from emblema.window.placement.solver import MOST_EXACT, search, solve_exactly
+from tests.window.placing import available
 
 SIZES = {name: Candidate(name, 10 + 7 * place, 10 + 7 * place) for place, name in enumerate("abcd")}
-LIMITS = Limits(bytes=70)
+LIMITS = PlacementLimits(bytes=70)
 
 traces = st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=2, unique=True), min_size=1, max_size=4)
 
@@ -63,7 +62,7 @@ def test_online_decisions_stay_near_the_optimum(forming: bool) -> None:
     assert known <= 1.15 * least
 
 
-def mixed(seed: int, count: int) -> Task:
+def mixed(seed: int, count: int) -> PlacementProblem:
     """Chunks of which twelve past windows left patches, half of them to be had or not, in a budget that is short."""
     drawn = random.Random(seed)
     names = [f"{place:02}" for place in range(count)]
@@ -84,22 +83,22 @@ def mixed(seed: int, count: int) -> Task:
         ]
     settled = {name: drawn.sample(names, drawn.randint(0, 4)) for name in names if drawn.random() < 0.4}
     least = sum(one.bytes for one in every if one.required)
-    limits = Limits(bytes=max(least, int(sum(one.bytes for one in every) * drawn.uniform(0.5, 1.0))))
-    return Task(tuple(every), Held.of(keys, settled), limits, rows_to_compute, ())
+    limits = PlacementLimits(bytes=max(least, int(sum(one.bytes for one in every) * drawn.uniform(0.5, 1.0))))
+    return PlacementProblem(tuple(every), available(keys, settled), limits, price_in_rows, ())
 
 
 def test_the_search_is_near_the_optimum_where_that_is_known() -> None:
-    totals = [(searched(task).total, exactly(task).total) for task in (mixed(seed, 8) for seed in range(24))]
+    totals = [(search(task).total, solve_exactly(task).total) for task in (mixed(seed, 8) for seed in range(24))]
     assert sum(found <= best + 1e-9 for found, best in totals) >= 0.85 * len(totals)
     assert sum(found for found, _ in totals) <= 1.05 * sum(best for _, best in totals)
 
 
 def test_a_long_window_that_slides_computes_only_what_is_new() -> None:
     # More than the optimum is found for: survivors stay where they are, the oldest leave, the newest goes behind.
-    shown = 2 * EXACT
+    shown = 2 * MOST_EXACT
     sizes = {f"{step:03}": Candidate(f"{step:03}", 64, 64) for step in range(3 * shown)}
     trace = [[name] for name in sizes]
-    found = replay(trace, sizes, Limits(bytes=64 * shown), Recency(trace))
+    found = replay(trace, sizes, PlacementLimits(bytes=64 * shown), Recency(trace))
     assert cost(found) == 64 * len(trace)
     assert len(found[-1].order) == shown
     assert found[-1].order == tuple(sorted(found[-1].order))
@@ -108,28 +107,28 @@ def test_a_long_window_that_slides_computes_only_what_is_new() -> None:
 
 def test_a_chunk_that_returns_to_the_order_it_knew_is_not_computed_again() -> None:
     trace = [["a"], ["a", "b"], ["a", "c"], ["a", "b"]]
-    found = replay(trace, SIZES, Limits(bytes=40), Foreknown(trace))
+    found = replay(trace, SIZES, PlacementLimits(bytes=40), Foreknown(trace))
     assert [placed.cost for placed in found] == [10.0, 17.0, 24.0, 0.0]
     assert found[-1].lanes == ("settled", "patch")
-    bare = replay(trace, SIZES, Limits(bytes=40), Foreknown(trace), forming=False)
+    bare = replay(trace, SIZES, PlacementLimits(bytes=40), Foreknown(trace), forming=False)
     assert bare[-1].cost == 17.0
 
 
 def test_what_leaves_forgets_what_it_absorbed() -> None:
-    standing = Standing(("a", "b"), Held.of((), {"a": (), "b": ("a",)}, canonical=()))
-    placed = advance(standing, [SIZES["c"]], [SIZES["a"], SIZES["b"]], Limits(bytes=45), lambda one: 1.0)
+    standing = Standing(("a", "b"), available((), {"a": (), "b": ("a",)}, canonical=()))
+    placed = advance(standing, [SIZES["c"]], [SIZES["a"], SIZES["b"]], PlacementLimits(bytes=45), lambda one: 1.0)
     after = standing.after(placed)
     assert "a" in placed.order or "b" in placed.order
-    assert set(after.held.settled) == set(placed.order)
+    assert set(after.rows.written) == set(placed.order)
 
 
 def test_what_cannot_be_replayed_is_refused() -> None:
     with pytest.raises(PlanError, match="size is not given"):
         replay([["x"]], SIZES, LIMITS, Recency([["x"]]))
-    with pytest.raises(CapacityError, match="have to stand"):
+    with pytest.raises(CapacityError, match="have to be in"):
         replay([["a", "b", "c", "d"]], SIZES, LIMITS, Recency([]))
-    with pytest.raises(PlanError, match="stands in the window"):
+    with pytest.raises(PlanError, match="is in the window"):
         advance(Standing(("z",)), [SIZES["a"]], [], LIMITS, lambda one: 1.0)
     many = {f"{index}": Candidate(f"{index}", 1, 1) for index in range(8)}
     with pytest.raises(PlanError, match="windows to follow"):
-        optimum([list(many)], many, Limits())
+        optimum([list(many)], many, PlacementLimits())

@@ -17,7 +17,7 @@ from emblema.kv.layout import kv_bytes
 from emblema.session.prompt_reader import PromptPart
 from emblema.session.requests import Prefill
 from emblema.store.store import Store
-from emblema.window.parts import Handle
+from emblema.window.parts import PartHandle
 
 AUTO, FULL, PREFIX, BLIND, BROUGHT = "auto", "full", "prefix", "blind", "auto, as prompts"
 ARMS = {"agent": (FULL, AUTO, PREFIX, BLIND), "novelty": (FULL, AUTO, BROUGHT)}
@@ -69,8 +69,8 @@ class WindowArm:
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter) -> None:
         self.engine, self.trace, self.counter = _behind(engine), trace, counter
         self.window = self.engine.window()
-        self._handles: dict[int, Handle] = {}
-        self._embeddings: dict[Handle, int] = {}
+        self._handles: dict[int, PartHandle] = {}
+        self._embeddings: dict[PartHandle, int] = {}
 
     def follow(self, step: Step) -> None:
         self._move(step)
@@ -85,7 +85,7 @@ class WindowArm:
         self.engine.settle()
         later = self.counter.rows - before - rows
         new += prefill.prompt.tokens - self.window.tokens
-        kept = sum(self._embeddings.get(handle, 0) for handle in self.window.departed)
+        kept = sum(self._embeddings.get(handle, 0) for handle in self.window.evicted)
         held = self.window.bytes + kept + _stored(self.engine)
         canary = self.engine.policy_runtime.statistics.canary
         checks = canary.checks + canary.trials

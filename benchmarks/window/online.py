@@ -5,14 +5,22 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from emblema.errors import PlanError
-from emblema.window.placement import place
-from emblema.window.placement.data import Candidate, Held, Limits, Placement, Price, rows_to_compute
+from emblema.link.policy.policy import Lane
+from emblema.window.placement.problem import (
+    AvailableRows,
+    Candidate,
+    Placement,
+    PlacementLimits,
+    Price,
+    price_in_rows,
+)
+from emblema.window.placement.solver import solve_placement
 
 HALF_LIFE = 4.0
 """Steps in which what a chunk was or will be asked for loses half of its weight."""
 
 Trace = Sequence[Sequence[str]]
-"""For every step, the ids that have to stand in the window."""
+"""For every step, the ids that have to be in in the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +29,11 @@ class Standing:
 
     Attributes:
         order: ids in order.
-        held: what is stored, and what the rows of the chunks in `order` absorbed; nothing at first.
+        rows: what is stored, and what the rows of the chunks in `order` absorbed; nothing at first.
     """
 
     order: tuple[str, ...] = ()
-    held: Held = field(default_factory=lambda: Held(canonical=frozenset()))
+    rows: AvailableRows = field(default_factory=lambda: AvailableRows(canonical=frozenset()))
 
     def after(self, placed: Placement, *, forming: bool = True) -> "Standing":
         """The window once a placement was carried out.
@@ -33,14 +41,14 @@ class Standing:
         Args:
             forming: a chunk that was computed behind others leaves a patch for their order.
         """
-        settled: dict[str, frozenset[str]] = {}
-        patches = dict(self.held.patches)
+        written: dict[str, frozenset[str]] = {}
+        patches = dict(self.rows.patches)
         for index, (name, lane) in enumerate(zip(placed.order, placed.lanes, strict=True)):
             before = placed.order[:index]
-            settled[name] = self.held.settled[name] if lane == "settled" else frozenset(before)
-            if forming and lane == "fresh":
+            written[name] = self.rows.written[name] if lane is Lane.SETTLED else frozenset(before)
+            if forming and lane is Lane.FRESH:
                 patches[name] = patches.get(name, frozenset()) | {before}
-        return Standing(placed.order, replace(self.held, patches=patches, settled=settled))
+        return Standing(placed.order, replace(self.rows, patches=patches, written=written))
 
 
 class Foresight(Protocol):
@@ -55,12 +63,12 @@ class Recency:
     """A chunk is worth its price, halved for every `half_life` steps since it was last asked for (online)."""
 
     trace: Trace
-    price: Price = rows_to_compute
+    price: Price = price_in_rows
     half_life: float = HALF_LIFE
 
     def __call__(self, candidate: Candidate, step: int) -> float:
         past = [index for index in range(step) if candidate.id in self.trace[index]]
-        return _faded(self.price(candidate, "fresh"), step - past[-1], self.half_life) if past else 0.0
+        return _faded(self.price(candidate, Lane.FRESH), step - past[-1], self.half_life) if past else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,51 +76,51 @@ class Foreknown:
     """A chunk is worth its price, halved for every `half_life` steps until it is asked for next (offline)."""
 
     trace: Trace
-    price: Price = rows_to_compute
+    price: Price = price_in_rows
     half_life: float = HALF_LIFE
 
     def __call__(self, candidate: Candidate, step: int) -> float:
         coming = next((index for index in range(step, len(self.trace)) if candidate.id in self.trace[index]), None)
-        return 0.0 if coming is None else _faded(self.price(candidate, "fresh"), coming - step, self.half_life)
+        return 0.0 if coming is None else _faded(self.price(candidate, Lane.FRESH), coming - step, self.half_life)
 
 
 def advance(
     standing: Standing,
     asked: Sequence[Candidate],
     others: Sequence[Candidate],
-    limits: Limits,
+    limits: PlacementLimits,
     worth: Callable[[Candidate], float],
-    price: Price = rows_to_compute,
+    price: Price = price_in_rows,
 ) -> Placement:
     """One decision: the chunks asked for stand in the window; who else of those standing stays, and in which order.
 
     Args:
-        asked: chunks that have to stand there now.
+        asked: chunks that have to be in there now.
         others: sizes of the chunks that stand there already; those asked for are passed over.
         worth: what it is worth to keep one of them.
 
     Raises:
         CapacityError: the chunks asked for do not fit.
-        PlanError: a chunk that stands in the window is unknown.
+        PlanError: a chunk that is in the window is unknown.
     """
     sizes = {one.id: one for one in others} | {one.id: one for one in asked}
     unknown = [name for name in standing.order if name not in sizes]
     if unknown:
-        raise PlanError(f"chunk {unknown[0][:12]} stands in the window: give its sizes among the others")
+        raise PlanError(f"chunk {unknown[0][:12]} is in the window: give its sizes among the others")
     names = {one.id for one in asked}
     kept = [
         replace(sizes[name], worth=float("inf") if name in names else worth(sizes[name])) for name in standing.order
     ]
     new = [replace(one, worth=float("inf")) for one in asked if one.id not in standing.order]
-    return place([*kept, *new], standing.held, limits, price)
+    return solve_placement([*kept, *new], standing.rows, limits, price)
 
 
 def replay(
     trace: Trace,
     sizes: Mapping[str, Candidate],
-    limits: Limits,
+    limits: PlacementLimits,
     foresight: Foresight,
-    price: Price = rows_to_compute,
+    price: Price = price_in_rows,
     *,
     begin: Standing | None = None,
     forming: bool = True,

@@ -6,7 +6,7 @@ from itertools import combinations, permutations
 
 from benchmarks.window.online import Foreknown, Recency, Standing, Trace, known, replay
 from emblema.errors import PlanError
-from emblema.window.placement.data import Candidate, Limits, Price, Task, rows_to_compute
+from emblema.window.placement.problem import Candidate, PlacementLimits, PlacementProblem, Price, price_in_rows
 
 STATES = 5_000
 """Windows, with what is stored, that are followed at once at most."""
@@ -26,8 +26,8 @@ class _Followed:
 def optimum(
     trace: Trace,
     sizes: Mapping[str, Candidate],
-    limits: Limits,
-    price: Price = rows_to_compute,
+    limits: PlacementLimits,
+    price: Price = price_in_rows,
     *,
     begin: Standing | None = None,
     forming: bool = True,
@@ -56,7 +56,7 @@ def optimum(
             for spent, after in _steps(one.standing, asked, sizes, limits, price, forming):
                 if one.cost + spent <= most + NEAR:
                     after = _useful(after, later)
-                    place = (after.order, frozenset(after.held.settled.items()))
+                    place = (after.order, frozenset(after.rows.written.items()))
                     added = _Followed(one.cost + spent, after, frozenset(_flat(after)))
                     count += _kept(following.setdefault(place, []), added)
                 if count > STATES:
@@ -80,19 +80,19 @@ def _kept(held: list[_Followed], added: _Followed) -> int:
 
 def _useful(standing: Standing, later: set[str]) -> Standing:
     """The window without patches of chunks that are not asked for any more."""
-    patches = {name: every for name, every in standing.held.patches.items() if name in later}
-    return replace(standing, held=replace(standing.held, patches=patches))
+    patches = {name: every for name, every in standing.rows.patches.items() if name in later}
+    return replace(standing, rows=replace(standing.rows, patches=patches))
 
 
 def _flat(standing: Standing) -> Iterator[tuple[str, tuple[str, ...]]]:
-    return ((name, before) for name, every in standing.held.patches.items() for before in every)
+    return ((name, before) for name, every in standing.rows.patches.items() for before in every)
 
 
 def _steps(
     standing: Standing,
     asked: list[Candidate],
     sizes: Mapping[str, Candidate],
-    limits: Limits,
+    limits: PlacementLimits,
     price: Price,
     forming: bool,
 ) -> Iterator[tuple[float, Standing]]:
@@ -101,11 +101,11 @@ def _steps(
     spare = [known(sizes, name) for name in standing.order if name not in needed]
     for count in range(len(spare) + 1):
         for kept in combinations(spare, count):
-            if count and not limits.hold(
+            if count and not limits.allow(
                 sum(one.tokens for one in (*asked, *kept)), sum(one.bytes for one in (*asked, *kept))
             ):
                 continue
-            task = Task((*asked, *kept), standing.held, limits, price, ())
+            task = PlacementProblem((*asked, *kept), standing.rows, limits, price, ())
             for order in permutations(task.candidates):
-                placed = task.placed(order)
+                placed = task.placement(order)
                 yield placed.cost, standing.after(placed, forming=forming)

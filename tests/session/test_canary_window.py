@@ -13,8 +13,8 @@ from emblema.link.policy.fidelity import LaneReport
 from emblema.link.policy.policy import Lane
 from emblema.session.replies import Reply
 from emblema.session.requests import Prefill
-from emblema.window.graph import Staleness, unseen
-from emblema.window.parts import Handle
+from emblema.window.parts import PartHandle
+from emblema.window.staleness import Staleness, unseen
 from emblema.window.window import Window
 
 ALWAYS = Policy(canary=1, canary_rows=math.inf)
@@ -38,7 +38,7 @@ class Agent:
 
         self.own, self.trace = own, trace
         self.window: Window[Prefill, Reply] = own.window(cascade=cascade)
-        self.handles: dict[int, Handle] = {}
+        self.handles: dict[int, PartHandle] = {}
 
     def walk(self) -> Iterator[tuple[Prefill, bool]]:
         """Each step's prefill, and whether something had left by then."""

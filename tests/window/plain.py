@@ -47,20 +47,20 @@ class PlainWindow:
 
     adapter: Adapter
     items: list[Item] = field(default_factory=list)
-    departed: list[Item] = field(default_factory=list)
+    evicted: list[Item] = field(default_factory=list)
 
     def copy(self) -> "PlainWindow":
-        return PlainWindow(self.adapter, [self._copied(one) for one in self.items], list(self.departed))
+        return PlainWindow(self.adapter, [self._copied(one) for one in self.items], list(self.evicted))
 
     def _copied(self, item: Item) -> Item:
         return Item(item.number, item.encoded, item.rows)
 
     def leave(self, item: Item) -> None:
         self.items.remove(item)
-        self.departed.append(Item(item.number, item.encoded))
+        self.evicted.append(Item(item.number, item.encoded))
 
     def recall(self, item: Item, at: int) -> None:
-        self.departed.remove(item)
+        self.evicted.remove(item)
         self.items.insert(at, Item(item.number, item.encoded))
 
     def unseen(self, index: int) -> bool:

@@ -8,17 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.errors import CapacityError, PlanError
+from emblema.link.policy.policy import Lane
 from emblema.store.keys import ArtifactKind, PatchKey
-from emblema.window.placement import Candidate, Held, Lane, Limits, Placement, place, rows_to_compute
-from emblema.window.placement.data import Task
-from emblema.window.placement.exact import exactly
-from emblema.window.placement.search import searched
+from emblema.window.placement.problem import (
+    AvailableRows,
+    Candidate,
+    Placement,
+    PlacementLimits,
+    PlacementProblem,
+    price_in_rows,
+)
+from emblema.window.placement.solver import search, solve_exactly, solve_placement
+from tests.window.placing import available
 
 NAMES = "abcdef"
 
 
 @st.composite
-def tasks(draw: st.DrawFn, most: int = 5) -> Task:
+def tasks(draw: st.DrawFn, most: int = 5) -> PlacementProblem:
     names = NAMES[: draw(st.integers(1, most))]
     worths = st.sampled_from([inf, 0.0, 1.0, 3.0, 8.0, 30.0])
     every = [Candidate(name, draw(st.integers(1, 9)), draw(st.integers(0, 5)), draw(worths)) for name in names]
@@ -36,13 +43,13 @@ def tasks(draw: st.DrawFn, most: int = 5) -> Task:
     front = every[: draw(st.integers(0, 2))]
     rest = every[len(front) :]
     needed = [*front, *(one for one in rest if one.required)]
-    limits = Limits(
+    limits = PlacementLimits(
         draw(st.none() | st.integers(0, 8).map(lambda more: more + sum(one.bytes for one in needed))),
         draw(st.none() | st.integers(0, 20).map(lambda more: more + sum(one.tokens for one in needed))),
     )
-    return Task(
+    return PlacementProblem(
         tuple(rest),
-        Held.of(keys, settled, draw(st.none() | st.sets(st.sampled_from(NAMES)))),
+        available(keys, settled, draw(st.none() | st.sets(st.sampled_from(NAMES)))),
         limits,
         draw(st.sampled_from(PRICES)),
         tuple(front),
@@ -55,40 +62,40 @@ def in_seconds(candidate: Candidate, lane: Lane) -> float:
     return base + 0.25 * candidate.tokens * (lane == "fresh")
 
 
-PRICES = (rows_to_compute, in_seconds)
+PRICES = (price_in_rows, in_seconds)
 
 
-def brute(task: Task) -> float:
+def brute(task: PlacementProblem) -> float:
     """The least total over every order of every subset."""
     totals = []
     for count in range(len(task.candidates) + 1):
         for chosen in combinations(task.candidates, count):
             if all(one in chosen for one in task.candidates if one.required) and task.fits((*task.front, *chosen)):
-                totals += [task.placed((*task.front, *order)).total for order in permutations(chosen)]
+                totals += [task.placement((*task.front, *order)).total for order in permutations(chosen)]
     return min(totals)
 
 
-def check(task: Task, found: Placement) -> None:
+def check(task: PlacementProblem, found: Placement) -> None:
     every = {one.id: one for one in (*task.front, *task.candidates)}
     assert sorted((*found.order, *found.left)) == sorted(every)
     assert found.order[: len(task.front)] == tuple(one.id for one in task.front)
     assert all(not every[name].required for name in found.left)
     assert task.fits([every[name] for name in found.order])
-    again = task.placed([every[name] for name in found.order])
+    again = task.placement([every[name] for name in found.order])
     assert (found.lanes, found.total) == (again.lanes, pytest.approx(again.total))
 
 
 @given(tasks())
-def test_small_sets_are_placed_at_the_least_total(task: Task) -> None:
-    found = exactly(task)
+def test_small_sets_are_placed_at_the_least_total(task: PlacementProblem) -> None:
+    found = solve_exactly(task)
     check(task, found)
     assert found.exact
     assert found.total == pytest.approx(brute(task))
 
 
 @given(tasks(6))
-def test_the_search_keeps_every_rule_and_says_exact_only_when_it_is(task: Task) -> None:
-    found, best = searched(task), exactly(task).total
+def test_the_search_keeps_every_rule_and_says_exact_only_when_it_is(task: PlacementProblem) -> None:
+    found, best = search(task), solve_exactly(task).total
     check(task, found)
     assert found.total >= best - 1e-9
     assert not found.exact or found.total == pytest.approx(best)
@@ -100,63 +107,63 @@ def named(order: str, worth: float = inf) -> list[Candidate]:
 
 def test_a_stored_order_is_found_again() -> None:
     keys = [PatchKey("m", "a", ("c",)), PatchKey("m", "b", ("c", "a"))]
-    found = place(named("abc"), Held.of(keys))
+    found = solve_placement(named("abc"), available(keys))
     assert (found.order, found.lanes, found.cost) == (("c", "a", "b"), ("leading", "patch", "patch"), 0.0)
 
 
 def test_a_chunk_without_rows_is_computed_even_at_the_front() -> None:
-    assert place(named("ab"), Held.of((), canonical="b")).lanes == ("leading", "fresh")
-    assert place(named("a"), Held.of((), canonical=())).cost == 10.0
+    assert solve_placement(named("ab"), available((), canonical="b")).lanes == ("leading", "fresh")
+    assert solve_placement(named("a"), available((), canonical=())).cost == 10.0
 
 
 def test_an_orbit_serves_any_order_of_its_set() -> None:
     keys = [PatchKey("m", "c", ("a", "b"), ArtifactKind.ORBIT), PatchKey("m", "a", ("b",))]
-    assert place(named("cab"), Held.of(keys)).order == ("b", "a", "c")
+    assert solve_placement(named("cab"), available(keys)).order == ("b", "a", "c")
     other = [PatchKey("m", "c", ("b", "a"), ArtifactKind.ORBIT), PatchKey("m", "b", ("a",))]
-    assert place(named("cab"), Held.of(other)).order == ("a", "b", "c")
+    assert solve_placement(named("cab"), available(other)).order == ("a", "b", "c")
 
 
 def test_survivors_stay_and_a_new_chunk_goes_behind_them() -> None:
     # `c` would be free in front, but then `a` and `b` had to be computed behind what they never saw.
     settled = {"a": (), "b": ("x", "a")}
-    found = place(named("cab"), Held.of((), settled))
+    found = solve_placement(named("cab"), available((), settled))
     assert (found.order, found.cost) == (("a", "b", "c"), 10.0)
     assert found.lanes[1:] == ("settled", "fresh")
 
 
 def test_among_equals_the_order_given_is_kept() -> None:
-    assert place(named("dbca"), Held()).order == tuple("dbca")
+    assert solve_placement(named("dbca"), AvailableRows()).order == tuple("dbca")
 
 
 def test_the_least_worthy_leaves_when_room_is_short() -> None:
     candidates = [*named("a"), Candidate("b", 10, 10, 3.0), Candidate("c", 10, 10, 12.0)]
-    held = Held.of((), {"b": ("a",), "c": ("a", "b")})
-    found = place(candidates, held, Limits(bytes=20))
+    held = available((), {"b": ("a",), "c": ("a", "b")})
+    found = solve_placement(candidates, held, PlacementLimits(bytes=20))
     assert (found.order, found.left, found.loss) == (("a", "c"), ("b",), 3.0)
-    assert place(candidates, held, Limits(tokens=30)).left == ()
+    assert solve_placement(candidates, held, PlacementLimits(tokens=30)).left == ()
 
 
 def test_pieces_that_are_no_patches_do_not_count() -> None:
-    held = Held.of([PatchKey("m", "a", ("b",), ArtifactKind.RESIDUAL, layer=2)])
+    held = available([PatchKey("m", "a", ("b",), ArtifactKind.RESIDUAL, layer=2)])
     assert held.lanes("a", ["b"]) == ("fresh",)
 
 
 def test_what_cannot_be_placed_is_refused() -> None:
     with pytest.raises(CapacityError, match="take 20 bytes"):
-        place(named("ab"), Held(), Limits(bytes=19))
+        solve_placement(named("ab"), AvailableRows(), PlacementLimits(bytes=19))
     with pytest.raises(PlanError, match="given twice"):
-        place(named("aba"), Held())
+        solve_placement(named("aba"), AvailableRows())
     with pytest.raises(PlanError, match="given twice"):
-        place(named("ab"), Held(), front=named("b"))
+        solve_placement(named("ab"), AvailableRows(), front=named("b"))
     with pytest.raises(PlanError, match="no sizes"):
         Candidate("a", 0, 1)
     with pytest.raises(PlanError, match="no sizes"):
         Candidate("a", 1, 1, float("nan"))
     with pytest.raises(PlanError, match="give 0 or more"):
-        Limits(bytes=-1)
+        PlacementLimits(bytes=-1)
     with pytest.raises(PlanError, match="prices are finite"):
-        place(named("ab"), Held(), price=lambda candidate, lane: -1.0)
+        solve_placement(named("ab"), AvailableRows(), price=lambda candidate, lane: -1.0)
 
 
 def test_nothing_to_place_is_an_empty_window() -> None:
-    assert place((), Held()).order == ()
+    assert solve_placement((), AvailableRows()).order == ()

@@ -1,6 +1,7 @@
 """What a window refuses, what it keeps of what left, its views, its branches, and what its log tells."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from emblema.link.policy.policy import Lane, Policy
 from emblema.link.strategies.auto import Auto
 from emblema.store import PatchKey
 from emblema.window.budget import WindowBudget
-from emblema.window.parts import Handle
+from emblema.window.parts import PartHandle
 from emblema.window.window import Window
 from tests.engine.engines import largest_error
 from tests.families import loaded
@@ -21,10 +22,10 @@ from tests.window.windows import QUESTION, filled, row_bytes, settled, shown
 UNBOUND = Auto(Policy(max_kl=None, canary=0))
 
 
-REFUSED: dict[str, tuple[Callable[[Window[Any, Any], list[Handle], Handle], object], str]] = {
-    "recall of what never was": (lambda w, p, other: w.recall(Handle(99, "image", 1, p[0].family)), "another window"),
+REFUSED: dict[str, tuple[Callable[[Window[Any, Any], list[PartHandle], PartHandle], object], str]] = {
+    "recall of what never was": (lambda w, p, other: w.recall(replace(p[0], number=99)), "another window"),
     "recall of another window's": (lambda w, p, other: w.recall(other), "another window"),
-    "recall of what stands": (lambda w, p, other: w.recall(p[0]), "stands in the window"),
+    "recall of what stands": (lambda w, p, other: w.recall(p[0]), "is in the window"),
     "recall of no handle": (lambda w, p, other: w.recall("1"), "name a part by the handle"),  # type: ignore[arg-type]
     "evict of another window's": (lambda w, p, other: w.evict(other), "another window"),
     "refresh of another window's": (lambda w, p, other: w.refresh(other), "another window"),
@@ -54,7 +55,7 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(made: Engine, what: 
     call, message = REFUSED[what]
     with pytest.raises(EmblemaError, match=message):
         call(window, handles, other)
-    assert window.parts == tuple(handles) and window.departed == ()
+    assert window.parts == tuple(handles) and window.evicted == ()
     assert torch.equal(window.prefill(QUESTION).logits, before)
 
 
@@ -101,9 +102,9 @@ def test_over_its_budget_a_window_slides_or_refuses(made: Engine) -> None:
     tokens = made.encode(shown(0))[0].encoded.tokens
     window, handles = filled(made, 0, 1, budget=WindowBudget(tokens=2 * tokens))
     window.append([70, 71], pinned=False)
-    assert window.log[-1].left == (handles[0].number,) and window.departed == (handles[0],)
+    assert window.log[-1].left == (handles[0].number,) and window.evicted == (handles[0],)
     window.recall(handles[0], at=1)
-    assert [one.kind for one in window.parts] == ["image", "text"] and window.departed == (handles[1],)
+    assert [one.kind for one in window.parts] == ["image", "text"] and window.evicted == (handles[1],)
     window, handles = filled(made, 0, 1, budget=WindowBudget(tokens=2 * tokens, over="refuse"))
     with pytest.raises(CapacityError):
         window.append([70])
@@ -120,23 +121,23 @@ def test_a_pinned_part_stays_until_it_is_evicted(made: Engine) -> None:
     window.append([70])
     assert window.slide(1, media=True) == (others[1],) and window.parts[0] == first
     window.evict(first)
-    assert first in window.departed
+    assert first in window.evicted
 
 
 def test_what_left_is_forgotten_when_its_embeddings_do_not_fit(made: Engine) -> None:
     size = made.encode(shown(0))[0].encoded.bytes
     window, handles = filled(made, 0, 1, 2, budget=WindowBudget(recall_bytes=2 * size))
     window.slide(3)
-    assert window.departed == tuple(handles[1:])
-    assert window.memory.departed == 2 * size
-    assert window.memory.departed_rows == 2 * handles[0].tokens * row_bytes(made)
+    assert window.evicted == tuple(handles[1:])
+    assert window.memory.evicted == 2 * size
+    assert window.memory.evicted_rows == 2 * handles[0].tokens * row_bytes(made)
     with pytest.raises(WindowError, match="gone for good"):
         window.recall(handles[0])
     # What comes back makes room for what leaves for it.
     window, handles = filled(made, 0, 1, 2, budget=WindowBudget(tokens=2 * handles[0].tokens, recall_bytes=size))
-    assert window.departed == (handles[0],)
+    assert window.evicted == (handles[0],)
     window.recall(handles[0])
-    assert window.parts == (handles[2], handles[0]) and window.departed == (handles[1],)
+    assert window.parts == (handles[2], handles[0]) and window.evicted == (handles[1],)
 
 
 def test_the_clean_view_is_blind_reuse_and_leaves_nothing(made: Engine) -> None:
@@ -179,7 +180,7 @@ def test_a_branch_costs_what_is_new_in_it(made: Engine) -> None:
     assert window.bytes_with(fork, other) == size + own
     for name in (handle.number, other.parts[-1].number):
         assert name not in [one.number for one in window.parts]
-    with pytest.raises(WindowError, match="stands in a fork alone"):
+    with pytest.raises(WindowError, match="in a fork alone"):
         window.evict(handle)
     assert torch.equal(window.prefill(QUESTION).logits, before)
 
@@ -197,7 +198,7 @@ def test_restore_is_exact(made: Engine) -> None:
     window.prefill(QUESTION)
     window.restore(kept)
     after = window.prefill(QUESTION)
-    assert window.parts == tuple(handles) and window.departed == () and window.stale() == ()
+    assert window.parts == tuple(handles) and window.evicted == () and window.stale() == ()
     assert torch.equal(after.logits, before.logits)
     assert after.trace.computed == len(QUESTION)
     for layer in range(after.plan.layers):

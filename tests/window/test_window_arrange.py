@@ -12,11 +12,11 @@ from emblema.engine.engine import Engine
 from emblema.errors import CapacityError, EmblemaError, PlanError, WindowError
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
+from emblema.window.arrange import Prices
 from emblema.window.budget import WindowBudget
-from emblema.window.graph import Cascade, changed, unseen
-from emblema.window.parts import Handle
-from emblema.window.placement import Placement
-from emblema.window.units import Prices
+from emblema.window.parts import PartHandle
+from emblema.window.placement.problem import Placement
+from emblema.window.staleness import Cascade, changed, unseen
 from emblema.window.window import Window
 from tests.engine.engines import largest_error
 from tests.families import loaded, picture, words
@@ -37,7 +37,7 @@ def shown(seed: int) -> Any:
     return picture(*loaded("qwen2_5_vl").case.sizes[seed % 2], seed=5000 + seed)
 
 
-def filled(made: Engine, *given: Any, **options: Any) -> tuple[Window[Any, Any], list[Handle]]:
+def filled(made: Engine, *given: Any, **options: Any) -> tuple[Window[Any, Any], list[PartHandle]]:
     """Pictures by number, and texts, with their rows."""
     window = made.window(template=False, **{"cascade": unseen, **options})
     handles = [window.append(shown(one) if isinstance(one, int) else one) for one in given]
@@ -74,7 +74,7 @@ def test_what_is_recalled_comes_where_nothing_else_has_to_be_computed() -> None:
     entries, runs = len(window.log), sum(one.encoder_runs for one in window.log)
     placed = window.arrange(handles[0])
     assert len(window.log) == entries + 1, "one entry"
-    assert set(window.parts) == set(handles) and window.departed == ()
+    assert set(window.parts) == set(handles) and window.evicted == ()
     assert placed.cost == to_compute(window) == handles[0].tokens
     assert sum(one.encoder_runs for one in window.log) == runs
     # Those that never saw it would have to be computed too, were it in front of them.
@@ -94,13 +94,13 @@ def test_over_a_budget_those_leave_that_cost_least_to_lose() -> None:
     assert {one.tokens for one in handles} == {tokens}
     window.arrange(handles[0], budget=WindowBudget(tokens=2 * tokens))
     assert window.parts == (handles[0], handles[3]), "what is wanted, and the latest of the others"
-    assert window.log[-1].left == (handles[1].number, handles[2].number) and len(window.departed) == 2
+    assert window.log[-1].left == (handles[1].number, handles[2].number) and len(window.evicted) == 2
     assert to_compute(window) == 0
     worth = {handles[0]: 1.0, handles[1]: 0.0, handles[2]: 5.0 * tokens, handles[3]: 2.0 * tokens}
     window.arrange(budget=WindowBudget(tokens=2 * tokens), worth=worth.__getitem__)
     assert set(window.parts) == {handles[2], handles[3]}, "worth coming back for"
     window.arrange(worth=lambda part: 0.0)
-    assert window.parts == () and set(window.departed) == set(handles)
+    assert window.parts == () and set(window.evicted) == set(handles)
 
 
 def test_stored_patches_decide_where_a_part_stands() -> None:
@@ -149,11 +149,11 @@ def test_a_pinned_part_never_leaves() -> None:
     assert window.parts == (pinned,)
     with pytest.raises(CapacityError):
         window.arrange(other, budget=WindowBudget(tokens=pinned.tokens))
-    assert window.parts == (pinned,) and window.departed == (other,)
+    assert window.parts == (pinned,) and window.evicted == (other,)
 
 
 REFUSED: dict[str, tuple[Any, type[EmblemaError]]] = {
-    "another window's": (lambda w, p: w.arrange(Handle(1, "image", 1, "other")), WindowError),
+    "another window's": (lambda w, p: w.arrange(PartHandle(1, "image", 1, "other")), WindowError),
     "no handle": (lambda w, p: w.arrange("1"), WindowError),
     "a budget too small": (lambda w, p: w.arrange(*p, budget=WindowBudget(tokens=p[0].tokens)), CapacityError),
     "a worth below zero": (lambda w, p: w.arrange(worth=lambda part: -1.0), PlanError),
@@ -169,7 +169,7 @@ def test_what_cannot_be_arranged_is_refused_and_changes_nothing(what: str) -> No
     call, error = REFUSED[what]
     with pytest.raises(error):
         call(window, handles)
-    assert window.parts == tuple(handles[1:]) and window.departed == (handles[0],)
+    assert window.parts == tuple(handles[1:]) and window.evicted == (handles[0],)
     assert torch.equal(window.prefill(QUESTION, QUIET).logits, before)
 
 
@@ -185,8 +185,8 @@ def test_it_costs_what_it_says_and_no_order_less(cascade: Cascade, seed: int) ->
         move = draw.choice(["evict", "recall", "reorder", "ask", "refresh"])
         if move == "evict" and len(standing) > 2:
             window.evict(draw.choice(standing))
-        elif move == "recall" and window.departed:
-            window.recall(draw.choice(window.departed), at=draw.randrange(len(standing) + 1))
+        elif move == "recall" and window.evicted:
+            window.recall(draw.choice(window.evicted), at=draw.randrange(len(standing) + 1))
         elif move == "reorder":
             window.reorder(draw.sample(standing, len(standing)))
         elif move == "refresh":
@@ -195,7 +195,7 @@ def test_it_costs_what_it_says_and_no_order_less(cascade: Cascade, seed: int) ->
             window.prefill(QUESTION, QUIET)
     for text in [one for one in window.parts if one.kind == "text"]:
         window.evict(text)
-    wanted = [one for one in media if one in window.departed]
+    wanted = [one for one in media if one in window.evicted]
     orders = []
     for order in permutations(media):
         branch = window.fork()
@@ -223,7 +223,7 @@ def test_seconds_are_the_price_once_they_are_known() -> None:
     kept = rates.taken * 2 * handles[0].tokens
     assert placed.cost == pytest.approx(rates.computed * handles[0].tokens + kept, rel=1e-6)
     assert Prices.of((), rates, 1).rates is rates
-    assert Prices.of((), None, 1).computed(3) == 3
+    assert Prices.of((), None, 1).of_rows(3) == 3
 
 
 def test_an_arranged_window_answers_as_one_that_was_moved_by_hand() -> None:

@@ -88,6 +88,6 @@ def test_the_store_is_asked_for_deletions_when_there_were_some(made: Engine) -> 
     assert made.store.deletions > before and made.store.deleted([id, "other"]) == {id}
     window.snapshot()
     fork.snapshot()
-    assert window.departed == () and fork.parts == ()
+    assert window.evicted == () and fork.parts == ()
     window.restore(kept)
     assert window.parts == (), "a snapshot brings nothing back"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from emblema.engine.engine import Engine
-from emblema.window.parts import Handle
+from emblema.window.parts import PartHandle
 from tests.engine.engines import engine, largest_error
 from tests.families import CASES, loaded, picture, words
 from tests.window.plain import Item, PlainWindow
@@ -26,7 +26,7 @@ class Pair:
         self.window = made.window(template=False)
         self.plain = PlainWindow(made.adapter)
 
-    def append(self, given: Any) -> Handle:
+    def append(self, given: Any) -> PartHandle:
         handle = self.window.append(given)
         if isinstance(given, list):
             encoded = [self.engine.adapter.encode_text(torch.tensor(given))]
@@ -35,7 +35,7 @@ class Pair:
         self.plain.items.append(Item(handle.number, encoded))
         return handle
 
-    def picture(self, seed: int) -> Handle:
+    def picture(self, seed: int) -> PartHandle:
         return self.append(picture(*loaded(self.name).case.sizes[seed % 2], seed=700 + seed))
 
     def agree(self) -> int:
@@ -99,7 +99,7 @@ def test_what_is_recalled_or_moved_is_formed_behind_what_stands_before_it(name: 
     pair.agree()
     # At the end nobody stands behind it; in the middle those behind have never seen it there.
     pair.window.recall(handles[0])
-    pair.plain.recall(pair.plain.departed[0], 3)
+    pair.plain.recall(pair.plain.evicted[0], 3)
     assert pair.agree() == len(QUESTION) + handles[0].tokens
     order = [1, 0, 2, 3]
     pair.window.reorder([pair.window.parts[index] for index in order])

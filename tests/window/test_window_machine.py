@@ -17,8 +17,8 @@ from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
 from emblema.window.budget import WindowBudget
-from emblema.window.graph import unseen
-from emblema.window.state import Snapshot
+from emblema.window.staleness import unseen
+from emblema.window.state import WindowSnapshot
 from emblema.window.window import Window
 from tests.engine.engines import engine, largest_error
 from tests.families import loaded, picture, words
@@ -42,7 +42,7 @@ class Branch:
 
     window: Window[Any, Any]
     plain: PlainWindow
-    kept: list[tuple[Snapshot, PlainWindow]] = field(default_factory=list)
+    kept: list[tuple[WindowSnapshot, PlainWindow]] = field(default_factory=list)
 
 
 class WindowMachine(RuleBasedStateMachine):
@@ -147,15 +147,15 @@ class WindowMachine(RuleBasedStateMachine):
         self.branch.window.reorder([self.branch.window.parts[index] for index in order])
         self.branch.plain.items = [self.branch.plain.items[index] for index in order]
 
-    @precondition(lambda self: self.branch.plain.departed)
+    @precondition(lambda self: self.branch.plain.evicted)
     @rule(data=st.data())
     def recall(self, data: st.DataObject) -> None:
         plain = self.branch.plain
-        item = data.draw(st.sampled_from(plain.departed))
+        item = data.draw(st.sampled_from(plain.evicted))
         at = data.draw(st.integers(0, len(plain.items)))
-        handle = next(one for one in self.branch.window.departed if one.number == item.number)
+        handle = next(one for one in self.branch.window.evicted if one.number == item.number)
         self.branch.window.recall(handle, at=at)
-        plain.departed.remove(item)
+        plain.evicted.remove(item)
         at = self.come(item, at)
         plain.items.insert(at, Item(item.number, item.encoded))
 
@@ -190,9 +190,9 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.sampled_from([None, 14, 30]))
     def arrange(self, data: st.DataObject, tokens: int | None) -> None:
         plain, window = self.branch.plain, self.branch.window
-        media = [one.number for one in (*plain.items, *plain.departed) if self.sources[one.number]]
+        media = [one.number for one in (*plain.items, *plain.evicted) if self.sources[one.number]]
         wanted = data.draw(st.lists(st.sampled_from(media), unique=True, max_size=2)) if media else []
-        handles = [one for number in wanted for one in (*window.parts, *window.departed) if one.number == number]
+        handles = [one for number in wanted for one in (*window.parts, *window.evicted) if one.number == number]
         before = window.parts
         # Prices are rows, so that no outcome depends on how busy the machine was.
         self.made.policy_runtime.costs = Costs()
@@ -207,8 +207,8 @@ class WindowMachine(RuleBasedStateMachine):
         assert tokens is None or sum(one.tokens for one in window.parts) <= tokens
         for item in [one for one in plain.items if one.number not in order]:
             plain.leave(item)
-        back = [one for one in plain.departed if one.number in order]
-        plain.departed = [one for one in plain.departed if one.number not in order]
+        back = [one for one in plain.evicted if one.number in order]
+        plain.evicted = [one for one in plain.evicted if one.number not in order]
         known = {one.number: one for one in (*plain.items, *(Item(one.number, one.encoded) for one in back))}
         plain.items = [known[number] for number in order]
         lanes, names, unit = list(placed.lanes), list(placed.order), []
@@ -304,16 +304,16 @@ class WindowMachine(RuleBasedStateMachine):
         for branch in getattr(self, "branches", []):
             window, plain = branch.window, branch.plain
             assert [one.number for one in window.parts] == [one.number for one in plain.items]
-            assert [one.number for one in window.departed] == [one.number for one in plain.departed]
+            assert [one.number for one in window.evicted] == [one.number for one in plain.evicted]
             assert window.tokens == self.weight(plain.items)[0]
             assert self.fits(plain.items)
             rows = sum(one.tokens for one in plain.items if one.rows is not None)
             assert window.memory.rows == rows * self.row
             assert window.memory.repairs == sum(map(self.repairs, plain.items))
-            assert window.departed_bytes == sum(
-                e.bytes for one in plain.departed if self.sources[one.number] for e in one.encoded
+            assert window.evicted_bytes == sum(
+                e.bytes for one in plain.evicted if self.sources[one.number] for e in one.encoded
             )
-            assert window.memory.departed_rows == sum(one.tokens for one in plain.departed) * self.row
+            assert window.memory.evicted_rows == sum(one.tokens for one in plain.evicted) * self.row
 
     @invariant()
     def counted_once(self) -> None:
@@ -368,7 +368,7 @@ class DeletingMachine(WindowMachine):
     def forget(self, branch: Branch) -> None:
         plain = branch.plain
         plain.items = [one for one in plain.items if not self.dead.intersection(self.sources[one.number])]
-        plain.departed = [one for one in plain.departed if not self.dead.intersection(self.sources[one.number])]
+        plain.evicted = [one for one in plain.evicted if not self.dead.intersection(self.sources[one.number])]
         for item in plain.items:
             if item.rows is not None and self.dead & self.absorbed(item.number, item.rows):
                 item.rows = None

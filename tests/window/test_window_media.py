@@ -11,7 +11,7 @@ from emblema import Engine
 from emblema.kv.chunk import Chunk, Clip
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
-from emblema.window.graph import unseen
+from emblema.window.staleness import unseen
 from tests.engine.engines import engine, largest_error
 from tests.families import CASES, words
 

@@ -8,8 +8,8 @@ import torch
 from emblema.engine.engine import Engine
 from emblema.errors import CapacityError, WindowError
 from emblema.window.budget import WindowBudget
-from emblema.window.graph import changed, unseen
-from emblema.window.parts import Handle
+from emblema.window.parts import PartHandle
+from emblema.window.staleness import changed, unseen
 from emblema.window.window import Window
 from tests.engine.engines import engine, largest_error
 from tests.families import CASES, loaded, picture, words
@@ -22,7 +22,7 @@ def shown(name: str, seed: int) -> Any:
     return picture(*loaded(name).case.sizes[seed % 2], seed=3000 + seed)
 
 
-def filled(made: Engine, name: str, **options: Any) -> tuple[Window[Any, Any], list[Handle]]:
+def filled(made: Engine, name: str, **options: Any) -> tuple[Window[Any, Any], list[PartHandle]]:
     """Text and pictures with their rows."""
     window = made.window(template=False, **{"cascade": unseen, **options})
     given = [shown(name, 0), shown(name, 1), [70, 71, 72], shown(name, 2)]

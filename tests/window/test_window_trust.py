@@ -7,7 +7,7 @@ import pytest
 from emblema import Engine
 from emblema.link.policy.policy import Lane, Policy
 from emblema.link.strategies.auto import Auto
-from emblema.window.graph import unseen
+from emblema.window.staleness import unseen
 from tests.engine.engines import largest_error
 from tests.families import loaded
 from tests.window.windows import QUESTION, filled, shown

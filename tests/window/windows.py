@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from emblema import Engine
-from emblema.window.parts import Handle
+from emblema.window.parts import PartHandle
 from emblema.window.window import Window
 from tests.families import loaded, picture, words
 
@@ -16,7 +16,7 @@ def shown(seed: int) -> Any:
     return picture(*loaded("qwen2_5_vl").case.sizes[0], seed=2000 + seed)
 
 
-def filled(made: Engine, *seeds: int, **options: Any) -> tuple[Window[Any, Any], list[Handle]]:
+def filled(made: Engine, *seeds: int, **options: Any) -> tuple[Window[Any, Any], list[PartHandle]]:
     window = made.window(template=False, **options)
     return window, [window.append(shown(seed)) for seed in seeds]
 

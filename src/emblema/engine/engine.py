@@ -41,7 +41,7 @@ from emblema.store.tenant import TenantStore
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.stream import Stream
 from emblema.window.budget import WindowBudget
-from emblema.window.graph import Cascade
+from emblema.window.staleness import Cascade
 from emblema.window.window import Window
 
 StoreLike = Store | TenantStore | str | Path

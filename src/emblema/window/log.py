@@ -1,4 +1,4 @@
-"""What every operation on a window cost."""
+"""A log of what every operation on a window cost."""
 
 import time
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from emblema.link.trace import Trace, Usage
 
 
 @dataclass(slots=True)
-class Entry:
+class LogEntry:
     """One operation.
 
     Attributes:
@@ -18,23 +18,22 @@ class Entry:
         parts: numbers of the parts that it was about.
         forwards: prompts that ran through the decoder for it; those that form patches and the answer's tokens aside.
         rows_computed: rows that ran through the decoder in their place, the question's among them.
-        rows_taken: rows set in as they are kept.
+        rows_taken: rows taken as they are kept.
         rows_forming: rows run to form patches.
         rows_recaptured: rows of chunks prefilled alone.
         rows_decoded: tokens of the answer.
-        bytes_moved: bytes of KV and patches read, and of rows written away.
-        patches_formed: patches formed for it, before the answer or behind it.
+        bytes_moved: bytes of KV and patches read, and of rows written.
+        patches_formed: patches formed for it, before the answer or after it.
         encoder_runs: pieces of media that were encoded.
-        seconds: how long it took; while a streamed answer waits for its reader it stands still.
+        seconds: how long it took; the time in which a streamed answer waits for its reader is left out.
         lane: the strategy taken.
-        refreshed: numbers of the parts whose rows were formed anew.
+        refreshed: numbers of the parts whose rows were computed again.
         repaired: numbers of the parts whose rows were repaired.
         left: numbers of the parts that left the window.
-        stale: of what moves parts, numbers of those whose rows were written behind something else than stands before
-            them afterwards.
+        stale: for an operation that moves parts, numbers of those whose rows are stale afterwards.
         tokens: rows in the window afterwards.
         bytes: bytes that the window held afterwards.
-        error: the error that it ended with; None for what was done.
+        error: the error that it ended with; None for success.
     """
 
     operation: str
@@ -60,11 +59,11 @@ class Entry:
 
     @property
     def rows_run(self) -> int:
-        """All rows that the decoder ran for a prompt, whatever for; the answer's own tokens aside."""
+        """All rows that the decoder ran for prompts, for any purpose; the answer's own tokens aside."""
         return self.rows_computed + self.rows_forming + self.rows_recaptured
 
-    def spent(self, usage: Usage, trace: Trace) -> None:
-        """Count a linked prompt."""
+    def count(self, usage: Usage, trace: Trace) -> None:
+        """Add the cost of a linked prompt."""
         self.forwards += 1
         self.bytes_moved += trace.bytes_read + trace.patch_bytes
         self.rows_computed += usage.computed_tokens
@@ -75,9 +74,9 @@ class Entry:
 
 
 @contextmanager
-def timed(log: list[Entry], operation: str) -> Iterator[Entry]:
-    """Add the operation's entry to the log when it is over, whatever came of it."""
-    entry = Entry(operation)
+def logged(log: list[LogEntry], operation: str) -> Iterator[LogEntry]:
+    """Add the operation's entry to the log when it is over, whether or not it failed."""
+    entry = LogEntry(operation)
     began = time.perf_counter()
     try:
         yield entry

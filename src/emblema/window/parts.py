@@ -1,21 +1,21 @@
-"""What a window is made of: parts, their members, and the rows written for them. Immutable, so forks share them."""
+"""Parts of a window, their members, and the rows written for them. All immutable, so that forks share them."""
 
 from dataclasses import dataclass, field, replace
 
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.patch import Patch
-from emblema.session.chat_template import TokenIds
+from emblema.window.staleness import PartVersion
 
 
 @dataclass(frozen=True, slots=True)
-class Handle:
+class PartHandle:
     """A part's name in its window, and in that window's forks.
 
     Attributes:
         number: parts are numbered as they come.
         kind: `text`, `image`, `page`, `audio`, `video` or `document`.
         tokens: how many rows the part takes.
-        family: the window, with its forks, that it belongs to.
+        family: id of the window, with its forks, that it belongs to.
     """
 
     number: int
@@ -25,11 +25,11 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class PartMember:
     """A run of text or one chunk; a clip has several.
 
     Attributes:
-        encoded: what the decoder is fed.
+        encoded: the decoder's input.
         chunk: the chunk's handle; None for text.
         text: a text as a string; None for a chunk, and for text that was given as token ids.
     """
@@ -48,31 +48,31 @@ class Member:
         return "" if self.chunk is None else self.chunk.id
 
     @property
-    def token_ids(self) -> TokenIds:
+    def token_ids(self) -> tuple[int, ...]:
         return tuple(self.encoded.token_ids.tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class WrittenRows:
     """A part's rows as first written.
 
     Attributes:
-        pieces: for each member, a chunk that holds its rows; its `base` is where they were written.
-        version: no two writings have the same.
-        behind: number and version of the parts that stood before, in order.
+        pieces: for each member, a chunk that holds its rows; its `base` is the position they were written at.
+        version: unique to this writing.
+        preceding: number and version of the parts before it when the rows were written, in order.
         absorbed: ids of every chunk that the rows may hold something of, their own included.
-        repairs: for each piece what is added to its rows where they are read, or None; empty for rows without.
+        repairs: for each piece a patch added to its rows when they are read, or None; empty for rows without.
     """
 
     pieces: tuple[Chunk, ...]
     version: int
-    behind: tuple[tuple[int, int], ...]
+    preceding: tuple[tuple[int, int], ...]
     absorbed: frozenset[str]
     repairs: tuple[Patch | None, ...] = ()
 
     @property
     def bytes(self) -> int:
-        """Of the rows; `repair_bytes` come on top."""
+        """Bytes of the rows, without `repair_bytes`."""
         return sum(piece.bytes for piece in self.pieces)
 
     @property
@@ -81,20 +81,20 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class WindowPart:
     """One thing that was appended.
 
     Attributes:
         handle: its name.
         members: in order; they move together.
         pinned: whether it stays when the window slides.
-        written: its rows; None until an answer has computed them.
+        rows: its rows; None until a question has computed them.
     """
 
-    handle: Handle
-    members: tuple[Member, ...]
+    handle: PartHandle
+    members: tuple[PartMember, ...]
     pinned: bool = False
-    written: Written | None = None
+    rows: WrittenRows | None = None
 
     @property
     def number(self) -> int:
@@ -111,14 +111,21 @@ class Part:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """What its chunks are; of text `text`."""
+        """Kinds of its chunks; `text` for text."""
         return frozenset("text" if member.chunk is None else member.chunk.kind for member in self.members)
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of what the encoder made, from which the part can be computed again without it."""
+        """Bytes of the encoder's output, from which the part can be computed again without the encoder."""
         return sum(member.encoded.bytes for member in self.members if member.chunk is not None)
 
-    def bare(self) -> "Part":
-        """The part without rows."""
-        return self if self.written is None else replace(self, written=None)
+    @property
+    def version(self) -> PartVersion:
+        """The part as staleness sees it."""
+        if self.rows is None:
+            return PartVersion(self.number)
+        return PartVersion(self.number, self.rows.version, self.rows.preceding)
+
+    def without_rows(self) -> "WindowPart":
+        """Return the part without rows."""
+        return self if self.rows is None else replace(self, rows=None)

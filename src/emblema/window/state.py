@@ -1,44 +1,59 @@
-"""All that a window holds at one time, and how it changes: plain data, so that a snapshot is a reference."""
+"""All that a window holds at one time, as plain data: a snapshot is a reference to it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Literal
+from uuid import uuid4
 
 from emblema.session.turn_tokenizer import PrecedingText
-from emblema.window.graph import Node
-from emblema.window.parts import Part, Written
+from emblema.window.parts import PartHandle, WindowPart, WrittenRows
+from emblema.window.staleness import PartVersion
+
+RowView = Literal["conditioned", "clean"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class WindowState:
     """Parts in order.
 
     Attributes:
-        opening: the template's text in front of the first part; None without one.
+        opening: the template's text before the first part; None without one.
         parts: what is in the window.
-        departed: what has left it and can be recalled, the longest gone first; without rows.
+        evicted: what has left it and can be recalled, the longest gone first; without rows.
     """
 
-    opening: Part | None
-    parts: tuple[Part, ...] = ()
-    departed: tuple[Part, ...] = ()
+    opening: WindowPart | None
+    parts: tuple[WindowPart, ...] = ()
+    evicted: tuple[WindowPart, ...] = ()
 
     @property
-    def all(self) -> tuple[Part, ...]:
+    def all_parts(self) -> tuple[WindowPart, ...]:
         """The opening and the parts."""
         return self.parts if self.opening is None else (self.opening, *self.parts)
 
     @property
     def tokens(self) -> int:
-        return sum(part.tokens for part in self.all)
+        return sum(part.tokens for part in self.all_parts)
 
     @property
-    def written(self) -> Iterator[Written]:
-        """The rows that are there."""
-        return (part.written for part in self.all if part.written is not None)
+    def rows(self) -> Iterator[WrittenRows]:
+        """The rows of all parts that have some."""
+        return (part.rows for part in self.all_parts if part.rows is not None)
 
-    def run(self) -> PrecedingText:
-        """The text at the window's end."""
+    @property
+    def versions(self) -> list[PartVersion]:
+        """The parts as staleness sees them."""
+        return [part.version for part in self.all_parts]
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Ids of every chunk that is here, has left, or may have left something in the rows."""
+        parts = (*self.parts, *self.evicted)
+        return frozenset(id for part in parts for id in part.sources).union(*(rows.absorbed for rows in self.rows))
+
+    def last_text(self) -> PrecedingText:
+        """Return the text at the window's end."""
         texts: list[str] = []
         ids: list[int] = []
         for part in reversed(self.parts):
@@ -50,57 +65,103 @@ class State:
         front = () if self.opening is None else self.opening.members[0].token_ids
         return PrecedingText(tuple(reversed(texts)), (*front, *ids), True)
 
-    def inserted(self, part: Part, at: int) -> "State":
-        """With a part at a place."""
-        return replace(self, parts=(*self.parts[:at], part, *self.parts[at:]))
+    def evict(self, leaving: Sequence[WindowPart]) -> "WindowState":
+        """Return the state with parts evicted: their rows are dropped, their encoder output is kept."""
+        handles = {part.handle for part in leaving}
+        kept = tuple(part for part in self.parts if part.handle not in handles)
+        return replace(self, parts=kept, evicted=(*self.evicted, *(part.without_rows() for part in leaving)))
 
-    def without(self, leaving: Sequence[Part]) -> "State":
-        """Parts gone, to be recalled: their rows are dropped, what they were encoded to is kept."""
-        names = {part.handle for part in leaving}
-        kept = tuple(part for part in self.parts if part.handle not in names)
-        return replace(self, parts=kept, departed=(*self.departed, *(part.bare() for part in leaving)))
+    def rewrite(self, changes: Mapping[int, WrittenRows | None]) -> "WindowState":
+        """Return the state with other rows, or none, for the parts of some numbers."""
 
-    def rewritten(self, changes: Mapping[int, Written | None]) -> "State":
-        """With other rows, or none, for the parts of some numbers."""
-
-        def changed(part: Part) -> Part:
-            return replace(part, written=changes[part.number]) if part.number in changes else part
+        def changed(part: WindowPart) -> WindowPart:
+            return replace(part, rows=changes[part.number]) if part.number in changes else part
 
         opening = None if self.opening is None else changed(self.opening)
         return replace(self, opening=opening, parts=tuple(changed(part) for part in self.parts))
 
-    def nodes(self) -> list[Node]:
-        """The parts as the graph of who was written behind whom has them."""
-        return [
-            Node(part.number) if part.written is None else Node(part.number, part.written.version, part.written.behind)
-            for part in self.all
-        ]
-
-    @property
-    def sources(self) -> frozenset[str]:
-        """Ids of every chunk that is here, has left, or may have left something in the rows."""
-        parts = (*self.parts, *self.departed)
-        return frozenset(id for part in parts for id in part.sources).union(*(one.absorbed for one in self.written))
-
-    def forgetting(self, gone: frozenset[str]) -> "State":
-        """Without the parts of some chunks, and without rows that may hold something of them."""
-        dead = {part.handle for part in (*self.parts, *self.departed) if not gone.isdisjoint(part.sources)}
-        stale = [part.number for part in self.all if part.written and not gone.isdisjoint(part.written.absorbed)]
-        bare = self.rewritten(dict.fromkeys(stale))
+    def forget(self, deleted: frozenset[str]) -> "WindowState":
+        """Return the state without the parts of deleted chunks, and without rows that may hold something of them."""
+        dead = {part.handle for part in (*self.parts, *self.evicted) if not deleted.isdisjoint(part.sources)}
+        tainted = [part.number for part in self.all_parts if part.rows and not deleted.isdisjoint(part.rows.absorbed)]
+        clean = self.rewrite(dict.fromkeys(tainted))
         return replace(
-            bare,
-            parts=tuple(part for part in bare.parts if part.handle not in dead),
-            departed=tuple(part for part in bare.departed if part.handle not in dead),
+            clean,
+            parts=tuple(part for part in clean.parts if part.handle not in dead),
+            evicted=tuple(part for part in clean.evicted if part.handle not in dead),
         )
 
 
-View = Literal["conditioned", "clean"]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
+class WindowSnapshot:
     """A window as it was. Its rows are shared with the window, not copied."""
 
     owner: str
-    state: State = field(repr=False)
-    view: View
+    state: WindowState = field(repr=False)
+    view: RowView
+
+
+class WindowFamily:
+    """A window with its forks: numbers parts and rows, so that no number means two things in any of them."""
+
+    def __init__(self) -> None:
+        self.name = uuid4().hex
+        self._numbers, self._versions = count(1), count(1)
+        self._last = 0
+
+    def new_handle(self, kind: str, tokens: int) -> PartHandle:
+        """Return a handle for a new part."""
+        self._last = next(self._numbers)
+        return PartHandle(self._last, kind, tokens, self.name)
+
+    def new_versions(self, parts: Iterable[int]) -> dict[int, int]:
+        """Return a version that no rows have yet for each of some parts, by number."""
+        return {number: next(self._versions) for number in parts}
+
+    def knows(self, handle: PartHandle) -> bool:
+        """Return whether the family ever had the part."""
+        return handle.family == self.name and 0 < handle.number <= self._last
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMemory:
+    """What a window holds, in bytes.
+
+    Attributes:
+        rows: rows that are written.
+        repairs: factors kept beside them.
+        embeddings: encoder output of the parts in the window.
+        evicted: encoder output of parts that have left and can be recalled.
+        evicted_rows: what the rows of those parts would take; they are not held.
+    """
+
+    rows: int
+    repairs: int
+    embeddings: int
+    evicted: int
+    evicted_rows: int
+
+
+def measure_memory(state: WindowState, row_bytes: int) -> WindowMemory:
+    """Return a state's bytes by what they are; a picture that is in it twice counts twice."""
+    return WindowMemory(
+        sum(rows.bytes for rows in state.rows),
+        sum(rows.repair_bytes for rows in state.rows),
+        sum(part.embedding_bytes for part in state.parts),
+        sum(part.embedding_bytes for part in state.evicted),
+        row_bytes * sum(part.tokens for part in state.evicted),
+    )
+
+
+def count_bytes(states: Iterable[WindowState]) -> int:
+    """Return bytes of the parts' rows, repairs and embeddings, each counted once, however many states hold it."""
+    found: dict[int, int] = {}
+    for state in states:
+        for rows in state.rows:
+            found.update((id(piece), piece.bytes) for piece in rows.pieces)
+            found.update((id(patch), patch.bytes) for patch in rows.repairs if patch is not None)
+        for part in state.parts:
+            found.update(
+                (id(member.encoded), member.encoded.bytes) for member in part.members if member.chunk is not None
+            )
+    return sum(found.values())

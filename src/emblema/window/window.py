@@ -2,33 +2,54 @@
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self, get_args, overload
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, get_args, overload
+from uuid import uuid4
 
 from emblema.errors import CapacityError, WindowError
+from emblema.link.policy.policy import Lane
+from emblema.link.prompt import RowState
 from emblema.link.strategies.base import Strategy
-from emblema.session.chat_template import TokenIds
+from emblema.window.arrange import PartWorth, arrange_parts
 from emblema.window.budget import WindowBudget
-from emblema.window.family import Family
-from emblema.window.graph import Cascade, staleness
-from emblema.window.holding import Holding
-from emblema.window.laying import Serving, laid, settled
-from emblema.window.log import Entry
-from emblema.window.making import opening_part
-from emblema.window.need import Need, Rest, compared, rest_served
-from emblema.window.parts import Handle, Part
-from emblema.window.repairing import Rank, repaired
+from emblema.window.layout import copy_rows, lay_out
+from emblema.window.log import LogEntry, logged
+from emblema.window.necessity import NecessityCheck, compare_answers
+from emblema.window.part_reader import read_opening, read_part
+from emblema.window.parts import PartHandle, WindowPart, WrittenRows
+from emblema.window.placement.problem import Placement
+from emblema.window.repair import RepairRank, repair_rows
+from emblema.window.row_sources import AUTO, EXACT, RowsAfter, clean_sources, question_sources, sources_without
 from emblema.window.seam import A, AnswerPiece, Host, L
-from emblema.window.serving import AUTO, EXACT, clean_serving, served
-from emblema.window.state import State, View
+from emblema.window.staleness import (
+    Cascade,
+    Staleness,
+    find_dependents,
+    find_stale,
+    find_uncomputed,
+    measured_cascade,
+)
+from emblema.window.state import (
+    RowView,
+    WindowFamily,
+    WindowMemory,
+    WindowSnapshot,
+    WindowState,
+    count_bytes,
+    measure_memory,
+)
 
-Strategic = str | Strategy
 Question = str | Sequence[int]
 Knobs = Mapping[str, Any]
 REPAIR_RANK = 64
 """Directions of a removal patch that the paper states."""
+MOVING = ("slide", "evict", "reorder", "recall", "arrange", "restore")
+"""Operations that change which parts are before parts with rows."""
 
 
-class Window(Holding[L, A]):
+class Window(Generic[L, A]):
     """Parts in order, with their rows as first written.
 
     An operation moves parts about and runs no decoder; the next question computes what has no rows and the question,
@@ -36,28 +57,318 @@ class Window(Holding[L, A]):
     not. One thread uses a window, its engine's. Made by `Engine.window`.
     """
 
+    def __init__(
+        self,
+        host: Host[L, A],
+        family: WindowFamily,
+        state: WindowState,
+        view: RowView,
+        budget: WindowBudget,
+        cascade: Cascade | None,
+    ) -> None:
+        self._host, self._family, self._state, self._view = host, family, state, view
+        self._budget, self._cascade = budget, cascade
+        self._name = uuid4().hex
+        self._closed = False
+        # The store's count of deletions when it was last asked which chunks were deleted.
+        self._deletions = -1
+        self.log: list[LogEntry] = []
+
     @classmethod
     def of(cls, host: Host[L, A], budget: WindowBudget, cascade: Cascade | None = None) -> Self:
-        """A new window.
+        """Return a new window.
 
         Args:
             host: the engine.
             budget: what it may hold.
-            cascade: whose rows are formed anew when what stands before them has changed; by default what is measured
-                of survivors says it.
+            cascade: whether to compute the rows of a part again when what is before it has changed; by default what
+                was measured of survivors decides.
 
         Raises:
             CapacityError: the template's opening alone does not fit into the budget.
         """
-        state = State(opening_part(host))
-        budget.leavers(state, None, host.row_bytes)
-        return cls(host, Family(), state, "conditioned", budget, cascade)
+        state = WindowState(read_opening(host))
+        budget.choose_leaving(state, None, host.row_bytes)
+        return cls(host, WindowFamily(), state, "conditioned", budget, cascade)
+
+    @property
+    def parts(self) -> tuple[PartHandle, ...]:
+        """The parts in the window, in order."""
+        return tuple(part.handle for part in self._state.parts)
+
+    @property
+    def evicted(self) -> tuple[PartHandle, ...]:
+        """The parts that have left and can be recalled, the longest gone first."""
+        return tuple(part.handle for part in self._state.evicted)
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the window, the template's opening among them."""
+        return self._state.tokens
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of written rows and of the encoder output of parts; `evicted_bytes` come on top."""
+        return count_bytes([self._state])
+
+    @property
+    def evicted_bytes(self) -> int:
+        """Bytes kept of parts that have left, so that they can be recalled."""
+        return self.memory.evicted
+
+    @property
+    def memory(self) -> WindowMemory:
+        """The window's bytes by what they are, with those kept of parts that have left."""
+        return measure_memory(self._state, self._host.row_bytes)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the window was closed."""
+        return self._closed
+
+    @property
+    def view(self) -> RowView:
+        """Which rows are read: `conditioned`, as written in this window, or `clean`, each piece's as if it were alone.
+
+        It is a switch: nothing is lost on either side. What is asked in the clean view leaves no rows.
+        """
+        return self._view
+
+    @view.setter
+    def view(self, view: RowView) -> None:
+        with self._operation("view"):
+            if view not in get_args(RowView):
+                raise WindowError(f"there is no view {view!r}: a window is conditioned or clean")
+            self._view = view
+
+    def bytes_with(self, *others: "Window[Any, Any]") -> int:
+        """Return bytes that the window and others hold together; what forks share counts once."""
+        return count_bytes([self._state, *(other._state for other in others)])
+
+    def stale(self) -> tuple[Staleness, ...]:
+        """Return how the parts before each part differ from those its rows were written after, front to back."""
+        self._refuse_if_closed()
+        return find_stale(self._state.versions)
+
+    def forming(self) -> tuple[int, ...]:
+        """Return numbers of the parts that the next question computes, front to back; the template's opening has 0."""
+        self._refuse_if_closed()
+        return find_uncomputed(self._state.versions, self._cascade_for(AUTO))
+
+    def dependents(self, part: PartHandle) -> tuple[int, ...]:
+        """Return numbers of the parts whose rows hold something of a part, directly or through other parts.
+
+        Raises:
+            WindowError: it is not in the window.
+        """
+        self._refuse_if_closed()
+        return find_dependents(self._state.versions, self._state.parts[self._place(part)].number)
+
+    def append(self, part: Any, *, pinned: bool = False, role: str | None = None, **options: Any) -> PartHandle:
+        """Add a part at the end; its rows are computed with the next question.
+
+        Args:
+            part: text, token ids, a chunk or clip, what `Engine.encode` made, or a source of media as `Engine.encode`
+                takes it, such as a picture or a `Path`; a string is text. The encoder runs for what neither the window
+                nor the store knows.
+            pinned: keep it when the window slides.
+            role: of a text that is another speaker's turn, such as `assistant`; the user's goes on after it.
+            options: as `Engine.encode`.
+
+        Raises:
+            CapacityError: it does not fit into the budget.
+            MediaError, PromptError: the part cannot be read.
+        """
+        with self._operation("append") as entry:
+            added = read_part(self._host, self._family, self._state, part, role, pinned, options, entry)
+            entry.parts = (added.number,)
+            self._insert(added, len(self._state.parts), entry)
+            return added.handle
+
+    def slide(self, count: int = 1, *, media: bool = False) -> tuple[PartHandle, ...]:
+        """Let the oldest parts leave that are not pinned. The others keep their rows and are relocated (Kamera, 5).
+
+        Args:
+            count: how many leave.
+            media: leave text where it is.
+
+        Raises:
+            WindowError: there are fewer.
+        """
+        with self._operation("slide") as entry:
+            free = [part for part in self._state.parts if not part.pinned and (part.sources or not media)]
+            if type(count) is not int or not 0 < count <= len(free):
+                raise WindowError(f"slide({count!r}): {len(free)} parts of this window can leave")
+            self._leave(free[:count], entry)
+            return tuple(part.handle for part in free[:count])
+
+    def evict(self, part: PartHandle) -> None:
+        """Let a part leave, pinned or not.
+
+        Raises:
+            WindowError: it is not in the window.
+        """
+        with self._operation("evict", part) as entry:
+            self._leave([self._state.parts[self._place(part)]], entry)
+
+    def reorder(self, order: Sequence[PartHandle]) -> None:
+        """Put the parts into another order. A part with the same others before it keeps its rows.
+
+        Raises:
+            WindowError: the order is no permutation of `parts`.
+        """
+        with self._operation("reorder") as entry:
+            held = {part.handle: part for part in self._state.parts}
+            named = isinstance(order, list | tuple) and all(isinstance(handle, PartHandle) for handle in order)
+            if not named or len(order) != len(held) or set(order) != held.keys():
+                raise WindowError(f"the order is no permutation of the window's {len(held)} parts")
+            self._state = replace(self._state, parts=tuple(held[handle] for handle in order))
+            entry.parts = tuple(handle.number for handle in order)
+
+    def recall(self, part: PartHandle, *, at: int | None = None) -> None:
+        """Put a part that has left back into the window; the encoder does not run.
+
+        Args:
+            part: the part.
+            at: how many parts come before it; by default all.
+
+        Raises:
+            WindowError: it is unknown, in the window, or gone for good; or there is no such place.
+            CapacityError: it does not fit into the budget.
+        """
+        with self._operation("recall", part) as entry:
+            found = next((evicted for evicted in self._state.evicted if evicted.handle == part), None)
+            if found is None:
+                raise WindowError(self._explain(part))
+            place = len(self._state.parts) if at is None else at
+            if type(place) is not int or not 0 <= place <= len(self._state.parts):
+                raise WindowError(f"at is {at!r}: this window has places 0 to {len(self._state.parts)}")
+            self._insert(found, place, entry)
+
+    def arrange(
+        self, *wanted: PartHandle, budget: WindowBudget | None = None, worth: PartWorth | None = None
+    ) -> Placement:
+        """Choose which parts are in the window and in which order, so that the next question costs least, and do it.
+
+        Parts of media move, each with the texts right before it; pinned parts at the front and texts at the end stay
+        where they are. Rows that are valid in their new place are kept, stored patches are used, and all else is
+        computed with the next question. Costs are seconds once enough was measured on this machine, else rows. Exact
+        for few parts; see `solve_placement`.
+
+        Args:
+            wanted: parts that have to be there; those that have left are recalled.
+            budget: tighter bounds than the window's own; parts leave to meet them.
+            worth: what it is worth to have any other part there, in rows computed; by default a part in the window is
+                worth more than computing it again, the latest most, and one that has left nothing.
+
+        Returns:
+            The placement: parts by number, where the rows of each come from, and its cost.
+
+        Raises:
+            WindowError: a part is unknown or gone for good, or is text that has left: recall it.
+            CapacityError: the parts that have to be there do not fit.
+            PlanError: a worth is below zero.
+        """
+        with self._operation("arrange", *wanted) as entry:
+            state = self._state
+            known = {part.handle: part for part in (*state.parts, *state.evicted)}
+            strange = next((part for part in wanted if not isinstance(part, PartHandle) or part not in known), None)
+            if strange is not None:
+                raise WindowError(self._explain(strange))
+            bounds = self._budget if budget is None else self._budget.tighten(budget)
+            parts = [known[handle] for handle in wanted]
+            found = arrange_parts(self._host, state, parts, bounds, worth, self._cascade_for(AUTO))
+            handles = {part.handle for part in found.parts}
+            evicted = tuple(part for part in state.evicted if part.handle not in handles)
+            self._state = replace(state, evicted=evicted)
+            self._leave(found.leaving, entry)
+            self._state = replace(self._state, parts=found.parts)
+            entry.parts = tuple(part.number for part in found.parts)
+            return found.placement
+
+    def refresh(self, *parts: PartHandle) -> None:
+        """Drop the rows of parts, by default all: the next question computes them in their place.
+
+        Raises:
+            WindowError: one of them is not in the window.
+        """
+        with self._operation("refresh", *parts):
+            numbers = [self._state.parts[self._place(part)].number for part in parts]
+            self._state = self._state.rewrite(dict.fromkeys(numbers or [part.number for part in self._state.all_parts]))
+
+    def repair(self, *parts: PartHandle, rank: int | str = REPAIR_RANK) -> tuple[PartHandle, ...]:
+        """Bring survivors close to what the parts before them now would make of them (Kamera, section 5).
+
+        One forward computes them in their place. Their rows as first written stay, shared with forks and snapshots; the
+        difference is kept beside them as low-rank factors, position-free, and added when they are read. Parts without
+        rows before the last of them get theirs by the same forward.
+
+        Args:
+            parts: parts; by default all that are stale. Those that are not are passed over.
+            rank: directions kept of each, or the share of its rows that they may weigh, such as `25%`; text too short
+                for that gets new rows.
+
+        Returns:
+            Those repaired, in order.
+
+        Raises:
+            WindowError: a part is not in the window, or this is no rank.
+            CapacityError: the factors do not fit into the budget; the window stays as it was.
+        """
+        with self._operation("repair", *parts) as entry:
+            chosen_rank, state = RepairRank.of(rank), self._state
+            named = {state.parts[self._place(part)].number for part in parts}
+            stale = {staleness.number for staleness in find_stale(state.versions)}
+            wanted = stale & named if parts else stale
+            last = max((place for place, part in enumerate(state.all_parts) if part.number in wanted), default=-1)
+            front = state.all_parts[: last + 1]
+            if front:
+                self._repair(front, wanted, chosen_rank, entry)
+            return tuple(part.handle for part in front if part.number in wanted)
+
+    def fork(self) -> Self:
+        """Return a branch that goes on from here.
+
+        It shares every row that is written; neither window sees what the other does.
+        """
+        with self._operation("fork"):
+            return type(self)(self._host, self._family, self._state, self._view, self._budget, self._cascade)
+
+    def snapshot(self) -> WindowSnapshot:
+        """Return the window as it is, to be restored."""
+        with self._operation("snapshot"):
+            return WindowSnapshot(self._name, self._state, self._view)
+
+    def restore(self, snapshot: WindowSnapshot) -> None:
+        """Put the window back as it was, rows included. Chunks deleted meanwhile stay away.
+
+        Raises:
+            WindowError: it is no snapshot of this window.
+        """
+        with self._operation("restore") as entry:
+            if not isinstance(snapshot, WindowSnapshot) or snapshot.owner != self._name:
+                raise WindowError("this is no snapshot of this window: a fork restores its own")
+            self._state, self._view = snapshot.state, snapshot.view
+            self._deletions = -1
+            self._forget_deleted(entry)
+
+    def close(self) -> None:
+        """Release all parts; forks and snapshots keep theirs. The log can still be read."""
+        self._state, self._closed = WindowState(None), True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @overload
     def ask(
         self,
         text: Question = ...,
-        strategy: Strategic = ...,
+        strategy: str | Strategy = ...,
         *,
         stream: Literal[False] = ...,
         keep: bool = ...,
@@ -66,24 +377,36 @@ class Window(Holding[L, A]):
 
     @overload
     def ask(
-        self, text: Question = ..., strategy: Strategic = ..., *, stream: Literal[True], keep: bool = ..., **knobs: Any
+        self,
+        text: Question = ...,
+        strategy: str | Strategy = ...,
+        *,
+        stream: Literal[True],
+        keep: bool = ...,
+        **knobs: Any,
     ) -> Iterator[AnswerPiece[A]]: ...
 
     def ask(
-        self, text: Question = "", strategy: Strategic = AUTO, *, stream: bool = False, keep: bool = True, **knobs: Any
+        self,
+        text: Question = "",
+        strategy: str | Strategy = AUTO,
+        *,
+        stream: bool = False,
+        keep: bool = True,
+        **knobs: Any,
     ) -> A | Iterator[AnswerPiece[A]]:
-        """Answer a question about what stands in the window.
+        """Answer a question about the window.
 
         Parts without rows are computed in their place, in the same forward as the question, and keep those rows.
-        Question and answer leave nothing behind: append them to go on from them.
+        Question and answer leave nothing in the window: append them to go on from them.
 
         Args:
-            text: the question; without one the model goes on behind the parts.
+            text: the question; without one the model goes on after the parts.
             strategy: how canonical rows are taken; rows that the window wrote are taken as they are. `full` and
                 `prefix` compute everything, as a prefill of the same parts does.
-            stream: hand back the pieces as they are made. The question is put when the first is asked for, and logged
+            stream: return the pieces as they are made. The question is put when the first is asked for, and logged
                 when the last was given; the window may change in between, and the answer is of the window as it was.
-            keep: without it the window is left as it was, parts without rows included.
+            keep: if false, leave the window as it was, parts without rows included.
             knobs: as `Engine.generate`.
 
         Returns:
@@ -94,102 +417,58 @@ class Window(Holding[L, A]):
         """
         if stream:
             self._refuse_if_closed()
-            return self._streamed(text, strategy, knobs, keep)
+            return self._stream(text, strategy, knobs, keep)
         with self._operation("ask") as entry:
-            reply = self._asked(text, strategy, knobs, keep, entry)[1]
+            reply = self._answer(text, strategy, knobs, keep, entry)[1]
         self._host.rest()
         return reply
 
-    def prefill(self, text: Question = "", strategy: Strategic = AUTO, *, keep: bool = True) -> L:
-        """As `ask`, up to the last logits."""
+    def prefill(self, text: Question = "", strategy: str | Strategy = AUTO, *, keep: bool = True) -> L:
+        """Return a question's last logits, with the linked prompt; see `ask`."""
         with self._operation("prefill") as entry:
-            linkage = self._prefilled(text, strategy, None, keep, entry)
+            prefill = self._prefill(text, strategy, None, keep, entry)
         self._host.rest()
-        return linkage
+        return prefill
 
     def needed(
-        self, part: Handle, text: Question = "", strategy: Strategic = AUTO, *, rest: Rest = "clean", **knobs: Any
-    ) -> Need[A]:
-        """Whether a question's answer needs a part: it is answered with and without it (Kamera, appendix E).
+        self,
+        part: PartHandle,
+        text: Question = "",
+        strategy: str | Strategy = AUTO,
+        *,
+        rest: RowsAfter = "clean",
+        **knobs: Any,
+    ) -> NecessityCheck[A]:
+        """Answer a question with and without a part, to see whether it needs the part (Kamera, appendix E).
 
         Args:
             part: the part in doubt.
             text: the question.
             strategy: as `ask`, for the answer with it.
-            rest: what the parts behind it hold while it is away: nothing of any other part (`clean`: a copy and one
+            rest: what the parts after it hold while it is away: nothing of any other part (`clean`: a copy and one
                 decode), what they have absorbed (`kept`: as after a slide), or what the parts left before them give
                 (`fresh`: they are computed).
             knobs: as `ask`.
 
         Raises:
-            WindowError: it does not stand in the window.
+            WindowError: it is not in the window.
         """
         with self._operation("needed", part) as entry:
-            at = self._index(part)
-            rest_served(self._state, at, rest)
-            linkage, answer = self._asked(text, strategy, knobs, True, entry)
-            state = self._state.without([self._state.parts[at]])
-            serving = clean_serving(state) if self._view == "clean" else rest_served(state, at, rest)
-            away = self._linked(state, serving, text, "blind", knobs, entry)
-            reply = self._host.reply(away, "blind", knobs, time.perf_counter())
+            place = self._place(part)
+            sources_without(self._state, place, rest)
+            prefill, answer = self._answer(text, strategy, knobs, True, entry)
+            state = self._state.evict([self._state.parts[place]])
+            sources = clean_sources(state) if self._view == "clean" else sources_without(state, place, rest)
+            without = self._link_question(state, sources, text, "blind", knobs, entry)
+            reply = self._host.reply(without, "blind", knobs, time.perf_counter())
             entry.rows_decoded += len(reply.token_ids)
-            return compared(linkage.linked.logits, away.linked.logits, answer, reply)
+            return compare_answers(prefill.linked.logits, without.linked.logits, answer, reply)
 
-    def repair(self, *parts: Handle, rank: int | str = REPAIR_RANK) -> tuple[Handle, ...]:
-        """Bring survivors close to what they would be behind what stands before them now (Kamera, section 5).
-
-        One forward computes them there. Their rows as first written stay, shared with forks and snapshots; the
-        difference is kept beside them as low-rank factors, position-free, and added where they are read. Parts without
-        rows in front of the last of them get theirs by the same forward.
-
-        Args:
-            parts: parts; by default all whose antecedents have changed. Those for which nothing has are passed over.
-            rank: directions kept of each, or the share of its rows that they may weigh, such as `25%`; text too short
-                for that gets new rows.
-
-        Returns:
-            Those repaired, in order.
-
-        Raises:
-            WindowError: a part does not stand in the window, or this is no rank.
-            CapacityError: the factors do not fit into the budget; the window stays as it was.
-        """
-        with self._operation("repair", *parts) as entry:
-            most, state = Rank.of(rank), self._state
-            named = {state.parts[self._index(one)].number for one in parts}
-            stale = {one.number for one in staleness(state.nodes())}
-            wanted = stale & named if parts else stale
-            last = max((place for place, part in enumerate(state.all) if part.number in wanted), default=-1)
-            front = state.all[: last + 1]
-            if front:
-                self._state = self._repaired(front, wanted, most, entry)
-            return tuple(part.handle for part in front if part.number in wanted)
-
-    def fork(self) -> Self:
-        """A branch that goes on from here. It shares every row that is written; neither sees what the other does."""
-        with self._operation("fork"):
-            return type(self)(self._host, self._family, self._state, self._view, self._budget, self._cascade)
-
-    @property
-    def view(self) -> View:
-        """Which rows are read: `conditioned`, as written in this window, or `clean`, each piece's as if it stood alone.
-
-        It is a switch: nothing is lost on either side. What is asked in the clean view leaves no rows.
-        """
-        return self._view
-
-    @view.setter
-    def view(self, view: View) -> None:
-        with self._operation("view"):
-            if view not in get_args(View):
-                raise WindowError(f"there is no view {view!r}: a window is conditioned or clean")
-            self._view = view
-
-    def _streamed(self, text: Question, strategy: Strategic, knobs: Knobs, keep: bool) -> Iterator[AnswerPiece[A]]:
+    def _stream(self, text: Question, strategy: str | Strategy, knobs: Knobs, keep: bool) -> Iterator[AnswerPiece[A]]:
         with self._operation("ask") as entry:
             began = time.perf_counter()
-            linkage = self._prefilled(text, strategy, knobs, keep, entry)
-            for piece in self._host.pieces(linkage, strategy, knobs, began):
+            prefill = self._prefill(text, strategy, knobs, keep, entry)
+            for piece in self._host.pieces(prefill, strategy, knobs, began):
                 done = piece.reply is not None
                 entry.rows_decoded = entry.rows_decoded + 1 if piece.reply is None else len(piece.reply.token_ids)
                 if not (piece.text or done):
@@ -204,84 +483,157 @@ class Window(Holding[L, A]):
                     entry.seconds -= time.perf_counter() - paused
         self._host.rest()
 
-    def _asked(self, text: Question, strategy: Strategic, knobs: Knobs, keep: bool, entry: Entry) -> tuple[L, A]:
+    def _answer(
+        self, text: Question, strategy: str | Strategy, knobs: Knobs, keep: bool, entry: LogEntry
+    ) -> tuple[L, A]:
         began = time.perf_counter()
-        linkage = self._prefilled(text, strategy, knobs, keep, entry)
-        reply = self._host.reply(linkage, strategy, knobs, began)
+        prefill = self._prefill(text, strategy, knobs, keep, entry)
+        reply = self._host.reply(prefill, strategy, knobs, began)
         entry.rows_decoded += len(reply.token_ids)
-        return linkage, reply
+        return prefill, reply
 
-    def _prefilled(self, text: Question, strategy: Strategic, knobs: Knobs | None, keep: bool, entry: Entry) -> L:
+    def _prefill(self, text: Question, strategy: str | Strategy, knobs: Knobs | None, keep: bool, entry: LogEntry) -> L:
         state, name = self._state, strategy if isinstance(strategy, str) else strategy.name
         if self._view == "clean":
             if name not in (AUTO, "blind"):
                 raise WindowError(f"the clean view takes pieces as they are alone, not by {name!r}")
-            return self._linked(state, clean_serving(state), text, "blind", knobs, entry)
-        serving = served(self._host, state, staleness(state.nodes()), self._anew(strategy), name)
-        linkage = self._linked(state, serving, text, strategy, knobs, entry)
+            return self._link_question(state, clean_sources(state), text, "blind", knobs, entry)
+        sources = question_sources(self._host, state, self._cascade_for(strategy), name)
+        prefill = self._link_question(state, sources, text, strategy, knobs, entry)
         if keep:
-            anew = {
+            new = {
                 part.number
-                for part in state.all
-                if part.written is None or (serving[part.number] != "settled" and name not in EXACT)
+                for part in state.all_parts
+                if part.rows is None or (sources[part.number] != RowState.WRITTEN and name not in EXACT)
             }
-            self._keep(state, anew, linkage, entry)
-        return linkage
+            written = self._copy_rows(state.all_parts, new, prefill, entry)
+            entry.refreshed = tuple(part.number for part in state.all_parts if part.number in new and part.rows)
+            self._state = state.rewrite(written)
+        return prefill
 
-    def _repaired(self, front: Sequence[Part], wanted: Collection[int], rank: Rank, entry: Entry) -> State:
-        """The window with repairs of some of the parts at its front, and with rows for those there that had none."""
-        anew = {part.number for part in front if part.number in wanted or part.written is None}
-        serving: dict[int, Serving] = {part.number: "fresh" if part.number in anew else "settled" for part in front}
-        linkage = self._run(front, serving, (), "blind", None, entry)
-        versions = {number: self._family.version() for number in anew}
-        found, copied = settled(front, anew, linkage.linked.table, self._host.model, versions)
+    def _repair(self, front: Sequence[WindowPart], wanted: Collection[int], rank: RepairRank, entry: LogEntry) -> None:
+        """Repair some of the parts at the window's front, and write rows for those there that have none."""
+        new = {part.number for part in front if part.number in wanted or part.rows is None}
+        sources = {part.number: RowState.MISSING if part.number in new else RowState.WRITTEN for part in front}
+        prefill = self._link(front, sources, (), "blind", None, entry)
+        written = self._copy_rows(front, new, prefill, entry)
         for part in front:
-            if part.number in wanted and part.written is not None:
-                found[part.number] = repaired(self._host.shape, part.written, found[part.number], rank)
-        made = self._state.rewritten(found)
-        size = sum(one.repair_bytes for one in found.values())
-        if not self._budget.holds(made, self._host.row_bytes):
+            if part.number in wanted and part.rows is not None:
+                written[part.number] = repair_rows(self._host.shape, part.rows, written[part.number], rank)
+        state = self._state.rewrite(written)
+        size = sum(rows.repair_bytes for rows in written.values())
+        if not self._budget.holds(state, self._host.row_bytes):
             raise CapacityError(
                 f"repairs of {size} bytes do not fit into the window's budget: keep fewer directions, or refresh the "
                 "parts, which takes no more than their rows"
             )
         entry.lane, entry.repaired = "repair", tuple(part.number for part in front if part.number in wanted)
-        entry.patches_formed += sum(patch is not None for one in found.values() for patch in one.repairs)
-        entry.bytes_moved += copied + size
-        return made
+        entry.patches_formed += sum(patch is not None for rows in written.values() for patch in rows.repairs)
+        entry.bytes_moved += size
+        self._state = state
 
-    def _linked(
+    def _link_question(
         self,
-        state: State,
-        serving: Mapping[int, Serving],
+        state: WindowState,
+        sources: Mapping[int, RowState],
         text: Question,
-        strategy: Strategic,
+        strategy: str | Strategy,
         knobs: Knobs | None,
-        entry: Entry,
+        entry: LogEntry,
     ) -> L:
-        closing = self._host.close(state.run(), text)
-        return self._run(state.all, serving, closing, strategy, knobs, entry)
+        closing = self._host.close(state.last_text(), text)
+        return self._link(state.all_parts, sources, closing, strategy, knobs, entry)
 
-    def _run(
+    def _link(
         self,
-        parts: Sequence[Part],
-        serving: Mapping[int, Serving],
-        closing: TokenIds,
-        strategy: Strategic,
+        parts: Sequence[WindowPart],
+        sources: Mapping[int, RowState],
+        closing: tuple[int, ...],
+        strategy: str | Strategy,
         knobs: Knobs | None,
-        entry: Entry,
+        entry: LogEntry,
     ) -> L:
-        prompt = self._host.lay(laid(parts, serving, closing))
+        prompt = self._host.lay(lay_out(parts, sources, closing))
         formed = self._host.patches
-        linkage = self._host.link(prompt, strategy, knobs)
-        entry.spent(linkage.usage, linkage.linked.trace)
+        prefill = self._host.link(prompt, strategy, knobs)
+        entry.count(prefill.usage, prefill.linked.trace)
         entry.patches_formed += self._host.patches - formed
-        return linkage
+        return prefill
 
-    def _keep(self, state: State, wanted: Collection[int], linkage: L, entry: Entry) -> None:
-        """Take up the rows of some parts as the linked table has them."""
-        versions = {number: self._family.version() for number in wanted}
-        written, copied = settled(state.all, wanted, linkage.linked.table, self._host.model, versions)
-        entry.refreshed = tuple(part.number for part in state.all if part.number in wanted and part.written)
-        entry.bytes_moved += copied
-        self._state = state.rewritten(written)
+    def _copy_rows(
+        self, parts: Sequence[WindowPart], wanted: Collection[int], prefill: L, entry: LogEntry
+    ) -> dict[int, WrittenRows]:
+        """Copy the rows of some parts, by number, out of the linked table."""
+        versions = self._family.new_versions(wanted)
+        written = copy_rows(parts, versions, prefill.linked.table, self._host.model)
+        entry.bytes_moved += sum(rows.bytes for rows in written.values())
+        return written
+
+    def _insert(self, part: WindowPart, at: int, entry: LogEntry) -> None:
+        """Put a part before the place `at`, and let parts leave for it."""
+        leaving = self._budget.choose_leaving(self._state, part, self._host.row_bytes)
+        at -= sum(other in leaving for other in self._state.parts[:at])
+        evicted = tuple(other for other in self._state.evicted if other.handle != part.handle)
+        self._state = replace(self._state, evicted=evicted)
+        self._leave(leaving, entry)
+        parts = self._state.parts
+        self._state = replace(self._state, parts=(*parts[:at], part, *parts[at:]))
+
+    def _leave(self, leaving: Sequence[WindowPart], entry: LogEntry) -> None:
+        state = self._state.evict(leaving)
+        self._state = replace(state, evicted=self._budget.recallable(state.evicted))
+        entry.left += tuple(part.number for part in leaving)
+
+    @contextmanager
+    def _operation(self, name: str, *parts: PartHandle) -> Iterator[LogEntry]:
+        """Run one operation: refuse it if the window is closed, forget deleted chunks first, and log it."""
+        self._refuse_if_closed()
+        with logged(self.log, name) as entry:
+            entry.parts = tuple(part.number for part in parts if isinstance(part, PartHandle))
+            self._forget_deleted(entry)
+            yield entry
+            entry.tokens, entry.bytes = self.tokens, self.bytes
+            if name in MOVING:
+                entry.stale = tuple(staleness.number for staleness in find_stale(self._state.versions))
+
+    def _forget_deleted(self, entry: LogEntry) -> None:
+        """Drop parts of chunks that the store deleted, and rows that may hold something of them."""
+        state, deletions = self._state, self._host.deletions
+        if deletions == self._deletions:
+            return
+        deleted = self._host.gone(state.sources)
+        self._deletions = deletions
+        if deleted:
+            self._state = state.forget(deleted)
+            kept = set(self.parts)
+            entry.left += tuple(part.number for part in state.parts if part.handle not in kept)
+
+    def _cascade_for(self, strategy: str | Strategy) -> Cascade:
+        """Return the window's cascade, or the default for a strategy."""
+        if self._cascade is not None:
+            return self._cascade
+        kinds = {part.number: part.kinds for part in self._state.all_parts}
+        return measured_cascade(kinds, lambda kind: self._host.trusts(kind, Lane.SURVIVOR, strategy))
+
+    def _place(self, handle: PartHandle) -> int:
+        """Return a part's place among the parts; WindowError if it is not in the window."""
+        for place, part in enumerate(self._state.parts):
+            if part.handle == handle:
+                return place
+        raise WindowError(self._explain(handle))
+
+    def _explain(self, handle: PartHandle) -> str:
+        """Return why a handle cannot be used."""
+        if not isinstance(handle, PartHandle):
+            return f"this is a {type(handle).__name__}: name a part by the handle that append gave"
+        if handle in self.parts:
+            return f"part {handle.number} is in the window"
+        if handle in self.evicted:
+            return f"part {handle.number} has left the window: recall it"
+        if self._family.knows(handle):
+            return f"part {handle.number} is gone for good, or in a fork alone: append its source again"
+        return f"part {handle.number} is of another window"
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise WindowError("the window is closed")

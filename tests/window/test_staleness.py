@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emblema.window.graph import Node, Staleness, changed, dependents, forming_order, measured, staleness, unseen
+from emblema.window.staleness import (
+    PartVersion,
+    Staleness,
+    changed,
+    find_dependents,
+    find_stale,
+    find_uncomputed,
+    measured_cascade,
+    unseen,
+)
 
 
 @dataclass
@@ -16,9 +25,11 @@ class History:
     written: dict[int, tuple[int, list[tuple[int, int]]]] = field(default_factory=dict)
     versions: int = 0
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[PartVersion]:
         return [
-            Node(one, self.written[one][0], tuple(self.written[one][1])) if one in self.written else Node(one)
+            PartVersion(one, self.written[one][0], tuple(self.written[one][1]))
+            if one in self.written
+            else PartVersion(one)
             for one in self.order
         ]
 
@@ -61,7 +72,7 @@ def history(moves: list[tuple[str, int]]) -> History:
 @given(steps)
 def test_staleness_is_the_difference_to_what_stood_before(moves: list[tuple[str, int]]) -> None:
     made = history(moves)
-    found = {one.number: one for one in staleness(made.nodes())}
+    found = {one.number: one for one in find_stale(made.nodes())}
     assert list(found) == [one for one in made.order if one in found], "front to back"
     for place, number in enumerate(made.order):
         if number not in made.written:
@@ -86,20 +97,20 @@ def test_staleness_is_the_difference_to_what_stood_before(moves: list[tuple[str,
 @given(steps)
 def test_one_forward_in_the_forming_order_leaves_nothing_to_form(moves: list[tuple[str, int]]) -> None:
     made = history(moves)
-    order = forming_order(made.nodes())
+    order = find_uncomputed(made.nodes())
     assert list(order) == [one for one in made.order if one in order]
     made.write(set(order))
     after = made.nodes()
-    assert forming_order(after) == ()
-    assert not any(map(unseen, staleness(after)))
-    assert forming_order(after, lambda one: one.stale) == tuple(one.number for one in staleness(after))
+    assert find_uncomputed(after) == ()
+    assert not any(map(unseen, find_stale(after)))
+    assert find_uncomputed(after, lambda one: one.stale) == tuple(one.number for one in find_stale(after))
 
 
 @given(steps)
 def test_dependents_hold_something_of_a_part_and_others_do_not(moves: list[tuple[str, int]]) -> None:
     made = history(moves)
     for part in made.order:
-        assert dependents(made.nodes(), part) == tuple(
+        assert find_dependents(made.nodes(), part) == tuple(
             one for one in made.order if one != part and holds(made, one, part)
         )
 
@@ -127,8 +138,8 @@ def test_survivors_are_formed_anew_where_one_of_their_kinds_is_not_trusted(
         asked.append(kind)
         return kind in trusted
 
-    cascade = measured(kinds, trusts)
-    for change in staleness(made.nodes()):
+    cascade = measured_cascade(kinds, trusts)
+    for change in find_stale(made.nodes()):
         kept = trusted.issuperset(kinds[change.number])
         assert cascade(change) == (unseen if kept else changed)(change)
     assert len(asked) == len(set(asked)), "each kind is asked for once"

@@ -1,0 +1,75 @@
+"""Patches that bring survivors' rows close to those that the parts before them now would give (Kamera, section 5)."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from emblema.errors import WindowError
+from emblema.kv.chunk import Chunk
+from emblema.kv.patch import Patch, deficit, form_patch, rank_for_share
+from emblema.kv.rotation import PhaseBook, unplace
+from emblema.link.assemble import ModelGeometry
+from emblema.window.parts import WrittenRows
+
+PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRank:
+    """How many directions a repair keeps: a number of them, or a share of the rows' bytes that they may weigh."""
+
+    directions: int | None = None
+    share: float | None = None
+
+    @classmethod
+    def of(cls, rank: int | str) -> Self:
+        """Read a rank as callers write it: 64, or "25%".
+
+        Raises:
+            WindowError: it is neither.
+        """
+        found = PERCENT.fullmatch(rank) if isinstance(rank, str) else None
+        if type(rank) is int and rank > 0:
+            return cls(directions=rank)
+        if found is None or not 0 < float(found[1]) <= 100:
+            raise WindowError(
+                f"a rank of {rank!r}: give a whole number from 1 on, or a share of the rows such as '25%'"
+            )
+        return cls(share=float(found[1]) / 100)
+
+    def for_tokens(self, tokens: int, geometry: ModelGeometry) -> int:
+        """Return the rank for a piece; 0 where not even one direction fits the share."""
+        if self.directions is not None:
+            return self.directions
+        return rank_for_share(self.share or 1.0, tokens, geometry.layouts, range(len(geometry.layouts)))
+
+
+def repair_rows(geometry: ModelGeometry, first: WrittenRows, new: WrittenRows, rank: RepairRank) -> WrittenRows:
+    """Return rows as first written, with patches that bring them close to new rows, which are let go.
+
+    A piece too short for a share has the new rows instead. The first rows may hold something of what has left, so they
+    still count as having absorbed it.
+    """
+    pieces: list[Chunk] = []
+    repairs: list[Patch | None] = []
+    for old_piece, new_piece in zip(first.pieces, new.pieces, strict=True):
+        directions = rank.for_tokens(old_piece.tokens, geometry)
+        pieces.append(old_piece if directions else new_piece)
+        repairs.append(_form_repair(geometry, old_piece, new_piece, directions) if directions else None)
+    return replace(new, pieces=tuple(pieces), repairs=tuple(repairs), absorbed=first.absorbed | new.absorbed)
+
+
+@torch.inference_mode()
+def _form_repair(geometry: ModelGeometry, old: Chunk, new: Chunk, rank: int) -> Patch:
+    """Return the leading directions, position-free, of the new rows less the old."""
+    source, target = (
+        PhaseBook(geometry.tables, (piece.encoded.positions + piece.base).to(geometry.device)) for piece in (old, new)
+    )
+    layers = zip(new.rows, old.rows, geometry.layouts, strict=True)
+    return form_patch(
+        [deficit(unplace(now, layout, target), unplace(before, layout, source)) for now, before, layout in layers],
+        rank,
+        geometry.dtype,
+    )

@@ -1,0 +1,79 @@
+"""Which rows each part takes in a prompt: its written ones first, and stored ones before computing."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from emblema.errors import WindowError
+from emblema.link.orderings import orbit_key
+from emblema.link.prompt import RowState
+from emblema.window.parts import WindowPart
+from emblema.window.seam import Host
+from emblema.window.staleness import Cascade, Staleness, find_stale
+from emblema.window.state import WindowState
+
+AUTO = "auto"
+EXACT = ("full", "prefix")
+"""Strategies that take no rows of a window."""
+
+RowsAfter = Literal["clean", "kept", "fresh"]
+
+
+def question_sources(host: Host[Any, Any], state: WindowState, cascade: Cascade, strategy: str) -> dict[int, RowState]:
+    """Return which rows each part takes for a question, by number.
+
+    Rows that the window wrote are taken, but for those that the cascade computes again, and those that an orbit patch
+    serves in the present order. The other parts are given to the strategy where the store has their canonical rows, so
+    that it may take a stored patch, and are computed in their place where it has not.
+    """
+    if strategy in EXACT:
+        return {part.number: RowState.MISSING for part in state.all_parts}
+    stale = {staleness.number: staleness for staleness in find_stale(state.versions)}
+    before: list[str] = []
+    sources: dict[int, RowState] = {}
+    for part in state.all_parts:
+        staleness = stale.get(part.number)
+        again = staleness is not None and (
+            cascade(staleness) or (strategy == AUTO and _has_orbits(host, part, staleness, before))
+        )
+        if part.rows is not None and not again:
+            sources[part.number] = RowState.WRITTEN
+        elif part.sources and (strategy != AUTO or host.held(part.sources)):
+            sources[part.number] = RowState.CANONICAL
+        else:
+            sources[part.number] = RowState.MISSING
+        before += part.sources
+    return sources
+
+
+def clean_sources(state: WindowState) -> dict[int, RowState]:
+    """Return canonical rows for every chunk; text is computed over them."""
+    return {part.number: RowState.CANONICAL if part.sources else RowState.MISSING for part in state.all_parts}
+
+
+def sources_without(state: WindowState, at: int, rows_after: RowsAfter) -> dict[int, RowState]:
+    """Return which rows each part takes in a window that a part has left.
+
+    Args:
+        state: the window.
+        at: place of the first part after the one that has left.
+        rows_after: which rows the parts from there on take; see `Window.needed`.
+
+    Raises:
+        WindowError: `rows_after` is unknown.
+    """
+    if rows_after not in get_args(RowsAfter):
+        raise WindowError(f"rest is {rows_after!r}: the rows after a part can be clean, kept or fresh")
+    sources = {part.number: RowState.WRITTEN for part in state.all_parts}
+    for part in state.parts[at:] if rows_after != "kept" else ():
+        sources[part.number] = RowState.CANONICAL if rows_after == "clean" and part.sources else RowState.MISSING
+    return sources
+
+
+def _has_orbits(host: Host[Any, Any], part: WindowPart, staleness: Staleness, before: Sequence[str]) -> bool:
+    """Return whether the store has orbit patches for a part whose antecedents are in another order."""
+    if not (part.sources and staleness.reordered and staleness.same_set and host.held(part.sources)):
+        return False
+    keys = [
+        orbit_key(host.model, source, (*before, *part.sources[:index])) for index, source in enumerate(part.sources)
+    ]
+    return all(host.stored(key) for key in keys)

@@ -1,0 +1,144 @@
+"""Which rows an operation made stale, and which of them to compute again (Kamera, appendix E). Plain data."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PartVersion:
+    """A part in its place in the window.
+
+    Attributes:
+        number: the part's.
+        version: of its rows; None where there are none.
+        preceding: number and version of the parts before it when its rows were written, in order.
+    """
+
+    number: int
+    version: int | None = None
+    preceding: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How the parts before a part differ from those its rows were written after; numbers of parts, in order.
+
+    Attributes:
+        number: the part's.
+        added: are before it now and were not, whether they came or moved.
+        passed: were before it and are after it now, with the same rows.
+        gone: were before it and are not in the window, or came back after it since.
+        rewritten: are still before it, with other rows or none.
+        reordered: whether those that are still before it are in another order.
+    """
+
+    number: int
+    added: tuple[int, ...] = ()
+    passed: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
+    rewritten: tuple[int, ...] = ()
+    reordered: bool = False
+
+    @property
+    def stale(self) -> bool:
+        """Whether anything differs."""
+        return bool(self.added or self.passed or self.gone or self.rewritten or self.reordered)
+
+    @property
+    def same_set(self) -> bool:
+        """Whether the same parts are before it, perhaps in another order, as an orbit patch needs."""
+        return not (self.added or self.passed or self.gone)
+
+
+Cascade = Callable[[Staleness], bool]
+"""Whether to compute a stale part's rows again."""
+
+
+def unseen(staleness: Staleness) -> bool:
+    """Compute again what has never seen a part before it, or holds something of a part that is after it now.
+
+    A survivor of a slide keeps its rows (Kamera, section 5), even if the part that left was recalled after it; so does
+    a part whose antecedents are only reordered, or were computed again themselves.
+    """
+    return bool(staleness.added or staleness.passed)
+
+
+def changed(staleness: Staleness) -> bool:
+    """Compute again whatever is stale: exact, and the most expensive.
+
+    A survivor of a slide takes a stored patch for the parts before it now, where there is one.
+    """
+    return staleness.stale
+
+
+def never(staleness: Staleness) -> bool:
+    """Keep every row as first written."""
+    return False
+
+
+def measured_cascade(kinds: Mapping[int, Collection[str]], trusts: Callable[[str], bool]) -> Cascade:
+    """Return the default cascade: as `unseen`, and as `changed` for contents whose survivors are not trusted.
+
+    Args:
+        kinds: kinds of content of every part, by number.
+        trusts: whether survivors of a kind may keep their rows; asked once for each kind.
+    """
+    known: dict[str, bool] = {}
+
+    def cascade(staleness: Staleness) -> bool:
+        if unseen(staleness) or not staleness.stale:
+            return unseen(staleness)
+        for kind in kinds[staleness.number]:
+            if kind not in known:
+                known[kind] = trusts(kind)
+        return not all(known[kind] for kind in kinds[staleness.number])
+
+    return cascade
+
+
+def find_stale(parts: Sequence[PartVersion]) -> tuple[Staleness, ...]:
+    """Return what is stale, front to back; parts without rows are left out."""
+    versions = {part.number: part.version for part in parts}
+    before: dict[int, None] = {}
+    found: list[Staleness] = []
+    for part in parts:
+        if part.version is not None:
+            found.append(_compare(part, before, versions))
+        before[part.number] = None
+    return tuple(staleness for staleness in found if staleness.stale)
+
+
+def _compare(part: PartVersion, before: Mapping[int, None], versions: Mapping[int, int | None]) -> Staleness:
+    kept, passed, gone, rewritten = [], [], [], []
+    for number, version in part.preceding:
+        if number in before:
+            kept.append(number)
+            rewritten += [number] if versions[number] != version else []
+        elif versions.get(number) == version:
+            passed.append(number)
+        else:
+            gone.append(number)
+    seen = {number for number, _ in part.preceding}
+    added = tuple(number for number in before if number not in seen)
+    reordered = kept != [number for number in before if number in seen]
+    return Staleness(part.number, added, tuple(passed), tuple(gone), tuple(rewritten), reordered)
+
+
+def find_uncomputed(parts: Sequence[PartVersion], cascade: Cascade = unseen) -> tuple[int, ...]:
+    """Return numbers of the parts to compute, front to back: those without rows, and those that the cascade names.
+
+    A part depends on those before it alone, so a single forward in the window's order computes each of them after rows
+    that are there by then.
+    """
+    again = {staleness.number for staleness in find_stale(parts) if cascade(staleness)}
+    return tuple(part.number for part in parts if part.version is None or part.number in again)
+
+
+def find_dependents(parts: Sequence[PartVersion], number: int) -> tuple[int, ...]:
+    """Return numbers of the parts whose rows were written after a part, directly or through others, in order."""
+    reached = {number}
+    waiting = [part for part in parts if part.number != number]
+    while found := [part for part in waiting if any(before in reached for before, _ in part.preceding)]:
+        reached.update(part.number for part in found)
+        waiting = [part for part in waiting if part.number not in reached]
+    return tuple(part.number for part in parts if part.number in reached and part.number != number)
