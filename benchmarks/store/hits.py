@@ -16,8 +16,7 @@ from benchmarks.store.pieces import random_chunk
 from emblema.errors import StoreError
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
-from emblema.store.store import Store
-from emblema.store.tenant import TenantStore
+from emblema.store.store import Store, TenantStore
 
 TOKENS = 16
 PATIENCE = 30.0

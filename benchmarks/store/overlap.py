@@ -26,8 +26,8 @@ from emblema.link.policy.policy import Policy
 from emblema.session.linker import Linker
 from emblema.session.prompt_reader import PromptPart
 from emblema.session.requests import LinkRequest, Prefill
-from emblema.store.store import Store
-from emblema.store.tenant import TenantStore
+from emblema.store.settings import StoreSettings
+from emblema.store.store import Store, TenantStore
 
 QUESTION = "which land does the tent stand on ?"
 RECOMPUTE, MEMORY, DISK, LOAD = "recompute", "memory", "disk, cold", "load alone, cold"
@@ -155,7 +155,7 @@ class _Bench:
         kept = kept[: len(kept) - len(self.lost)]
         self.cool(self.rest)
         # Under write-back nothing is written while the answer is computed, in neither lane.
-        with Store(self.rest, write="back") as store:
+        with Store(self.rest, settings=StoreSettings(write="back")) as store:
             view = store.tenant()
             self.mixed(MIXED_DISK, view)
             self.bring(view, kept)

@@ -21,6 +21,7 @@ from emblema.kv.layout import LayerRows
 from emblema.store import Terms, codec
 from emblema.store.disk import DiskTier
 from emblema.store.record import Array, Record, RecordReader
+from emblema.store.settings import StoreSettings
 
 QUESTION = "what colour is under the tent ?"
 
@@ -235,7 +236,7 @@ def test_rows_that_are_too_slow_are_computed_instead(reference: Engine, episode:
         before = engine.prefill([*pages, QUESTION], "blind")
         store.flush()
     tier.seconds = 30.0
-    with Store(remote=tier, load_deadline=0.3) as store, engine_on(reference, store) as engine:
+    with Store(remote=tier, settings=StoreSettings(load_deadline=0.3)) as store, engine_on(reference, store) as engine:
         again = [engine.add(picture) for picture in pictures(episode)]
         began = time.perf_counter()
         after = engine.prefill([*again, QUESTION], "blind")
@@ -368,7 +369,7 @@ def test_a_prompt_larger_than_the_budget_is_refused(reference: Engine, episode: 
 
 def test_terms_are_kept(reference: Engine, episode: Episode, folder: Path) -> None:
     now = [1_000_000.0]
-    with Store(folder, clock=lambda: now[0]) as store:
+    with Store(folder, settings=StoreSettings(clock=lambda: now[0])) as store:
         engine = engine_on(reference, store)
         page = engine.add(pictures(episode)[0], terms=Terms(seconds=60))
         assert page.id in engine.store

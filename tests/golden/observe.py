@@ -29,6 +29,7 @@ from emblema.store.disk.entry import with_terms
 from emblema.store.identity import SHARED_SALT, canonical, chunk_id, owner_digest, owner_id, patch_id
 from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.record import Record, Terms
+from emblema.store.settings import StoreSettings
 from tests.golden.pieces import (
     CREATED,
     LAYERS,
@@ -223,7 +224,7 @@ def key_words(key: PatchKey) -> Json:
 
 def write_folder(folder: Path) -> None:
     """Write a store's folder: chunks and patches of a tenant, one chunk of the shared library, one pinned."""
-    with Store(folder, disk_bytes=2**26, clock=lambda: CREATED, device="cpu") as store:
+    with Store(folder, disk_bytes=2**26, settings=StoreSettings(clock=lambda: CREATED, device="cpu")) as store:
         tenant, shared = store.tenant(SALT), store.shared
         shared.put(STORED_CHUNKS["picture-float32"][0])
         for name in ("picture-bfloat16", "picture-to-bf16", "clip-segment", "passage"):
@@ -237,7 +238,7 @@ def write_folder(folder: Path) -> None:
 
 def read_folder(folder: Path) -> Json:
     """All that a store answers on a folder."""
-    with Store(folder, disk_bytes=2**26, clock=lambda: CREATED + 10, device="cpu") as store:
+    with Store(folder, disk_bytes=2**26, settings=StoreSettings(clock=lambda: CREATED + 10, device="cpu")) as store:
         tenant, shared = store.tenant(SALT), store.shared
         disk = store.disk
         assert disk is not None

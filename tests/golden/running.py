@@ -11,6 +11,7 @@ from PIL import Image
 from emblema import Engine, Policy, Store, slid
 from emblema.kv.chunk import Chunk
 from emblema.session.requests import Prefill
+from emblema.store.settings import StoreSettings
 from tests.families import CASES, token
 from tests.golden.pieces import SALT, numbers
 
@@ -69,7 +70,7 @@ def write_clip(path: Path) -> None:
 def model_identities(name: str) -> Json:
     """Digests of a tiny model and the ids of what is added to it."""
     model, processor = tiny(name)
-    with Store(device="cpu") as store:
+    with Store(settings=StoreSettings(device="cpu")) as store:
         own, tenant = engine(model, processor, store), engine(model, processor, store, SALT)
         passage = "which land does the tent stand on ?"
         said: dict[str, Json] = {
@@ -178,10 +179,10 @@ def traces(name: str) -> Json:
     """By sequence and prompt, what was counted."""
     model, processor = tiny(name)
     said = {}
-    with Store(device="cpu") as first:
+    with Store(settings=StoreSettings(device="cpu")) as first:
         shared = engine(model, processor, first)
         for title, steps in sequences(name).items():
-            with Store(device="cpu") as store:
+            with Store(settings=StoreSettings(device="cpu")) as store:
                 # `auto` learns nothing from other sequences.
                 own = engine(model, processor, store) if title.startswith("auto") else shared.on(store)
                 said[title] = dict(linked(own, steps, title))

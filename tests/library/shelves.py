@@ -14,8 +14,7 @@ from emblema.kv.chunk import Chunk, Clip
 from emblema.library import Maker
 from emblema.media import load_image, media_bytes
 from emblema.store.identity import chunk_id
-from emblema.store.store import Store
-from emblema.store.tenant import TenantStore
+from emblema.store.store import Store, TenantStore
 from tests.families import loaded, picture, token, words
 
 

@@ -118,7 +118,7 @@ kept.close()
 KILLED = """
 import os, sys
 from pathlib import Path
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 from tests.library.test_deletion import Kept
 kept = Kept(Path(sys.argv[1]))
 TenantStore.delete = lambda self, chunk: os._exit(9)

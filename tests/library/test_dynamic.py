@@ -27,7 +27,7 @@ class Hotels:
 
     def pinned(self, id: str) -> bool:
         """Whether a chunk is pinned, as eviction sees it."""
-        return any(piece.terms.pinned for piece in self.store.keeper.memory if piece.id == id)
+        return any(piece.terms.pinned for piece in self.store.cache.table if piece.id == id)
 
 
 @pytest.fixture

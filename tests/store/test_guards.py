@@ -13,8 +13,9 @@ import torch
 from emblema.errors import CapacityError, StoreError
 from emblema.kv.layout import LayerRows
 from emblema.store import ChunkSegment, PatchKey, Store, Terms
-from emblema.store.prefixes import Prefixes
-from emblema.store.tombstones import Tombstones
+from emblema.store.pieces import Tombstones
+from emblema.store.prefixes import PrefixRegistry
+from emblema.store.settings import StoreSettings
 from tests.store.pieces import is_numbered, name, numbered, patch
 from tests.store.tiers import Clock, FaultyDisk, RecordingTier, wait_until
 
@@ -82,7 +83,7 @@ def test_a_pin_saves_again_what_the_disk_has_evicted(tmp_path: Path) -> None:
 
 
 def test_tombstones_are_each_owners_own() -> None:
-    stones = Tombstones(each=3)
+    stones = Tombstones(limit=3)
     stones.add(("a", "1"))
     for number in range(10):
         stones.add(("b", str(number)))
@@ -95,7 +96,7 @@ def test_deleting_what_never_was_leaves_nothing_behind(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
         view = store.tenant(b"b")
         assert not view.delete(name(7))
-        assert (view.owner, name(7)) not in store.keeper.memory.tombstones
+        assert (view.owner, name(7)) not in store.cache.table.tombstones
         kept = view.put(numbered(1))
         assert view.delete(name(1))
         with view.lease([name(1)]) as lease:
@@ -105,10 +106,10 @@ def test_deleting_what_never_was_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_terms_come_with_what_a_remote_tier_has(tmp_path: Path) -> None:
     remote, clock = RecordingTier(), Clock()
-    with Store(remote=remote, clock=clock) as store:
+    with Store(remote=remote, settings=StoreSettings(clock=clock)) as store:
         store.tenant().put(numbered(1), Terms(seconds=60, priority=3))
         store.flush()
-    with Store(tmp_path / "store", remote=remote, clock=clock) as store:
+    with Store(tmp_path / "store", remote=remote, settings=StoreSettings(clock=clock)) as store:
         view = store.tenant()
         assert is_numbered(1, view.get(name(1)).rows)
         view.flush()
@@ -122,7 +123,7 @@ def test_terms_come_with_what_a_remote_tier_has(tmp_path: Path) -> None:
 def test_a_hanging_disk_is_waited_for_once(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path / "store")
     hang = threading.Event()
-    with Store(disk, load_deadline=0.3) as store:
+    with Store(disk, settings=StoreSettings(load_deadline=0.3)) as store:
         view = store.tenant(b"a")
         for number in range(1, 7):
             view.put(numbered(number))
@@ -135,7 +136,7 @@ def test_a_hanging_disk_is_waited_for_once(tmp_path: Path) -> None:
         return opening(id, owner)
 
     disk.open = hanging  # type: ignore[method-assign]
-    with Store(disk, load_deadline=0.3) as store:
+    with Store(disk, settings=StoreSettings(load_deadline=0.3)) as store:
         view = store.tenant(b"a")
         began = time.monotonic()
         assert [view.find(name(number)) for number in range(1, 7)] == [None] * 6
@@ -166,7 +167,7 @@ def rows(tokens: int) -> tuple[LayerRows, ...]:
 
 def test_all_prefixes_share_one_budget() -> None:
     size = sum(layer.bytes for layer in rows(5))
-    prefixes = Prefixes(3 * size)
+    prefixes = PrefixRegistry(3 * size)
     for tenant in range(6):
         assert prefixes.of(f"tenant {tenant}", "model").put([ChunkSegment(name(tenant), 5)], rows(5))
     assert prefixes.bytes() == 3 * size
@@ -176,7 +177,7 @@ def test_all_prefixes_share_one_budget() -> None:
 
 def test_what_has_expired_leaves_the_prefixes_too() -> None:
     clock = Clock()
-    with Store(clock=clock) as store:
+    with Store(settings=StoreSettings(clock=clock)) as store:
         view = store.tenant()
         view.put(numbered(1), Terms(seconds=10))
         view.prefixes("model").put([ChunkSegment(name(1), 5)], rows(5))
@@ -189,10 +190,10 @@ def test_what_has_expired_leaves_the_prefixes_too() -> None:
 def test_a_store_that_is_dropped_is_written_and_let_go(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.tenant().put(numbered(1))
-    keeper, gone = store.keeper, weakref.ref(store)
+    cache, gone = store.cache, weakref.ref(store)
     del store
     gc.collect()
-    assert gone() is None and keeper.closed
+    assert gone() is None and cache.closed
     wait_until(lambda: not any(thread.name.startswith("emblema-saver") for thread in threading.enumerate()))
     with Store(tmp_path / "store") as store:
         assert is_numbered(1, store.tenant().get(name(1)).rows)

@@ -32,7 +32,7 @@ def test_a_hundred_prompts_over_twenty_chunks_with_room_for_five(tmp_path: Path)
                 for number in numbers:
                     if not is_numbered(number, lease.rows[name(number)]):
                         wrong.append(number)
-                    if name(number) not in {piece.id for piece in store.keeper.memory if piece.leases}:
+                    if name(number) not in {piece.id for piece in store.cache.table if piece.leases}:
                         wrong.append(number)
                 if seed % 10 == 0:
                     time.sleep(0.01)
@@ -61,9 +61,9 @@ def test_a_small_lease_does_not_overtake_a_large_one_that_waits(tmp_path: Path) 
 
         with view.lease([name(0)]):
             large = pool.submit(take, "large", [1, 2, 3])
-            wait_until(lambda: len(store.waiting) == 1)
+            wait_until(lambda: len(store.cache.leases) == 1)
             small = pool.submit(take, "small", [4])
-            wait_until(lambda: len(store.waiting) == 2)
+            wait_until(lambda: len(store.cache.leases) == 2)
             with view.lease([name(0)]):
                 assert order == [], "what needs nothing new passes"
         large.result(10)

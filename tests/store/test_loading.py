@@ -8,6 +8,7 @@ import torch
 
 from emblema.errors import LoadError, StoreError
 from emblema.store import Store
+from emblema.store.settings import StoreSettings
 from tests.store.pieces import is_numbered, name, numbered
 from tests.store.stores import ONE, opened
 from tests.store.tiers import FaultyDisk, FaultyTier, RecordingTier, spoiled, wait_until
@@ -21,7 +22,7 @@ def test_a_file_that_does_not_verify_is_set_aside_and_made_again(disk: FaultyDis
         for number in (1, 2, 3):
             view.put(numbered(number))
         view.flush()
-        assert name(1) not in {piece.id for piece in store.keeper.memory}
+        assert name(1) not in {piece.id for piece in store.cache.table}
         reads: list[bool] = []
         handle = view.find(name(1)) if found else None
         disk.faults.after, disk.faults.read = after, spoiled(name(1))
@@ -44,7 +45,7 @@ def test_a_file_that_does_not_verify_is_set_aside_and_made_again(disk: FaultyDis
 
 
 def test_a_slow_load_is_given_up_at_the_deadline(disk: FaultyDisk) -> None:
-    with Store(disk, device_bytes=ONE, load_deadline=0.2) as store:
+    with Store(disk, device_bytes=ONE, settings=StoreSettings(load_deadline=0.2)) as store:
         view = store.tenant()
         for number in (1, 2):
             view.put(numbered(number))
@@ -157,7 +158,7 @@ def test_a_handle_knows_when_its_rows_are_lost() -> None:
 
 
 def test_compressed_rows_come_back_in_their_dtype(tmp_path: Path) -> None:
-    with opened(tmp_path, compression="bf16") as store:
+    with opened(tmp_path, settings=StoreSettings(compression="bf16")) as store:
         store.tenant().put(numbered(1))
     with opened(tmp_path) as store:
         found = store.tenant().get(name(1))

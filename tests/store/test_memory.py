@@ -7,12 +7,13 @@ import pytest
 
 from emblema.errors import CapacityError, StoreError
 from emblema.store import ArtifactKind, ChunkSegment, PatchKey, Store, TenantStore, TextSegment
+from emblema.store.settings import StoreSettings
 from tests.store.pieces import chunk, patch, rows
 
 
 def memory_store(capacity_bytes: int | None = None) -> TenantStore:
     """Return a tenant's part of a store without slower tiers."""
-    return Store(device_bytes=capacity_bytes, host_bytes=0).tenant()
+    return Store(device_bytes=capacity_bytes, settings=StoreSettings(host_bytes=0)).tenant()
 
 
 def test_chunks_come_back_as_they_were_put() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from emblema.errors import StoreError
 from emblema.store import PatchKey, Store
+from emblema.store.settings import StoreSettings
 from tests.store.pieces import is_numbered, name, numbered, patch
 from tests.store.stores import ONE, opened
 from tests.store.tiers import FULL, FaultyDisk, Gate, wait_until
@@ -37,7 +38,7 @@ def test_saving_holds_nobody_up_and_flush_waits_for_it(disk: FaultyDisk) -> None
 def test_through_writes_at_once_and_back_when_it_leaves_memory(
     disk: FaultyDisk, write: Literal["through", "back"]
 ) -> None:
-    with Store(disk, write=write, device_bytes=2 * ONE) as store:
+    with Store(disk, device_bytes=2 * ONE, settings=StoreSettings(write=write)) as store:
         view = store.tenant()
         for number in (1, 2):
             view.put(numbered(number))
@@ -88,7 +89,7 @@ def test_what_a_full_disk_did_not_take_may_leave_memory_but_not_in_silence(disk:
 
 
 def test_memory_is_bounded_where_saving_falls_behind(disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emblema.store.traffic.UNSAVED_BYTES", 0)
+    monkeypatch.setattr("emblema.store.cache.UNSAVED_BYTES", 0)
     gate = Gate()
     write = disk.write
     disk.write = lambda record, terms: (gate.pass_through(), write(record, terms))[1]  # type: ignore[method-assign]

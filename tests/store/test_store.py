@@ -11,7 +11,7 @@ from emblema.errors import CapacityError, StoreError
 from emblema.kv.arriving import ArrivingRows
 from emblema.store import PatchKey, Store
 from emblema.store.disk import DiskTier
-from emblema.store.store import free_bytes
+from emblema.store.settings import StoreSettings, free_bytes
 from tests.store.pieces import is_numbered, name, numbered, patch
 from tests.store.stores import ONE, opened
 from tests.store.tiers import FaultyDisk, wait_until
@@ -46,7 +46,7 @@ def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_device_then_host_then_disk(tmp_path: Path) -> None:
-    with opened(tmp_path, device_bytes=2 * ONE, host_bytes=2 * ONE) as store:
+    with opened(tmp_path, device_bytes=2 * ONE, settings=StoreSettings(host_bytes=2 * ONE)) as store:
         view = store.tenant()
         for number in range(1, 6):
             view.put(numbered(number))
@@ -72,7 +72,7 @@ def test_a_chunk_of_another_store_is_taken_with_its_rows(tmp_path: Path) -> None
 
 
 def test_a_closed_store_says_so_at_once(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store", load_deadline=30.0)
+    store = Store(tmp_path / "store", settings=StoreSettings(load_deadline=30.0))
     view = store.tenant()
     kept = view.put(numbered(1))
     store.close()
@@ -89,9 +89,18 @@ def test_a_closed_store_says_so_at_once(tmp_path: Path) -> None:
     "options",
     [
         {"write": "throgh"}, {"compression": "zip"}, {"load_deadline": -1}, {"load_deadline": 0}, {"prefix_bytes": -5},
-        {"host_bytes": -3}, {"device_bytes": "lots"}, {"device_bytes": float("nan")}, {"quota": True},
+        {"host_bytes": -3}, {"quotas": {b"a": 0}},
     ],
 )  # fmt: skip
+def test_settings_that_cannot_be(options: dict[str, Any]) -> None:
+    with pytest.raises(StoreError):
+        StoreSettings(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device_bytes": "lots"}, {"device_bytes": float("nan")}, {"device_bytes": 0}, {"quota": True}, {"quota": -1}],
+)
 def test_options_that_cannot_be(options: dict[str, Any]) -> None:
     with pytest.raises(StoreError):
         Store(**options)
@@ -109,9 +118,8 @@ def test_the_default_budget_is_a_part_of_what_is_free() -> None:
 
 
 def test_budgets_and_folders_that_cannot_be(tmp_path: Path) -> None:
-    for options in ({"device_bytes": 0}, {"quota": -1}, {"quotas": {b"a": 0}}, {"disk_bytes": 100}):
-        with pytest.raises(StoreError):
-            Store(**options)
+    with pytest.raises(StoreError):
+        Store(disk_bytes=100)
     with Store(device_bytes=100) as store, pytest.raises(CapacityError, match="260 bytes"):
         store.tenant().put(numbered(1))
     (tmp_path / "store").write_text("a file")

@@ -20,7 +20,7 @@ def test_deletion_wins_over_a_save_under_way(disk: FaultyDisk) -> None:
         view.put(numbered(2))
         assert gate.reached.wait(10)
         deleted = pool.submit(lambda: (view.delete(name(1)), view.delete(name(2))))
-        wait_until(lambda: name(1) not in {piece.id for piece in store.keeper.memory})
+        wait_until(lambda: name(1) not in {piece.id for piece in store.cache.table})
         assert view.find(name(1)) is None
         gate.open.set()
         assert deleted.result(10) == (True, True)
@@ -72,7 +72,7 @@ def test_a_deletion_is_known_for_as_long_as_anybody_holds_the_chunk() -> None:
     store = Store(device_bytes=ONE)
     view = store.tenant()
     sizes = [layer.bytes for layer in numbered(1).rows]
-    first, second = (store.keeper.handle(numbered(1), view.owner, sizes) for _ in range(2))
+    first, second = (store.cache.handle(numbered(1), view.owner, sizes) for _ in range(2))
     del first
     view.delete(name(1))
     with view.lease([name(1)]) as lease:

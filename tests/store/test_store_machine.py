@@ -16,6 +16,7 @@ from emblema.store import PatchKey, Store, TenantStore, Terms
 from emblema.store.disk import DiskTier
 from emblema.store.leases import Lease
 from emblema.store.pieces import Piece
+from emblema.store.settings import StoreSettings
 from tests.store.pieces import is_numbered, name, numbered, patch
 from tests.store.tiers import Clock, RecordingTier
 
@@ -59,12 +60,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = Store(
             tier,
             device_bytes=self.device,
-            host_bytes=self.host,
             remote=self.remote,
-            clock=self.clock,
-            write=self.options["write"],  # type: ignore[arg-type]
+            settings=StoreSettings(host_bytes=self.host, clock=self.clock, write=self.options["write"]),
         )
-        self.store.keeper.separate = self.separate
+        self.store.cache.mover.copies = self.separate
 
     def view(self, tenant: str) -> TenantStore:
         return self.store.shared if tenant == "shared" else self.store.tenant(tenant.encode())
@@ -243,9 +242,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.expire()
         self.store.flush()
         if self.folder_wanted or self.remote_wanted:
-            held = {piece.id for piece in self.store.keeper.memory if piece.saved}
+            held = {piece.id for piece in self.store.cache.table if piece.saved}
             self.durable |= {piece for piece in self.alive if name(piece[1]) in held}
-            assert not any(not piece.saved for piece in self.store.keeper.memory)
+            assert not any(not piece.saved for piece in self.store.cache.table)
 
     @precondition(lambda self: self.folder_wanted)
     @rule()
@@ -261,13 +260,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     def pieces(self) -> list[Piece]:
         held = [piece for _, lease, _ in self.leases for piece in lease._pieces.values()]
-        return list({id(piece): piece for piece in [*self.store.keeper.memory, *held]}.values())
+        return list({id(piece): piece for piece in [*self.store.cache.table, *held]}.values())
 
     @invariant()
     def bytes_counted_are_bytes_held(self) -> None:
-        keeper = self.store.keeper
-        with keeper.changed:
-            assert keeper.changed.wait_for(
+        cache = self.store.cache
+        with cache.changed:
+            assert cache.changed.wait_for(
                 lambda: not any(piece.pending or piece.loading for piece in self.pieces()), 10
             )
             held = {"device": 0, "host": 0}
@@ -276,15 +275,15 @@ class StoreMachine(RuleBasedStateMachine):
                 if piece.chunk is not None:
                     rows = 0 if piece.rows is None else sum(layer.bytes for layer in piece.rows)
                     held[piece.tier] += rows + piece.chunk.encoded.bytes
-            assert held == {tier: keeper.memory.bytes[tier] for tier in held}
+            assert held == {tier: cache.table.bytes[tier] for tier in held}
             leased = {piece.name: piece for _, lease, _ in self.leases for piece in lease._pieces.values()}
-            assert keeper.memory.leased >= sum(piece.whole for piece in leased.values())
-            assert (keeper.memory.leased == 0) == (not leased)
-            loose = [piece for piece in keeper.memory if not piece.leases]
+            assert cache.table.leased_bytes >= sum(piece.full_bytes for piece in leased.values())
+            assert (cache.table.leased_bytes == 0) == (not leased)
+            loose = [piece for piece in cache.table if not piece.leases]
             pinned = [piece for piece in loose if piece.terms.pinned and not piece.saved]
             if not leased and not pinned:
-                assert keeper.memory.bytes["device"] <= self.device
-            assert keeper.memory.bytes["host"] <= self.host or pinned
+                assert cache.table.bytes["device"] <= self.device
+            assert cache.table.bytes["host"] <= self.host or pinned
 
     @invariant()
     def what_is_leased_is_not_evicted(self) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.store import SHARED, SHARED_SALT, ChunkSegment, PatchKey, Store, Terms, chunk_id, owner_digest
+from emblema.store.settings import StoreSettings
 from tests.store.pieces import is_numbered, name, numbered, patch, rows
 from tests.store.tiers import RecordingTier, wait_until
 
@@ -134,7 +135,7 @@ def test_a_tenant_fills_a_lost_shared_chunk_for_itself_alone() -> None:
 
 
 def test_a_quota_lets_go_of_the_tenants_own_pieces(tmp_path: Path) -> None:
-    with Store(tmp_path / "store", quota=3 * ONE, quotas={b"large": 10**9}) as store:
+    with Store(tmp_path / "store", quota=3 * ONE, settings=StoreSettings(quotas={b"large": 10**9})) as store:
         small, large = store.tenant(b"small"), store.tenant(b"large")
         for number in range(5):
             large.put(numbered(number))

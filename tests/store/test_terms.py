@@ -7,6 +7,7 @@ import pytest
 
 from emblema.errors import StoreError
 from emblema.store import Store, Terms
+from emblema.store.settings import StoreSettings
 from tests.store.pieces import name, numbered
 from tests.store.stores import ONE, opened
 from tests.store.tiers import Clock
@@ -14,7 +15,7 @@ from tests.store.tiers import Clock
 
 def test_terms_by_age_and_by_use(tmp_path: Path) -> None:
     clock = Clock()
-    with opened(tmp_path, clock=clock) as store:
+    with opened(tmp_path, settings=StoreSettings(clock=clock)) as store:
         view = store.tenant()
         view.put(numbered(1), Terms(seconds=100))
         view.put(numbered(2), Terms(idle_seconds=100))
@@ -40,11 +41,11 @@ def test_terms_by_age_and_by_use(tmp_path: Path) -> None:
 
 def test_terms_outlast_a_restart(tmp_path: Path) -> None:
     clock = Clock()
-    with opened(tmp_path, clock=clock) as store:
+    with opened(tmp_path, settings=StoreSettings(clock=clock)) as store:
         store.tenant().put(numbered(1), Terms(seconds=50))
         store.tenant().put(numbered(2), Terms(seconds=500))
     clock.now += 60
-    with opened(tmp_path, clock=clock) as store:
+    with opened(tmp_path, settings=StoreSettings(clock=clock)) as store:
         view = store.tenant()
         assert view.ids() == [name(2)] and view.find(name(1)) is None
         assert view.find(name(2)) is not None
@@ -54,7 +55,7 @@ def test_terms_outlast_a_restart(tmp_path: Path) -> None:
         view.flush()
         clock.now += 100
         assert view.find(name(2)) is not None
-    with opened(tmp_path, clock=clock) as store:
+    with opened(tmp_path, settings=StoreSettings(clock=clock)) as store:
         assert store.tenant().ids() == [name(2)], "the file is that of the second time"
 
 

@@ -21,7 +21,7 @@ from emblema.session.decoding import Sampling
 from emblema.session.prompt_reader import PromptLike
 from emblema.session.replies import Piece, Reply
 from emblema.session.requests import Prefill
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 
 log = logging.getLogger(__name__)
 

@@ -36,8 +36,7 @@ from emblema.session.replies import Piece, Reply, last_reply
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import DECODE_RESERVE, Session
 from emblema.store.record import Terms
-from emblema.store.store import Store
-from emblema.store.tenant import TenantStore
+from emblema.store.store import Store, TenantStore
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.stream import Stream
 from emblema.window.budget import WindowBudget
@@ -481,4 +480,5 @@ def _tenant_store(given: Any, salt: bytes) -> TenantStore:
 def _shelf_of(store: Store) -> Shelf:
     """Return where the libraries on a store are kept: one shelf for all engines on it, in its folder if it has one."""
     folder = None if store.disk is None else store.disk.path / "libraries"
-    return store.companion("libraries", lambda: Shelf(folder, clock=store.clock, source_bytes=store.library_bytes))
+    clock, source_bytes = store.settings.clock, store.settings.library_bytes
+    return store.companion("libraries", lambda: Shelf(folder, clock=clock, source_bytes=source_bytes))

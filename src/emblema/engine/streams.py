@@ -40,7 +40,7 @@ class StreamHost:
     @property
     def folder(self) -> Path | None:
         store = self.session.store
-        disk = store.store.disk
+        disk = store.disk
         return None if disk is None else Path(disk.path) / "streams" / store.owner
 
     def opening(self) -> TokenIds:

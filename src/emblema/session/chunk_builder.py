@@ -19,7 +19,7 @@ from emblema.models.adapter import Adapter
 from emblema.models.prepare import Prepared, Preparer
 from emblema.store.identity import chunk_id, owner_id
 from emblema.store.record import Terms
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 
 AUDIO_RATE = 16_000
 

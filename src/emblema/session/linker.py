@@ -26,7 +26,7 @@ from emblema.store.identity import owner_id
 from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.leases import Lease
 from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 
 
 class Linker:

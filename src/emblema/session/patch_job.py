@@ -21,7 +21,7 @@ from emblema.link.strategies.base import Knowledge
 from emblema.models.adapter import Adapter
 from emblema.session.requests import Prefill
 from emblema.store.keys import PatchKey
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from emblema.errors import EmblemaError, LoadError
 from emblema.link.policy.policy import Policy
 from emblema.session.patch_job import PatchJob
 from emblema.store.keys import PatchKey
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 
 log = logging.getLogger(__name__)
 

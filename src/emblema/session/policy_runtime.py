@@ -17,7 +17,7 @@ from emblema.session.patch_worker import FormingStatistics, PatchWorker
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.seen_media import InlineMediaStatistics, SeenMedia
 from emblema.store.keys import PatchKey
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt, RowState
 from emblema.models.adapter import Adapter
 from emblema.session.patch_job import PatchJob
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 
 REMEMBERED = 4096
 """Ids of media seen once, at most."""

@@ -22,7 +22,7 @@ from emblema.session.prompt_reader import MediaReader, PromptLike, PromptReader
 from emblema.session.replies import Piece, ReplyState, TextStream, reply_pieces
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.turn_tokenizer import TurnTokenizer
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 
 DECODE_RESERVE = 256
 """Rows that a table keeps room for after the prompt before it has to grow."""

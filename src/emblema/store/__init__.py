@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from emblema.store.leases import Lease
     from emblema.store.prefixes import ChunkSegment, KeptPrefix, PrefixMatch, PrefixStore, Segment, TextSegment
     from emblema.store.record import SHARED, Terms
+    from emblema.store.settings import StoreSettings
     from emblema.store.statistics import StoreStatistics
-    from emblema.store.store import Store
-    from emblema.store.tenant import TenantStore
+    from emblema.store.store import Store, TenantStore
 
 __all__ = [
     "SHARED",
@@ -29,6 +29,7 @@ __all__ = [
     "PrefixStore",
     "Segment",
     "Store",
+    "StoreSettings",
     "StoreStatistics",
     "StoredRows",
     "Terms",
@@ -47,8 +48,8 @@ _MODULES = {
     "prefixes": ("ChunkSegment", "KeptPrefix", "PrefixMatch", "PrefixStore", "Segment", "TextSegment"),
     "record": ("SHARED", "Terms"),
     "statistics": ("StoreStatistics",),
-    "store": ("Store",),
-    "tenant": ("TenantStore",),
+    "settings": ("StoreSettings",),
+    "store": ("Store", "TenantStore"),
 }
 
 

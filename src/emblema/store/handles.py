@@ -1,28 +1,31 @@
-"""The rows of a kept chunk, had from the store when they are read."""
+"""Handles of stored chunks: chunks whose rows are read from the store at each use."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import overload
+from weakref import WeakValueDictionary
 
-import torch
-
-from emblema.kv.chunk import Chunk, ChunkKind, Encoded
+from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
+from emblema.store.record import Name
+
+ReadRows = Callable[[str, str], KVRows]
+"""Returns the rows of (owner, id); raises LoadError where they are lost."""
 
 
 class StoredRows(Sequence[LayerRows]):
-    """What a kept chunk has in place of rows: every reading finds them in whichever tier they are by then.
+    """The rows of a stored chunk: every use finds them in whichever tier they are by then.
 
-    Holds no rows itself, so that a caller who keeps a chunk keeps no memory. A lease spares repeated look-ups and sees
-    to it that nothing read is evicted in between.
+    It holds no rows itself, so whoever keeps a chunk keeps no memory. A lease avoids repeated look-ups and keeps rows
+    from being evicted between two reads.
 
     Args:
         owner: who the chunk belongs to.
+        chunk: id of the chunk.
         sizes: bytes of each layer.
-        read: gives the rows of (owner, id); raises LoadError where they are lost.
+        read: reads the rows from the store.
     """
 
-    def __init__(self, owner: str, chunk: str, sizes: Sequence[int], read: Callable[[str, str], KVRows]) -> None:
+    def __init__(self, owner: str, chunk: str, sizes: Sequence[int], read: ReadRows) -> None:
         self.owner, self.chunk, self.sizes = owner, chunk, tuple(sizes)
         self._read = read
 
@@ -30,8 +33,8 @@ class StoredRows(Sequence[LayerRows]):
     def bytes(self) -> int:
         return sum(self.sizes)
 
-    def are_read_by(self, read: Callable[[str, str], KVRows]) -> bool:
-        """Whether it is this store that has the rows."""
+    def is_read_by(self, read: ReadRows) -> bool:
+        """Return whether it is this store that has the rows."""
         return self._read == read
 
     def __len__(self) -> int:
@@ -44,7 +47,7 @@ class StoredRows(Sequence[LayerRows]):
     def __getitem__(self, layer: slice) -> tuple[LayerRows, ...]: ...
 
     def __getitem__(self, layer: int | slice) -> LayerRows | tuple[LayerRows, ...]:
-        """A layer's rows, waited for where they are under way.
+        """Return a layer's rows; waits for rows that are being loaded.
 
         Raises:
             LoadError: they were deleted, expired, evicted from the last tier, or cannot be loaded.
@@ -56,22 +59,22 @@ class StoredRows(Sequence[LayerRows]):
         return iter(self._read(self.owner, self.chunk))
 
 
-def handle_of(
-    owner: str,
-    id: str,
-    kind: ChunkKind,
-    model: str,
-    encoded: Encoded,
-    sizes: Sequence[int],
-    read: Callable[[str, str], KVRows],
-) -> Chunk:
-    """A chunk whose rows are the store's."""
-    return Chunk(id, kind, model, encoded, StoredRows(owner, id, sizes, read))
+class HandleTable:
+    """Handles that were given out and are still in use; guarded by the cache's lock.
 
+    They tell whose a lost chunk was, and a deletion has to be remembered for as long as anybody holds one.
+    """
 
-def moved(encoded: Encoded, device: torch.device) -> Encoded:
-    """An encoding with its embeddings on a device; the same one where they are there already."""
-    if encoded.embeds.device == device:
-        return encoded
-    deepstack = tuple(features.to(device) for features in encoded.deepstack)
-    return replace(encoded, embeds=encoded.embeds.to(device), deepstack=deepstack)
+    def __init__(self, read: ReadRows) -> None:
+        self._read = read
+        self._rows: WeakValueDictionary[Name, StoredRows] = WeakValueDictionary()
+
+    def __contains__(self, name: Name) -> bool:
+        return name in self._rows
+
+    def make(self, owner: str, chunk: Chunk, sizes: Sequence[int]) -> Chunk:
+        """Return a chunk with StoredRows, the same rows object for all who hold the chunk."""
+        rows = self._rows.get((owner, chunk.id))
+        if rows is None or rows.sizes != tuple(sizes):
+            rows = self._rows[owner, chunk.id] = StoredRows(owner, chunk.id, sizes, self._read)
+        return Chunk(chunk.id, chunk.kind, chunk.model, chunk.encoded, rows)

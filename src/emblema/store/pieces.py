@@ -1,48 +1,46 @@
-"""What memory holds: pieces by owner and id, in their order of use, with their bytes in each tier.
+"""Pieces in memory: their state, their bytes in each tier, which of them go first, and who waits for room."""
 
-Life of a piece. It is *put* (rows in device memory) or *found* on a slower tier (its encoding in memory, rows None).
-A lease or a reading makes its rows *arrive*. Want of room moves them from device to host memory and from there out;
-what a slower tier has not got yet is written first (`pending`, `leaving`). *Lost* is what no tier has any more: it may
-be made and stored again. *Deleted* and *expired* pieces leave a tombstone, which only putting them again lifts:
-whatever was under way (a save, a load, the forming of a patch) finds it, or its piece unlisted, and comes to nothing.
-"""
-
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from emblema.errors import CapacityError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
 from emblema.store.handles import StoredRows
 from emblema.store.keys import PatchKey
 from emblema.store.record import Name, Terms
-from emblema.store.tombstones import Tombstones
 
 MemoryTier = Literal["device", "host"]
-TIERS: tuple[MemoryTier, MemoryTier] = ("device", "host")
+MEMORY_TIERS: tuple[MemoryTier, MemoryTier] = ("device", "host")
+
+TOMBSTONES_PER_OWNER = 2**16
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A chunk or a patch in memory. Guarded by the store's lock.
+    """A chunk, or an artifact of a chunk such as a patch, in memory. Guarded by the cache's lock.
 
     Attributes:
         owner, id: whose, and which.
         terms: how long it is kept.
-        created: Unix time.
+        created: Unix time in seconds.
         began, accessed: when it was created and last used, in steady time.
-        chunk: the handle given out, with the encoding; None for a patch.
-        rows: a tuple where they are here, ArrivingRows under way, None where only a slower tier has them.
-        key, artifact: of a patch or another artifact.
+        chunk: the handle given out, with the encoding; None for an artifact.
+        rows: a tuple when they are here, ArrivingRows while they are loaded, None when only a slower tier has them.
+        key, artifact: of a patch or another artifact; None for a chunk.
         tier: where `rows` are.
-        moving: bytes held in the other tier too, while they are copied.
-        loading: whether a load or copy is under way, even where nobody waits for it any more.
+        copy_bytes: bytes held in the other memory tier too while they are copied.
+        loading: whether a load or copy is going on, even when nobody waits for it any more.
         leases: running requests that hold it.
-        listed: whether it can be found.
-        saved, pending, failed: the slower tiers that have it, will have it, and would not take it.
-        leaving: whether it goes once it is saved.
+        listed: whether it is in the table and can be found.
+        saved, pending, failed: the slower tiers that have it, will get it, and did not take it.
+        leaving: whether it leaves memory once it is saved.
+        charged: bytes counted for it in each memory tier.
     """
 
     owner: str
@@ -56,7 +54,7 @@ class Piece:
     key: PatchKey | None = None
     artifact: Artifact | None = None
     tier: MemoryTier = "device"
-    moving: int = 0
+    copy_bytes: int = 0
     loading: bool = False
     leases: int = 0
     listed: bool = False
@@ -71,174 +69,327 @@ class Piece:
         return self.owner, self.id
 
     @property
+    def sources(self) -> frozenset[str]:
+        """Ids of the chunks that an artifact was made from; empty for a chunk."""
+        return frozenset() if self.key is None else self.key.chunks
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of each layer's rows."""
         rows = None if self.chunk is None else self.chunk.rows
         return rows.sizes if isinstance(rows, StoredRows) else ()
 
     @property
-    def whole(self) -> int:
+    def full_bytes(self) -> int:
         """Bytes with all rows."""
         if self.chunk is not None:
             return self.chunk.encoded.bytes + self.chunk.bytes
         return 0 if self.artifact is None else self.artifact.bytes
 
-    def expired(self, now: float) -> bool:
-        """Whether its time has come, in steady time."""
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what is in memory or being loaded."""
+        if self.chunk is not None and self.rows is None:
+            return self.chunk.encoded.bytes
+        return self.full_bytes
+
+    @property
+    def busy(self) -> bool:
+        """Whether it may not be evicted now: a request holds it, or its rows are being loaded or copied."""
+        return self.leases > 0 or self.loading
+
+    def is_expired(self, now: float) -> bool:
+        """Return whether its terms have run out at a moment of steady time."""
         age, idle = self.terms.seconds, self.terms.idle_seconds
         return (age is not None and now - self.began >= age) or (idle is not None and now - self.accessed >= idle)
 
-    @property
-    def held(self) -> int:
-        """Bytes of what is in memory, or on its way there."""
-        if self.chunk is not None and self.rows is None:
-            return self.chunk.encoded.bytes
-        return self.whole
 
-
-class Memory:
-    """The table of pieces, with what each tier and owner holds. Every call is made under the store's lock.
+class Tombstones:
+    """Names of deleted and expired pieces by owner, so that nothing under way brings them back. The oldest go first.
 
     Args:
-        budgets: bytes of each tier; None for no bound.
+        limit: names remembered of each owner; one tenant's deletions do not push out another's.
+
+    Attributes:
+        added: how many names were ever added.
     """
 
-    def __init__(self, budgets: Mapping[MemoryTier, int | None]) -> None:
+    def __init__(self, limit: int = TOMBSTONES_PER_OWNER) -> None:
+        self._limit = limit
+        self._ids: dict[str, OrderedDict[str, None]] = {}
+        self.added = 0
+
+    def __contains__(self, name: Name) -> bool:
+        owner, id = name
+        return id in self._ids.get(owner, ())
+
+    def add(self, name: Name) -> None:
+        owner, id = name
+        ids = self._ids.setdefault(owner, OrderedDict())
+        self.added += 1
+        ids[id] = None
+        ids.move_to_end(id)
+        if len(ids) > self._limit:
+            ids.popitem(last=False)
+
+    def discard(self, name: Name) -> None:
+        owner, id = name
+        ids = self._ids.get(owner)
+        if ids is not None:
+            ids.pop(id, None)
+            if not ids:
+                del self._ids[owner]
+
+
+class PieceTable:
+    """All pieces in memory in their order of use, the bytes of each tier and owner, and what was deleted.
+
+    It has no lock: every call is made under the cache's.
+
+    Args:
+        budgets: bytes of each memory tier; None for no bound.
+        quota_of: bytes that an owner may hold in memory; None for no bound.
+    """
+
+    def __init__(self, budgets: Mapping[MemoryTier, int | None], quota_of: Callable[[str], int | None]) -> None:
         self.budgets = dict(budgets)
+        self.quota_of = quota_of
         self.bytes: Counter[MemoryTier] = Counter()
-        self.owned: Counter[str] = Counter()
-        self._owned_in: Counter[tuple[str, MemoryTier]] = Counter()
-        # Bytes that leases hold, in all and of each owner.
-        self.leased = 0
-        self.leased_of: Counter[str] = Counter()
+        self.leased_bytes = 0
+        self.leased_bytes_of: Counter[str] = Counter()
         self.tombstones = Tombstones()
+        self._owner_bytes: Counter[tuple[str, MemoryTier]] = Counter()
         self._pieces: dict[Name, Piece] = {}
-        # Least recently used first, for each priority.
-        self._order: dict[MemoryTier, dict[int, OrderedDict[Name, Piece]]] = {tier: {} for tier in TIERS}
-        self._patches_of: dict[str, set[Name]] = {}
+        # By tier and priority, the least recently used first.
+        self._queues: dict[MemoryTier, dict[int, OrderedDict[Name, Piece]]] = {tier: {} for tier in MEMORY_TIERS}
+        self._artifacts: dict[str, set[Name]] = {}
 
     def __iter__(self) -> Iterator[Piece]:
-        """All pieces; of each tier the lower priorities and the least recently used first."""
-        for tier in reversed(TIERS):
-            for priority in sorted(self._order[tier]):
-                yield from list(self._order[tier][priority].values())
+        """Iterate over all pieces; in each tier the lower priorities and the least recently used come first."""
+        for tier in reversed(MEMORY_TIERS):
+            for priority in sorted(self._queues[tier]):
+                yield from list(self._queues[tier][priority].values())
 
     def get(self, name: Name) -> Piece | None:
         return self._pieces.get(name)
 
-    def patches_of(self, chunk: str) -> list[Piece]:
-        """Patches in memory that were made from a chunk."""
-        return [self._pieces[name] for name in self._patches_of.get(chunk, ())]
+    def artifacts_of(self, chunk: str) -> list[Piece]:
+        """Return the patches and other artifacts in memory that were made from a chunk."""
+        return [self._pieces[name] for name in self._artifacts.get(chunk, ())]
 
     def insert(self, piece: Piece) -> None:
-        """List a piece, as the most recently used; its name is free."""
+        """List a piece as the most recently used; lifts its tombstone. Its name must be free."""
         piece.listed = True
         self._pieces[piece.name] = piece
-        self._line(piece)[piece.name] = piece
+        self._enqueue(piece)
         self.tombstones.discard(piece.name)
-        for chunk in () if piece.key is None else piece.key.chunks:
-            self._patches_of.setdefault(chunk, set()).add(piece.name)
-        self.settle(piece)
+        for chunk in piece.sources:
+            self._artifacts.setdefault(chunk, set()).add(piece.name)
+        self.recount(piece)
 
-    def remove(self, piece: Piece, gone: bool = False) -> None:
-        """Unlist a piece, deleted or expired if it is `gone`; what a lease or a load holds stays counted until then."""
+    def remove(self, piece: Piece) -> None:
+        """Unlist a piece; its bytes stay counted while a lease or a load holds them."""
         if not piece.listed:
             return
+        self._dequeue(piece)
         piece.listed = False
         piece.pending.clear()
         del self._pieces[piece.name]
-        self._unline(piece)
-        for chunk in () if piece.key is None else piece.key.chunks:
-            self._patches_of[chunk].discard(piece.name)
-            if not self._patches_of[chunk]:
-                del self._patches_of[chunk]
-        if gone:
-            self.tombstones.add(piece.name)
-        self.settle(piece)
+        for chunk in piece.sources:
+            self._artifacts[chunk].discard(piece.name)
+            if not self._artifacts[chunk]:
+                del self._artifacts[chunk]
+        self.recount(piece)
 
     def touch(self, piece: Piece, now: float) -> None:
+        """Make a piece the most recently used, at a moment of steady time."""
         piece.accessed = now
         if piece.listed:
-            self._line(piece).move_to_end(piece.name)
+            self._queues[piece.tier][piece.terms.priority].move_to_end(piece.name)
 
     def move(self, piece: Piece, tier: MemoryTier) -> None:
-        """Count a piece in another tier, as the most recently used there."""
-        if piece.listed:
-            self._unline(piece)
+        """Count a piece in another memory tier, as the most recently used there."""
+        self._dequeue(piece)
         piece.tier = tier
-        if piece.listed:
-            self._line(piece)[piece.name] = piece
-        self.settle(piece)
+        self._enqueue(piece)
+        self.recount(piece)
 
     def change_terms(self, piece: Piece, terms: Terms) -> None:
-        if piece.listed:
-            self._unline(piece)
+        self._dequeue(piece)
         piece.terms = terms
-        if piece.listed:
-            self._line(piece)[piece.name] = piece
+        self._enqueue(piece)
 
-    def settle(self, piece: Piece) -> None:
+    def recount(self, piece: Piece) -> None:
         """Bring the counted bytes up to what the piece holds now."""
-        there = piece.listed or piece.leases > 0 or piece.loading
-        now = {piece.tier: piece.held if there else 0, _other(piece.tier): piece.moving if there else 0}
+        here = piece.listed or piece.busy
+        other: MemoryTier = "host" if piece.tier == "device" else "device"
+        now = {piece.tier: piece.held_bytes if here else 0, other: piece.copy_bytes if here else 0}
         for tier, size in now.items():
             change = size - piece.charged.get(tier, 0)
             self.bytes[tier] += change
-            self.owned[piece.owner] += change
-            self._owned_in[piece.owner, tier] += change
+            self._owner_bytes[piece.owner, tier] += change
         piece.charged = now
 
     def lease(self, piece: Piece, change: int) -> None:
-        """Count one lease more or less."""
+        """Count one lease more (1) or less (-1)."""
         before = piece.leases
         piece.leases += change
         if bool(before) != bool(piece.leases):
-            step = piece.whole if piece.leases else -piece.whole
-            self.leased += step
-            self.leased_of[piece.owner] += step
-        self.settle(piece)
+            step = piece.full_bytes if piece.leases else -piece.full_bytes
+            self.leased_bytes += step
+            self.leased_bytes_of[piece.owner] += step
+        self.recount(piece)
 
-    def charges(self, owner: str | None) -> dict[MemoryTier, int]:
-        """Bytes in each tier, of one owner or of all."""
-        return {tier: self.bytes[tier] if owner is None else self._owned_in[owner, tier] for tier in TIERS}
+    def bytes_of(self, owner: str | None) -> dict[MemoryTier, int]:
+        """Return the bytes in each tier, of one owner or of all."""
+        return {tier: self.bytes[tier] if owner is None else self._owner_bytes[owner, tier] for tier in MEMORY_TIERS}
 
     @property
-    def busy(self) -> int:
-        """Bytes of device memory that cannot be given up now: leased, or on their way there."""
-        return self.leased + sum(piece.whole for piece in self._pieces.values() if piece.loading and not piece.leases)
+    def busy_bytes(self) -> int:
+        """Bytes of device memory that cannot be freed now: leased, or being loaded."""
+        loading = (piece.full_bytes for piece in self._pieces.values() if piece.loading and not piece.leases)
+        return self.leased_bytes + sum(loading)
 
     def excess(self, tier: MemoryTier) -> int:
+        """Return the bytes beyond a tier's budget; 0 or less where it holds."""
         budget = self.budgets[tier]
         return 0 if budget is None else self.bytes[tier] - budget
 
-    def victims(self, tier: MemoryTier, excess: int, spare: Piece | None, owner: str | None = None) -> list[Piece]:
-        """What has to go for `excess` bytes: lower priorities first, then the least recently used.
+    def quota_excess(self, owner: str) -> int:
+        """Return the bytes beyond an owner's quota; 0 or less where it holds."""
+        quota = self.quota_of(owner)
+        return 0 if quota is None else sum(self.bytes_of(owner).values()) - quota
 
-        Never what is leased, on its way, or pinned and nowhere else. Bytes that are leaving already are counted.
+    def victims(self, tier: MemoryTier, excess: int, spare: Piece | None, owner: str | None = None) -> list[Piece]:
+        """Return the pieces to evict for `excess` bytes: lower priorities first, then the least recently used.
+
+        Never a busy one, nor a pinned one that no slower tier has. Pieces that are leaving already count towards the
+        excess and are not returned.
+
+        Args:
+            spare: stays in any case.
+            owner: evict this owner's pieces only; None for any.
         """
         chosen: list[Piece] = []
-        for priority in sorted(self._order[tier]):
-            for piece in self._order[tier][priority].values():
+        for priority in sorted(self._queues[tier]):
+            for piece in self._queues[tier][priority].values():
                 if excess <= 0:
                     return chosen
-                if piece is spare or piece.leases or piece.loading or (owner is not None and piece.owner != owner):
+                if piece is spare or piece.busy or (owner is not None and piece.owner != owner):
                     continue
                 if piece.terms.pinned and not piece.saved:
                     continue
                 if not piece.leaving:
                     chosen.append(piece)
-                excess -= piece.held
+                excess -= piece.held_bytes
         return chosen
 
-    def _line(self, piece: Piece) -> OrderedDict[Name, Piece]:
-        return self._order[piece.tier].setdefault(piece.terms.priority, OrderedDict())
+    def fits(self, owner: str, size: int) -> bool:
+        """Return whether a piece of this size may be kept at all."""
+        return all(bound is None or size <= bound for bound in (self.budgets["device"], self.quota_of(owner)))
 
-    def _unline(self, piece: Piece) -> None:
-        line = self._line(piece)
-        line.pop(piece.name, None)
-        if not line:
-            del self._order[piece.tier][piece.terms.priority]
+    def check_fits(self, owner: str, size: int) -> None:
+        """Raise CapacityError where a piece alone is larger than the device budget or its owner's quota."""
+        budget, quota = self.budgets["device"], self.quota_of(owner)
+        if budget is not None and size > budget:
+            raise CapacityError(f"One piece's rows need {size} bytes; the store's budget is {budget}.")
+        if quota is not None and size > quota:
+            raise CapacityError(f"One piece's rows need {size} bytes; its owner's quota is {quota}.")
+
+    def check_pin(self, name: Name, size: int, on_disk: Mapping[str, int] | None) -> None:
+        """Check that one more piece may be pinned. Pins are never evicted, so they are bounded when they are set.
+
+        Args:
+            name: of the piece.
+            size: its bytes, counted where it is neither in memory nor on disk.
+            on_disk: bytes of the owner's pinned files and of this piece's file, by id; None without slower tiers.
+
+        Raises:
+            CapacityError: the owner's pins would exceed its quota, or all pins a memory without slower tiers.
+        """
+        owner, id = name
+        budget, quota = self.budgets["device"], self.quota_of(owner)
+        pinned = {piece.name: piece.full_bytes for piece in self if piece.terms.pinned or piece.id == id}
+        total = sum(pinned.values()) + (0 if name in pinned else size)
+        if on_disk is None and budget is not None and total > budget:
+            raise CapacityError(f"{id[:12]} cannot be pinned: pinned pieces would take {total} bytes of {budget}.")
+        if quota is None:
+            return
+        own = {other: held for (holder, other), held in pinned.items() if holder == owner}
+        for other, held in (on_disk or {}).items():
+            own[other] = max(own.get(other, 0), held)
+        total = sum(own.values()) + (0 if id in own else size)
+        if total > quota:
+            raise CapacityError(f"{id[:12]} cannot be pinned: its owner's pins would take {total} bytes of {quota}.")
+
+    def _enqueue(self, piece: Piece) -> None:
+        if piece.listed:
+            self._queues[piece.tier].setdefault(piece.terms.priority, OrderedDict())[piece.name] = piece
+
+    def _dequeue(self, piece: Piece) -> None:
+        if piece.listed:
+            queue = self._queues[piece.tier][piece.terms.priority]
+            del queue[piece.name]
+            if not queue:
+                del self._queues[piece.tier][piece.terms.priority]
 
 
-def _other(tier: MemoryTier) -> MemoryTier:
-    return "host" if tier == "device" else "device"
+class LeaseQueue:
+    """Leases that wait for room in device memory, in order of arrival, so that small ones do not starve large ones.
+
+    Args:
+        changed: the cache's lock, held at every call.
+        table: the pieces in memory.
+    """
+
+    def __init__(self, changed: threading.Condition, table: PieceTable) -> None:
+        self._changed, self._table = changed, table
+        self._tickets: deque[object] = deque()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def check_fits(self, size: int, chunks: int) -> None:
+        """Raise CapacityError where the chunks of one prompt are larger than the budget of device memory."""
+        budget = self._table.budgets["device"]
+        if budget is not None and size > budget:
+            raise CapacityError(f"A prompt's {chunks} chunks need {size} bytes; the store's budget is {budget}.")
+
+    def wait(
+        self, pieces: Mapping[str, Piece], relist: Callable[[Piece], Piece | None], timeout: float
+    ) -> dict[str, Piece]:
+        """Wait until there is room for all of some pieces together.
+
+        Args:
+            pieces: by id.
+            relist: returns a piece as it is after a wait, listed again if it was evicted; None where it was lost.
+            timeout: seconds to wait.
+
+        Returns:
+            The pieces that were not lost.
+
+        Raises:
+            CapacityError: they are larger than the budget together, or no room came free in time.
+        """
+        until, ticket, budget = time.monotonic() + timeout, object(), self._table.budgets["device"]
+        self._tickets.append(ticket)
+        try:
+            while True:
+                current = {id: relist(piece) for id, piece in pieces.items()}
+                pieces = {id: piece for id, piece in current.items() if piece is not None}
+                self.check_fits(sum(piece.full_bytes for piece in pieces.values()), len(pieces))
+                new = sum(piece.full_bytes for piece in pieces.values() if not piece.leases)
+                fits = budget is None or self._table.leased_bytes + new <= budget
+                # A lease that needs nothing new passes those that wait.
+                if new == 0 or (fits and self._tickets[0] is ticket):
+                    return pieces
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise CapacityError(
+                        f"No room for {len(pieces)} chunks came free in {timeout:g} s: run fewer prompts at a "
+                        "time, or give the store a larger budget."
+                    )
+                self._changed.wait(left)
+        finally:
+            self._tickets.remove(ticket)
+            self._changed.notify_all()

@@ -162,7 +162,7 @@ class PrefixStore:
         return self.capacity_bytes is not None and sum(entry.bytes for entry in self._kept) > self.capacity_bytes
 
 
-class Prefixes:
+class PrefixRegistry:
     """The prefix stores of all tenants and models, within one budget: those used longest ago are emptied first.
 
     Args:

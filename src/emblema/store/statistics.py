@@ -1,30 +1,39 @@
 """What a store has done since it was opened, and what it holds now."""
 
+import threading
+from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
+
+CounterName = Literal[
+    "hits", "misses", "patch_hits", "patch_misses", "evictions", "demotions", "promotions", "loads", "load_failures",
+    "late_loads", "quarantined", "saves", "save_failures", "remote_failures", "expired",
+]  # fmt: skip
+"""The fields of `StoreStatistics` that only grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Counters since the store was opened, and what it holds now; of one owner for a view, of all for a store.
+    """Counters since the store was opened, and contents now; of one owner for a tenant's store, of all for a store.
 
     Attributes:
         hits, misses: look-ups of chunks that found one, and that did not.
-        patch_hits, patch_misses: the same of patches.
-        evictions: pieces that left memory for want of room; on a slower tier they may still be.
+        patch_hits, patch_misses: the same of patches and other artifacts.
+        evictions: pieces that left memory to make room; a slower tier may still have them.
         demotions, promotions: moves from device to host memory and back.
         loads: chunks and patches read from disk or remote.
         load_failures: reads that failed or did not verify.
         late_loads: loads given up at the deadline.
-        quarantined: files set aside as they did not verify.
-        saves: pieces written, once for each tier.
+        quarantined: files set aside because they did not verify.
+        saves: pieces written, counted once for each tier.
         save_failures: pieces that a tier did not take.
-        remote_failures: times that the remote tier did not do what was asked.
-        expired: pieces whose time had come.
-        chunks, patches: in memory.
-        bytes: of memory, rows under way included: `device_bytes` and `host_bytes`.
+        remote_failures: calls that the remote tier did not carry out.
+        expired: pieces whose terms ran out.
+        chunks, patches: pieces in memory.
+        bytes: of memory, rows that are being loaded included: `device_bytes` and `host_bytes`.
         leased_bytes: of these, what running requests hold.
         unsaved_bytes: of these, what is still to be written to a slower tier.
-        prefix_bytes: of exact prefixes of earlier prompts, beside `bytes`.
+        prefix_bytes: of exact prefixes of earlier prompts; not part of `bytes`.
         disk_bytes: of the files on disk.
     """
 
@@ -54,8 +63,23 @@ class StoreStatistics:
     disk_bytes: int = 0
 
 
-COUNTERS = (
-    "hits", "misses", "patch_hits", "patch_misses", "evictions", "demotions", "promotions", "loads", "load_failures",
-    "late_loads", "quarantined", "saves", "save_failures", "remote_failures", "expired",
-)  # fmt: skip
-"""The fields that only ever grow."""
+class StoreCounters:
+    """Counters by owner; any thread may raise them. They have a lock of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_owner: dict[str, Counter[str]] = {}
+
+    def add(self, owner: str, name: CounterName, count: int = 1) -> None:
+        with self._lock:
+            self._by_owner.setdefault(owner, Counter())[name] += count
+
+    def of(self, owner: str | None) -> dict[str, int]:
+        """Return the counters of one owner, or the sums over all for None; those at 0 may be absent."""
+        with self._lock:
+            if owner is not None:
+                return dict(self._by_owner.get(owner, {}))
+            total: Counter[str] = Counter()
+            for counter in self._by_owner.values():
+                total.update(counter)
+            return dict(total)

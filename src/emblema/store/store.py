@@ -1,74 +1,56 @@
 """The store: chunks, patches and prefixes of any number of tenants, over memory, disk and a remote tier."""
 
-import math
 import os
 import threading
-import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar, cast
 
-import torch
-
 from emblema.errors import StoreError
-from emblema.store.compression import check_compression
-from emblema.store.counts import Counts
+from emblema.kv.artifacts import Artifact
+from emblema.kv.chunk import Chunk
+from emblema.kv.patch import Patch
+from emblema.store.cache import PieceCache
 from emblema.store.identity import SHARED_SALT, owner_digest
-from emblema.store.keeper import Keeper
-from emblema.store.prefixes import Prefixes, PrefixStore
-from emblema.store.record import RemoteTier, Terms
-from emblema.store.slower import SlowerTiers
-from emblema.store.statistics import COUNTERS, StoreStatistics
-from emblema.store.tenant import TenantStore
+from emblema.store.keys import PatchKey
+from emblema.store.leases import Lease
+from emblema.store.pieces import MemoryTier
+from emblema.store.prefixes import PrefixRegistry, PrefixStore
+from emblema.store.record import SHARED, RemoteTier, Terms
+from emblema.store.settings import StoreSettings, check_number, free_bytes
+from emblema.store.statistics import StoreCounters, StoreStatistics
+from emblema.store.tiers import TierStack
 
 if TYPE_CHECKING:
-    from emblema.store.compression import Compression
     from emblema.store.disk import DiskTier
-
-PREFIX_BYTES = 256 * 2**20
-LIBRARY_BYTES = 2**30
 
 
 class Companion(Protocol):
-    """Something that is closed with the store."""
+    """Something that is closed with the store, such as its libraries."""
 
     def close(self) -> None: ...
 
 
-Kept = TypeVar("Kept", bound=Companion)
+CompanionT = TypeVar("CompanionT", bound=Companion)
 
 
 class Store:
-    """Tiers with a budget each, and a view of them for each tenant.
+    """Tiers with a budget each, and a part of them for each tenant.
 
-    Under write-through a piece is written to the slower tiers in the background as soon as it is put; under write-back
-    when it leaves memory, at `flush` and at `close`. Evicted first is what has the lowest priority, then what has been
-    used least recently; what a lease holds is not.
+    Evicted first is what has the lowest priority, then what was used least recently; never what a lease holds.
 
     Args:
         folder: of the disk tier, or an open one; None keeps pieces no longer than the process.
         device_bytes: budget of device memory for rows, kept embeddings and patches: `auto` is a quarter of what is free
-            when the store is opened, None no bound. A lease may have to wait for it, and a piece not yet written may
-            take the store beyond it for as long as that takes.
-        host_bytes: budget of host memory (pinned) behind it: `auto` is a quarter of what is free where there is a GPU,
-            and no host tier where device memory is host memory.
+            when the store is opened, None no bound. A lease may have to wait for it; pieces that are not written yet
+            may exceed it until they are.
         disk_bytes: budget of the files; None for half of what is free, at most 64 GiB.
-        remote: a tier beyond the disk.
-        write: `through` or `back`.
-        compression: of the rows written; `none` loses nothing.
-        terms: of pieces put without any.
-        load_deadline: seconds until rows that have not come are computed instead.
         quota: bytes that one tenant may hold in memory, and again on disk; None for no bound.
-        quotas: the same by salt, for tenants that differ.
-        prefix_bytes: budget of the exact prefixes of all tenants and models, beside the budgets above.
-        library_bytes: budget of the media that one tenant's libraries keep on one model, so that lost chunks can be
-            made again; beside the budgets above.
-        clock: Unix time in seconds.
-        device: where loaded rows are wanted; the GPU if there is one.
+        remote: a tier beyond the disk.
+        settings: what is seldom changed.
 
     Raises:
         StoreError: an option is out of range, or the folder cannot be used.
@@ -79,69 +61,41 @@ class Store:
         folder: "str | Path | DiskTier | None" = None,
         *,
         device_bytes: int | None | Literal["auto"] = "auto",
-        host_bytes: int | None | Literal["auto"] = "auto",
         disk_bytes: int | None = None,
-        remote: RemoteTier | None = None,
-        write: Literal["through", "back"] = "through",
-        compression: "Compression" = "none",
-        terms: Terms | None = None,
-        load_deadline: float = 30.0,
         quota: int | None = None,
-        quotas: Mapping[bytes, int] | None = None,
-        prefix_bytes: int = PREFIX_BYTES,
-        library_bytes: int = LIBRARY_BYTES,
-        clock: Callable[[], float] = time.time,
-        device: torch.device | str | None = None,
+        remote: RemoteTier | None = None,
+        settings: StoreSettings | None = None,
     ) -> None:
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if device_bytes == "auto":
-            device_bytes = max(1, free_bytes(device) // 4)
-        if host_bytes == "auto":
-            host_bytes = 0 if device.type == "cpu" else free_bytes(torch.device("cpu")) // 4
-        _check("device_bytes", device_bytes)
-        _check("host_bytes", host_bytes, zero=True)
-        _check("disk_bytes", disk_bytes)
-        _check("load_deadline", load_deadline)
-        _check("prefix_bytes", prefix_bytes, zero=True)
-        _check("library_bytes", library_bytes, zero=True)
-        for size in (quota, *(quotas or {}).values()):
-            _check("quota", size)
-        check_compression(compression)
-        if write not in ("through", "back"):
-            raise StoreError(f"write is {write!r}: choose through or back.")
-        own_quotas = {owner_digest(salt): size for salt, size in (quotas or {}).items()}
-        self.prefix_bytes, self.library_bytes, self.clock = prefix_bytes, library_bytes, clock
-        self._prefixes = Prefixes(prefix_bytes)
+        self.settings = settings or StoreSettings()
+        device = self.settings.resolve_device()
+        for name, size in (("device_bytes", device_bytes), ("disk_bytes", disk_bytes), ("quota", quota)):
+            if size != "auto" or name != "device_bytes":
+                check_number(name, size)
+        budgets: dict[MemoryTier, int | None] = {
+            "device": max(1, free_bytes(device) // 4) if device_bytes == "auto" else device_bytes,
+            "host": self.settings.host_budget(device),
+        }
+        quotas = {owner_digest(salt): size for salt, size in self.settings.quotas.items()}
+        self._prefixes = PrefixRegistry(self.settings.prefix_bytes)
         self._lock = threading.Lock()
         self._companions: dict[str, Companion] = {}
-        # Leases that wait for room, in order of arrival; guarded by the keeper's lock.
-        self.waiting: deque[object] = deque()
-        self._counts = Counts()
-        disk = _disk(folder, disk_bytes, clock)
-        self.keeper = Keeper(
-            {"device": device_bytes, "host": host_bytes},
-            SlowerTiers(disk, remote, self._counts),
-            self._counts,
-            write=write,
-            compression=compression,
-            terms=terms or Terms(),
-            deadline=load_deadline,
-            quota_of=lambda owner: own_quotas.get(owner, quota),
-            clock=clock,
+        self.disk = _open_disk(folder, disk_bytes, self.settings)
+        counters = StoreCounters()
+        self.cache = PieceCache(
+            self.settings,
+            budgets,
+            TierStack(self.disk, remote, counters),
+            counters,
             device=device,
-            ended=self._prefixes.forget,
+            quota_of=lambda owner: quotas.get(owner, quota),
+            forget_prefixes=self._prefixes.forget,
         )
-        if disk is not None:
-            disk.use(self.keeper.in_use)
+        if self.disk is not None:
+            self.disk.use(self.cache.in_use)
         # Nothing below holds the store itself: one that is dropped, or left open at the end, is still written.
-        self._finalizer = weakref.finalize(self, _abandon, self.keeper)
+        self._finalizer = weakref.finalize(self, _close_dropped, self.cache)
 
-    @property
-    def disk(self) -> "DiskTier | None":
-        """The disk tier; its `report` says what was restored and what was skipped."""
-        return self.keeper.slower.disk
-
-    def tenant(self, salt: bytes = b"") -> TenantStore:
+    def tenant(self, salt: bytes = b"") -> "TenantStore":
         """Return one tenant's part of the store.
 
         Raises:
@@ -152,7 +106,7 @@ class Store:
         return TenantStore(self, salt)
 
     @property
-    def shared(self) -> TenantStore:
+    def shared(self) -> "TenantStore":
         """The shared library, which every tenant reads and the administrator writes."""
         return TenantStore(self, SHARED_SALT)
 
@@ -162,45 +116,28 @@ class Store:
         return self.statistics_of(None)
 
     def statistics_of(self, owner: str | None) -> StoreStatistics:
-        """Counters and contents of one owner, or of all for None."""
-        keeper, counts = self.keeper, self._counts.of(owner)
-        with keeper.changed:
-            memory = keeper.memory
-            pieces = [piece for piece in memory if owner in (None, piece.owner)]
-            tiers = memory.charges(owner)
-            leased = memory.leased if owner is None else memory.leased_of[owner]
-            contents = {
-                "chunks": sum(piece.chunk is not None for piece in pieces),
-                "patches": sum(piece.artifact is not None for piece in pieces),
-                "bytes": sum(tiers.values()),
-                "device_bytes": tiers["device"],
-                "host_bytes": tiers["host"],
-                "leased_bytes": leased,
-                "unsaved_bytes": sum(piece.held for piece in pieces if not piece.saved) if keeper.slower else 0,
-            }
-        contents["prefix_bytes"] = self._prefixes.bytes(owner)
-        disk = keeper.slower.disk
-        contents["disk_bytes"] = 0 if disk is None else disk.bytes if owner is None else disk.bytes_of(owner)
-        return StoreStatistics(**{name: counts[name] for name in COUNTERS}, **contents)
+        """Return counters and contents of one owner, or of all for None."""
+        return StoreStatistics(
+            **self.cache.counters.of(owner),
+            **self.cache.contents(owner),
+            prefix_bytes=self._prefixes.bytes(owner),
+            disk_bytes=0 if self.disk is None else self.disk.bytes if owner is None else self.disk.bytes_of(owner),
+        )
 
     def prefixes_of(self, tenant: str, owner: str) -> PrefixStore:
-        """A tenant's exact prefixes of one model and dtype."""
+        """Return a tenant's exact prefixes of one model and dtype, `owner` being a digest of them."""
         return self._prefixes.of(tenant, owner)
 
-    def forget_prefixes(self, tenant: str, chunk: str) -> bool:
-        """Drop the prefixes that hold a deleted chunk: the tenant's; everybody's where the chunk was shared."""
-        return self._prefixes.forget(tenant, chunk)
-
-    def companion(self, name: str, make: "Callable[[], Kept]") -> "Kept":
-        """What all who use the store share, such as its libraries: made when first asked for, closed with the store."""
+    def companion(self, name: str, make: "Callable[[], CompanionT]") -> "CompanionT":
+        """Return what all users of the store share under a name; made when first asked for, closed with the store."""
         with self._lock:
             if name not in self._companions:
                 self._companions[name] = make()
-            return cast("Kept", self._companions[name])
+            return cast("CompanionT", self._companions[name])
 
     def expire(self) -> int:
-        """Delete what has had its time. Look-ups find nothing expired in any case; this gives the room back."""
-        return self.keeper.expire()
+        """Delete expired pieces, which no look-up finds in any case; returns how many went from memory."""
+        return self.cache.expire()
 
     def flush(self) -> None:
         """Return once everything put so far is durable.
@@ -208,7 +145,7 @@ class Store:
         Raises:
             StoreError: a piece is in memory only, as no slower tier took it.
         """
-        self.keeper.flush()
+        self.cache.flush()
 
     def close(self) -> None:
         """Flush, and end the threads and the tiers; a second call does nothing.
@@ -218,11 +155,11 @@ class Store:
         """
         with self._lock:
             companions, self._companions = list(self._companions.values()), {}
-        if self.keeper.closed:
+        if self.cache.closed:
             return
         self._finalizer.detach()
         with ExitStack() as last:
-            last.callback(self.keeper.close)
+            last.callback(self.cache.close)
             last.callback(self.flush)
             for companion in companions:
                 last.callback(companion.close)
@@ -236,30 +173,221 @@ class Store:
         self.close()
 
 
-def _abandon(keeper: Keeper) -> None:
-    if keeper.process == os.getpid():
-        keeper.close()
+class TenantStore:
+    """One tenant's part of a store; cheap to make, and any number of threads may use it.
+
+    Every call reads the tenant's own pieces and the shared ones, and writes its own alone. What belongs to somebody
+    else is not here.
+
+    Args:
+        store: the store it is a part of.
+        salt: the tenant's secret.
+    """
+
+    def __init__(self, store: Store, salt: bytes = b"") -> None:
+        # Holding the store keeps it open.
+        self.store = store
+        self.salt = salt
+        self.owner = owner_digest(salt)
+        self._owners: tuple[str, ...] = (self.owner,) if self.owner == SHARED else (self.owner, SHARED)
+        self._cache, self._lookup = store.cache, store.cache.lookup
+
+    @property
+    def disk(self) -> "DiskTier | None":
+        """The store's disk tier, which all tenants share; None without a folder."""
+        return self.store.disk
+
+    @property
+    def lookup_salts(self) -> tuple[bytes, ...]:
+        """The salts to make an id with, in the order to look it up: the tenant's, then the shared library's."""
+        return (self.salt,) if self.salt == SHARED_SALT else (self.salt, SHARED_SALT)
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """The budget of device memory, which one prompt's chunks have to fit into; None for no bound."""
+        return self._cache.table.budgets["device"]
+
+    def __contains__(self, chunk: object) -> bool:
+        """Whether a chunk's id is here in any tier; not counted as a use."""
+        return isinstance(chunk, str) and self._lookup.holds(self._owners, chunk)
+
+    def __len__(self) -> int:
+        """Number of own chunks, in memory and on disk."""
+        return len(self.ids())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of own pieces in memory: rows, kept embeddings and patches."""
+        return self.statistics.bytes
+
+    @property
+    def statistics(self) -> StoreStatistics:
+        """Counters and contents, of own pieces only."""
+        return self.store.statistics_of(self.owner)
+
+    def ids(self) -> list[str]:
+        """Ids of own chunks: those on disk alone, then those in memory, the least recently used first."""
+        return self._lookup.ids(self.owner)
+
+    def find(self, chunk: str) -> Chunk | None:
+        """The chunk with this id, or None. Its rows are read from the store where and when they are used."""
+        piece = self._cache.find(self._owners, chunk)
+        found = None if piece is None else piece.chunk
+        self._cache.counters.add(self.owner, "misses" if found is None else "hits")
+        return found
+
+    def deleted(self, chunks: Iterable[str]) -> frozenset[str]:
+        """Those ids that were deleted, or have expired, while somebody had a handle of theirs or a piece was under way.
+
+        A chunk that was merely evicted, or never kept, is not among them.
+        """
+        return self._cache.deleted(self._owners, chunks)
+
+    def handle(self, chunk: Chunk, sizes: Sequence[int]) -> Chunk:
+        """The handle of a chunk that is not kept yet, so that its deletion is known to whoever holds it.
+
+        Args:
+            sizes: bytes of its rows in each layer, once they are made.
+        """
+        return self._cache.handle(chunk, self.owner, sizes)
+
+    def get(self, chunk: str) -> Chunk:
+        """The chunk with this id.
+
+        Raises:
+            StoreError: it is not here (any more).
+        """
+        found = self.find(chunk)
+        if found is None:
+            raise StoreError(f"Chunk {str(chunk)[:12]} is not in the store: it was deleted or evicted, add it again.")
+        return found
+
+    def put(self, chunk: Chunk, terms: Terms | None = None) -> Chunk:
+        """Keep a chunk, and give back its handle; saving goes on in the background.
+
+        What is here already under the id stays, being the same; terms that are given replace its terms.
+
+        Raises:
+            CapacityError: the chunk alone is larger than the budget or the tenant's quota.
+            StoreError: the chunk is a handle whose rows are lost.
+        """
+        kept = self._cache.put(self.owner, chunk, terms).chunk
+        if kept is None:
+            raise StoreError(f"{chunk.id[:12]} is the id of a patch: give a chunk.")
+        return kept
+
+    def put_unless_deleted(self, chunk: Chunk) -> bool:
+        """As `put`, for a chunk made behind a caller's back: a deletion that came meanwhile wins. Whether it is here.
+
+        Raises:
+            CapacityError: as `put`.
+        """
+        return self._cache.put_unless_deleted(self._owners, chunk)
+
+    def delete(self, chunk: str) -> bool:
+        """Delete an own chunk from every tier, with every patch made from it and every prefix that holds it.
+
+        A plan that holds a lease reads on to its end; nobody else finds the chunk from here on, nor does a crash bring
+        it back. Returns whether anything was here.
+
+        Raises:
+            StoreError: a tier could not be reached; the chunk is out of use here all the same.
+        """
+        return self._cache.delete(self.owner, chunk)
+
+    @property
+    def deletions(self) -> int:
+        """Grows with every deletion and expiry in the store, whoever's: while it stays, `deleted` says what it said."""
+        return self._cache.deletions
+
+    def pin(self, chunk: str) -> bool:
+        """Keep an own chunk from being evicted; whether it is here."""
+        return self._cache.set_pin(self.owner, chunk, True)
+
+    def unpin(self, chunk: str) -> bool:
+        """Let an own chunk be evicted again; whether it is here."""
+        return self._cache.set_pin(self.owner, chunk, False)
+
+    def find_patch(self, key: PatchKey) -> Patch | None:
+        """Return the patch with this key, the tenant's own before a shared one; None also for another kind."""
+        found = self.find_artifact(key)
+        return found if isinstance(found, Patch) else None
+
+    def find_artifact(self, key: PatchKey) -> Artifact | None:
+        """Return the patch or other artifact with this key, the tenant's own before a shared one; or None."""
+        found = self._lookup.find_artifact(self._owners, key)
+        self._cache.counters.add(self.owner, "patch_misses" if found is None else "patch_hits")
+        return found
+
+    def put_patch(self, key: PatchKey, patch: Artifact) -> bool:
+        """Keep a patch, in place of one with the same key; whether it was kept.
+
+        It is not where a chunk that it was made from is not here any more, so that a patch whose forming was overtaken
+        by a deletion does not bring anything deleted back; nor where it alone is larger than the budget. It is the
+        tenant's even where all its chunks are shared: the text in front of them was the tenant's.
+        """
+        return self._cache.put_artifact(self._owners, key, patch)
+
+    def has_patch(self, key: PatchKey) -> bool:
+        """Whether an own patch with this key is in memory or on disk; not counted as a use."""
+        return self._lookup.knows_artifact(self.owner, key)
+
+    def patch_keys(self, chunk: str) -> list[PatchKey]:
+        """Keys of the patches made of a chunk that this tenant can find, whatever stood before it: own and shared ones.
+
+        Of what is on disk alone at most 64 headers are read; a remote tier is not asked.
+        """
+        return self._lookup.artifact_keys(self._owners, chunk)
+
+    def forget_patches(self, chunk: str) -> int:
+        """Delete the tenant's own patches made from a chunk, which itself stays; how many there were."""
+        return self._cache.delete_artifacts(self.owner, chunk)
+
+    def prefixes(self, owner: str) -> PrefixStore:
+        """The tenant's exact prefixes of one model and dtype, named by a digest of them."""
+        return self.store.prefixes_of(self.owner, owner)
+
+    @contextmanager
+    def lease(self, ids: Iterable[str], timeout: float = 60.0) -> Iterator[Lease]:
+        """Hold chunks for as long as the block runs, in device memory or on their way there: none is evicted.
+
+        Where other leases leave no room the call waits, in order of arrival. Take all of a prompt's chunks in one
+        lease: two callers that each wait for a second one would wait for each other until the time-out.
+
+        Args:
+            ids: ids of chunks; one may come more than once.
+            timeout: seconds to wait for room.
+
+        Raises:
+            CapacityError: the chunks together are larger than the budget, or no room came free in time.
+        """
+        lease = Lease(self._cache, self._owners, ids, timeout)
+        try:
+            yield lease
+        finally:
+            lease.end()
+
+    def prefetch(self, ids: Iterable[str]) -> None:
+        """Have chunks' rows come to device memory in the background, as far as they fit, for a lease to come."""
+        for id in ids:
+            self._cache.prefetch(self._owners, id)
+
+    def flush(self) -> None:
+        """Return once everything this tenant put so far is durable.
+
+        Raises:
+            StoreError: a piece is in memory only, as no slower tier took it.
+        """
+        self._cache.flush(self.owner)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Bytes of a device's memory that nobody uses now; of the host's where it is a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        # What the kernel would give, its page cache included.
-        found = [1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])]
-    with suppress(OSError, ValueError):
-        bound = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        found.append(bound - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    return max(0, min(found))
+def _close_dropped(cache: PieceCache) -> None:
+    if cache.process == os.getpid():
+        cache.close()
 
 
-def _disk(
-    folder: "str | Path | DiskTier | None",
-    capacity: int | None,
-    clock: Callable[[], float],
+def _open_disk(
+    folder: "str | Path | DiskTier | None", capacity: int | None, settings: StoreSettings
 ) -> "DiskTier | None":
     if folder is None:
         if capacity is not None:
@@ -273,12 +401,4 @@ def _disk(
         return folder
     from emblema.store.disk import DiskTier
 
-    return DiskTier(folder, capacity, clock=clock)
-
-
-def _check(name: str, value: float | None, *, zero: bool = False) -> None:
-    if value is None:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and not zero):
-        raise StoreError(f"{name} is {value!r}: give a number, {'0 or more' if zero else 'more than 0'}.")
+    return DiskTier(folder, capacity, clock=settings.clock)

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from emblema.errors import EmblemaError, UnsupportedModelError
 from emblema.store import Store
+from emblema.store.settings import StoreSettings
 from emblema.vllm import internals
 from emblema.vllm.kv_worker import KVWorker
 from emblema.vllm.model_spec import ModelSpec, files_fingerprint, model_spec_of
@@ -82,10 +83,12 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._hash_block_size = 0
         self._blocks: Callable[[str], tuple[list[int], ...]] | None = None
         if scheduling:
-            store = Store(settings.store, device_bytes=PLANNER_BYTES, device="cpu")
+            store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
             self.planner = RequestPlanner(spec, store, settings.strategy, settings.capture, refusal)
         elif spec is not None:
-            store = Store(settings.store, device_bytes=settings.memory or "auto", device=spec.device)
+            store = Store(
+                settings.store, device_bytes=settings.memory or "auto", settings=StoreSettings(device=spec.device)
+            )
             self._make_worker = partial(_kv_worker, vllm_config, spec, store)
 
     # beside the pages

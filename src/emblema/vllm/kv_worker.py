@@ -19,7 +19,7 @@ from emblema.link.assemble import Resources, TakenRows
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Segment
 from emblema.store import Store
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.pages import Pages
 from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata

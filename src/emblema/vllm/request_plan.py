@@ -18,7 +18,7 @@ from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
 from emblema.store.identity import chunk_id
 from emblema.store.keys import PatchKey
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.spans import Claim, cached_spans, claim_spans, rows_until_cached, unsupported_reason
 from emblema.vllm.step_metadata import PatchNeed

@@ -1,0 +1,681 @@
+"""The cache of pieces: what is in memory and on slower tiers, how a piece gets there, and when it goes."""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from emblema.errors import LoadError, StoreError
+from emblema.kv.arriving import ArrivingRows
+from emblema.kv.artifacts import Artifact
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import KVRows
+from emblema.store.clock import SteadyClock
+from emblema.store.handles import HandleTable, StoredRows
+from emblema.store.identity import patch_id
+from emblema.store.keys import PatchKey
+from emblema.store.lookup import LookupPool, Owners, PieceLookup
+from emblema.store.pieces import MEMORY_TIERS, LeaseQueue, MemoryTier, Piece, PieceTable
+from emblema.store.record import SHARED, Name, Terms
+from emblema.store.saving import SaveQueue
+from emblema.store.settings import StoreSettings
+from emblema.store.statistics import StoreCounters
+from emblema.store.tiers import DISK, StoredPiece, TierReader, TierStack
+from emblema.store.transfers import RowMover
+
+EXPIRY_SECONDS = 60.0
+"""How often expired pieces are deleted."""
+UNSAVED_BYTES = 2**30
+"""How far unsaved pieces may take device memory beyond its budget, where the budget is smaller."""
+
+
+class PieceCache:
+    """Chunks and their artifacts, of all owners in all tiers. Each `TenantStore` calls it for its owners.
+
+    Life of a piece. It is put (rows in device memory), or found on a slower tier (its encoding in memory, its rows
+    None). A lease or a read has its rows loaded (ArrivingRows, then a tuple). Eviction moves rows from device to host
+    memory and from there out; what no slower tier has is written first. A piece is lost when no tier has it any more;
+    it may be made and stored again. Deleted and expired pieces leave a tombstone, which only putting them again lifts:
+    whatever is under way then (a save, a load, the forming of a patch) finds it, or its piece unlisted, and has no
+    effect.
+
+    Locking. `changed` is the one lock, and it is reentrant. It guards the table, the tombstones, the handles, the
+    queue of leases, every field of every Piece, and the attributes below it in `__init__`. Methods whose name starts
+    with an underscore are called with it held, unless their docstring says otherwise. While it is held nothing may
+    wait and no tier may be called: the disk calls `in_use` with its own lock held, and tiers wait for devices. Other
+    locks that may be taken while it is held, as their owners call nothing back: those of ArrivingRows, StoreCounters,
+    SteadyClock, PrefixRegistry and WorkerPool. RowMover, PieceLookup and SaveQueue share the lock and never see the
+    cache: they get it, and callbacks, when they are made.
+
+    Args:
+        settings: of the store.
+        budgets: bytes of device and host memory; None for no bound.
+        tiers: disk and remote.
+        counters: where everything is counted.
+        device: where rows are computed with.
+        quota_of: bytes that an owner may hold in memory, and again on disk; None for no bound.
+        forget_prefixes: is called with the owner and id of a deleted or expired chunk; returns whether any prefix held
+            it. It must not call the store.
+    """
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        budgets: Mapping[MemoryTier, int | None],
+        tiers: TierStack,
+        counters: StoreCounters,
+        *,
+        device: torch.device,
+        quota_of: Callable[[str], int | None],
+        forget_prefixes: Callable[[str, str], bool],
+    ) -> None:
+        self.settings, self.tiers, self.counters = settings, tiers, counters
+        self.process = os.getpid()
+        self._forget_prefixes = forget_prefixes
+        self._clock = SteadyClock(settings.clock)
+        reader = TierReader(tiers, device, settings.terms)
+        self.changed = threading.Condition(threading.RLock())
+        self.table = PieceTable(budgets, quota_of)
+        self.mover = RowMover(
+            self.changed,
+            self.table,
+            reader,
+            counters,
+            device,
+            settings.load_deadline,
+            remove=self._remove,
+            finished=self._finish_move,
+        )
+        self._lookup_pool = LookupPool(settings.load_deadline, counters)
+        self.lookup = PieceLookup(
+            self.changed,
+            self.table,
+            tiers,
+            reader,
+            self._lookup_pool,
+            get=self._get,
+            use=self._use,
+            admit=self._admit,
+        )
+        self.handles = HandleTable(self.rows)
+        self.leases = LeaseQueue(self.changed, self.table)
+        self.closed = False
+        # Names that are being deleted, with the number of deletions.
+        self._deleting: Counter[Name] = Counter()
+        self._saves = {
+            label: SaveQueue(
+                label,
+                self.changed,
+                self._deleting,
+                tiers,
+                counters,
+                settings,
+                quota_of=quota_of,
+                finished=self._finish_save,
+                maintain=self._maintain,
+            )
+            for label in tiers.tiers
+        }
+        # Pieces of each owner that left memory before any slower tier took them, since its last flush.
+        self._losses: Counter[str] = Counter()
+        # Files on disk that were used since the disk was told.
+        self._used: set[str] = set()
+        self._expired_at = time.monotonic()
+
+    # Finding; most look-ups are in PieceLookup.
+
+    def find(self, owners: Owners, id: str) -> Piece | None:
+        """Return the first owner's piece in any tier, its rows where they are; counts as a use.
+
+        Raises:
+            StoreError: the store is closed.
+        """
+        with self.changed:
+            self._check_open()
+        return self.lookup.find(owners, id)
+
+    def deleted(self, owners: Owners, ids: Iterable[str]) -> frozenset[str]:
+        """Return those of some ids that were deleted under any of the owners."""
+        with self.changed:
+            return frozenset(id for id in ids if any((owner, id) in self.table.tombstones for owner in owners))
+
+    def handle(self, chunk: Chunk, owner: str, sizes: Sequence[int]) -> Chunk:
+        """Return the handle that is given out for a chunk, whether it is stored or not."""
+        with self.changed:
+            return self.handles.make(owner, chunk, sizes)
+
+    def rows(self, owner: str, id: str) -> KVRows:
+        """Return a chunk's rows, here or being loaded.
+
+        Raises:
+            LoadError: no tier has them.
+        """
+        piece = self.find((owner,), id)
+        with self.changed:
+            piece = None if piece is None else self._relist(piece)
+            if piece is None:
+                raise LoadError(id, "it was deleted, has expired or was evicted")
+            return self._load(piece)
+
+    def prefetch(self, owners: Owners, id: str) -> None:
+        """Load a chunk's rows in the background, if they fit beside what may not be evicted now."""
+        piece = self.find(owners, id)
+        if piece is None or piece.chunk is None:
+            return
+        with self.changed:
+            current, budget = self._relist(piece), self.table.budgets["device"]
+            if current is not None and (budget is None or self.table.busy_bytes + current.full_bytes <= budget):
+                self._load(current)
+
+    @property
+    def deletions(self) -> int:
+        """How many deletions and expiries were noted so far."""
+        with self.changed:
+            return self.table.tombstones.added
+
+    def _get(self, owners: Owners, id: str) -> Piece | None:
+        """Return the piece in memory; does not count as a use. Expired pieces and failed loads go."""
+        for owner in owners:
+            piece = self.table.get((owner, id))
+            if piece is None:
+                continue
+            if piece.is_expired(self._clock.now()):
+                self._expire(piece)
+            elif isinstance(piece.rows, ArrivingRows) and piece.rows.failed is not None:
+                self._remove(piece)
+            else:
+                return piece
+        return None
+
+    def _use(self, piece: Piece) -> None:
+        piece.leaving = False
+        self.table.touch(piece, self._clock.now())
+        if DISK in piece.saved:
+            self._used.add(piece.id)
+            self._saves[DISK].start()
+
+    def _admit(self, stored: StoredPiece, key: PatchKey | None) -> Piece | None:
+        """List a piece that a slower tier has; None if it was deleted meanwhile or is expired. Takes the lock."""
+        header = stored.header
+        began = self._clock.steady(header.created)
+        with self.changed:
+            known = self.table.get((header.owner, header.id))
+            if known is not None:
+                return known
+            piece = Piece(header.owner, header.id, stored.terms, header.created, began, self._clock.now())
+            piece.key, piece.artifact, piece.saved = key, stored.artifact, {stored.label}
+            dead = piece.name in self.table.tombstones or any(
+                (owner, chunk) in self.table.tombstones for owner in (piece.owner, SHARED) for chunk in piece.sources
+            )
+            if dead or piece.is_expired(self._clock.now()):
+                return None
+            if stored.chunk is not None:
+                piece.chunk = self.handles.make(piece.owner, stored.chunk, stored.sizes)
+            self.table.insert(piece)
+            if piece.artifact is not None:
+                self.counters.add(piece.owner, "loads")
+            self._use(piece)
+            self._make_room(piece)
+            return piece
+
+    # Putting.
+
+    def put(self, owner: str, chunk: Chunk, terms: Terms | None) -> Piece:
+        """Keep a chunk with its rows. A piece that is here under its id is the same and stays, with new terms if given.
+
+        Raises:
+            CapacityError: it alone is larger than the device budget or its owner's quota, or may not be pinned.
+            StoreError: it is a handle whose rows are lost, or the store is closed.
+        """
+        if isinstance(chunk.rows, StoredRows):
+            found = self.find((owner,), chunk.id)
+            if found is not None:
+                with self.changed:
+                    self.table.change_terms(found, terms or found.terms)
+                return found
+            if chunk.rows.is_read_by(self.rows):
+                raise StoreError(
+                    f"Chunk {chunk.id[:12]} was deleted or lost, and its rows with it: add its media again."
+                )
+        chunk = replace(chunk, rows=tuple(chunk.rows))
+        size = chunk.bytes + chunk.encoded.bytes
+        self.table.check_fits(owner, size)
+        if terms is not None and terms.pinned:
+            self._check_pin(owner, chunk.id, size)
+        with self.changed:
+            piece = self._insert_chunk(owner, chunk, terms)
+        self._save_again(piece)
+        return piece
+
+    def put_unless_deleted(self, owners: Owners, chunk: Chunk) -> bool:
+        """Keep a chunk for the first owner unless it was deleted under any; returns whether it is here.
+
+        Raises:
+            CapacityError: as `put`.
+        """
+        chunk = replace(chunk, rows=tuple(chunk.rows))
+        with self.changed:
+            if self.deleted(owners, [chunk.id]):
+                return False
+            if self._get(owners, chunk.id) is None:
+                self.table.check_fits(owners[0], chunk.bytes + chunk.encoded.bytes)
+                self._insert_chunk(owners[0], chunk, None)
+            return True
+
+    def put_artifact(self, owners: Owners, key: PatchKey, artifact: Artifact) -> bool:
+        """Keep an artifact for the first owner; False where one of its chunks is not here, or it is too large."""
+        owner = owners[0]
+        if not self.table.fits(owner, artifact.bytes):
+            return False
+        if not all(self.lookup.holds(owners, chunk) for chunk in key.chunks):
+            return False
+        piece = self._new_piece(owner, patch_id(key, owner), self.settings.terms)
+        piece.key, piece.artifact = key, artifact
+        with self.changed:
+            # A deletion since they were looked for wins.
+            if any(self.deleted(owners, [chunk]) and not self._get(owners, chunk) for chunk in key.chunks):
+                return False
+            old = self.table.get(piece.name)
+            if old is not None:
+                self._remove(old)
+            self.table.insert(piece)
+            if self.settings.write == "through":
+                self._save(piece)
+            self._make_room(piece)
+            return True
+
+    def set_pin(self, owner: str, id: str, pinned: bool) -> bool:
+        """Pin or unpin an owner's piece wherever it is; returns whether it is anywhere.
+
+        Raises:
+            CapacityError: as `PieceTable.check_pin`.
+        """
+        if pinned:
+            self._check_pin(owner, id, 0)
+        with self.changed:
+            piece = self._get((owner,), id)
+            if piece is not None:
+                self.table.change_terms(piece, replace(piece.terms, pinned=pinned))
+                self._make_room()
+        stored = self.lookup.is_on_disk(owner, id)
+        if stored:
+            self.tiers.set_pin(id, pinned)
+        elif piece is not None:
+            self._save_again(piece)
+        return stored or piece is not None
+
+    def _insert_chunk(self, owner: str, chunk: Chunk, terms: Terms | None) -> Piece:
+        self._check_open()
+        sizes = tuple(layer.bytes for layer in chunk.rows)
+        handle = self.handles.make(owner, chunk, sizes)
+        piece = self._get((owner,), chunk.id)
+        if piece is not None and piece.sizes != sizes and not piece.loading:
+            self._remove(piece)
+            piece = None
+        new = piece is None
+        if piece is None:
+            piece = self._new_piece(owner, chunk.id, terms or self.settings.terms)
+            piece.chunk, piece.rows = handle, chunk.rows
+            self.table.insert(piece)
+        elif piece.rows is None:
+            piece.rows = chunk.rows
+            self.table.move(piece, "device")
+        if terms is not None:
+            self.table.change_terms(piece, terms)
+        self._use(piece)
+        if new and self.settings.write == "through":
+            self._save(piece)
+        self._make_room(piece)
+        return piece
+
+    def _new_piece(self, owner: str, id: str, terms: Terms) -> Piece:
+        now = self._clock.now()
+        return Piece(owner, id, terms, self.settings.clock(), now, now)
+
+    def _check_pin(self, owner: str, id: str, size: int) -> None:
+        """Raise CapacityError where a piece may not be pinned; takes the lock."""
+        entries = self.tiers.entries(owner) if self.table.quota_of(owner) is not None else []
+        on_disk = {entry.id: entry.bytes for entry in entries if entry.terms.pinned or entry.id == id}
+        with self.changed:
+            self.table.check_pin((owner, id), size, on_disk if self.tiers else None)
+
+    def _check_open(self) -> None:
+        if self.process != os.getpid():
+            raise StoreError("the store was opened before a fork: open it again in this process")
+        if self.closed:
+            raise StoreError("the store is closed: open it again, on the same folder to find what it kept")
+
+    # Leases.
+
+    def lease(self, owners: Owners, ids: Iterable[str], timeout: float) -> tuple[dict[str, Piece], dict[str, KVRows]]:
+        """Wait until there is room for all chunks together, then hold them and have their rows loaded.
+
+        Args:
+            ids: of chunks.
+            timeout: seconds to wait.
+
+        Returns:
+            The pieces held and their rows, by id; those that no tier has are not among them.
+
+        Raises:
+            CapacityError: they are larger than the budget together, or no room came free in time.
+        """
+        found = {id: self.find(owners, id) for id in ids}
+        with self.changed:
+            known = {id: piece for id, piece in found.items() if piece is not None}
+            pieces = self.leases.wait(known, self._relist, timeout)
+            for piece in pieces.values():
+                self.table.lease(piece, 1)
+            try:
+                return pieces, {id: self._load(piece) for id, piece in pieces.items()}
+            except StoreError:
+                self.release(pieces.values())
+                raise
+
+    def lease_again(self, owners: Owners, chunk: Chunk, rows: KVRows, held: Collection[Piece]) -> Piece:
+        """Hold a chunk whose rows were made again, beside pieces that are held already; as `Lease.fill`."""
+        owner = owners[0]
+        size = chunk.bytes + chunk.encoded.bytes
+        self.leases.check_fits(size + sum(piece.full_bytes for piece in held), len(held) + 1)
+        with self.changed:
+            deleted = bool(self.deleted(owners, [chunk.id]))
+            if isinstance(chunk.rows, StoredRows):
+                foreign = chunk.rows.owner != owner
+            else:
+                holders = [holder for holder in owners if (holder, chunk.id) in self.handles]
+                foreign = bool(holders) and owner not in holders
+        if deleted or foreign:
+            piece = self._new_piece(owner, chunk.id, self.settings.terms)
+            sizes = [layer.bytes for layer in rows]
+            piece.chunk = replace(chunk, rows=StoredRows(owner, chunk.id, sizes, self.rows))
+            piece.rows = rows
+        else:
+            piece = self.put(owner, replace(chunk, rows=rows), None)
+        with self.changed:
+            self.table.lease(piece, 1)
+            self._make_room(piece)
+        return piece
+
+    def release(self, pieces: Iterable[Piece]) -> None:
+        """End one lease of each piece."""
+        with self.changed:
+            for piece in pieces:
+                self.table.lease(piece, -1)
+                self._drop_rows(piece)
+            self._make_room()
+            self.changed.notify_all()
+
+    def reject(self, piece: Piece, error: LoadError) -> None:
+        """End a lease of a piece whose rows failed, and forget it; records that gave wrong rows are distrusted."""
+        with self.changed:
+            labels = set() if error.late else set(piece.saved)
+            piece.saved -= labels
+            self._remove(piece)
+            self.release([piece])
+        for label in labels:
+            # It verified, but whoever computes with it found that it is not what it says.
+            self.tiers.distrust(label, piece.id, piece.owner, error)
+
+    # Eviction: which pieces go is decided by `_make_room` and `PieceTable.victims`, and nowhere else.
+
+    def _make_room(self, spare: Piece | None = None, owner: str | None = None) -> None:
+        """Bring an owner within its quota, then each memory tier within its budget, as far as leases and saves allow.
+
+        Rows leave device memory for host memory if they fit there at all, else for the slower tiers.
+
+        Args:
+            spare: a piece that stays; its owner's quota is looked at.
+            owner: the owner whose quota is looked at, without a spare piece.
+        """
+        table, owner = self.table, owner if spare is None else spare.owner
+        if owner is not None:
+            for tier in reversed(MEMORY_TIERS):
+                for piece in table.victims(tier, table.quota_excess(owner), spare, owner):
+                    self._evict(piece)
+        host = table.budgets["host"]
+        for piece in table.victims("device", table.excess("device"), spare):
+            if piece.chunk is not None and piece.rows is not None and (host is None or piece.full_bytes <= host):
+                self.mover.demote(piece, piece.rows)
+            else:
+                self._evict(piece)
+        for piece in table.victims("host", table.excess("host"), spare):
+            self._evict(piece)
+        self._bound_unsaved(spare)
+
+    def _bound_unsaved(self, spare: Piece | None) -> None:
+        """Drop the oldest unsaved pieces where saving falls far behind, as memory is bounded; `flush` reports them."""
+        table, budget = self.table, self.table.budgets["device"]
+        most = None if budget is None else max(budget, UNSAVED_BYTES)
+        if most is None or table.excess("device") <= most:
+            return
+        for piece in list(table):
+            if table.excess("device") <= most:
+                return
+            if piece.pending and not (piece is spare or piece.busy or self._is_written([piece.name])):
+                self._losses[piece.owner] += 1
+                self.counters.add(piece.owner, "save_failures")
+                self.counters.add(piece.owner, "evictions")
+                self._remove(piece)
+
+    def _evict(self, piece: Piece) -> None:
+        """Remove a piece from memory, or have it written first where no slower tier has it."""
+        if self._saves and not piece.saved and not piece.failed:
+            if not piece.pending:
+                self._save(piece)
+            piece.leaving = True
+            return
+        if self._saves and not piece.saved:
+            self._losses[piece.owner] += 1
+        self.counters.add(piece.owner, "evictions")
+        self._remove(piece)
+
+    # Loading.
+
+    def _relist(self, piece: Piece) -> Piece | None:
+        """Return the piece as it is listed now; a piece that was only evicted is listed again."""
+        current = self._get((piece.owner,), piece.id)
+        if current is not None or piece.listed:
+            return current
+        if piece.name in self.table.tombstones or piece.loading or not piece.saved:
+            return None
+        self.table.insert(piece)
+        return piece
+
+    def _load(self, piece: Piece) -> KVRows:
+        """Return a piece's rows in device memory, or on their way there; counts as a use."""
+        rows = self.mover.load(piece)
+        self._use(piece)
+        self._make_room(piece)
+        return rows
+
+    def _finish_move(self, piece: Piece, from_tier: bool) -> None:
+        """Bring everything up to date after a load or a copy; called by the mover."""
+        if from_tier and piece.listed and DISK not in piece.saved:
+            self._save(piece)
+        self._drop_rows(piece)
+        self.table.recount(piece)
+        self._make_room()
+        self.changed.notify_all()
+
+    # Saving.
+
+    def flush(self, owner: str | None = None) -> None:
+        """Return once everything that an owner (None: anybody) put so far is durable.
+
+        Raises:
+            StoreError: a piece could not be written to any tier.
+        """
+        if not self._saves:
+            return
+        with self.changed:
+            own = [piece for piece in self.table if owner in (None, piece.owner)]
+            for piece in own:
+                if not piece.saved:
+                    self._save(piece)
+            self.changed.wait_for(lambda: not any(piece.pending for piece in own))
+            lost = self._losses.total() if owner is None else self._losses[owner]
+            failed = lost + sum(bool(piece.failed) and not piece.saved for piece in own if piece.listed)
+            self._losses = Counter() if owner is None else self._losses - Counter({owner: lost})
+        self._tell_uses()
+        if failed:
+            raise StoreError(
+                f"{failed} pieces are on no slower tier, as none took them: the log says why. Make room or mend the "
+                "folder, and flush again; what had to leave memory meanwhile is lost."
+            )
+
+    def _save(self, piece: Piece) -> None:
+        """Have a piece written to every slower tier that lacks it."""
+        for queue in self._saves.values():
+            queue.put(piece)
+
+    def _save_again(self, piece: Piece) -> None:
+        """Save a piece that the disk evicted, or another process deleted, since it was written; takes the lock."""
+        if DISK in piece.saved and self.tiers.entry(piece.id, piece.owner) is None:
+            with self.changed:
+                piece.saved.discard(DISK)
+                if piece.listed:
+                    self._save(piece)
+
+    def _finish_save(self, piece: Piece) -> None:
+        """Let a piece go that was written, or was not, if it is leaving; called by its save queue."""
+        if not piece.pending:
+            piece.leaving = False
+        self._make_room(owner=piece.owner)
+
+    def _is_written(self, names: Collection[Name]) -> bool:
+        """Return whether a tier writes any of some pieces now."""
+        return any(queue.writing in names for queue in self._saves.values())
+
+    # Deletion and expiry.
+
+    def delete(self, owner: str, id: str) -> bool:
+        """Delete a piece everywhere, with every artifact made from it and every prefix that holds it.
+
+        A save of any of them that is under way is waited for, and what it wrote is deleted with the rest. What is the
+        shared library's and not the owner's stays.
+
+        Returns:
+            Whether anything was here.
+
+        Raises:
+            StoreError: a tier could not be reached; the piece is out of use here all the same.
+        """
+        forgotten = self._forget_prefixes(owner, id)
+        if owner != SHARED and not self.lookup.knows(owner, id) and self.lookup.knows(SHARED, id):
+            return forgotten
+        with self.changed:
+            own = self.table.get((owner, id))
+            artifacts = [piece for piece in self.table.artifacts_of(id) if owner in (piece.owner, SHARED)]
+            doomed = [*artifacts, *([] if own is None else [own])]
+            for piece in doomed:
+                self._remove(piece, dead=True)
+            # Artifacts first, so that no crash leaves one without its chunk.
+            names = [*(piece.name for piece in artifacts), (owner, id)]
+            known = (owner, id) in self.table.tombstones or bool(doomed)
+            self.table.tombstones.add((owner, id))
+            self._deleting.update(names)
+            self.changed.wait_for(lambda: not self._is_written(names))
+        stored = True
+        try:
+            stored = self.tiers.delete(names)
+        finally:
+            with self.changed:
+                if not (stored or known or (owner, id) in self.handles):
+                    # What never was needs no tombstone, so that nobody fills the list with made-up ids.
+                    self.table.tombstones.discard((owner, id))
+                self._deleting -= Counter(names)
+                self.changed.notify_all()
+        return stored or bool(doomed) or forgotten
+
+    def delete_artifacts(self, owner: str, chunk: str) -> int:
+        """Delete an owner's artifacts of a chunk, in every tier; returns how many there were."""
+        with self.changed:
+            ids = {piece.id for piece in self.table.artifacts_of(chunk) if piece.owner == owner}
+        ids |= {id for id in self.tiers.artifact_ids(chunk) if self.tiers.entry(id, owner) is not None}
+        return sum(self.delete(owner, id) for id in sorted(ids))
+
+    def expire(self) -> int:
+        """Delete expired pieces in memory and on disk; returns how many went from memory."""
+        with self.changed:
+            now = self._clock.now()
+            expired = [piece for piece in self.table if piece.is_expired(now)]
+            for piece in expired:
+                self._expire(piece)
+        self.tiers.expire()
+        return len(expired)
+
+    def _expire(self, piece: Piece) -> None:
+        """Remove an expired piece with every artifact made from it."""
+        for artifact in self.table.artifacts_of(piece.id) if piece.chunk is not None else ():
+            if piece.owner in (artifact.owner, SHARED):
+                self._remove(artifact, dead=True)
+        self.counters.add(piece.owner, "expired")
+        self._remove(piece, dead=True)
+        self._forget_prefixes(piece.owner, piece.id)
+
+    def _remove(self, piece: Piece, dead: bool = False) -> None:
+        """Unlist a piece, for good where it was deleted or has expired. Rows that nobody holds are freed at once."""
+        if piece.listed and piece.loading and isinstance(piece.rows, ArrivingRows) and piece.rows.failed is not None:
+            self.counters.add(piece.owner, "late_loads")
+        if dead and piece.listed:
+            self.table.tombstones.add(piece.name)
+        self.table.remove(piece)
+        self._drop_rows(piece)
+        self.changed.notify_all()
+
+    def _drop_rows(self, piece: Piece) -> None:
+        """Free the rows of a piece that is not in the table and that nobody holds."""
+        if not piece.listed and not piece.busy:
+            piece.rows = None
+
+    # Upkeep and closing.
+
+    def in_use(self) -> frozenset[str]:
+        """Return ids that the disk must not evict now. The disk calls this with its own lock held."""
+        with self.changed:
+            return frozenset(piece.id for piece in self.table if piece.busy)
+
+    def contents(self, owner: str | None) -> dict[str, int]:
+        """Return the fields of `StoreStatistics` that say what of one owner's, or of anybody's, is in memory."""
+        with self.changed:
+            pieces = [piece for piece in self.table if owner in (None, piece.owner)]
+            tiers = self.table.bytes_of(owner)
+            leased = self.table.leased_bytes if owner is None else self.table.leased_bytes_of[owner]
+            return {
+                "chunks": sum(piece.chunk is not None for piece in pieces),
+                "patches": sum(piece.artifact is not None for piece in pieces),
+                "bytes": sum(tiers.values()),
+                "device_bytes": tiers["device"],
+                "host_bytes": tiers["host"],
+                "leased_bytes": leased,
+                "unsaved_bytes": sum(piece.held_bytes for piece in pieces if not piece.saved) if self.tiers else 0,
+            }
+
+    def _maintain(self) -> None:
+        """Tell the disk what was used, and delete what has expired; called without the lock."""
+        self._tell_uses()
+        if time.monotonic() - self._expired_at >= EXPIRY_SECONDS:
+            self._expired_at = time.monotonic()
+            self.expire()
+
+    def _tell_uses(self) -> None:
+        """Tell the disk which of its files were used; called without the lock."""
+        with self.changed:
+            used, self._used = list(self._used), set()
+        if used:
+            self.tiers.touch(used)
+
+    def close(self) -> None:
+        """End the threads and the tiers; saves that are queued are written first."""
+        with self.changed:
+            self.closed = True
+        for queue in self._saves.values():
+            queue.close()
+        self._lookup_pool.close()
+        self.mover.close()
+        self._tell_uses()
+        self.tiers.close()

@@ -1,0 +1,168 @@
+"""Writing pieces to the slower tiers in the background."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from emblema.errors import EmblemaError
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import KVRows
+from emblema.store import codec
+from emblema.store.pieces import Piece
+from emblema.store.record import Name, Record, Terms
+from emblema.store.settings import StoreSettings
+from emblema.store.statistics import StoreCounters
+from emblema.store.tiers import DISK, TierStack
+
+log = logging.getLogger(__name__)
+
+MAINTENANCE_SECONDS = 1.0
+"""How often `maintain` is called when nothing is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SaveJob:
+    """What is written of a piece, taken while the lock was held; rows are None for an artifact."""
+
+    piece: Piece
+    terms: Terms
+    rows: KVRows | None
+
+
+class SaveQueue:
+    """Writes pieces to one tier on a thread of its own, oldest request first, so that a slow tier holds up no other.
+
+    It keeps the `pending`, `saved` and `failed` of pieces. A piece that is deleted while it waits is skipped. One that
+    is deleted while it is written is deleted again by the caller of the deletion, who waits for `writing` first.
+
+    Args:
+        label: of the tier.
+        changed: the cache's lock, which guards the queue, `writing` and `deleting`.
+        deleting: names whose deletion is under way; none of them is written meanwhile.
+        tiers: the slower tiers.
+        counters: where saves are counted.
+        settings: compression, usual terms and deadline.
+        quota_of: bytes that an owner may hold on disk; None for no bound.
+        finished: is called with the lock held after a piece was written, or was not.
+        maintain: is called without the lock by the disk's queue, after each piece and every `MAINTENANCE_SECONDS`.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        changed: threading.Condition,
+        deleting: Container[Name],
+        tiers: TierStack,
+        counters: StoreCounters,
+        settings: StoreSettings,
+        *,
+        quota_of: Callable[[str], int | None],
+        finished: Callable[[Piece], None],
+        maintain: Callable[[], None],
+    ) -> None:
+        self.label = label
+        self.writing: Name | None = None
+        self._changed, self._deleting = changed, deleting
+        self._tiers, self._counters, self._settings, self._quota_of = tiers, counters, settings, quota_of
+        self._finished, self._maintain = finished, maintain
+        self._queue: deque[Piece] = deque()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def put(self, piece: Piece) -> None:
+        """Ask for a piece to be written if the tier lacks it; with the lock held."""
+        if self.label in piece.saved or self.label in piece.pending:
+            return
+        if self._closing:
+            piece.failed.add(self.label)
+            return
+        piece.pending.add(self.label)
+        piece.failed.discard(self.label)
+        self._queue.append(piece)
+        self.start()
+        self._changed.notify_all()
+
+    def start(self) -> None:
+        """Start the thread if it has not started; with the lock held."""
+        if self._thread is None and not self._closing:
+            self._thread = threading.Thread(target=self._run, name=f"emblema-saver-{self.label}", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread once the queue is empty; waits for it until the deadline for loads."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(self._settings.load_deadline)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing, MAINTENANCE_SECONDS)
+                job = self._next()
+                if job is None and self._closing:
+                    return
+            try:
+                if job is not None:
+                    self._save(job)
+                if self.label == DISK:
+                    self._maintain()
+            except Exception:
+                # The thread must go on: a flush would wait for ever.
+                log.exception("%s tier: its upkeep failed", self.label)
+
+    def _next(self) -> _SaveJob | None:
+        while self._queue:
+            piece = self._queue.popleft()
+            # A deletion of the name that is under way ends before its successor is written.
+            self._changed.wait_for(lambda name=piece.name: name not in self._deleting)  # type: ignore[misc]
+            if self.label in piece.pending and piece.listed:
+                self.writing = piece.name
+                return _SaveJob(piece, piece.terms, piece.rows)
+        return None
+
+    def _save(self, job: _SaveJob) -> None:
+        piece, failure = job.piece, self._write(job)
+        on_disk, quota = self.label == DISK and failure is None, self._quota_of(piece.owner)
+        if on_disk and quota is not None:
+            self._tiers.keep_within(piece.owner, quota)
+        self._counters.add(piece.owner, "saves" if failure is None else "save_failures")
+        with self._changed:
+            piece.pending.discard(self.label)
+            (piece.saved if failure is None else piece.failed).add(self.label)
+            repin = on_disk and piece.listed and piece.terms.pinned != job.terms.pinned
+        if repin:
+            self._tiers.set_pin(piece.id, piece.terms.pinned)
+        with self._changed:
+            self.writing = None
+            self._changed.notify_all()
+            self._finished(piece)
+
+    def _write(self, job: _SaveJob) -> Exception | None:
+        """Write a piece; returns why it could not be written."""
+        piece = job.piece
+        try:
+            # A chunk's file under its id is the same chunk; an artifact may have been formed again, larger.
+            usual = self.label == DISK and piece.chunk is not None and job.terms == self._settings.terms
+            if not (usual and self._tiers.entry(piece.id, piece.owner) is not None):
+                self._tiers.write(self.label, self._record(job), job.terms)
+        except (EmblemaError, OSError) as error:
+            self._tiers.note_failure(self.label, "write", error, piece.owner)
+            return error
+        except Exception as error:
+            log.exception("%s tier: %s could not be written", self.label, piece.id[:12])
+            return error
+        return None
+
+    def _record(self, job: _SaveJob) -> Record:
+        piece, chunk = job.piece, job.piece.chunk
+        if piece.artifact is not None and piece.key is not None:
+            return codec.artifact_record(piece.key, piece.id, piece.artifact, piece.owner, created=piece.created)
+        if chunk is None or job.rows is None:
+            raise EmblemaError(f"{piece.id[:12]} has no rows in memory to write")
+        whole = Chunk(chunk.id, chunk.kind, chunk.model, chunk.encoded, job.rows)
+        return codec.chunk_record(whole, piece.owner, compression=self._settings.compression, created=piece.created)

@@ -1,0 +1,350 @@
+"""The tiers that outlast the process, disk first, then remote: asked in that order, trusted in nothing."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from emblema.errors import EmblemaError, LoadError, StoreError
+from emblema.kv.arriving import ArrivingRows
+from emblema.kv.artifacts import Artifact
+from emblema.kv.chunk import Chunk, Encoded
+from emblema.store import codec
+from emblema.store.disk.entry import terms_of, with_terms
+from emblema.store.format import is_passing
+from emblema.store.identity import patch_id
+from emblema.store.keys import PatchKey
+from emblema.store.pieces import Piece
+from emblema.store.record import Name, Record, RecordHeader, RecordReader, RecordTier, RemoteTier, Terms, is_id
+from emblema.store.statistics import StoreCounters
+
+if TYPE_CHECKING:
+    from emblema.store.disk import DiskTier, Entry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DISK, REMOTE = "disk", "remote"
+
+HEADER_KEYS = 4096
+"""Keys read from headers of artifacts that are remembered."""
+
+
+class TierStack:
+    """Disk and remote, either of which may be missing.
+
+    No call is made while the cache's lock is held: tiers wait for devices and have locks of their own. What fails is
+    counted, and logged once for each tier and kind of call until that succeeds again.
+    """
+
+    def __init__(self, disk: "DiskTier | None", remote: RemoteTier | None, counters: StoreCounters) -> None:
+        self.disk = disk
+        self.remote = remote
+        both: dict[str, RecordTier | None] = {DISK: disk, REMOTE: remote}
+        self.tiers = {label: tier for label, tier in both.items() if tier is not None}
+        self._counters = counters
+        self._lock = threading.Lock()
+        # Tier and kind of call whose last call failed.
+        self._failing: set[tuple[str, str]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.tiers)
+
+    def read(self, id: str, owners: Sequence[str], parse: Callable[[str, RecordReader], T]) -> T | None:
+        """Return what `parse` makes of the first record of an id that it can read; None where no tier has one.
+
+        Args:
+            owners: whose record is taken, in order.
+            parse: is called with the tier's label and an open record. A record for which it raises EmblemaError,
+                OSError or ValueError is distrusted, and the next tier is asked.
+        """
+        for label, reader in self._open_all(id, owners):
+            try:
+                return parse(label, reader)
+            except (EmblemaError, OSError, ValueError) as error:
+                self.distrust(label, id, reader.header.owner, error)
+            finally:
+                reader.close()
+        return None
+
+    def _open_all(self, id: str, owners: Sequence[str]) -> Iterator[tuple[str, RecordReader]]:
+        for label, tier in self.tiers.items():
+            for owner in owners:
+                reader = self._open(label, tier, id, owner)
+                if reader is not None:
+                    yield label, reader
+
+    def _open(self, label: str, tier: RecordTier, id: str, owner: str) -> RecordReader | None:
+        if not is_id(id):
+            return None
+        try:
+            reader = tier.open(id, owner)
+        except (EmblemaError, OSError) as error:
+            self._counters.add(owner, "load_failures")
+            self.note_failure(label, "open", error, owner)
+            return None
+        self._note_success(label, "open")
+        if reader is not None and (reader.header.id, reader.header.owner) != (id, owner):
+            reader.close()
+            self.distrust(label, id, owner, LoadError(id, "another piece was in its place"))
+            return None
+        return reader
+
+    def entry(self, id: str, owner: str) -> "Entry | None":
+        """Return what the disk's index says of an owner's piece; files are not touched."""
+        if self.disk is None or not is_id(id):
+            return None
+        try:
+            entry = self.disk.entry(id)
+        except (EmblemaError, OSError) as error:
+            self.note_failure(DISK, "look-up", error, owner)
+            return None
+        return entry if entry is not None and entry.owner == owner else None
+
+    def entries(self, owner: str) -> "Sequence[Entry]":
+        """Return the disk's entries of an owner."""
+        return [] if self.disk is None else list(self.disk.entries(owner=owner))
+
+    def artifact_ids(self, chunk: str) -> Sequence[str]:
+        """Return ids of the patches and other artifacts on disk that were made from a chunk."""
+        return [] if self.disk is None else list(self.disk.patches_of(chunk))
+
+    def holds(self, id: str, owner: str) -> bool:
+        """Return whether a tier has an owner's piece."""
+        if self.entry(id, owner) is not None:
+            return True
+        reader = None if self.remote is None else self._open(REMOTE, self.remote, id, owner)
+        if reader is None:
+            return False
+        reader.close()
+        return True
+
+    def distrust(self, label: str, id: str, owner: str, error: Exception) -> None:
+        """Set aside and count a record that could not be read or did not verify."""
+        self._counters.add(owner, "load_failures")
+        log.warning("%s: %s", label, error)
+        try:
+            reason = getattr(error, "reason", str(error))
+            if label == DISK and self.disk is not None and not is_passing(error):
+                self.disk.quarantine(id, reason)
+                self._counters.add(owner, "quarantined")
+            elif label == REMOTE and self.remote is not None and self.remote.quarantine(id, owner, reason):
+                self._counters.add(owner, "quarantined")
+        except (EmblemaError, OSError) as failure:
+            self.note_failure(label, "quarantine", failure, owner)
+
+    def write(self, label: str, record: Record, terms: Terms) -> None:
+        """Keep a record in one tier; as RecordTier.write. A remote record carries its terms to whoever reads it."""
+        if label == REMOTE:
+            record = replace(record, header=with_terms(record.header, terms, None, record.header.created))
+        self.tiers[label].write(record, terms)
+        self._note_success(label, "write")
+
+    def delete(self, names: Sequence[Name]) -> bool:
+        """Delete pieces from every tier in this order, each even where an earlier one failed.
+
+        Returns:
+            Whether anything was there.
+
+        Raises:
+            StoreError: a tier could not be reached, so that a piece may still be there.
+        """
+        found, failures = False, []
+        for owner, id in names:
+            unreachable = []
+            for label, tier in self.tiers.items() if is_id(id) else ():
+                try:
+                    found |= tier.delete(id, owner)
+                except (EmblemaError, OSError) as error:
+                    self.note_failure(label, "delete", error, owner)
+                    unreachable.append(f"{label} ({error})")
+            if unreachable:
+                failures.append(f"{id[:12]} is out of use, but could not be deleted from {' and '.join(unreachable)}")
+        if failures:
+            raise StoreError(f"{failures[0]}: delete it again")
+        return found
+
+    def touch(self, ids: Sequence[str]) -> None:
+        """Tell the disk what was used, so that it evicts the right pieces."""
+        self._maintain("touch", lambda disk: disk.touch(ids))
+
+    def set_pin(self, id: str, pinned: bool) -> None:
+        """Pin or unpin a file on disk."""
+        self._maintain("pin", lambda disk: disk.set_pin(id, pinned))
+
+    def expire(self) -> None:
+        """Have the disk delete what has expired."""
+        self._maintain("expire", lambda disk: disk.expire())
+
+    def keep_within(self, owner: str, quota: int) -> None:
+        """Evict an owner's files beyond its quota."""
+
+        def evict(disk: "DiskTier") -> None:
+            excess = disk.bytes_of(owner) - quota
+            if excess > 0:
+                disk.evict(owner, excess)
+
+        self._maintain("evict", evict)
+
+    def _maintain(self, what: str, call: "Callable[[DiskTier], object]") -> None:
+        if self.disk is None:
+            return
+        try:
+            call(self.disk)
+        except (EmblemaError, OSError) as error:
+            self.note_failure(DISK, what, error, None)
+        else:
+            self._note_success(DISK, what)
+
+    def note_failure(self, label: str, what: str, error: Exception, owner: str | None) -> None:
+        """Count a tier's failure; log it unless the last call of its kind failed too."""
+        if label == REMOTE and owner is not None:
+            self._counters.add(owner, "remote_failures")
+        with self._lock:
+            known = (label, what) in self._failing
+            self._failing.add((label, what))
+        if not known:
+            log.warning("%s tier, %s: %s", label, what, error)
+
+    def _note_success(self, label: str, what: str) -> None:
+        if self._failing:
+            with self._lock:
+                self._failing.discard((label, what))
+
+    def close(self) -> None:
+        for tier in self.tiers.values():
+            tier.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPiece:
+    """A piece as a slower tier has it.
+
+    Attributes:
+        label: of the tier.
+        header: of its record.
+        terms: how long it is kept.
+        chunk: a chunk without its rows; None for an artifact.
+        sizes: bytes of each layer's rows of the chunk.
+        artifact: a patch or another artifact; None for a chunk.
+    """
+
+    label: str
+    header: RecordHeader
+    terms: Terms
+    chunk: Chunk | None = None
+    sizes: tuple[int, ...] = ()
+    artifact: Artifact | None = None
+
+
+class TierReader:
+    """Reads pieces from the slower tiers. Records that do not verify are distrusted; the next tier is asked.
+
+    Args:
+        tiers: the slower tiers.
+        device: where tensors are wanted.
+        terms: of records that carry none.
+    """
+
+    def __init__(self, tiers: TierStack, device: torch.device, terms: Terms) -> None:
+        self._tiers, self._device, self._default_terms = tiers, device, terms
+        self._lock = threading.Lock()
+        # Keys read from headers, by id, which is a digest of the key.
+        self._keys: OrderedDict[str, PatchKey] = OrderedDict()
+
+    def read_chunk(self, id: str, owners: Sequence[str]) -> StoredPiece | None:
+        """Return the first owner's chunk without its rows, or None."""
+
+        def parse(label: str, reader: RecordReader) -> StoredPiece | None:
+            header = reader.header
+            if header.kind != "chunk":
+                return None
+            sizes, encoded = codec.layer_bytes(header), codec.read_encoded(reader)
+            chunk = Chunk(id, codec.chunk_kind(header), header.model, move_encoding(encoded, self._device), ())
+            return StoredPiece(label, header, self._terms(label, header), chunk, sizes)
+
+        return self._tiers.read(id, owners, parse)
+
+    def read_artifact(self, id: str, owner: str, key: PatchKey) -> StoredPiece | None:
+        """Return the owner's artifact of a key, or None."""
+
+        def parse(label: str, reader: RecordReader) -> StoredPiece:
+            found, artifact = codec.read_artifact(reader)
+            if found != key:
+                raise StoreError(f"{id[:12]} holds another patch than its name says")
+            terms = self._terms(label, reader.header)
+            return StoredPiece(label, reader.header, terms, artifact=artifact.to(self._device))
+
+        return self._tiers.read(id, (owner,), parse)
+
+    def read_key(self, id: str, owner: str) -> PatchKey | None:
+        """Return the key of an owner's artifact from its header alone, or None where it is damaged or gone."""
+        with self._lock:
+            if id in self._keys:
+                return self._keys[id]
+
+        def parse(label: str, reader: RecordReader) -> PatchKey:
+            key = codec.patch_key(reader)
+            if patch_id(key, owner) != id:
+                raise StoreError(f"{id[:12]} holds another patch than its name says")
+            return key
+
+        key = self._tiers.read(id, (owner,), parse)
+        if key is not None:
+            with self._lock:
+                self._keys[id] = key
+                while len(self._keys) > HEADER_KEYS:
+                    self._keys.popitem(last=False)
+        return key
+
+    def read_rows(self, piece: Piece, rows: ArrivingRows) -> str:
+        """Read a chunk's rows layer by layer into `rows`; returns the label of the tier that had them.
+
+        Raises:
+            LoadError: no tier has rows that verify.
+        """
+        error = LoadError(piece.id, "it is in no tier any more")
+
+        def parse(label: str, reader: RecordReader) -> str:
+            nonlocal error
+            try:
+                if codec.layer_bytes(reader.header) != piece.sizes:
+                    raise LoadError(reader.header.id, "its layers have other sizes than before")
+                for index, layer in enumerate(codec.read_layers(reader)):
+                    if rows.failed is not None:
+                        break
+                    rows.arrive(index, layer.to(self._device))
+            except LoadError as failure:
+                error = failure
+                raise
+            except (EmblemaError, OSError) as failure:
+                error = LoadError(piece.id, str(failure))
+                raise error from None
+            return label
+
+        label = self._tiers.read(piece.id, (piece.owner,), parse)
+        if label is None:
+            raise error
+        return label
+
+    def _terms(self, label: str, header: RecordHeader) -> Terms:
+        """Return a record's terms; those in the disk's index include the pin.
+
+        Raises:
+            ValueError: the terms in the header are malformed.
+        """
+        entry = self._tiers.entry(header.id, header.owner) if label == DISK else None
+        return terms_of(header, self._default_terms) if entry is None else entry.terms
+
+
+def move_encoding(encoded: Encoded, device: torch.device) -> Encoded:
+    """Return an encoding with its embeddings on a device; the same one where they are there already."""
+    if encoded.embeds.device == device:
+        return encoded
+    deepstack = tuple(features.to(device) for features in encoded.deepstack)
+    return replace(encoded, embeds=encoded.embeds.to(device), deepstack=deepstack)
