@@ -1,5 +1,6 @@
-"""The thread that forms patches after the answers: bounded, counted, and gone when there is nothing to do."""
+"""The thread that forms patches after the answers: bounded, counted, and ended when there is nothing to do."""
 
+import atexit
 import logging
 import os
 import threading
@@ -48,56 +49,24 @@ class FormingStatistics:
 
 
 class PatchWorker:
-    """Forms patches on a thread of its own, which begins with the first and ends when it is idle.
+    """Forms patches on a thread of its own, which begins with the first job and ends when there are no more.
 
-    Any number of views use one; a patch belongs to the view that its rows were computed for. The thread never touches
-    the model. It does not keep the process alive: at exit what is under way is finished and the rest dropped.
+    Any number of tenants use one worker; a patch belongs to the store that its rows were computed for. The thread never
+    touches the model. It does not keep the process alive: at exit the job under way is finished and the rest dropped.
     """
 
     def __init__(self) -> None:
-        self._work = _Work()
-        self._finalizer = weakref.finalize(self, _Work.close, self._work, None, 0.0)
+        self._reset()
+        atexit.register(_finish, weakref.ref(self))
 
-    def wants(self, owner: str, key: PatchKey, size: int, policy: Policy) -> bool:
-        """Whether a patch is not under way yet and the bounds leave room for its rows; no room is counted."""
-        return self._own().wants(owner, key, size, policy)
-
-    def submit(self, job: PatchJob, policy: Policy) -> bool:
-        """Queue a chunk; False where it is not wanted. Never waits for the thread."""
-        return self._own().submit(job, policy)
-
-    def settle(self, timeout: float | None = None) -> bool:
-        """Wait until all that was queued is formed; whether it is."""
-        return self._own().settle(timeout)
-
-    def close(self, store: TenantStore | None = None) -> None:
-        """Finish what is queued, of one view or of all, and take no more of it."""
-        self._own().close(store, CLOSING_SECONDS)
-
-    @property
-    def statistics(self) -> FormingStatistics:
-        return self._own().statistics()
-
-    def _own(self) -> "_Work":
-        """This process's work: after a fork the thread, and whatever it held, stayed behind."""
-        if self._work.process != os.getpid():
-            self._finalizer.detach()
-            self._work = _Work()
-            self._finalizer = weakref.finalize(self, _Work.close, self._work, None, 0.0)
-        return self._work
-
-
-class _Work:
-    """The queue and the thread; apart from `PatchWorker`, so that one that is dropped ends its thread."""
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
+    def _reset(self) -> None:
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._queue: deque[PatchJob] = deque()
         self._keys: set[tuple[str, PatchKey]] = set()
         self._bytes = 0
         self._thread: threading.Thread | None = None
-        # Threads that have gone idle, of which one may still be about to end: the process must not end before it.
+        # Threads that found no more jobs, of which one may still be about to end: the process must not end before it.
         self._ending: list[threading.Thread] = []
         self._closed = False
         self._current: PatchJob | None = None
@@ -105,8 +74,22 @@ class _Work:
         # Moments and CPU seconds of the last minute.
         self._spent: deque[tuple[float, float]] = deque()
 
+    @property
+    def _lock(self) -> threading.Condition:
+        """This process's lock: after a fork the thread, and whatever it held, stayed in the parent."""
+        if self._process != os.getpid():
+            self._reset()
+        return self._changed
+
+    @property
+    def statistics(self) -> FormingStatistics:
+        """Plain counters, for metrics."""
+        with self._lock:
+            return replace(self._counts, queued=len(self._keys))
+
     def wants(self, owner: str, key: PatchKey, size: int, policy: Policy) -> bool:
-        with self._changed:
+        """Return whether a patch is not queued yet and the bounds leave room for its rows; no room is counted."""
+        with self._lock:
             if (owner, key) in self._keys:
                 return False
             over = self._bytes + size > policy.forming_bytes
@@ -117,7 +100,8 @@ class _Work:
             return True
 
     def submit(self, job: PatchJob, policy: Policy) -> bool:
-        with self._changed:
+        """Queue a job; return False where it is not wanted. Never waits for the thread."""
+        with self._lock:
             if not self.wants(job.store.owner, job.key, job.bytes, policy):
                 return False
             self._queue.append(job)
@@ -130,38 +114,38 @@ class _Work:
             self._changed.notify_all()
             return True
 
-    def settle(self, timeout: float | None) -> bool:
-        with self._changed:
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until all that was queued is formed; return whether it is."""
+        with self._lock:
             return self._changed.wait_for(lambda: not self._queue and self._current is None, timeout)
 
-    def close(self, store: TenantStore | None, seconds: float) -> None:
-        if self.process != os.getpid():
-            # A fork's copy: the thread stayed behind, and may have held the lock.
-            return
+    def close(self, store: TenantStore | None = None, seconds: float = CLOSING_SECONDS) -> None:
+        """Finish what is queued, of one tenant's store or of all, and take no more where it is all.
+
+        Args:
+            store: the tenant's store; None for all.
+            seconds: how long to wait; what is still queued then is dropped.
+        """
         deadline = time.monotonic() + seconds
-        with self._changed:
+        with self._lock:
             if store is None:
                 self._closed = True
 
             def left() -> list[PatchJob]:
-                own = [*self._queue, *([] if self._current is None else [self._current])]
-                return [job for job in own if store is None or job.store is store]
+                jobs = [*self._queue, *([] if self._current is None else [self._current])]
+                return [job for job in jobs if store is None or job.store is store]
 
             self._changed.wait_for(lambda: not left(), max(0.0, deadline - time.monotonic()))
-            gone = [job for job in self._queue if store is None or job.store is store]
-            for job in gone:
+            dropped = [job for job in self._queue if store is None or job.store is store]
+            for job in dropped:
                 self._queue.remove(job)
                 self._forget(job)
-            self._count(dropped=len(gone))
+            self._count(dropped=len(dropped))
             threads = [*self._ending, *([] if self._thread is None else [self._thread])] if store is None else []
             self._changed.notify_all()
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(CLOSING_SECONDS)
-
-    def statistics(self) -> FormingStatistics:
-        with self._changed:
-            return replace(self._counts, queued=len(self._keys))
 
     def _run(self) -> None:
         _step_back()
@@ -222,3 +206,10 @@ def _step_back() -> None:
     if hasattr(os, "setpriority") and os.uname().sysname == "Linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+def _finish(reference: "weakref.ref[PatchWorker]") -> None:
+    """End a worker's thread as the process ends."""
+    worker = reference()
+    if worker is not None:
+        worker.close(seconds=0.0)

@@ -10,7 +10,7 @@ from emblema.link.prompt import Prompt, RowState
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.models.adapter import Adapter
-from emblema.session.canary import Canary, CanaryStatistics, chunks_of
+from emblema.session.canary import Canary, CanaryStatistics
 from emblema.session.fidelity_logs import FidelityLogs
 from emblema.session.patch_job import PatchJob, patch_jobs
 from emblema.session.patch_worker import FormingStatistics, PatchWorker
@@ -165,18 +165,16 @@ class PolicyRuntime:
             return
         self._comparing = True
         try:
-            before = self._canary.statistics
-            self._canary.run(self._held, link)
+            if self._canary.run(self._held, link):
+                self._logs.save(self.store.owner)
         finally:
             self._comparing = False
-        after = self._canary.statistics
-        if (before.checks, before.trials) != (after.checks, after.trials):
-            self._logs.save(self.store.owner)
 
     def _held(self, prompt: Prompt) -> bool:
-        """Whether nothing of a prompt was deleted, and what has to be taken as it is alone is in the store.
+        """Whether no chunk of a prompt was deleted, and those taken as canonical are in the store.
 
         The pieces of a window are its own, and never were in the store.
         """
-        deleted = self.store.deleted(chunks_of(prompt))
-        return not deleted and all(name in self.store for name in chunks_of(prompt, RowState.CANONICAL))
+        parts = [part for part in prompt.chunk_parts if part.name]
+        canonical = (part.name for part in parts if part.state is RowState.CANONICAL)
+        return not self.store.deleted(part.name for part in parts) and all(name in self.store for name in canonical)
