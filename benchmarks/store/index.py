@@ -10,7 +10,7 @@ from rich.console import Console
 from benchmarks.store.pieces import MODEL
 from emblema.errors import StoreError
 from emblema.eval.progress import steps
-from emblema.store.disk.entry import Entry
+from emblema.store.disk.entry import DiskEntry
 from emblema.store.disk.index import Index
 from emblema.store.record import Terms
 
@@ -102,8 +102,8 @@ def _times(index: Index, ids: list[str], there: bool) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-def _entry(id: str, owners: list[str], random: np.random.Generator) -> Entry:
+def _entry(id: str, owners: list[str], random: np.random.Generator) -> DiskEntry:
     now = time.time()
     owner = owners[int(random.integers(len(owners)))]
     size = int(random.integers(2**20, 2**26))
-    return Entry(id, owner, "chunk", MODEL, size, now, now - float(random.random()) * 1e6, Terms(), ())
+    return DiskEntry(id, owner, "chunk", MODEL, size, now, now - float(random.random()) * 1e6, Terms(), ())

@@ -14,7 +14,7 @@ from emblema.cli.screen import console, show_json
 from emblema.errors import EmblemaError, LoadError, StoreError
 
 if TYPE_CHECKING:
-    from emblema.store.disk import CollectReport, DiskTier, Entry, VerifyReport
+    from emblema.store.disk import CollectReport, DiskEntry, DiskTier, VerifyReport
 
 Names = Annotated[list[str], typer.Argument(help="Ids, or beginnings of them that only one piece has.")]
 UNBOUNDED = 2**62
@@ -225,12 +225,12 @@ def open_store(folder: Path) -> "Iterator[DiskTier]":
         tier.close()
 
 
-def find_pieces(tier: "DiskTier", names: Iterable[str]) -> "list[Entry]":
+def find_pieces(tier: "DiskTier", names: Iterable[str]) -> "list[DiskEntry]":
     """Return the pieces of ids or beginnings of ids; errors as `find_piece`."""
     return [find_piece(tier, name) for name in names]
 
 
-def find_piece(tier: "DiskTier", name: str) -> "Entry":
+def find_piece(tier: "DiskTier", name: str) -> "DiskEntry":
     """Return the piece of an id, or of the beginning of an id.
 
     Raises:
@@ -247,7 +247,7 @@ def find_piece(tier: "DiskTier", name: str) -> "Entry":
     return matching[0]
 
 
-def show_entries(found: "Sequence[Entry]", plain: bool) -> None:
+def show_entries(found: "Sequence[DiskEntry]", plain: bool) -> None:
     """Print a table of pieces, and their sum."""
     from rich import box
     from rich.table import Table
@@ -327,7 +327,7 @@ def bar(plain: bool, what: str, total: int) -> Iterator[Any]:
         yield lambda done: progress.update(task, completed=done)
 
 
-def _terms(entry: "Entry") -> str:
+def _terms(entry: "DiskEntry") -> str:
     terms = entry.terms
     words = ["pinned"] if terms.pinned else []
     words += [f"priority {terms.priority}"] if terms.priority else []

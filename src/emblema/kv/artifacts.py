@@ -16,7 +16,7 @@ class KeyFactors:
 
     @property
     def rank(self) -> int:
-        """The largest rank of any layer."""
+        """Return the largest rank of any layer."""
         return max((factors.rank for factors in self.layers), default=0)
 
     @property
@@ -24,7 +24,7 @@ class KeyFactors:
         return sum(factors.bytes for factors in self.layers)
 
     def to(self, device: torch.device) -> "KeyFactors":
-        """The factors on a device."""
+        """Return the factors on a device."""
         return KeyFactors(tuple(factors.to(device) for factors in self.layers))
 
 
@@ -47,7 +47,7 @@ class ResidualStream:
         return self.rows.nbytes
 
     def to(self, device: torch.device) -> "ResidualStream":
-        """The stream on a device."""
+        """Return the stream on a device."""
         return ResidualStream(self.rows.to(device), self.layer, self.layers)
 
 

@@ -46,7 +46,7 @@ def chunk_record(
     compression: Compression = "none",
     created: float,
 ) -> Record:
-    """A chunk, whose rows are all here, as a record; tensors on the CPU are not copied.
+    """Return a chunk, whose rows are all here, as a record; tensors on the CPU are not copied.
 
     Args:
         chunk: its id has to be a digest, 64 hexadecimal digits.
@@ -85,7 +85,7 @@ def chunk_record(
 
 
 def chunk_kind(header: RecordHeader) -> ChunkKind:
-    """What the piece of a chunk is.
+    """Return what the piece of a chunk is.
 
     Raises:
         LoadError: the record is no chunk.
@@ -94,7 +94,7 @@ def chunk_kind(header: RecordHeader) -> ChunkKind:
 
 
 def layer_bytes(header: RecordHeader) -> tuple[int, ...]:
-    """Bytes of each layer's rows of a chunk in memory, decompressed.
+    """Return the bytes of each layer's rows of a chunk in memory, decompressed.
 
     Raises:
         LoadError: the record is no chunk.
@@ -111,7 +111,7 @@ def layer_bytes(header: RecordHeader) -> tuple[int, ...]:
 
 
 def read_encoded(reader: RecordReader) -> Encoded:
-    """What the decoder was fed for a chunk, on the CPU.
+    """Return what the decoder was fed for a chunk, on the CPU.
 
     Raises:
         LoadError: it is damaged, or the record is no chunk.
@@ -120,7 +120,7 @@ def read_encoded(reader: RecordReader) -> Encoded:
 
 
 def read_layer(reader: RecordReader, layer: int) -> LayerRows:
-    """One layer's rows of a chunk, on the CPU, in the dtype that they were made in.
+    """Return one layer's rows of a chunk, on the CPU, in the dtype that they were made in.
 
     Raises:
         LoadError: they are damaged, the chunk has no such layer, or the record is no chunk.
@@ -135,13 +135,13 @@ def read_layer(reader: RecordReader, layer: int) -> LayerRows:
 
 
 def read_layers(reader: RecordReader) -> Iterator[LayerRows]:
-    """All layers' rows of a chunk, the first first, each read when it is asked for; as `read_layer`."""
+    """Yield all layers' rows of a chunk, the first first, each read when it is asked for; as `read_layer`."""
     for index, layer in enumerate(_checked(reader.header, _layers)):
         yield _checked(reader.header, partial(_in_order, reader, index, layer))
 
 
 def artifact_record(key: PatchKey, id: str, artifact: Artifact, owner: str, *, created: float) -> Record:
-    """A patch, or another artifact of a chunk, as a record; tensors on the CPU are not copied.
+    """Return a patch, or another artifact of a chunk, as a record; tensors on the CPU are not copied.
 
     Raises:
         StoreError: a factor's dtype has no place in the format.
@@ -164,7 +164,7 @@ def artifact_record(key: PatchKey, id: str, artifact: Artifact, owner: str, *, c
 
 
 def read_artifact(reader: RecordReader) -> tuple[PatchKey, Artifact]:
-    """A patch or another artifact, on the CPU, and the key that it is found by.
+    """Return a patch or another artifact, on the CPU, and the key that it is found by.
 
     Raises:
         LoadError: it is damaged, or the record is no patch.
@@ -173,7 +173,7 @@ def read_artifact(reader: RecordReader) -> tuple[PatchKey, Artifact]:
 
 
 def patch_key(reader: RecordReader) -> PatchKey:
-    """The key that a patch is found by, from its header alone.
+    """Return the key that a patch is found by, from its header alone.
 
     Raises:
         LoadError: the header is damaged, or the record is no patch.
@@ -279,7 +279,7 @@ def _kind(header: RecordHeader) -> ChunkKind:
 
 
 def _layers(header: RecordHeader) -> list[Any]:
-    """The chunk's layers; ValueError where its tensors are not exactly those that its header calls for."""
+    """Return the chunk's layers; ValueError where its tensors are not exactly those that its header calls for."""
     layers, deepstack = header.meta["layers"], _natural(header.meta["deepstack"])
     names = header.sizes.keys()
     _require(isinstance(layers, list) and len(layers) + deepstack <= len(names), "it lacks tensors")
@@ -296,7 +296,7 @@ def _slot(layer: Any, slot: str) -> tuple[int, int, torch.dtype]:
 
 
 def _slot_bytes(header: RecordHeader, name: str, rows: int, heads: int, width: int, dtype: torch.dtype) -> int:
-    """Bytes of a slot in memory; ValueError where fewer numbers are stored, as each takes a byte or more."""
+    """Return the bytes of a slot in memory; ValueError where fewer numbers are stored, as each takes a byte or more."""
     numbers = heads * rows * width
     _require(numbers <= header.sizes[name], f"{name} is smaller than its shape")
     return numbers * dtype.itemsize
@@ -312,7 +312,7 @@ def make_record(
     meta: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
 ) -> Record:
-    """A record of tensors by name; those on the CPU are not copied.
+    """Return a record of tensors by name; those on the CPU are not copied.
 
     Raises:
         StoreError: a tensor's dtype has no place in the format.
@@ -323,7 +323,7 @@ def make_record(
 
 
 def _dtype_name(tensor: Tensor) -> str:
-    """A tensor's dtype as safetensors spells it.
+    """Return a tensor's dtype as safetensors spells it.
 
     Raises:
         StoreError: it has no place in the format.
@@ -334,7 +334,7 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 def _to_tensor(reader: RecordReader, name: str, dtypes: tuple[str, ...], *shape: int | None) -> Tensor:
-    """A record's tensor of one of `dtypes` and of `shape`, where None is any length.
+    """Return a record's tensor of one of `dtypes` and of `shape`, where None is any length.
 
     Raises:
         LoadError: it is damaged.
@@ -353,7 +353,7 @@ def _to_tensor(reader: RecordReader, name: str, dtypes: tuple[str, ...], *shape:
 
 
 def _checked(header: RecordHeader, decode: Callable[[RecordHeader], Value], kind: RecordKind = "chunk") -> Value:
-    """What `decode` makes of a header.
+    """Return what `decode` makes of a header.
 
     Raises:
         LoadError: the record is of another kind, or its header is not what `decode` asks for.
@@ -366,13 +366,13 @@ def _checked(header: RecordHeader, decode: Callable[[RecordHeader], Value], kind
 
 
 def _natural(value: Any) -> int:
-    """A header's value as a whole number below 2^31; ValueError where it is none."""
+    """Return a header's value as a whole number below 2^31; ValueError where it is none."""
     _require(type(value) is int and 0 <= value < 2**31, "a number is malformed")
     return int(value)
 
 
 def _require(holds: bool, what: str) -> None:
-    """ValueError where something does not hold."""
+    """Raise ValueError where something does not hold."""
     if not holds:
         raise ValueError(what)
 

@@ -15,7 +15,7 @@ INT8_LARGEST = 127.0
 
 
 def check_compression(name: str) -> Compression:
-    """The compression of this name.
+    """Return the compression of this name.
 
     Raises:
         StoreError: there is none.
@@ -27,7 +27,7 @@ def check_compression(name: str) -> Compression:
 
 
 def compress(rows: Tensor, compression: Compression) -> tuple[Tensor, Tensor | None]:
-    """Rows [heads, tokens, width] as they are stored, and their scales [heads, width] float32 where they have any.
+    """Return rows [heads, tokens, width] as they are stored, and their scales [heads, width] float32 or None.
 
     `none` keeps every bit. `bf16` rounds float32 and float64 rows to bfloat16; others stay as they are. `fp8` (e4m3)
     and `int8` divide each channel, one feature of one head, by its largest magnitude over the tokens. Rows that would
@@ -52,7 +52,7 @@ def compress(rows: Tensor, compression: Compression) -> tuple[Tensor, Tensor | N
 
 
 def restore(stored: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Rows [heads, tokens, width] in the dtype that they were made in, from what `compress` gave."""
+    """Return rows [heads, tokens, width] in the dtype that they were made in, from what `compress` gave."""
     if scales is None:
         return stored.to(dtype)
     numbers = fp8_to_float32(stored) if stored.dtype == torch.float8_e4m3fn else stored.float()
@@ -60,7 +60,7 @@ def restore(stored: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor
 
 
 def fp8_to_float32(stored: Tensor) -> Tensor:
-    """What `stored.float()` gives for e4m3, many times faster on a CPU, where torch converts number by number.
+    """Return what `stored.float()` gives for e4m3, many times faster on a CPU, where torch converts number by number.
 
     Moved to float16's fields, the bits mean the same number divided by 256: the exponents' biases are 7 and 15.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import DiskTier
-from emblema.store.disk.entry import Entry, entry_of, without_terms
+from emblema.store.disk.entry import DiskEntry, entry_of, without_terms
 from emblema.store.files import write_whole
 from emblema.store.record import Record, RecordHeader, Terms
 
@@ -74,7 +74,7 @@ def import_piece(tier: DiskTier, path: Path, replace: bool = False) -> tuple[Rec
     return header, True
 
 
-def _verifies(tier: DiskTier, entry: Entry) -> bool:
+def _verifies(tier: DiskTier, entry: DiskEntry) -> bool:
     try:
         reader = tier.open(entry.id, entry.owner)
         if reader is None:

@@ -1,4 +1,4 @@
-"""The file of a stored piece: safetensors with a checksum on all that it says, see `docs/store-format.md`.
+"""The file of a stored piece: safetensors with a checksum on every part, see `docs/store-format.md`.
 
 Nothing of a header is believed before its checksum holds, and no memory is set aside for a tensor before the header
 agrees with the file's real length.
@@ -67,7 +67,7 @@ Parsed = tuple[RecordHeader, Mapping[str, TensorPlace]]
 
 
 def size(record: Record) -> int:
-    """Bytes of the record's file.
+    """Return the bytes of the record's file.
 
     Raises:
         StoreError: as for `buffers`.
@@ -93,7 +93,7 @@ def write(record: Record, file: BinaryIO) -> int:
 
 
 def buffers(record: Record) -> Iterator[bytes | memoryview]:
-    """The bytes of the record's file in their order: the head, then each tensor's own memory, not copied.
+    """Yield the bytes of the record's file in their order: the head, then each tensor's own memory, not copied.
 
     Raises:
         StoreError: a field or tensor is not what the format takes; nothing has been given out by then.
@@ -154,7 +154,7 @@ def verify(reader: "Reader") -> None:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a file could not be read for a reason that lies outside it and may pass, so that it is left in place."""
+    """Return whether a file could not be read for a reason outside it that may pass, so that it stays."""
     cause = error.__cause__
     if isinstance(cause, MemoryError):
         return True
@@ -184,7 +184,7 @@ class Reader:
             self._ahead[_group(name)] += _aligned(size)
 
     def read(self, name: str) -> Array:
-        """One tensor, verified, in a fresh buffer that may be written to.
+        """Return one tensor, verified, in a fresh buffer that may be written to.
 
         Raises:
             LoadError: there is none of this name, it is cut short, or its checksum differs.
@@ -204,7 +204,7 @@ class Reader:
             return Array(place.dtype, place.shape, buffer)
 
     def _buffer(self, name: str) -> memoryview:
-        """A fresh buffer for a tensor, cut from its group's slab: page faults on small ones cost more than reading."""
+        """Return a fresh buffer, cut from the slab of a tensor's group: page faults of small ones cost too much."""
         group, size = _group(name), self.header.sizes[name]
         with self._guard:
             slab = self._slabs.get(group, memoryview(b""))
@@ -251,7 +251,7 @@ def _read_bytes(data: memoryview, offset: int, view: memoryview) -> None:
 
 
 def _group(name: str) -> str:
-    """Tensors whose names begin alike, such as all layers, come and go together and share memory."""
+    """Return the group of a tensor: those whose names begin alike, such as all layers, share memory."""
     return name.partition(".")[0]
 
 
@@ -260,7 +260,7 @@ def _aligned(size: int) -> int:
 
 
 def _views(record: Record) -> dict[str, memoryview]:
-    """The tensors' memory in the file's order: wide elements first, so that each lies at a multiple of its own size."""
+    """Return the tensors' memory in the file's order: wide elements first, to align every tensor to its elements."""
     views: dict[str, memoryview] = {}
     for name, array in sorted(record.arrays.items(), key=lambda item: -ITEM_BYTES.get(item[1].dtype, 0)):
         if not array.data.c_contiguous:
@@ -283,7 +283,7 @@ def _head(record: Record, views: Mapping[str, memoryview], checksum: Callable[[m
 
 
 def _read_length(prefix: bytes | bytearray, file_bytes: int) -> int:
-    """Bytes of the header, of a file's first 8 bytes and its length.
+    """Return the bytes of the header, of a file's first 8 bytes and its length.
 
     Raises:
         ValueError: the file or the limit ends before it.
@@ -295,7 +295,7 @@ def _read_length(prefix: bytes | bytearray, file_bytes: int) -> int:
 
 
 def _parse(head: bytes | bytearray, data_bytes: int) -> Parsed:
-    """What a header says, for a file that has `data_bytes` bytes after it.
+    """Return the header and the places of the tensors, for a file that has `data_bytes` bytes after it.
 
     Raises:
         ValueError: anything is not as the format says.
@@ -318,14 +318,14 @@ def _parse(head: bytes | bytearray, data_bytes: int) -> Parsed:
     header, places = VERSIONS[version](fields)
     # As text, since in Python true equals 1 and 1.0.
     if _dumps(outer, sort_keys=True) != _dumps(_safetensors(places), sort_keys=True):
-        raise ValueError("its tensors do not lie as its header says")
+        raise ValueError("its tensors do not lie where its header has them")
     if data_bytes != header.bytes:
         raise ValueError(f"its tensors have {data_bytes} bytes in place of {header.bytes}")
     return header, places
 
 
 def _build(header: RecordHeader, places: Mapping[str, TensorPlace]) -> bytes:
-    """The file's bytes before the first tensor: 8 of length and the header, padded to a multiple of `ALIGNMENT`.
+    """Return the file's bytes before the first tensor: 8 of length and the header, padded to a multiple of `ALIGNMENT`.
 
     Raises:
         ValueError, TypeError, RecursionError: the header could not be read again, or not as it is.
@@ -402,7 +402,7 @@ def _tensor_place(item: object, start: int) -> tuple[str, TensorPlace]:
 
 
 def _safetensors(places: Mapping[str, TensorPlace]) -> dict[str, dict[str, Any]]:
-    """What safetensors itself keeps of each tensor."""
+    """Return what safetensors itself keeps of each tensor."""
     return {
         name: {"dtype": place.dtype, "shape": list(place.shape), "data_offsets": [place.start, place.stop]}
         for name, place in places.items()

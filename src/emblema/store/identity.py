@@ -30,7 +30,7 @@ def chunk_id(
     anchor: Sequence[int] = (),
     salt: bytes = b"",
 ) -> str:
-    """The id of a chunk, 64 hexadecimal digits: equal only where every argument is equal.
+    """Return the id of a chunk, 64 hexadecimal digits: equal only where every argument is equal.
 
     Args:
         media: canonical bytes of the decoded media (`media.media_bytes`), or a passage's token ids packed; the split
@@ -40,7 +40,7 @@ def chunk_id(
         dtype: in which the rows are kept.
         adapter_version: of the code that captures them.
         geometry: the grid the encoder sees, where the media and the options do not settle it.
-        anchor: fixed token ids the chunk is prefilled behind.
+        anchor: fixed token ids that the chunk is prefilled after.
         salt: the tenant's secret; ids of two tenants have nothing in common.
 
     Raises:
@@ -66,7 +66,7 @@ def chunk_id(
 
 
 def patch_id(key: PatchKey, owner: str) -> str:
-    """The id of one owner's patch, 64 hexadecimal digits.
+    """Return the id of one owner's patch, 64 hexadecimal digits.
 
     Two tenants may form a patch of the same shared chunks; each keeps its own, as the text in front of it is its own.
     """
@@ -76,8 +76,8 @@ def patch_id(key: PatchKey, owner: str) -> str:
 
 
 def owner_digest(salt: bytes) -> str:
-    """The owner that a tenant's pieces are stored under: 64 hexadecimal digits that do not give the salt away; for the
-    shared library's salt, `shared`.
+    """Return the owner of a tenant's pieces: 64 hexadecimal digits that do not tell the salt; `shared` for the shared
+    library's salt.
 
     Raises:
         StoreError: the salt is not bytes.
@@ -88,14 +88,14 @@ def owner_digest(salt: bytes) -> str:
 
 
 def owner_id(model_fingerprint: str, dtype: str | torch.dtype, salt: bytes) -> str:
-    """Who may share what has no id of its own: one model in one dtype, of one tenant. 64 hexadecimal digits."""
+    """Return the owner of exact prefixes: one model in one dtype, of one tenant. 64 hexadecimal digits."""
     digest = blake3(key=blake3(salt, derive_key_context=_OWNER).digest())
     digest.update(canonical([model_fingerprint, str(dtype).removeprefix("torch.")]))
     return digest.hexdigest()
 
 
 def canonical(value: object, place: str = "options") -> bytes:
-    """A value as bytes, each with its type and its length in front: different values give different bytes.
+    """Return a value as bytes, each with its type and its length in front: different values give different bytes.
 
     Lists and tuples are the same; the order of a mapping's keys does not count.
     """

@@ -53,17 +53,17 @@ class PatchKey:
 
     @property
     def orbit(self) -> bool:
-        """Whether the patch is averaged over the orderings."""
+        """Return whether the patch is averaged over the orderings."""
         return self.kind is ArtifactKind.ORBIT
 
     @property
     def chunks(self) -> frozenset[str]:
-        """Every chunk the artifact was made from; it goes with any of them."""
+        """Return every chunk the artifact was made from; it goes with any of them."""
         return frozenset((self.chunk, *self.antecedents))
 
     @property
     def label(self) -> str:
-        """The kind and its parameter as files and ids hold them; empty for a plain patch or an orbit patch."""
+        """Return the kind and its parameter as files and ids hold them; empty for a plain patch or an orbit patch."""
         if self.kind is ArtifactKind.BASIS:
             return f"basis-{self.rank}"
         if self.kind is ArtifactKind.RESIDUAL:
@@ -74,7 +74,7 @@ class PatchKey:
 
     @property
     def written_model(self) -> str:
-        """The model field of files and ids: the fingerprint, and for what is no plain patch a slash and the label."""
+        """Return the model field of files and ids: the fingerprint; then, for a label, a slash and the label."""
         return f"{self.model}/{self.label}" if self.label else self.model
 
     def __str__(self) -> str:

@@ -61,13 +61,13 @@ class RecordHeader:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors as stored."""
+        """Return the bytes of all tensors as stored."""
         return sum(self.sizes.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A piece ready to be written: its header and its tensors, what is read first standing first."""
+    """A piece ready to be written: its header and its tensors in the order in which they are read."""
 
     header: RecordHeader
     arrays: Mapping[str, Array]
@@ -90,7 +90,7 @@ class Terms:
     idle_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises StoreError where a term is out of range."""
+        """Raise StoreError where a term is out of range."""
         if type(self.priority) is not int or abs(self.priority) >= LARGEST_PRIORITY:
             raise StoreError(f"priority {self.priority!r} is out of range: give a whole number below 2**31")
         if type(self.pinned) is not bool:
@@ -102,12 +102,12 @@ class Terms:
 
 
 def is_id(value: object) -> bool:
-    """Whether a value is 64 lower-case hexadecimal digits, as ids and the digests of owners are."""
+    """Return whether a value is 64 lower-case hexadecimal digits, as ids and the digests of owners are."""
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def check_id(id: str) -> str:
-    """The id itself.
+    """Return the id itself.
 
     Raises:
         StoreError: it is not 64 lower-case hexadecimal digits, so it may not become a file's name or a key.
@@ -124,7 +124,7 @@ class RecordReader(Protocol):
     def header(self) -> RecordHeader: ...
 
     def read(self, name: str) -> Array:
-        """One tensor, verified.
+        """Return one tensor, verified.
 
         Raises:
             LoadError: it is cut short or its checksum differs.
@@ -140,7 +140,7 @@ class RecordTier(Protocol):
     def name(self) -> str: ...
 
     def open(self, id: str, owner: str) -> RecordReader | None:
-        """The record of an id, if it is here and its owner's.
+        """Return the record of an id, if it is here and its owner's.
 
         Raises:
             LoadError: it is here and cannot be trusted, or the tier does not answer.

@@ -23,7 +23,7 @@ from emblema.store.record import Name, Record, RecordHeader, RecordReader, Recor
 from emblema.store.statistics import StoreCounters
 
 if TYPE_CHECKING:
-    from emblema.store.disk import DiskTier, Entry
+    from emblema.store.disk import DiskEntry, DiskTier
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class TierStack:
             return None
         return reader
 
-    def entry(self, id: str, owner: str) -> "Entry | None":
+    def entry(self, id: str, owner: str) -> "DiskEntry | None":
         """Return what the disk's index says of an owner's piece; files are not touched."""
         if self.disk is None or not is_id(id):
             return None
@@ -106,7 +106,7 @@ class TierStack:
             return None
         return entry if entry is not None and entry.owner == owner else None
 
-    def entries(self, owner: str) -> "Sequence[Entry]":
+    def entries(self, owner: str) -> "Sequence[DiskEntry]":
         """Return the disk's entries of an owner."""
         return [] if self.disk is None else list(self.disk.entries(owner=owner))
 

@@ -13,7 +13,7 @@ TERMS = "terms"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DiskEntry:
     """A piece on disk.
 
     Attributes:
@@ -42,14 +42,14 @@ class Entry:
 
     @property
     def ends(self) -> float:
-        """When it expires unless it is used before, in the tier's steady time; infinite for never."""
+        """Return when it expires unless it is used before, in the tier's steady time; infinite for never."""
         idle = self.terms.idle_seconds
         return min(
             math.inf if self.expires is None else self.expires, math.inf if idle is None else self.accessed + idle
         )
 
     def is_of(self, header: RecordHeader) -> bool:
-        """Whether a file's header has the same owner, kind and chunks."""
+        """Return whether a file's header has the same owner, kind and chunks."""
         return (self.owner, self.kind, self.chunks) == (header.owner, header.kind, header.chunks)
 
 
@@ -69,7 +69,7 @@ class DiskReader:
         self._damaged = damaged
 
     def read(self, name: str) -> Array:
-        """One tensor, verified.
+        """Return one tensor, verified.
 
         Raises:
             LoadError: it is cut short or its checksum differs; the file is in quarantine then.
@@ -85,7 +85,7 @@ class DiskReader:
 
 
 def check_header(header: RecordHeader) -> None:
-    """Raises StoreError where a header's id, owner or chunks could not be kept."""
+    """Raise StoreError where a header's id, owner or chunks could not be kept."""
     check_id(header.id)
     if header.owner != SHARED:
         check_id(header.owner)
@@ -94,31 +94,31 @@ def check_header(header: RecordHeader) -> None:
 
 
 def with_terms(header: RecordHeader, terms: Terms, expires: float | None, now: float) -> RecordHeader:
-    """The header as it is written, with the terms in its meta; all but the pin, which may change."""
+    """Return the header as it is written, with the terms in its meta; all but the pin, which may change."""
     kept = {"priority": terms.priority, "idle_seconds": terms.idle_seconds, "seconds": terms.seconds}
     return replace(header, meta={**header.meta, TERMS: {**kept, "expires": expires, "written": now}})
 
 
 def without_terms(header: RecordHeader) -> RecordHeader:
-    """The header as it was given to the tier."""
+    """Return the header as it was given to the tier."""
     return replace(header, meta={key: value for key, value in header.meta.items() if key != TERMS})
 
 
 def written_at(header: RecordHeader) -> float | None:
-    """Steady time at which the tier wrote this file, if it did."""
+    """Return the steady time at which the tier wrote this file, if it did."""
     written = _terms_of(header).get("written")
     return float(written) if written is not None else None
 
 
-def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool) -> Entry:
-    """The entry of a file from its header.
+def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool) -> DiskEntry:
+    """Return the entry of a file from its header.
 
     Raises:
         ValueError: the terms in it are malformed.
     """
     kept = _terms_of(header)
     terms = replace(terms_of(header, Terms()), pinned=pinned)
-    return Entry(
+    return DiskEntry(
         header.id,
         header.owner,
         header.kind,
@@ -133,7 +133,7 @@ def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool)
 
 
 def terms_of(header: RecordHeader, usual: Terms) -> Terms:
-    """The terms that a record was written with, or the usual ones where it does not say.
+    """Return the terms that a record was written with, or the usual ones where it has none.
 
     Raises:
         ValueError: they are malformed.

@@ -1,7 +1,7 @@
 """The folder of a disk tier: where its files lie, and how each comes and goes so that a crash leaves none half-done.
 
     FORMAT                      what this folder is, and its version
-    lock                        held by whoever changes the folder
+    lock                        held by the process that changes the folder
     index.sqlite                what is there; can be made again from the files
     pieces/ab/<id>.safetensors  the pieces, by the first two digits of their id
     pinned/<id>                 an empty file for every pinned piece
@@ -45,7 +45,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Temporary:
     """A new file in a folder. Leaving the context without `place` deletes it.
 
-    Its lock falls with the writer's process, so that whoever finds the file knows whether somebody still writes to it.
+    Its lock falls with the writer's process, so that others know whether the file is still being written.
 
     Args:
         folder: where it is made.
@@ -72,7 +72,7 @@ class Temporary:
             self.inode = status.st_ino
             if status.st_nlink:
                 return
-            # Somebody who tidied up took it for a dead writer's before it was locked.
+            # Another process took it for a dead writer's before it was locked, and deleted it.
             self.discard()
 
     def place(self, folder: int, name: str) -> None:
@@ -82,7 +82,7 @@ class Temporary:
         self.discard()
 
     def finish(self, accessed: float | None = None) -> None:
-        """Its contents are written: make them durable; they do not change any more.
+        """Make its contents durable once they are written; they do not change any more.
 
         Args:
             accessed: Unix time that its modification time is set to.
@@ -171,7 +171,7 @@ class Folder:
     def _open_lock(self) -> int:
         path = self.path / LOCK
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            # Nobody can have locked it.
+            # No process can have locked it.
             clear(path)
             self.notes.append(f"{LOCK} was no file and was made again")
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -244,7 +244,7 @@ class Folder:
 
     @property
     def unfinished(self) -> bool:
-        """Whether somebody began to change the files and did not finish: the index may not agree with them."""
+        """Return whether a change of the files was begun and not finished: the index may not agree with them."""
         return self._lock is not None and os.pread(self._lock, 1, 0) == b"1"
 
     @unfinished.setter
@@ -253,13 +253,13 @@ class Folder:
             os.pwrite(self._lock, b"1" if value else b"0", 0)
 
     def temporary(self, bytes: int) -> Temporary:
-        """A file for a piece that is being written; it counts with all its bytes from now on."""
+        """Return a file for a piece that is being written; it counts with all its bytes from now on."""
         with self._own(TEMPORARY):
             return Temporary(self.path / TEMPORARY, bytes)
 
     @contextmanager
     def _own(self, name: str) -> Iterator[int]:
-        """A descriptor of one of the store's own folders, made again if somebody deleted it."""
+        """Yield a descriptor of one of the store's own folders, made again if it was deleted."""
         if (self.path / FORMAT).exists():
             self._make(self.path / name)
         with open_folder(self.path / name) as folder:
@@ -325,7 +325,7 @@ class Folder:
             os.fsync(folder)
 
     def pins(self) -> set[str]:
-        """Ids that are pinned."""
+        """Return the ids that are pinned."""
         return {name for name in self._pinned() if is_id(name)}
 
     def _pinned(self) -> list[str]:
@@ -336,7 +336,7 @@ class Folder:
             return []
 
     def under_way(self) -> int:
-        """Bytes of files that are being written or kept for inspection."""
+        """Return the bytes of files that are being written or kept for inspection."""
         return sum(status.st_size for name in (TEMPORARY, QUARANTINE) for _, status in files(self.path / name))
 
     def remove_temporary(self) -> int:
@@ -384,7 +384,7 @@ class Folder:
         return count, freed
 
     def foreign(self) -> Iterator[tuple[str, str]]:
-        """What lies in the folder and is not the store's, each with the reason; it is left alone."""
+        """Yield what lies in the folder and is not the store's, each with the reason; it is left alone."""
         for name in sorted(os.listdir(self.path)):
             if name not in KNOWN:
                 yield name, "not the store's"
@@ -398,7 +398,7 @@ def _checksum(version: int) -> bytes:
 
 
 def clear(path: Path) -> None:
-    """Make place for a file of the store: a file or link goes, a folder is somebody's and is set aside."""
+    """Make place for a file of the store: a file or link is deleted, a folder, which is not the store's, set aside."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -411,7 +411,7 @@ def clear(path: Path) -> None:
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder that is no link."""
+    """Yield a descriptor of a folder that is no link."""
     descriptor = os.open(path, _OPEN_FOLDER)
     try:
         yield descriptor
@@ -426,7 +426,7 @@ def sync(path: Path) -> None:
 
 
 def files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """The names in a folder with their status; none where there is no folder."""
+    """Yield the names in a folder with their status; none where there is no folder."""
     try:
         entries = os.scandir(path)
     except (FileNotFoundError, NotADirectoryError):

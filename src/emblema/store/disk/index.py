@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from emblema.store.disk.entry import Entry
+from emblema.store.disk.entry import DiskEntry
 from emblema.store.disk.folder import clear
 from emblema.store.record import SHARED, RecordKind, Terms
 
@@ -64,7 +64,7 @@ class DamagedIndexError(sqlite3.DatabaseError):
     """A row of the index is not what was written."""
 
 
-class Row(NamedTuple):
+class IndexRow(NamedTuple):
     """A row of `pieces`, as sqlite keeps it; one that was read is only to be trusted where it is whole."""
 
     id: _Blob
@@ -84,36 +84,36 @@ class Row(NamedTuple):
     checksum: _Blob = b""
 
     def parts(self) -> list[tuple[_Blob, _Blob]]:
-        """The rows of `parts`: each chunk that a patch was made from, with the patch."""
+        """Return the rows of `parts`: each chunk that a patch was made from, with the patch."""
         return [(self.chunks[start : start + 32], self.id) for start in range(0, len(self.chunks), 32)]
 
     def is_whole(self) -> bool:
-        """Whether it is as it was written."""
+        """Return whether it is as it was written."""
         return self.checksum == self.own_checksum()
 
     def own_checksum(self) -> _Blob:
-        """The checksum of all but the time of access, which changes with every use and is in the file."""
+        """Return the checksum of all but the time of access, which changes with every use and is in the file."""
         return checksum((self[:_ACCESSED], self[_ACCESSED + 1 : -1]))
 
     def is_of(self, inode: int) -> bool:
-        """Whether it was written for the file of this inode."""
+        """Return whether it was written for the file of this inode."""
         return self.inode == inode & _LARGEST_INODE
 
 
-_ACCESSED = Row._fields.index("accessed")
-_COLUMNS = ", ".join(Row._fields)
+_ACCESSED = IndexRow._fields.index("accessed")
+_COLUMNS = ", ".join(IndexRow._fields)
 _SELECT = f"SELECT {_COLUMNS} FROM pieces WHERE"
-_INSERT = f"INSERT INTO pieces ({_COLUMNS}) VALUES ({', '.join('?' for _ in Row._fields)})"
+_INSERT = f"INSERT INTO pieces ({_COLUMNS}) VALUES ({', '.join('?' for _ in IndexRow._fields)})"
 
 
 def owner_bytes(owner: str) -> bytes:
     return owner.encode() if owner == SHARED else bytes.fromhex(owner)
 
 
-def row_of(entry: Entry, inode: int) -> Row:
-    """An entry as a row, its checksum last: sqlite keeps none of its own."""
+def row_of(entry: DiskEntry, inode: int) -> IndexRow:
+    """Return an entry as a row, its checksum last: sqlite keeps none of its own."""
     terms = entry.terms
-    row = Row(
+    row = IndexRow(
         bytes.fromhex(entry.id),
         owner_bytes(entry.owner),
         entry.kind,
@@ -132,15 +132,15 @@ def row_of(entry: Entry, inode: int) -> Row:
     return row._replace(checksum=row.own_checksum())
 
 
-def entry_of_row(row: Row) -> Entry:
-    """The entry of a row.
+def entry_of_row(row: IndexRow) -> DiskEntry:
+    """Return the entry of a row.
 
     Raises:
         DamagedIndexError: its checksum differs.
     """
     if not row.is_whole():
         raise DamagedIndexError("a row's checksum differs")
-    return Entry(
+    return DiskEntry(
         id=row.id.hex(),
         owner=SHARED if len(row.owner) != 32 else row.owner.hex(),
         kind=row.kind,
@@ -155,17 +155,17 @@ def entry_of_row(row: Row) -> Entry:
 
 
 def checksum(value: object) -> bytes:
-    """Of numbers, texts, bytes and tuples of them."""
+    """Return the checksum of a number, a text, bytes or a tuple of them."""
     return struct.pack("<Q", xxh3_64_intdigest(repr(value).encode()))
 
 
 def summed(*values: object) -> bytes:
-    """The checksum of several values: what the tables' triggers call `summed`."""
+    """Return the checksum of several values: what the tables' triggers call `summed`."""
     return checksum(values)
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether an error says that the index itself is bad, rather than that it is busy or cannot be written."""
+    """Return whether an error means that the index itself is bad, rather than that it is busy or cannot be written."""
     if isinstance(error, DamagedIndexError | sqlite3.IntegrityError | sqlite3.InterfaceError):
         return True
     code = getattr(error, "sqlite_errorcode", None)
@@ -188,7 +188,7 @@ class Connection(sqlite3.Connection):
 class Index:
     """Entries by id. Reading never waits for a change under way; changes are made within `transaction`.
 
-    Every method raises `sqlite3.Error`; `is_damage` says which of them mean that the index is to be made again.
+    Every method raises `sqlite3.Error`; `is_damage` tells which of them mean that the index must be made again.
 
     Args:
         path: of its file, made where it is not there; None for one in memory.
@@ -239,7 +239,7 @@ class Index:
             raise DamagedIndexError(f"its marks are {marks_found}")
 
     def check(self) -> None:
-        """Raises DamagedIndexError where the file's structure does not hold together."""
+        """Raise DamagedIndexError where the file's structure does not hold together."""
         with self._reading:
             (found,) = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
@@ -256,28 +256,28 @@ class Index:
 
     @contextmanager
     def _view(self) -> Iterator[sqlite3.Connection]:
-        """The connection to read with; whoever changes the index sees its own changes."""
+        """Yield the connection to read with; the thread that changes the index sees its own changes."""
         if self._changer == threading.get_ident():
             yield self._writer
         else:
             with self._reading:
                 yield self._reader
 
-    def get(self, id: str) -> Entry | None:
+    def get(self, id: str) -> DiskEntry | None:
         with self._view() as connection:
             row = connection.execute(f"{_SELECT} id = ?", (bytes.fromhex(id),)).fetchone()
-        return None if row is None else entry_of_row(Row._make(row))
+        return None if row is None else entry_of_row(IndexRow._make(row))
 
-    def page(self, after: str, owner: str | None = None, kind: str | None = None) -> list[Entry]:
-        """The next entries by id, those after an id ("" for the first); none at the end."""
+    def page(self, after: str, owner: str | None = None, kind: str | None = None) -> list[DiskEntry]:
+        """Return the next entries by id, those after an id ("" for the first); none at the end."""
         where, given = _where(owner, kind)
         query = f"{_SELECT} id > ?{where} ORDER BY id LIMIT {_PAGE}"
         with self._view() as connection:
             rows = connection.execute(query, (bytes.fromhex(after), *given)).fetchall()
-        return [entry_of_row(Row._make(row)) for row in rows]
+        return [entry_of_row(IndexRow._make(row)) for row in rows]
 
     def totals(self, owner: str | None = None, kind: str | None = None) -> tuple[int, int]:
-        """How many pieces there are, and their bytes."""
+        """Return how many pieces there are, and their bytes."""
         where, given = _where(owner, kind)
         whole = "coalesce(min(checksum IS summed(owner, kind, pieces, bytes)), 1)"
         query = f"SELECT coalesce(sum(pieces), 0), coalesce(sum(bytes), 0), {whole} FROM totals WHERE 1{where}"
@@ -296,7 +296,7 @@ class Index:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything within is done or, after an exception, nothing; no other process changes the index meanwhile."""
+        """Do everything within or, after an exception, nothing; no other process changes the index meanwhile."""
         with self._writing:
             self._writer.execute("BEGIN IMMEDIATE")
             self._changer = threading.get_ident()
@@ -310,19 +310,19 @@ class Index:
             finally:
                 self._changer = None
 
-    def put(self, entry: Entry, inode: int) -> None:
+    def put(self, entry: DiskEntry, inode: int) -> None:
         """Keep an entry and which file holds it, in place of the one of the same id."""
         self.put_row(row_of(entry, inode))
 
-    def put_row(self, row: Row) -> None:
+    def put_row(self, row: IndexRow) -> None:
         self.remove_row(row.id)
         self._writer.execute(_INSERT, row)
         self._writer.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", row.parts())
 
-    def get_row(self, id: str) -> Row | None:
-        """The row of an id as this transaction has it, unchecked."""
+    def get_row(self, id: str) -> IndexRow | None:
+        """Return the row of an id as this transaction has it, unchecked."""
         row = self._writer.execute(f"{_SELECT} id = ?", (bytes.fromhex(id),)).fetchone()
-        return None if row is None else Row._make(row)
+        return None if row is None else IndexRow._make(row)
 
     def remove(self, id: str) -> None:
         self.remove_row(bytes.fromhex(id))
@@ -335,11 +335,11 @@ class Index:
         )
 
     def set_row_accessed(self, id: bytes, moment: float) -> None:
-        """When a piece was last used, as its file has it."""
+        """Set when a piece was last used, as its file has it."""
         self._writer.execute("UPDATE pieces SET accessed = ? WHERE id = ?", (moment, id))
 
     def victims(self, bytes: int, spared: Collection[str], owner: str | None = None) -> dict[str, int]:
-        """Ids, and bytes of each, to evict for `bytes` bytes: the lowest priority and the least recently used first.
+        """Return ids, with their bytes, to evict for `bytes` bytes: low priorities and the least recently used first.
 
         Pinned and spared pieces are not among them; fewer bytes where there is no more to evict.
         """
@@ -359,28 +359,28 @@ class Index:
         return chosen
 
     def ended(self, now: float) -> list[str]:
-        """Ids of what has expired."""
+        """Return ids of what has expired."""
         query = "SELECT id FROM pieces WHERE ends <= ? AND (expires IS NOT NULL OR idle IS NOT NULL)"
         return [id.hex() for (id,) in self._writer.execute(query, (now,))]
 
-    def shard(self, number: int) -> list[Row]:
-        """The rows of ids that start with this byte, unchecked."""
+    def shard(self, number: int) -> list[IndexRow]:
+        """Return the rows of ids that start with this byte, unchecked."""
         query = f"{_SELECT} id >= ?" + (" AND id < ?" if number < 255 else "")
         bounds = [bytes([number])] + ([bytes([number + 1])] if number < 255 else [])
-        return [Row._make(row) for row in self._writer.execute(query, bounds)]
+        return [IndexRow._make(row) for row in self._writer.execute(query, bounds)]
 
     def remove_row(self, id: bytes) -> None:
         """Remove a row whose contents are not to be trusted, its id included."""
         self._writer.execute("DELETE FROM pieces WHERE id = ?", (id,))
 
     def set_totals(self, totals: Mapping[tuple[bytes, str], tuple[int, int]]) -> None:
-        """What a scan counted, by owner and kind."""
+        """Set what a scan counted, by owner and kind."""
         self._writer.execute("DELETE FROM totals")
         rows = [(*key, *counts, summed(*key, *counts)) for key, counts in totals.items()]
         self._writer.executemany("INSERT INTO totals VALUES (?, ?, ?, ?, ?)", rows)
 
     def parts(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every chunk of every patch."""
+        """Yield every chunk of every patch."""
         yield from self._writer.execute("SELECT chunk, patch FROM parts")
 
     def set_parts(self, parts: Iterable[tuple[bytes, bytes]]) -> None:
@@ -388,7 +388,7 @@ class Index:
         self._writer.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", parts)
 
     def latest(self) -> float:
-        """The latest steady time that any process wrote."""
+        """Return the latest steady time that any process wrote."""
         row = self._writer.execute("SELECT seconds, checksum FROM moments WHERE name = 'latest'").fetchone()
         if row is None:
             return 0.0
@@ -407,13 +407,13 @@ class Index:
 
 
 def remove_index(path: Path) -> None:
-    """Delete an index's files, the log first: a log must never meet another index. Nobody may change it meanwhile."""
+    """Delete an index's files, the log first: a log must never meet another index. It may not change meanwhile."""
     for each in _files(path):
         clear(each)
 
 
 def is_plain(path: Path) -> bool:
-    """Whether none of an index's files is a link, a folder or a pipe, on which sqlite would wait."""
+    """Return whether none of an index's files is a link, a folder or a pipe, on which sqlite would wait."""
     for each in _files(path):
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(each.lstat().st_mode):

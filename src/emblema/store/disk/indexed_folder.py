@@ -50,7 +50,7 @@ class IndexedFolder:
 
     @contextmanager
     def idle(self) -> Iterator[bool]:
-        """Whether no other thread changes the folder; if so, none does within."""
+        """Yield whether no other thread changes the folder; if so, none does within."""
         mine = self._lock.acquire(blocking=False)
         try:
             yield mine
@@ -78,8 +78,8 @@ class IndexedFolder:
     def change(self) -> Iterator[Index]:
         """Change the files and the index together: no other process or thread changes them meanwhile.
 
-        An exception within takes the index back; where files had been changed by then (`folder.unfinished`), whoever
-        changes the folder next compares it with its files first.
+        An exception within takes the index back; where files had been changed by then (`folder.unfinished`), the next
+        change compares the index with the files first.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -131,14 +131,14 @@ class IndexedFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[Index]:
-        """The index, with the folder's lock held."""
+        """Yield the index, with the folder's lock held."""
         while True:
             index, folder = self._current(), self.folder
             if folder.read_only is not None:
                 raise StoreError(f"{folder.read_only}: nothing can be changed in it")
             try:
                 with folder.locked():
-                    # Whoever had the lock before may have made the index again.
+                    # The process that had the lock before may have made the index again.
                     if _inode(index.path) == index.inode:
                         yield index
                         return
@@ -184,11 +184,11 @@ class IndexedFolder:
         if inode == index.inode:
             return index
         if inode is None and not (self.folder.path / PIECES).is_dir():
-            raise FolderAwayError(f"{self._path} has vanished: bring it back, or open the store anew")
+            raise FolderAwayError(f"{self._path} has vanished: bring it back, or open the store again")
         return self._attach_again(index)
 
     def _mend(self, index: Index, error: sqlite3.Error, last: bool) -> None:
-        """After an error of the index: make it again if it is damaged. Raises FolderAwayError where that is no help."""
+        """Make the index again after an error, if it is damaged; raise FolderAwayError where it is not."""
         if last or not is_damage(error) or index.path is None:
             raise FolderAwayError(f"{self._path}: its index does not answer: {error}") from error
         _LOG.warning("%s: the index is damaged (%s) and is made again from the files", self._path, error)

@@ -81,7 +81,7 @@ class DiskStatistics:
         evicted: pieces, for room.
         expired: pieces.
         quarantined: files that did not verify.
-        lost: pieces whose file had gone.
+        lost: pieces whose file was gone.
         failed_writes: pieces that could not be written.
         failed_reads: times the tier did not answer: a folder that vanished, a file that may not be opened.
         rebuilt: times the index was made again from the files.

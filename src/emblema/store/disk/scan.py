@@ -11,7 +11,7 @@ from emblema.errors import LoadError
 from emblema.store.clock import SteadyClock
 from emblema.store.disk.entry import entry_of, written_at
 from emblema.store.disk.folder import PIECES, SUFFIX, Folder
-from emblema.store.disk.index import Index, Row, row_of
+from emblema.store.disk.index import Index, IndexRow, row_of
 from emblema.store.disk.reports import ScanReport
 from emblema.store.format import is_passing, open_file
 from emblema.store.record import is_id
@@ -77,7 +77,7 @@ class Scan:
         return ScanReport(restored, tuple(self._skipped), removed, seconds, self._added, lost, notes)
 
     def _shards(self) -> Iterator[tuple[int, str]]:
-        """The folders of pieces, by the first byte of their ids."""
+        """Yield the folders of pieces, by the first byte of their ids."""
         with os.scandir(self.folder.path / PIECES) as entries:
             for entry in entries:
                 named = len(entry.name) == 2 and set(entry.name) <= set("0123456789abcdef")
@@ -87,7 +87,7 @@ class Scan:
                     self._skipped.append((f"{PIECES}/{entry.name}", "not a folder of pieces"))
 
     def _pieces(self, shard: str | None) -> Iterator[tuple[str, os.stat_result]]:
-        """Ids and status of the plain files in a folder of pieces that have a piece's name."""
+        """Yield ids and status of the plain files in a folder of pieces that have a piece's name."""
         if shard is None:
             return
         with os.scandir(self.folder.path / PIECES / shard) as entries:
@@ -104,7 +104,7 @@ class Scan:
                 else:
                     yield id, status
 
-    def _compare(self, file: tuple[str, os.stat_result], rows: dict[bytes, Row]) -> None:
+    def _compare(self, file: tuple[str, os.stat_result], rows: dict[bytes, IndexRow]) -> None:
         """Compare one file with its row, which is taken out of `rows`."""
         id, status = file
         key = bytes.fromhex(id)
@@ -128,8 +128,8 @@ class Scan:
         self._totals[row.owner, row.kind] = pieces + 1, size + status.st_size
         self._parts.update(row.parts())
 
-    def _read(self, id: str, status: os.stat_result) -> Row:
-        """The row of a file from its header."""
+    def _read(self, id: str, status: os.stat_result) -> IndexRow:
+        """Return the row of a file from its header."""
         with open_file(self.folder.piece(id), id) as reader:
             header = reader.header
         self.clock.reach(written_at(header) or 0.0)
@@ -138,5 +138,5 @@ class Scan:
         return row_of(entry, status.st_ino)
 
 
-def _agrees(row: Row, status: os.stat_result, pinned: bool) -> bool:
+def _agrees(row: IndexRow, status: os.stat_result, pinned: bool) -> bool:
     return row.is_whole() and row.bytes == status.st_size and row.is_of(status.st_ino) and row.pinned == pinned

@@ -16,7 +16,7 @@ from typing import TypeVar
 from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.store import format
 from emblema.store.clock import SteadyClock
-from emblema.store.disk.entry import DiskReader, Entry, check_header, entry_of, with_terms
+from emblema.store.disk.entry import DiskEntry, DiskReader, check_header, entry_of, with_terms
 from emblema.store.disk.folder import Folder, Temporary
 from emblema.store.disk.index import Index
 from emblema.store.disk.indexed_folder import FolderAwayError, IndexedFolder
@@ -90,12 +90,12 @@ class DiskTier:
 
     @property
     def path(self) -> Path:
-        """The folder, absolute."""
+        """Return the folder, absolute."""
         return self._folder.path
 
     @property
     def _folder(self) -> Folder:
-        """The folder as it is held now; it is opened again where it came back."""
+        """Return the folder as it is held now; it is opened again where it came back."""
         return self.files.folder
 
     def use(self, in_use: Callable[[], Collection[str]]) -> None:
@@ -103,7 +103,7 @@ class DiskTier:
         self._in_use = in_use
 
     def piece_path(self, id: str) -> Path:
-        """The file of a piece, whether it is there or not.
+        """Return the file of a piece, whether it is there or not.
 
         Raises:
             StoreError: the id is none.
@@ -113,7 +113,7 @@ class DiskTier:
     # Looking up
 
     def open(self, id: str, owner: str) -> RecordReader | None:
-        """The record of an id, if it is here, its owner's and not expired.
+        """Return the record of an id, if it is here, its owner's and not expired.
 
         Raises:
             LoadError: it is here and damaged (in quarantine now), or the folder does not answer.
@@ -146,13 +146,13 @@ class DiskTier:
             self._count("lost")
             with suppress(StoreError, OSError):
                 self.files.scan()
-            raise LoadError(id, "its file does not say what the index did")
+            raise LoadError(id, "its file has another owner, kind or chunks than the index")
         self._count("hits")
         self.touch([id])
         return DiskReader(reader, partial(self._damaged, id, inode))
 
-    def entry(self, id: str) -> Entry | None:
-        """What is known of a piece that is here and has not expired; None too while the folder does not answer."""
+    def entry(self, id: str) -> DiskEntry | None:
+        """Return what is known of a piece that has not expired; None too while the folder does not answer."""
         check_id(id)
         try:
             return self._find(id)
@@ -160,7 +160,7 @@ class DiskTier:
             self._count("failed_reads")
             return None
 
-    def _find(self, id: str) -> Entry | None:
+    def _find(self, id: str) -> DiskEntry | None:
         found = self.files.read(lambda index: index.get(id))
         if found is None or id in self._distrusted:
             return None
@@ -178,8 +178,8 @@ class DiskTier:
                     self.record_uses(always=True)
         return None
 
-    def entries(self, owner: str | None = None, kind: RecordKind | None = None) -> Iterator[Entry]:
-        """All pieces of an owner and kind that have not expired, by id; what changes meanwhile may be seen or not."""
+    def entries(self, owner: str | None = None, kind: RecordKind | None = None) -> Iterator[DiskEntry]:
+        """Yield the pieces of an owner and kind that have not expired, by id; changes meanwhile may be seen or not."""
         if owner is not None and kind is None:
             yield from self.entries(owner, "chunk")
             yield from self.entries(owner, "patch")
@@ -190,21 +190,21 @@ class DiskTier:
             last = page[-1].id
 
     def patches_of(self, chunk: str) -> list[str]:
-        """Ids of the patches made from a chunk, whether it is here or not."""
+        """Return the ids of the patches made from a chunk, whether it is here or not."""
         check_id(chunk)
         return self.files.read(lambda index: index.patches_of(chunk))
 
     @property
     def bytes(self) -> int:
-        """Bytes of all pieces' files."""
+        """Return the bytes of all pieces' files."""
         return self.files.read(lambda index: index.totals()[1])
 
     def bytes_of(self, owner: str) -> int:
-        """Bytes of an owner's pieces' files."""
+        """Return the bytes of an owner's pieces' files."""
         return self.files.read(lambda index: index.totals(owner)[1])
 
     def count(self, owner: str | None = None, kind: RecordKind | None = None) -> int:
-        """How many pieces there are."""
+        """Return how many pieces there are."""
         return self.files.read(lambda index: index.totals(owner, kind)[0])
 
     @property
@@ -220,7 +220,7 @@ class DiskTier:
     # Uses
 
     def touch(self, ids: Iterable[str]) -> None:
-        """Pieces were used now. Recorded in batches: a crash may lose the last seconds' uses, nothing else."""
+        """Note that pieces were used now. Uses are recorded in batches: a crash loses the last seconds' at most."""
         now = self._clock.now()
         with self._lock:
             self._touched.update(dict.fromkeys(ids, now))
@@ -306,7 +306,7 @@ class DiskTier:
         self._count("written")
 
     def _reserve(self, record: Record, size: int) -> Temporary:
-        """An empty file of this size within the budget."""
+        """Return an empty file of this size within the budget."""
         id = record.header.id
         temporary: Temporary | None = None
         try:
@@ -379,7 +379,7 @@ class DiskTier:
         return len(going)
 
     def _retried(self, change: Callable[[], _Answer]) -> _Answer:
-        """Make a change, once more if the index had to be made again for it."""
+        """Make a change, once more if the index was made again for it."""
         rebuilt = self.files.rebuilt
         try:
             return change()
@@ -464,7 +464,7 @@ class DiskTier:
             self.quarantine(id, error.reason, inode)
 
     def _lost(self, id: str) -> None:
-        """The index has a piece and there is no file of it."""
+        """Remove a piece from the index that has no file."""
         with suppress(StoreError, OSError), self.files.change() as index:
             if index.get(id) is not None and not self._folder.piece(id).exists():
                 index.remove(id)
@@ -491,7 +491,7 @@ class DiskTier:
                 with format.open_file(path, entry.id) as reader:
                     format.verify(reader)
                     if not entry.is_of(reader.header):
-                        raise LoadError(entry.id, "its file does not say what the index does")
+                        raise LoadError(entry.id, "its file has another owner, kind or chunks than the index")
                 passed += entry.bytes
             except FileNotFoundError:
                 # Deleted or evicted since it was listed, unless the index still has it.
@@ -536,19 +536,19 @@ class DiskTier:
             self._counts[name] += count
 
 
-def _check_owner(found: Entry | None, owner: str) -> None:
-    # The shared library's ids are known to all: nobody keeps them from it.
+def _check_owner(found: DiskEntry | None, owner: str) -> None:
+    # The shared library's ids are known to all: no tenant may keep the library from one.
     if found is not None and found.owner != owner and owner != SHARED:
         raise StoreError(f"{found.id[:12]} belongs to another owner: delete it there first")
 
 
 def _deleted_with(id: str, owner: str, index: Index) -> list[str]:
-    """Ids that go when an owner deletes an id, its patches first."""
+    """Return the ids that go when an owner deletes an id, its patches first."""
     found = index.get(id)
     if found is not None and found.owner != owner:
         return []
     patches = index.patches_of(id)
     if found is None and owner != SHARED:
-        # The chunk is not here, so it does not say whose it is: only the tenant's own patches go.
+        # The chunk is not here, so its owner is not known: only the tenant's own patches go.
         patches = [patch for patch in patches if (p := index.get(patch)) is not None and p.owner == owner]
     return [*patches, *([id] if found is not None else [])]

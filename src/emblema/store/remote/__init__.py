@@ -1,4 +1,4 @@
-"""Tiers behind a network: Redis or Valkey, and S3. Neither client is imported before its tier is made."""
+"""Tiers on another machine: Redis or Valkey, and S3. Neither client is imported before its tier is made."""
 
 from emblema.store.remote.calls import Breaker, BreakerState, CallPolicy, OutageError, RemoteStatistics
 from emblema.store.remote.options import RemoteOptions

@@ -120,12 +120,12 @@ class Breaker:
 
     @property
     def opened(self) -> int:
-        """How many times it has opened."""
+        """Return how many times it has opened."""
         with self._lock:
             return self._opened
 
     def enter(self) -> bool:
-        """Whether a try may go ahead now."""
+        """Return whether a try may go ahead now."""
         with self._lock:
             state = self._state()
             if state == "closed":
@@ -136,14 +136,14 @@ class Breaker:
             return True
 
     def succeeded(self) -> None:
-        """The server answered, whatever it said."""
+        """Note that the server answered, whatever the answer."""
         with self._lock:
             self._in_a_row = 0
             self._opened_at = None
             self._trying = False
 
     def failed(self) -> None:
-        """The server did not answer, or not in time."""
+        """Note that the server did not answer, or not in time."""
         with self._lock:
             self._in_a_row += 1
             was = self._state()
@@ -153,7 +153,7 @@ class Breaker:
             self._trying = False
 
     def abandoned(self) -> None:
-        """The try ended without saying anything about the server."""
+        """Note that the try ended and told nothing about the server."""
         with self._lock:
             self._trying = False
 
@@ -172,7 +172,7 @@ class RestingError(UnansweredError):
 
 
 class OutageError(LoadError):
-    """A record could not be had because its server did not answer or refused: nothing is said against the record."""
+    """A record could not be read because its server did not answer or refused; the record may be sound."""
 
 
 class Caller:
@@ -226,7 +226,7 @@ class Caller:
         )
 
     def call(self, action: Callable[[], Result]) -> Result:
-        """What `action` returns, tried again while the server does not answer.
+        """Return what `action` returns, tried again while the server does not answer.
 
         Raises:
             RestingError: the breaker is open.
@@ -262,13 +262,13 @@ class Caller:
             self._sleep(pause)
 
     def outage(self, id: str, error: Exception) -> OutageError:
-        """What a failed call means for whoever wanted to read a record."""
+        """Return the error of reading a record for a failed call."""
         if isinstance(error, UnansweredError):
             return OutageError(id, str(error).rstrip("."))
         return OutageError(id, f"{self.server} refused: {self.reason(error)}")
 
     def store(self, id: str, action: Callable[[], Result]) -> Result:
-        """As `call`, for what changes a record.
+        """Call as `call` does, for what changes a record.
 
         Raises:
             StoreError: no try was answered, or the server refused.
@@ -281,7 +281,7 @@ class Caller:
             raise StoreError(f"{id[:12]}: {self.server} refused: {self.reason(error)}.") from None
 
     def read(self, find: Callable[[], Reader | None]) -> Reader | None:
-        """What `find` finds, counted; None also where the breaker is open.
+        """Return what `find` finds, counted; None also where the breaker is open.
 
         Raises:
             LoadError: as `find` does.
@@ -300,7 +300,7 @@ class Caller:
         return reader
 
     def reason(self, error: BaseException) -> str:
-        """An error in one line, without secrets."""
+        """Return an error in one line, without secrets."""
         paragraph = str(error).strip().partition("\n\n")[0]
         text = " ".join(self._scrub(paragraph).split())
         return f"{type(error).__name__}: {text[:300]}".rstrip(" .:")
@@ -312,10 +312,10 @@ class Caller:
 
 
 def is_damaged(find: Callable[[], Reader | None]) -> bool:
-    """Whether a record is there and does not verify; all of it is read.
+    """Return whether a record is there and does not verify; all of it is read.
 
     Raises:
-        StoreError: its server does not answer, so that nobody can say.
+        StoreError: its server does not answer, so that it is not known.
     """
     try:
         reader = find()

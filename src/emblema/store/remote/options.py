@@ -18,9 +18,9 @@ FAR = 2.0**37
 
 @dataclass(frozen=True, slots=True)
 class RemoteKeys:
-    """`<prefix>/1/<owner>/<id>` is a record; beside a chunk stands what depends on it.
+    """Keys of records, `<prefix>/1/<owner>/<id>`, and of the notes beside a chunk of what depends on it.
 
-    A patch over the shared library is its tenant's, and whoever writes it cannot see whose each chunk is. So it is
+    A patch over the shared library is its tenant's, and its writer cannot see whose each chunk is. So it is
     noted under its own owner, and its owner is noted with the shared chunk: a tenant's calls touch its own and the
     shared keys only, and deleting a shared chunk still finds the patches of all.
     """
@@ -35,7 +35,7 @@ class RemoteKeys:
             )
 
     def record(self, owner: str, id: str) -> str:
-        """Of a chunk or patch.
+        """Return the key of a chunk or patch.
 
         Raises:
             StoreError: the owner or the id is not one.
@@ -46,11 +46,11 @@ class RemoteKeys:
         return f"{self.prefix}/{LAYOUT}/{owner}/{id}"
 
     def patches(self, owner: str, chunk: str) -> str:
-        """Where an owner's patches of a chunk are noted."""
+        """Return the key under which an owner's patches of a chunk are noted."""
         return f"{self.record(owner, chunk)}/patches"
 
     def owners(self, chunk: str) -> str:
-        """Where the owners of a shared chunk's patches are noted."""
+        """Return the key under which the owners of a shared chunk's patches are noted."""
         return f"{self.record(SHARED, chunk)}/owners"
 
 
@@ -76,14 +76,14 @@ class Expiry:
         )
 
     def until(self, used: float) -> float | None:
-        """When a record last used at a time expires, Unix time; None never."""
+        """Return when a record last used at a time expires, Unix time; None never."""
         ends = [self.expires] if self.expires is not None else []
         ends += [used + self.idle] if self.idle is not None else []
         # What lies beyond the calendar is never.
         return min((end for end in ends if end < FAR), default=None)
 
     def expired(self, now: float) -> bool:
-        """Whether its time is up, whenever it was last used."""
+        """Return whether its time is up, whenever it was last used."""
         return self.expires is not None and self.expires <= now
 
 
@@ -113,7 +113,7 @@ class RemoteOptions:
         RemoteKeys(self.prefix)
 
     def check_size(self, id: str, bytes: int) -> None:
-        """Raises CapacityError where a record is larger than `largest_bytes`."""
+        """Raise CapacityError where a record is larger than `largest_bytes`."""
         if bytes > self.largest_bytes:
             raise CapacityError(
                 f"{id[:12]} has {bytes} bytes, the remote tier takes at most {self.largest_bytes}: raise "

@@ -10,7 +10,7 @@ Buffer = bytes | memoryview
 
 
 def split(buffers: Iterable[Buffer], part_bytes: int) -> Iterator[Buffer]:
-    """The same bytes in parts of `part_bytes`, the last one shorter; nothing is copied but what spans two buffers."""
+    """Yield the same bytes in parts of `part_bytes`, the last one shorter; only what spans two buffers is copied."""
     held: list[memoryview] = []
     room = part_bytes
     for buffer in buffers:

@@ -61,7 +61,7 @@ class RecordHead:
 
     @classmethod
     def parse(cls, id: str, owner: str, text: bytes, largest: int) -> "RecordHead":
-        """The head of a record.
+        """Return the head of a record.
 
         Raises:
             LoadError: it is damaged, another record's, or speaks of more than `largest` bytes.
@@ -89,7 +89,7 @@ class RedisTier:
     """Records in one Redis or Valkey server (not a cluster), which any number of processes may share.
 
     A record is one hash: `head` (JSON: id, owner, length, terms), `generation` and its parts by number. It is written
-    under another key and renamed, so that nobody sees half of one; it expires and is evicted as a whole. Its
+    under another key and renamed, so that no reader sees half of one; it expires and is evicted as a whole. Its
     budget is the server's `maxmemory`; with an LRU policy there, what is evicted is a miss here.
 
     Args:
@@ -128,7 +128,7 @@ class RedisTier:
         return self._caller.statistics
 
     def open(self, id: str, owner: str) -> Reader | None:
-        """The record of an id; None where it is not here, or the server is left alone for a moment.
+        """Return the record of an id; None where it is not here, or the server is left alone for a moment.
 
         Its first part comes now, the others as tensors are read.
 
@@ -218,7 +218,7 @@ class RedisTier:
         return list(parts)
 
     def _touch(self, key: str, expiry: Expiry) -> None:
-        """Begin an idle time anew. Where the server does not answer, that is counted and the record expires earlier."""
+        """Begin an idle time again. Where the server does not answer, that is counted; the record expires earlier."""
         until = expiry.until(self._options.clock())
         if expiry.idle is not None and until is not None:
             with suppress(*self._caller.failures):
@@ -251,7 +251,7 @@ class RedisTier:
         pipeline.execute()
 
     def _within(self, record: Record, expiry: Expiry) -> Expiry:
-        """No longer than the chunks a patch was made from, as far as they are here and expire."""
+        """Return terms that end no later than those of the chunks a patch was made from, where these are here."""
         header = record.header
         if not header.chunks:
             return expiry
@@ -278,7 +278,7 @@ class RedisTier:
         return True
 
     def _present(self, pipeline: Any, head: RecordHead) -> RecordHead | None:
-        """The head of the record that is there, if it is whole."""
+        """Return the head of the record that is there, if it is whole."""
         key = self._keys.record(head.owner, head.id)
         text, held = pipeline.hget(key, "head"), pipeline.hlen(key)
         try:
@@ -318,7 +318,7 @@ class RedisTier:
             pipeline.pexpireat(key, int(until * 1000))
 
     def _remove(self, id: str, owner: str) -> int:
-        """Patches first, in one transaction with the chunk; begun again where a patch is written meanwhile."""
+        """Delete patches first, in one transaction with the chunk; it fails where one is written meanwhile."""
         key, owners = self._keys.record(owner, id), {owner}
         with self._client.pipeline(transaction=True) as pipeline:
             pipeline.watch(key, self._keys.patches(owner, id))
@@ -344,7 +344,7 @@ class RedisTier:
 
 
 def _chunks_of(text: bytes | None) -> list[str]:
-    """What a record that is about to go was made from; where that cannot be read, a note of it stays behind."""
+    """Return what a record that is about to go was made from; where that cannot be read, a note of it stays."""
     try:
         chunks = json.loads(text or b"{}").get("chunks", [])
         return [chunk for chunk in chunks if is_id(chunk)]
@@ -353,7 +353,7 @@ def _chunks_of(text: bytes | None) -> list[str]:
 
 
 def _unraced(action: Callable[[], Result]) -> Result:
-    """What a transaction returns, begun again where others changed its keys meanwhile.
+    """Return what a transaction returns, begun again where others changed its keys meanwhile.
 
     Raises:
         StoreError: others kept changing them.

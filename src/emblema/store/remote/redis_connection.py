@@ -48,7 +48,7 @@ class TimedSocket:
 
 
 def timed(connection: type[Any], seconds: float) -> type[Any]:
-    """A connection class of the redis library, each of whose replies is whole within so many seconds."""
+    """Return a connection class of the redis library, each of whose replies is whole within so many seconds."""
 
     class TimedConnection(connection):  # type: ignore[misc]
         def _connect(self) -> Any:
@@ -70,7 +70,7 @@ def timed(connection: type[Any], seconds: float) -> type[Any]:
 
 
 def open_client(url: str, policy: CallPolicy) -> tuple[Any, str]:
-    """A client that leaves retries and deadlines to us, and the address as it may be shown."""
+    """Return a client that leaves retries and deadlines to us, and the address as it may be shown."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry

@@ -29,7 +29,7 @@ class S3Tier:
 
     An object holds a record's file; it is created and never written over, and S3 shows no half of one. A record
     that is there already stays as it is, its terms too. S3 lets no single object expire: one whose time is up is
-    deleted when somebody asks for it; a rule of the bucket's life cycle clears away what nobody asks for. Its budget
+    deleted when it is asked for; a rule of the bucket's life cycle clears away what is never asked for. Its budget
     is the bucket's.
 
     Args:
@@ -77,7 +77,7 @@ class S3Tier:
         return self._caller.statistics
 
     def open(self, id: str, owner: str) -> Reader | None:
-        """The record of an id; None where it is not here, or the server is left alone for a moment.
+        """Return the record of an id; None where it is not here, or the server is left alone for a moment.
 
         Its beginning comes now, the rest as tensors are read.
 
@@ -138,7 +138,7 @@ class S3Tier:
         return True
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection is held."""
 
     def _find(self, id: str, owner: str) -> Reader | None:
         key = self._keys.record(owner, id)
@@ -183,7 +183,7 @@ class S3Tier:
         return found, memoryview(found.bytes())
 
     def _expired(self, id: str, owner: str, attributes: Mapping[str, str], made: float) -> bool:
-        """Whether a record's time is up, in which case it goes; otherwise an idle time begins anew."""
+        """Return whether a record's time is up, in which case it goes; otherwise its idle time begins again."""
         expiry, now, used = _expiry_of(attributes), self._options.clock(), f"{self._keys.record(owner, id)}/used"
         last = made
         if expiry.idle is not None:
@@ -198,7 +198,7 @@ class S3Tier:
         return False
 
     def _within(self, record: Record, expiry: Expiry) -> Expiry:
-        """No longer than the chunks a patch was made from, as far as they are here and expire."""
+        """Return terms that end no later than those of the chunks a patch was made from, where these are here."""
         ends = [] if expiry.expires is None else [expiry.expires]
         for chunk in dict.fromkeys(record.header.chunks):
             for owner in dict.fromkeys((record.header.owner, SHARED)):
@@ -210,7 +210,7 @@ class S3Tier:
         return Expiry(min(ends, default=None), expiry.idle)
 
     def _create(self, key: str, pieces: Sequence[Buffer], expiry: Expiry) -> bool:
-        """Whether it was made now; False where it is there already, as it is when an answer was lost."""
+        """Return whether it was made now; False where it is there already, as it is when an answer was lost."""
         try:
             self._obstore.put(self._uploads, key, pieces, attributes=_expiry_attributes(expiry), mode="create")
         except self._obstore.exceptions.AlreadyExistsError:
@@ -231,7 +231,7 @@ class S3Tier:
                 reader.close()
 
     def _remove(self, id: str, owner: str) -> int:
-        """Patches first, so that what is left by a crash is found again by its chunk's notes."""
+        """Delete patches first, so that what a crash leaves is found again by its chunk's notes."""
         key = self._keys.record(owner, id)
         owners, notes = [owner], [f"{key}/used"]
         if owner == SHARED:
@@ -264,7 +264,7 @@ class S3Tier:
 
 
 def _open_bucket(url: str, options: Mapping[str, str], policy: CallPolicy, seconds: float) -> Any:
-    """A bucket each of whose requests takes at most so many seconds; tries are the caller's.
+    """Return a bucket each of whose requests takes at most so many seconds; tries are the caller's.
 
     Raises:
         StoreError: the address or an option is not one.
@@ -295,7 +295,7 @@ def _open_bucket(url: str, options: Mapping[str, str], policy: CallPolicy, secon
 
 
 def _scrub_options(text: str, options: Mapping[str, str]) -> str:
-    """A message without the secrets that the options hold."""
+    """Return a message without the secrets that the options hold."""
     secrets = [value for name, value in options.items() if _SECRET.search(name) and value]
     secrets.append(urlsplit(options.get("endpoint", "")).netloc.rpartition("@")[0])
     for secret in filter(None, secrets):
@@ -304,7 +304,7 @@ def _scrub_options(text: str, options: Mapping[str, str]) -> str:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether an error means that the server said nothing, rather than that it said no."""
+    """Return whether an error means that the server did not answer, rather than that it refused."""
     from obstore import exceptions
 
     no = (
@@ -318,18 +318,18 @@ def _is_outage(error: Exception) -> bool:
 
 
 def _is_empty(error: Exception) -> bool:
-    """Whether an object has no bytes at all, so that no range of it can be had."""
+    """Return whether an object has no bytes at all, so that no range of it can be read."""
     return "status code: 416" in str(error)
 
 
 def _expiry_attributes(expiry: Expiry) -> dict[str, str]:
-    """Terms as an object's own metadata."""
+    """Return terms as an object's own metadata."""
     named = ((_EXPIRES, expiry.expires), (_IDLE, expiry.idle))
     return {name: repr(float(value)) for name, value in named if value is not None}
 
 
 def _expiry_of(attributes: Mapping[str, str]) -> Expiry:
-    """Terms from an object's metadata; what cannot be read has expired."""
+    """Return terms from an object's metadata; what cannot be read has expired."""
     return Expiry(*(_seconds(attributes.get(name)) for name in (_EXPIRES, _IDLE)))
 
 
