@@ -146,7 +146,7 @@ def fidelity(
     plain: Plain = False,
 ) -> None:
     """Measure how far strategies are from re-prefill, on the same items; a killed run goes on where it was."""
-    from benchmarks.fidelity.command import run, wanted_of
+    from benchmarks.fidelity.report import run, wanted_of
     from benchmarks.models import model_source
     from emblema.cli.screen import console, load_engine
 
@@ -179,8 +179,7 @@ def results(
     plain: Plain = False,
 ) -> None:
     """Write the page of results from committed figures, or check that it still holds."""
-    from benchmarks.fidelity.holds import check_page, sample
-    from benchmarks.fidelity.results import write_page
+    from benchmarks.fidelity.results import check_page, sample, write_page
     from benchmarks.models import model_source
     from emblema.cli.screen import console, load_engine
 

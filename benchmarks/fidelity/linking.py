@@ -1,4 +1,4 @@
-"""One item in one setting under many strategies: fronts linked once, pieces formed once, endings run together."""
+"""One item in one setting under many strategies: fronts linked once, pieces formed once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,18 +6,17 @@ from functools import cached_property
 
 from torch import Tensor
 
-from benchmarks.fidelity.arms import Arm, AtShare
-from benchmarks.fidelity.budgets import Budget
-from benchmarks.fidelity.endings import endings, plain_ending, same_front
+from benchmarks.fidelity.arms import Arm, AtShare, Budget
 from benchmarks.fidelity.oracles import Oracle, front_table
 from emblema.errors import StrategyError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.patch import Patch
+from emblema.link.assemble import Resources
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.findings import LinkContext
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan, Source
-from emblema.link.prompt import Prompt, Rows
+from emblema.link.prompt import Prompt, Rows, Segment, TextPart
 from emblema.link.strategies.base import Strategy
 from emblema.models.table import KVTable
 from emblema.store.keys import PatchKey
@@ -107,10 +106,10 @@ class Linking:
         same = self.shared and all(one is strategies[0] for one in strategies)
         if not same or not all(plain_ending(plan, self.start) for plan in plans):
             return [linked.logits for linked in self._one_by_one(plans)]
-        first = self._run(plans[0], self.prompts[0], sum(prompt.tokens - self.start for prompt in self.prompts))
+        longest = max(prompt.tokens for prompt in self.prompts)
+        first = self._run(plans[0], self.prompts[0], longest - self.prompts[0].tokens)
         first.table.truncate(first.rows - (self.prompts[0].tokens - self.start))
-        rest = endings(self.executor.adapter, first.table, self.prompts[1:], plans[1:], self.start)
-        return [first.logits, *rest]
+        return [first.logits, *endings(self.executor, first.table, self.prompts[1:], plans[1:], self.start)]
 
     def linked(self, strategies: Sequence[Strategy], reserve: int) -> Iterator[LinkedTable]:
         """Every question linked, one after another, with room to decode."""
@@ -176,6 +175,46 @@ class Linking:
             table = self._front if self.shared else front_table(self.executor, prompt)
             self._scores[oracle.kind, index] = oracle.scores(self.executor, prompt, table)
         return self._scores[oracle.kind, index]
+
+
+def same_front(prompts: Sequence[Prompt]) -> bool:
+    """Return whether prompts differ in their last part alone, and that is text in all of them."""
+    fronts = [[_identity(segment) for segment in prompt.segments[:-1]] for prompt in prompts]
+    return all(front == fronts[0] for front in fronts) and all(
+        isinstance(prompt.segments[-1].part, TextPart) for prompt in prompts
+    )
+
+
+def _identity(segment: Segment) -> tuple[object, ...]:
+    part = segment.part
+    shown = part.token_ids if isinstance(part, TextPart) else (part.chunk.id, part.state)
+    return segment.start, segment.position, shown
+
+
+def plain_ending(plan: LinkPlan, start: int) -> bool:
+    """Return whether a plan computes every row from `start` on, in all layers."""
+    return all(
+        part.source is Source.COMPUTED and part.layers == (0, plan.layers) and part.residual is None
+        for part in plan.ranges
+        if part.stop > start
+    )
+
+
+def endings(
+    executor: Executor, table: KVTable, prompts: Sequence[Prompt], plans: Sequence[LinkPlan], start: int
+) -> list[Tensor]:
+    """Return the last logits [vocab] float32 of each prompt.
+
+    Args:
+        table: holds the rows before `start`, which all prompts share, and again when this returns.
+        plans: of the prompts; `plain_ending` holds for all.
+    """
+    front, found = table.length, []
+    for prompt, plan in zip(prompts, plans, strict=True):
+        linked = executor.run(plan.after(start), prompt, Resources({}, {}), table=table, reused_rows=start)
+        found.append(linked.logits)
+        table.truncate(front)
+    return found
 
 
 def _looked_at(plan: LinkPlan, row: int) -> bool:

@@ -1,19 +1,22 @@
 """Every question of every item under every strategy, in the settings asked for; what is on record is not done again."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from math import ceil
+from pathlib import Path
+from typing import Self
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.fidelity.arms import FULL, Arm, arm_of
-from benchmarks.fidelity.linking import Linking
-from benchmarks.fidelity.pool import POOLED, learned_rank, merged
-from benchmarks.fidelity.records import FidelityRecord, RecordSource
-from benchmarks.fidelity.sources import TaskSource
-from benchmarks.recordfile import RecordFile
-from benchmarks.tasks.items import TaskItem
+from benchmarks.data.forms import FORMS, load_items
+from benchmarks.fidelity.arms import FULL, Arm, AtShare, arm_of
+from benchmarks.fidelity.linking import Linking, LinkingCost
+from benchmarks.recordfile import RecordFile, digest, fields_of
+from benchmarks.tasks.items import TaskItem, describe
 from benchmarks.tasks.judge import Judge
 from benchmarks.tasks.prompts import (
     SETTINGS,
@@ -27,21 +30,193 @@ from benchmarks.tasks.prompts import (
     slides,
     style_of,
 )
+from benchmarks.tasks.registry import TASKS, task_of
 from emblema.engine.engine import Engine
 from emblema.errors import MediaError, PromptError, StrategyError
 from emblema.eval.metrics import divergence
 from emblema.eval.progress import steps
 from emblema.kv.artifacts import Artifact
-from emblema.kv.patch import Patch
+from emblema.kv.layout import LayerLayout
+from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.executor import Executor
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.store.keys import PatchKey
 
+POOL_SEED = 0x0BA515
+"""TaskSource that others learn from are drawn by another seed than any that is measured."""
+POOLED_ITEMS = 16
+"""Items whose patches are pooled, for strategies that learn from items which are not measured.
+
+The pool is the same for every item: one that grew along a run would give its early items less than its late ones, and a
+run that was killed another pool than a whole one.
+"""
 WHOLE = PatchStrategy(share=1.0)
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSource:
+    """The items of one task or data set.
+
+    Attributes:
+        name: as it is asked for; of a data set its file's name stands behind the form.
+        path: the data set's file or folder; None for a generated task.
+        familiar: whether the bundled models were trained on such items.
+    """
+
+    name: str
+    form: str
+    path: Path | None
+    familiar: bool
+
+    def first(self, seed: int, count: int) -> Iterator[TaskItem]:
+        """The first `count` items.
+
+        Raises:
+            DataError: the data set is broken; it names file and line.
+        """
+        if self.path is None:
+            return task_of(self.name).items(seed, count)
+        return islice(load_items(self.path, self.form), count)
+
+    def others(self, seed: int, measured: int, count: int) -> Iterator[TaskItem]:
+        """`count` items that are not among the first `measured`; fewer where a data set has no more."""
+        if self.path is None:
+            return task_of(self.name).items(seed ^ POOL_SEED, count)
+        return islice(load_items(self.path, self.form), measured, measured + count)
+
+
+def items_of(wanted: Iterable[str]) -> tuple[TaskSource, ...]:
+    """Tasks by name, data sets as `form:path`; `trained` stands for every task that the bundled models know.
+
+    Raises:
+        PromptError: there are none, or one is unknown.
+    """
+    given = [part.strip() for part in wanted if part.strip()]
+    if not given:
+        raise PromptError("no tasks: give names with commas between them, or form:path for a data set")
+    found: dict[str, TaskSource] = {}
+    for part in given:
+        form, colon, path = part.partition(":")
+        if colon and form in FORMS:
+            found[part] = TaskSource(f"{form}:{Path(path).name}", form, Path(path), False)
+            continue
+        names = [name for name, task in TASKS.items() if task.familiar] if part == "trained" else [part]
+        for name in names:
+            if name not in TASKS:
+                known = f"{', '.join(TASKS)}; trained; or form:path with a form of {', '.join(FORMS)}"
+                raise PromptError(f"unknown task {name!r}: choose one of {known}")
+            found[name] = TaskSource(name, TASKS[name].form, None, TASKS[name].familiar)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSource:
+    """Where an item comes from and how it is put: what tells records of the same item apart.
+
+    Attributes:
+        model: name of the model; `weights`: its fingerprint.
+        seed: of generated items; -1 for a data set's.
+    """
+
+    model: str
+    weights: str
+    task: str
+    seed: int
+    style: str
+
+    def key(self, item: TaskItem, setting: str, strategy: str, answering: str) -> str:
+        """Digest of everything that a record's figures depend on."""
+        told = (self.weights, self.task, self.seed, self.style, setting, strategy, answering)
+        return digest(*told, describe(item))
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityRecord:
+    """One item under one strategy in one setting, question by question.
+
+    Attributes:
+        multi_hop: whether a question needs several pieces of media.
+        answers: token ids of the greedy answers.
+        right: whether they are right.
+        divergences: KL from re-prefill at the answer's first token, nats.
+        judged: overall scores of a judge, 1 to 10; empty without one.
+    """
+
+    key: str
+    model: str
+    task: str
+    setting: str
+    strategy: str
+    item: str
+    episode: str
+    multi_hop: tuple[bool, ...]
+    answers: tuple[tuple[int, ...], ...]
+    right: tuple[bool, ...]
+    divergences: tuple[float, ...]
+    kv_bytes_share: float
+    rows_computed_share: float
+    judged: tuple[int, ...] = ()
+
+    @property
+    def spent(self) -> LinkingCost:
+        return LinkingCost(self.kv_bytes_share, self.rows_computed_share)
+
+    @classmethod
+    def read(cls, line: str) -> Self:
+        """The record of a line.
+
+        Raises:
+            ValueError: it is none.
+        """
+        held = fields_of(line, cls)
+        made = cls(**{**held, "answers": tuple(tuple(answer) for answer in held["answers"])})
+        if len({len(made.multi_hop), len(made.answers), len(made.right), len(made.divergences)}) != 1:
+            raise ValueError("a record with missing questions")
+        return made
+
+
+def learned_rank(arms: Iterable[Arm], layouts: Sequence[LayerLayout]) -> int:
+    """The most directions that one of the strategies takes from other items, 0 if none does."""
+    widest = max(heads * width for layout in layouts for heads, width in (layout.keys, layout.values))
+    ranks = [0]
+    for arm in arms:
+        if isinstance(arm, Basis):
+            ranks.append(arm.rank)
+        elif isinstance(arm, AtShare) and arm.method == "basis":
+            # The widest slot may take more than its share where others are full.
+            ranks.append(widest if not _even(layouts) else ceil(widest * arm.percent / 100))
+    return min(widest, max(ranks))
+
+
+def merged(patches: Mapping[PatchKey, Patch], rank: int) -> dict[PatchKey, Patch]:
+    """One piece whose directions are what all patches pool to, weighted as they are; of the model's own key."""
+    if not patches:
+        return {}
+    layers: list[LayerPatch | None] = []
+    for every in zip(*(patch.layers for patch in patches.values()), strict=True):
+        held = [layer for layer in every if layer is not None]
+        layers.append(
+            LayerPatch(_merged([one.keys for one in held], rank), _merged([one.values for one in held], rank))
+            if held
+            else None
+        )
+    model = next(iter(patches)).model
+    return {PatchKey(model, "pool", ()): Patch(tuple(layers))}
+
+
+def _merged(items: Sequence[Factors], rank: int) -> Factors:
+    weighted = torch.cat([one.left.float().norm(dim=0)[:, None] * one.right.float() for one in items])
+    found = torch.linalg.svd(weighted, full_matrices=False)
+    return Factors(torch.diag(found.S[:rank]), found.Vh[:rank])
+
+
+def _even(layouts: Sequence[LayerLayout]) -> bool:
+    return len({heads * width for one in layouts for heads, width in (one.keys, one.values)}) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +421,7 @@ class FidelityRun:
         if rank == 0:
             return {}
         patches: dict[PatchKey, Patch] = {}
-        for item in task.others(self.wanted.seed, self.wanted.items, POOLED):
+        for item in task.others(self.wanted.seed, self.wanted.items, POOLED_ITEMS):
             made = pieces(self.engine, item)
             linking = self._linking(item, made, "visible", {}, {})
             linking.prepare([WHOLE])

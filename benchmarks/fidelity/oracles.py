@@ -10,8 +10,8 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from benchmarks.fidelity.attention import attention_noted
-from emblema.errors import StrategyError
+from benchmarks.deficit.recorder import recorded
+from emblema.errors import ModelError, StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.assemble import Resources
 from emblema.link.executor import Executor
@@ -123,8 +123,11 @@ def query_scores(executor: Executor, prompt: Prompt, table: KVTable) -> Tensor:
     start, layers, front = prompt.segments[-1].start, len(executor.adapter.layouts), table.length
     scores = torch.zeros(prompt.tokens)
     plan = LinkPlan("oracle", prompt.tokens, layers, tuple(computed(prompt, layers, 0, prompt.tokens)))
-    with attention_noted(executor.adapter) as noted:
+    with recorded(executor.adapter, 0, prompt.tokens - start) as seen:
         executor.run(plan.after(start), prompt, Resources({}, {}), table=table, reused_rows=start)
-    scores[table.rows[: table.length].cpu()] = noted.mass().cpu()
+    if not seen.attention:
+        raise ModelError("the model's attention does not go through transformers' interface: nothing was recorded")
+    by_slot = torch.stack([weights.sum(dim=0) for weights in seen.attention.values()]).sum(dim=0)
+    scores[table.rows[: table.length].cpu()] = by_slot.cpu()
     table.truncate(front)
     return scores

@@ -1,4 +1,4 @@
-"""Plots of a fidelity run: KL by rank, recovery by token budget, residuals question by question."""
+"""Plots of fidelity: KL by rank, recovery by token budget, residuals by question, and every method on every model."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,21 +8,23 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.fidelity.arms import BLIND, FULL
-from benchmarks.fidelity.tables import known
+from benchmarks.fidelity.arms import BLIND, FULL, SHARES
+from benchmarks.fidelity.summary import POOLED
+from benchmarks.fidelity.tables import FigureRow, known
 
-Row = Mapping[str, Any]
 FLOOR = 1e-7
 """Nats below which a residual is drawn on the axis."""
 MARKS = "os^vDP"
 MOST = 24
 """Strategies in the plot of residuals."""
 SIZE = (7.2, 4.2)
+LEAST_ETA = -0.25
+"""Methods that do more harm are drawn at the edge."""
 
 
-def draw_ranks(rows: Sequence[Row], path: Path) -> Path | None:
+def draw_ranks(rows: Sequence[FigureRow], path: Path) -> Path | None:
     """KL by rank, a line for each model and setting; None if fewer than two ranks were measured."""
-    lines: dict[tuple[str, str], list[tuple[int, Row]]] = {}
+    lines: dict[tuple[str, str], list[tuple[int, FigureRow]]] = {}
     for row in rows:
         match = re.fullmatch(r"patch-([0-9]+)", row["strategy"])
         if match:
@@ -50,9 +52,9 @@ def draw_ranks(rows: Sequence[Row], path: Path) -> Path | None:
     return _saved(figure, path)
 
 
-def draw_budgets(rows: Sequence[Row], title: str, path: Path) -> Path | None:
+def draw_budgets(rows: Sequence[FigureRow], title: str, path: Path) -> Path | None:
     """Flip recovery and eta by share of the KV bytes, a line for each method; None if fewer than two shares."""
-    lines: dict[str, list[tuple[float, Row]]] = {}
+    lines: dict[str, list[tuple[float, FigureRow]]] = {}
     for row in rows:
         method, at, share = row["strategy"].partition("@")
         if at:
@@ -116,4 +118,45 @@ def _clean(axes: Any) -> None:
 
 def _saved(figure: Figure, path: Path) -> Path:
     figure.savefig(path, dpi=130)
+    return path
+
+
+def draw_overview(rows: Sequence[FigureRow], path: Path) -> Path | None:
+    """Eta of every method at each share of the bytes, slid and pooled; None if none was measured."""
+    shown = [row for row in rows if row["task"] == POOLED and row["setting"] == "slid" and "@" in row["strategy"]]
+    shown = [row for row in shown if known(row["eta"]) and row["kv_bytes_share"] > 0]
+    if not shown:
+        return None
+    models = list(dict.fromkeys(row["model"] for row in shown))
+    eta = {(row["model"], row["strategy"]): row for row in shown}
+    methods = list(dict.fromkeys(row["strategy"].partition("@")[0] for row in shown))
+
+    def mean(method: str) -> float:
+        found = [row["eta"] for (_, name), row in eta.items() if name == f"{method}@{max(SHARES)}%"]
+        return sum(found) / len(found) if found else LEAST_ETA
+
+    methods.sort(key=mean)
+    figure = Figure(figsize=(9.6, 0.34 * len(methods) + 1.5), layout="constrained")
+    panels = figure.subplots(1, len(SHARES), sharey=True)
+    for axes, share in zip(panels, SHARES, strict=True):
+        for index, model in enumerate(models):
+            places = [at for at, method in enumerate(methods) if (model, f"{method}@{share}%") in eta]
+            held = [eta[model, f"{methods[at]}@{share}%"] for at in places]
+            heights = [at + 0.16 * (index - (len(models) - 1) / 2) for at in places]
+            values = [max(row["eta"], LEAST_ETA) for row in held]
+            low = [value - max(row["intervals"]["eta"][0], LEAST_ETA) for value, row in zip(values, held, strict=True)]
+            high = [max(row["intervals"]["eta"][1], LEAST_ETA) - value for value, row in zip(values, held, strict=True)]
+            axes.errorbar(values, heights, xerr=[[max(0.0, one) for one in low], [max(0.0, one) for one in high]],
+                          fmt=MARKS[index % len(MARKS)], markersize=4, linewidth=1, label=model)  # fmt: skip
+        axes.axvline(0, color="0.6", linewidth=0.8)
+        axes.axvline(1, color="0.6", linewidth=0.8)
+        axes.set_xlim(LEAST_ETA - 0.05, 1.05)
+        axes.set_title(f"{share} % of the KV bytes", fontsize=10)
+        axes.set_xlabel("eta: share of blind reuse's KL removed, slid")
+        axes.grid(axis="y", color="0.92")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(methods)), methods)
+    panels[0].legend(frameon=False, fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=110, metadata={"Software": None})
     return path

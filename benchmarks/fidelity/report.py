@@ -1,20 +1,26 @@
-"""A fidelity run for people: a Markdown page with tables and plots."""
+"""`python -m benchmarks fidelity` from options to files: records, figures as JSON, a Markdown page with plots."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
-from benchmarks.fidelity.arms import BLIND, SHARES
-from benchmarks.fidelity.budgets import KNOBS
+from benchmarks.fidelity.arms import BLIND, KNOBS, SHARES, names_of
+from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, items_of
 from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
-from benchmarks.fidelity.records import FidelityRecord
-from benchmarks.fidelity.summary import POOLED
-from benchmarks.fidelity.tables import main_table, matched_table
+from benchmarks.fidelity.summary import POOLED, rows_of
+from benchmarks.fidelity.tables import FigureRow, main_table, matched_table
+from benchmarks.recordfile import RecordFile
+from benchmarks.report import writable_folder, write_rows
+from benchmarks.tasks.judge import Judge
+from benchmarks.tasks.prompts import SETTINGS, Style
+from emblema.engine.engine import Engine
+from emblema.errors import PromptError
+from emblema.eval.figures import environment, plain
 
-Row = Mapping[str, Any]
 READING = (
     "Every figure is against re-prefill in the same setting. *slid*: the antecedents conditioned the chunks and are "
     "absent for the question; *visible*: they are still attended. KL: at the answer's first token, nats. eta: 1 − mean "
@@ -33,7 +39,7 @@ def write_report(found: Mapping[str, Any], records: Iterable[FidelityRecord], fo
         found: what the JSON file holds.
         records: of the same run, for the plots of residuals.
     """
-    rows: Sequence[Row] = found["rows"]
+    rows: Sequence[FigureRow] = found["rows"]
     held = list(records)
     parts = ["# Fidelity", _head(found), READING]
     main = [row for row in rows if row["task"] == _main_task(rows, row)]
@@ -76,7 +82,7 @@ def write_report(found: Mapping[str, Any], records: Iterable[FidelityRecord], fo
     return path
 
 
-def _main_task(rows: Sequence[Row], like: Row) -> str:
+def _main_task(rows: Sequence[FigureRow], like: FigureRow) -> str:
     """The task whose plots are drawn: all together where there are several."""
     tasks = [row["task"] for row in rows if (row["model"], row["setting"]) == (like["model"], like["setting"])]
     return POOLED if POOLED in tasks else str(tasks[0])
@@ -87,7 +93,7 @@ def _head(found: Mapping[str, Any]) -> str:
     return f"Models: {', '.join(found['models'])}. Tasks: {', '.join(found['tasks'])}. {from_seed}."
 
 
-def _counted(row: Row) -> str:
+def _counted(row: FigureRow) -> str:
     return f"{row['n']} questions of {row['items']} items."
 
 
@@ -100,3 +106,85 @@ def _residuals(records: Sequence[FidelityRecord], model: str, setting: str) -> d
     shown = [name for name in found if name.endswith(f"@{largest}%")]
     shown = [BLIND, *shown] if shown else [name for name in found if re.fullmatch(r"patch-[0-9]+", name) is None]
     return {name: np.array(found[name]) for name in shown if name in found}
+
+
+def wanted_of(
+    strategies: Iterable[str],
+    setting: str,
+    items: int,
+    seed: int,
+    style: str = "words",
+    answer_tokens: int | None = None,
+    judge: str | None = None,
+) -> FidelityOptions:
+    """What to measure, from options as they are written.
+
+    Raises:
+        EmblemaError: one of them is not right.
+    """
+    if setting not in (*SETTINGS, "both"):
+        raise PromptError(f"unknown setting {setting!r}: choose one of {', '.join((*SETTINGS, 'both'))}")
+    styles: dict[str, Style] = {"words": "words", "letters": "letters"}
+    if style not in styles:
+        raise PromptError(f"unknown style {style!r}: choose one of {', '.join(styles)}")
+    asked = None if judge is None else Judge(judge).named()
+    return FidelityOptions(
+        names_of(strategies), SETTINGS if setting == "both" else (setting,), items, seed, styles[style], answer_tokens,
+        asked,
+    )  # fmt: skip
+
+
+def run(
+    models: Sequence[str],
+    tasks: Sequence[str],
+    wanted: FidelityOptions,
+    load: Callable[[str], Engine],
+    json_path: Path,
+    report: Path,
+    screen: Console,
+) -> dict[str, Any]:
+    """Measure, and write the JSON file and the report; records lie beside the JSON file and are gone on from.
+
+    Raises:
+        EmblemaError: a task, a model or a place to write is not right.
+    """
+    if not models:
+        raise PromptError("no models: give names or folders with commas between them")
+    chosen = items_of(tasks)
+    writable_folder(report, "--report")
+    writable_folder(json_path.parent, "--json")
+    for task in chosen:
+        # A broken data set is told before a model is loaded.
+        for _ in () if task.path is None else task.first(wanted.seed, wanted.items):
+            pass
+    kept: list[FidelityRecord] = []
+    refused: dict[str, str] = {}
+    with RecordFile(json_path.with_suffix(".records.jsonl"), FidelityRecord) as records:
+        for model in models:
+            with load(model) as engine:
+                bench = FidelityRun(engine, Path(model).name or model, wanted, records)
+                bench.run(chosen, screen)
+            kept += [records.held[key] for key in dict.fromkeys(bench.made) if key in records.held]
+            refused |= {f"{bench.name}: {name}": reason for name, reason in bench.refused.items()}
+    if not kept and refused:
+        raise PromptError(f"nothing was measured: {'; '.join(refused.values())}")
+    if not kept:
+        raise PromptError(
+            "nothing was measured: no item of these tasks has anything to slide; ask for --setting visible"
+        )
+    found = plain(
+        {
+            "environment": environment(),
+            "models": [Path(model).name or model for model in models],
+            "tasks": [task.name for task in chosen],
+            "settings": list(wanted.settings),
+            "seed": wanted.seed,
+            "items_asked": wanted.items,
+            "style": wanted.style,
+            "refused": refused,
+            "rows": rows_of(kept),
+        }
+    )
+    write_rows(found, json_path)
+    write_report(found, kept, report)
+    return dict(found)

@@ -1,27 +1,48 @@
-"""The page of results: committed figures as tables, beside what the papers state. Every figure is read from a file."""
+"""The page of results: committed figures as tables, beside what the papers state, and whether they still hold.
 
-from collections.abc import Mapping, Sequence
+Every figure is read from a file. A small sample measured again has to lie where the files say.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import hypot, sqrt
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.fidelity.arms import BLIND
-from benchmarks.fidelity.files import runs
-from benchmarks.fidelity.overview import draw_overview
-from benchmarks.fidelity.report import READING
-from benchmarks.fidelity.stated import STATEMENTS, Cell, Statement
-from benchmarks.fidelity.summary import POOLED
-from benchmarks.fidelity.tables import flips, known, main_table, matched_table, number, ranged, table
-from benchmarks.fidelity.verdicts import bars_table, rivals_table
-from benchmarks.report import writable_folder
-from benchmarks.tasks.registry import TASKS
+from rich.console import Console
 
-Row = Mapping[str, Any]
+from benchmarks.fidelity.arms import BLIND, FULL
+from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, items_of
+from benchmarks.fidelity.papers import STATEMENTS, Cell, Statement
+from benchmarks.fidelity.plots import draw_overview
+from benchmarks.fidelity.report import READING
+from benchmarks.fidelity.summary import POOLED, rows_of
+from benchmarks.fidelity.tables import (
+    FigureRow,
+    bars_table,
+    flips,
+    known,
+    main_table,
+    matched_table,
+    number,
+    ranged,
+    rivals_table,
+)
+from benchmarks.recordfile import RecordFile
+from benchmarks.report import writable_folder
+from benchmarks.table import markdown_table
+from benchmarks.tasks.registry import TASKS
+from emblema.engine.engine import Engine
+from emblema.errors import EmblemaError
+
+NEEDED = ("model", "task", "setting", "strategy", "n", "eta", "intervals")
 PICTURE = "fidelity.png"
-MET = (
+BARS_NOTE = (
     "All trained tasks of a run pooled. *met*: with the whole interval; *met in the mean*: the interval reaches below; "
     "at least 100 answers that blind reuse changes are asked of a flip recovery."
 )
-ORACLES = (
+ORACLE_NOTE = (
     "An oracle is told what no method knows: `oracle-deficit` the true deficit of every row, `oracle-query` which rows "
     "this very question reads, chosen anew for every question, and neither choice is charged. These questions read few "
     "rows of a picture, so few recomputed rows serve one; a patch is made once and serves every question. Where an "
@@ -30,6 +51,48 @@ ORACLES = (
 )
 SHORT = ("patch-25%", "patch@25%")
 """The strategy that stands for the patch where a task has one line."""
+STRATEGIES = (FULL, BLIND, "patch-6%", "patch-25%")
+FIGURES = ("accuracy", "multi_hop_accuracy", "agreement", "eta", "flip_recovery")
+MOVED = ("eta", "flip_recovery")
+"""Figures of the questions that blind reuse moves; of few such questions they have a tail that no interval knows."""
+LEAST_FLIPS = 5
+"""Changed answers that a sample should have, by the committed count, for those figures to be held to it."""
+WIDTHS = 2.0
+"""Half-widths of 95 % intervals that a sample may lie off: about four standard errors."""
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Return what a run wrote.
+
+    Raises:
+        EmblemaError: the file is not there, is no JSON, or a row lacks a field.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise EmblemaError(f"{path}: it cannot be read ({error}); give a file that `bench fidelity` wrote") from error
+    except json.JSONDecodeError as error:
+        raise EmblemaError(f"{path}, line {error.lineno}: this is no JSON ({error.msg}); measure again") from error
+    rows = found.get("rows") if isinstance(found, dict) else None
+    if not isinstance(rows, list):
+        raise EmblemaError(f"{path}: it has no rows; give a file that `bench fidelity` wrote")
+    for place, row in enumerate(rows):
+        lacking = [name for name in NEEDED if not isinstance(row, dict) or name not in row]
+        if lacking:
+            raise EmblemaError(f"{path}, row {place}: the field {lacking[0]!r} is missing; measure again")
+    return dict(found)
+
+
+def runs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return all runs of a folder, `fidelity-*.json`, by name.
+
+    Raises:
+        EmblemaError: there is none, or one is broken.
+    """
+    paths = sorted(folder.glob("fidelity-*.json"))
+    if not paths:
+        raise EmblemaError(f"{folder}: no fidelity-*.json lies there; write one with `bench fidelity --json`")
+    return [(path, read_run(path)) for path in paths]
 
 
 def page(folder: Path) -> str:
@@ -39,14 +102,14 @@ def page(folder: Path) -> str:
         EmblemaError: no figures lie in the folder, or a file is broken.
     """
     found = runs(folder)
-    rows: list[Row] = [row for _, run in found for row in _kept(run)]
+    rows: list[FigureRow] = [row for _, run in found for row in _kept(run)]
     parts = [
         "# Results: reuse against re-prefill",
         f"`python -m benchmarks results` made this page from the files in `{folder.name}/`; no figure is typed by "
         "hand, and `python -m benchmarks results --check` holds it to them and to a small sample measured anew.",
         READING,
         "## What was measured",
-        table(
+        markdown_table(
             ("file", "models", "tasks", "items a task", "seed", "settings", "made with"), [_run(*one) for one in found]
         ),
         *([f"![what each method closes at the same bytes]({folder.name}/{PICTURE})"] if _matched(rows) else []),
@@ -78,13 +141,13 @@ def write_page(folder: Path, out: Path) -> Path:
     return out
 
 
-def _kept(run: Mapping[str, Any]) -> list[Row]:
+def _kept(run: Mapping[str, Any]) -> list[FigureRow]:
     """A run's rows; pooled only where the models were trained on all its tasks, which is what *pooled* says here."""
     trained = all(name in TASKS and TASKS[name].familiar for name in run["tasks"])
     return [row for row in run["rows"] if trained or row["task"] != POOLED]
 
 
-def _counted(rows: Sequence[Row]) -> list[Row]:
+def _counted(rows: Sequence[FigureRow]) -> list[FigureRow]:
     """Rows of one table, the largest group of one run first; those on other questions say on how many."""
     most = max(row["n"] for row in rows)
     first = [row for row in rows if row["n"] == most]
@@ -96,21 +159,25 @@ def _counted(rows: Sequence[Row]) -> list[Row]:
     return [*first, *others]
 
 
-def _matched(rows: Sequence[Row]) -> bool:
+def _matched(rows: Sequence[FigureRow]) -> bool:
     return any(row["task"] == POOLED and row["setting"] == "slid" and "@" in row["strategy"] for row in rows)
 
 
-def _bars(rows: Sequence[Row]) -> list[str]:
+def _bars(rows: Sequence[FigureRow]) -> list[str]:
     bars, rivals = bars_table(rows), rivals_table(rows)
     said: list[str] = []
     if bars:
-        said += ["## Against the bars", MET, bars]
+        said += ["## Against the bars", BARS_NOTE, bars]
     if rivals:
-        said += ["At equal bytes, the best method that recomputes tokens, without and with an oracle:", rivals, ORACLES]
+        said += [
+            "At equal bytes, the best method that recomputes tokens, without and with an oracle:",
+            rivals,
+            ORACLE_NOTE,
+        ]
     return said
 
 
-def _of(rows: Sequence[Row], model: str, setting: str, task: str) -> list[Row]:
+def _of(rows: Sequence[FigureRow], model: str, setting: str, task: str) -> list[FigureRow]:
     return [row for row in rows if (row["model"], row["setting"], row["task"]) == (model, setting, task)]
 
 
@@ -128,7 +195,7 @@ def _run(path: Path, run: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _tasks(rows: Sequence[Row]) -> str:
+def _tasks(rows: Sequence[FigureRow]) -> str:
     head = ("model", "setting", "task", "n", "re-prefill", "blind", "patch-25%", "lost by blind", "eta of the patch",
             "flips it restored")  # fmt: skip
     lines = []
@@ -147,7 +214,7 @@ def _tasks(rows: Sequence[Row]) -> str:
                 ranged(patch, "eta") if patch else "–", flips(patch) if patch else "–",
             )
         )  # fmt: skip
-    return table(head, lines)
+    return markdown_table(head, lines)
 
 
 def _marks(task: str) -> tuple[tuple[str, bool], ...]:
@@ -157,18 +224,18 @@ def _marks(task: str) -> tuple[tuple[str, bool], ...]:
     return (("control", held.control), ("not trained on", not held.familiar), ("exploratory", held.exploratory))
 
 
-def _statement(statement: Statement, rows: Sequence[Row]) -> str:
-    groups: dict[str, list[Row]] = {}
+def _statement(statement: Statement, rows: Sequence[FigureRow]) -> str:
+    groups: dict[str, list[FigureRow]] = {}
     for row in rows:
         groups.setdefault(f"{row['model']}, {row['setting']}", []).append(row)
     lines = [(cell.label, *(_cell(cell, own) for own in groups.values())) for cell in statement.cells]
     lines = [line for line in lines if any(figure != "–" for figure in line[1:])]
     kept = [f"### {statement.paper}, {statement.where}", f"> {statement.words}"]
-    kept += [table(("ours", *groups), lines), statement.note] if lines else ["Not measured here."]
+    kept += [markdown_table(("ours", *groups), lines), statement.note] if lines else ["Not measured here."]
     return "\n\n".join(part for part in kept if part)
 
 
-def _cell(cell: Cell, rows: Sequence[Row]) -> str:
+def _cell(cell: Cell, rows: Sequence[FigureRow]) -> str:
     for task in cell.tasks:
         for strategy in cell.strategies:
             for row in rows:
@@ -176,3 +243,66 @@ def _cell(cell: Cell, rows: Sequence[Row]) -> str:
                     count = f" of {row['flips']}" if cell.figure == "flip_recovery" else ""
                     return f"{ranged(row, cell.figure)}{count}"
     return "–"
+
+
+def check_page(folder: Path, out: Path) -> None:
+    """Hold the page to its files.
+
+    Raises:
+        EmblemaError: it is not what the files make.
+    """
+    text = out.read_text(encoding="utf-8") if out.is_file() else ""
+    if text != page(folder):
+        raise EmblemaError(f"{out} is not what {folder} makes: run `python -m benchmarks results` and commit it")
+
+
+def sample(folder: Path, items: int, load: Callable[[str], Engine], screen: Console) -> Iterator[str]:
+    """Measure the first items of every committed run again, on its own seed, and yield a line for each task that holds.
+
+    Runs on data sets are left out, as their files are not here.
+
+    Raises:
+        EmblemaError: a figure lies off its committed value by more than `WIDTHS` of both intervals together.
+    """
+    asked: dict[tuple[str, int, str, str], dict[str, Mapping[str, Any]]] = {}
+    for _, run in runs(folder):
+        for row in run["rows"]:
+            if row["task"] != POOLED and ":" not in row["task"] and row["strategy"] in STRATEGIES:
+                group = asked.setdefault((row["model"], run["seed"], row["task"], row["setting"]), {})
+                group[row["strategy"]] = row
+    engines: dict[str, Engine] = {}
+    for (model, seed, task, setting), committed in asked.items():
+        if model not in engines:
+            engines[model] = load(model)
+        names = tuple(dict.fromkeys((FULL, BLIND, *committed)))
+        with TemporaryDirectory() as place, RecordFile(Path(place) / "sample.records.jsonl", FidelityRecord) as records:
+            bench = FidelityRun(engines[model], model, FidelityOptions(names, (setting,), items, seed), records)
+            bench.run(items_of([task]), screen)
+            fresh = {row["strategy"]: row for row in rows_of(records.held.values())}
+        for name, row in committed.items():
+            off = departures(row, fresh[name])
+            if off:
+                raise EmblemaError(f"{model}, {task}, {setting}, {name}: {'; '.join(off)}; measure again")
+        yield f"{model}, {task}, {setting}: {items} items hold"
+
+
+def departures(committed: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
+    """Figures of a small sample that lie further from the committed ones than both sizes allow.
+
+    The sample's own spread is the committed one, widened by the root of how many times fewer items it has: a bootstrap
+    of a few items, all of them right, would know no spread at all.
+    """
+    times = sqrt(max(1.0, committed["items"] / fresh["items"]))
+    few = committed["flips"] * fresh["items"] / committed["items"] < LEAST_FLIPS
+    found = []
+    for name in FIGURES:
+        if few and name in MOVED:
+            continue
+        before, now = committed.get(name), fresh.get(name)
+        if before is None or now is None or not (known(before) and known(now)):
+            continue
+        low, high = committed["intervals"][name]
+        half = max((high - low) / 2, 1 / committed["n"])
+        if abs(now - before) > WIDTHS * hypot(half, half * times):
+            found.append(f"{name} is {now:.3f} on {fresh['n']} questions, committed {before:.3f} on {committed['n']}")
+    return found

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fidelity.arms import BLIND, FULL
-from benchmarks.fidelity.records import FidelityRecord
+from benchmarks.fidelity.measure import FidelityRecord
 from emblema.eval.metrics import Interval, bootstrap, bootstrap_eta, bootstrap_ratio, median_eta
 
 POOLED = "pooled"

@@ -1,12 +1,19 @@
-"""Rows as Markdown tables."""
+"""Rows as Markdown tables: figures by strategy and at equal bytes, the patch against its bars and its rivals."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.fidelity.arms import BLIND, FULL, SHARES
+from benchmarks.fidelity.arms import BLIND, FULL, SHARES, TOKEN_METHODS
+from benchmarks.fidelity.summary import POOLED
+from benchmarks.table import markdown_table
 
-Row = Mapping[str, Any]
+FigureRow = Mapping[str, Any]
+"""Figures of one strategy, as `summary.rows_of` makes them and files keep them."""
+RIVALS = (*TOKEN_METHODS, "epic", "cacheblend2", "vlcache", "sink")
+FLIPS = 100
+"""Changed answers that a flip recovery has to be counted on."""
 
 
 def known(value: Any) -> bool:
@@ -27,7 +34,7 @@ def small(value: Any) -> str:
     return "–" if not known(value) else "0" if value == 0 else f"{value:.2g}" if value >= 1e-3 else f"{value:.1e}"
 
 
-def ranged(row: Row, name: str, digits: int = 3) -> str:
+def ranged(row: FigureRow, name: str, digits: int = 3) -> str:
     """A figure with its interval."""
     if not known(row.get(name)):
         return "–"
@@ -35,18 +42,12 @@ def ranged(row: Row, name: str, digits: int = 3) -> str:
     return f"{number(row[name], digits)} [{number(low, digits)}, {number(high, digits)}]"
 
 
-def flips(row: Row) -> str:
+def flips(row: FigureRow) -> str:
     """Flip recovery, always with the count."""
     return f"{ranged(row, 'flip_recovery', 2)} of {row['flips']}" if row["flips"] else "of none"
 
 
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is aligned left."""
-    rule = [":--", *("--:" for _ in head[1:])]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
-
-
-def main_table(rows: Sequence[Row]) -> str:
+def main_table(rows: Sequence[FigureRow]) -> str:
     """A line for each strategy that stands by its own knob."""
     head = ("strategy", "KV bytes", "rows computed", "single-hop", "multi-hop", "KL", "eta", "median eta",
             "flips restored", "same answer")  # fmt: skip
@@ -67,10 +68,10 @@ def main_table(rows: Sequence[Row]) -> str:
                 number(row["agreement"]) if row["strategy"] != FULL else "",
             )
         )
-    return table(head, lines)
+    return markdown_table(head, lines)
 
 
-def matched_table(rows: Sequence[Row], shares: Sequence[float] = SHARES) -> str:
+def matched_table(rows: Sequence[FigureRow], shares: Sequence[float] = SHARES) -> str:
     """A line for each method at the same bytes, with its paired distance to the patch; empty if there is none."""
     at = {row["strategy"]: row for row in rows}
     methods = list(dict.fromkeys(name.partition("@")[0] for name in at if "@" in name))
@@ -92,4 +93,95 @@ def matched_table(rows: Sequence[Row], shares: Sequence[float] = SHARES) -> str:
             cells += [f"{row['kv_bytes_share']:.1%}", ranged(row, "eta"), ahead, flips(row),
                       f"{row['rows_computed_share']:.0%}"]  # fmt: skip
         lines.append(cells)
-    return table(head, lines)
+    return markdown_table(head, lines)
+
+
+@dataclass(frozen=True, slots=True)
+class FigureBar:
+    """What a strategy has to reach, slid and pooled over the tasks that the models were trained on."""
+
+    strategy: str
+    figure: str
+    least: float
+
+
+BARS = (
+    FigureBar("patch-25%", "eta", 0.95),
+    FigureBar("patch-25%", "flip_recovery", 0.95),
+    FigureBar("patch-50%", "eta", 0.99),
+    FigureBar("patch-50%", "flip_recovery", 0.99),
+)
+
+
+def verdict(row: FigureRow, bar: FigureBar) -> str:
+    """Whether a row clears a bar: `met` with its whole interval, `met in the mean`, `missed`, or `too few flips`."""
+    if bar.figure == "flip_recovery" and row["flips"] < FLIPS:
+        return "too few flips"
+    if not known(row.get(bar.figure)):
+        return "not measured"
+    if row["intervals"][bar.figure][0] >= bar.least:
+        return "met"
+    return "met in the mean" if row[bar.figure] >= bar.least else "missed"
+
+
+def bars_table(rows: Sequence[FigureRow]) -> str:
+    """A line for each model, setting and bar; empty where none is measured."""
+    lines = []
+    for model, setting in _groups(rows):
+        own = _pooled(rows, model, setting)
+        for bar in BARS:
+            row = own.get(bar.strategy)
+            if row is None:
+                continue
+            flips = f" of {row['flips']}" if bar.figure == "flip_recovery" else ""
+            figure = f"{ranged(row, bar.figure)}{flips}"
+            lines.append((model, setting, f"`{bar.strategy}`", bar.figure.replace("_", " "), f"{bar.least:g}", figure,
+                          str(row["n"]), verdict(row, bar)))  # fmt: skip
+    return (
+        markdown_table(("model", "setting", "strategy", "figure", "at least", "measured", "questions", ""), lines)
+        if lines
+        else ""
+    )
+
+
+def rivals_table(rows: Sequence[FigureRow]) -> str:
+    """At each share, the token method that comes nearest to the patch or passes it; empty where none is measured."""
+    lines = []
+    for model, setting in _groups(rows):
+        own = _pooled(rows, model, setting)
+        for share in SHARES:
+            patch = own.get(f"patch@{share}%")
+            rivals = [
+                row for name in RIVALS if (row := own.get(f"{name}@{share}%")) and known(row.get("eta_below_patch"))
+            ]
+            if patch is None or not rivals:
+                continue
+            for oracle in (False, True):
+                found = [row for row in rivals if row["strategy"].startswith("oracle") == oracle]
+                if found:
+                    best = min(found, key=lambda row: row["eta_below_patch"])
+                    deep = own.get(f"patch-deep@{share}%", {})
+                    lines.append((model, setting, f"{share} %", f"`{best['strategy']}`", number(best["eta"]),
+                                  number(patch["eta"]), _says(best, "eta_below_patch"), number(deep.get("eta")),
+                                  _says(best, "eta_below_deep")))  # fmt: skip
+    head = ("model", "setting", "bytes", "best method on tokens", "its eta", "the patch", "the patch's lead",
+            "deep half only", "its lead")  # fmt: skip
+    return markdown_table(head, lines) if lines else ""
+
+
+def _says(row: FigureRow, figure: str) -> str:
+    """A lead with its interval; one that may be none, or is the other's, in words."""
+    if not known(row.get(figure)):
+        return "–"
+    low, high = row["intervals"][figure]
+    return ranged(row, figure) + ("" if low > 0 else " behind" if high < 0 else " no difference")
+
+
+def _groups(rows: Sequence[FigureRow]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((row["model"], row["setting"]) for row in rows if row["task"] == POOLED))
+
+
+def _pooled(rows: Sequence[FigureRow], model: str, setting: str) -> dict[str, FigureRow]:
+    return {
+        row["strategy"]: row for row in rows if (row["model"], row["setting"], row["task"]) == (model, setting, POOLED)
+    }

@@ -12,12 +12,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.fidelity.command import run, wanted_of
-from benchmarks.fidelity.files import read_run, runs
-from benchmarks.fidelity.measure import FidelityRun
+from benchmarks.fidelity.measure import FidelityRecord, FidelityRun, items_of
 from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
-from benchmarks.fidelity.records import FidelityRecord
-from benchmarks.fidelity.sources import items_of
+from benchmarks.fidelity.report import run, wanted_of
+from benchmarks.fidelity.results import read_run, runs
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.models import model_source
 from benchmarks.recordfile import RecordFile

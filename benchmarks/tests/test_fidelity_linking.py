@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.fidelity.arms import Arm, arm_of, names_of
-from benchmarks.fidelity.budgets import MAKERS, Budget
+from benchmarks.fidelity.arms import MAKERS, Arm, Budget, arm_of, names_of
 from benchmarks.fidelity.linking import Linking
+from benchmarks.fidelity.measure import learned_rank, merged
 from benchmarks.fidelity.oracles import Oracle
-from benchmarks.fidelity.pool import learned_rank, merged
 from benchmarks.tasks import task_of
 from benchmarks.tasks.prompts import messages, pieces
 from benchmarks.tests.test_fidelity_oracles import oracle

@@ -8,7 +8,7 @@ from emblema.link.executor import Executor
 from emblema.link.forming import conditioned_table
 from emblema.link.prompt import Prompt
 from emblema.models.adapter import Adapter
-from emblema.session.decoding import Sampler, Sampling, decode
+from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.requests import LinkRequest
 from tests.engine.engines import engine, largest_error
 from tests.engine.linking import assert_ran_as_planned, full, link, linker, prompt_for
@@ -39,7 +39,8 @@ def test_decoding_after_all_rows_follows_re_prefill(name: str, setting: str) -> 
     prompt, adapter = prompt_for(name, setting), engine(name).adapter
     strategies = ("full", *(oracle(kind, adapter, prompt, 100) for kind in KINDS))
     sampler = Sampler(Sampling(max_new_tokens=4))
-    tokens = [list(decode(adapter, link(name, prompt, one).linked, prompt, sampler, ())) for one in strategies]
+    starts = [DecodeStart.after(prompt, link(name, prompt, strategy).linked) for strategy in strategies]
+    tokens = [list(decode(adapter, start, sampler, ())) for start in starts]
     assert tokens[1:] == [tokens[0]] * 2 and len(tokens[0]) == 4
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.fidelity.command import run, wanted_of
-from benchmarks.fidelity.holds import check_page, departures, sample
-from benchmarks.fidelity.results import page, write_page
-from benchmarks.fidelity.stated import STATEMENTS
-from benchmarks.fidelity.verdicts import FigureBar, bars_table, rivals_table, verdict
+from benchmarks.fidelity.papers import STATEMENTS
+from benchmarks.fidelity.report import run, wanted_of
+from benchmarks.fidelity.results import check_page, departures, page, sample, write_page
+from benchmarks.fidelity.tables import FigureBar, bars_table, rivals_table, verdict
 from benchmarks.tasks.registry import TASKS
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.deficit.subject import alone, read_rows
-from benchmarks.fidelity.endings import endings
+from benchmarks.fidelity.linking import endings
 from benchmarks.tasks.building import phrase, stream
 from benchmarks.tasks.episodes import legend_page, map_page
 from benchmarks.tasks.prompts import SETTINGS
@@ -234,7 +234,7 @@ class Front:
                 table.write(layer, slots, place(own, layout, book, adapter.dtype))
         asked, plans = self._asked
         try:
-            found = [one.cpu().numpy() for one in endings(adapter, table, asked, plans, start)]
+            found = [one.cpu().numpy() for one in endings(Executor(adapter), table, asked, plans, start)]
         finally:
             for layer, slots, before in held:
                 table.write(layer, slots, before)

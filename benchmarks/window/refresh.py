@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
-from benchmarks.fidelity.sources import POOL_SEED
+from benchmarks.fidelity.measure import POOL_SEED
 from benchmarks.table import Cell, Plot, SampleSize, Table
 from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.bed import SUBJECT, Bed, added, difference
