@@ -21,8 +21,8 @@ def test_nocache_that_samples_everything_is_full_attention(name: str, positions:
     made, frames = engine(name), shown(name, 7)
     with made.stream("nocache", **{**SMALL, "positions": positions, "budget": 9}) as stream:
         stream.push(frames)
-        host = stream._host
-        expected = plain_logits(made, host.opening(), frames, host.closing(QUESTION).token_ids)
+        turn = stream.turn
+        expected = plain_logits(made, turn.opening, frames, turn.question(QUESTION).token_ids)
         assert largest_error(stream.prefill(QUESTION), expected) < 1e-4
 
 
@@ -34,8 +34,8 @@ def test_nocache_is_a_turn_of_the_frames_that_it_samples() -> None:
         # A sink, two retrieved, two of the window and two of the block under way: as many as the others see.
         assert [moment.frame for moment in reply.moments] == [0, 4, 7, 10, 14, 18, 21]
         sampled = [frames[moment.frame] for moment in reply.moments]
-        host = stream._host
-        expected = plain_logits(made, host.opening(), sampled, host.closing(QUESTION).token_ids)
+        turn = stream.turn
+        expected = plain_logits(made, turn.opening, sampled, turn.question(QUESTION).token_ids)
         assert largest_error(stream.prefill(QUESTION), expected) < 1e-4
 
 
@@ -45,8 +45,8 @@ def test_what_fits_in_the_window_needs_no_memory(method: str, name: str) -> None
     made, frames = engine(name), shown(name, 4)
     with made.stream(method, **{**SMALL, "window": 4}) as stream:
         stream.push(frames)
-        host = stream._host
-        expected = plain_logits(made, host.opening(), frames, host.closing(QUESTION).token_ids)
+        turn = stream.turn
+        expected = plain_logits(made, turn.opening, frames, turn.question(QUESTION).token_ids)
         assert largest_error(stream.prefill(QUESTION), expected) < 1e-4
         # Behind more frames it is asked, and the answer is a real one.
         stream.push(shown(name, 12))

@@ -17,8 +17,8 @@ def test_full_attention_is_one_forward_over_the_turn(name: str) -> None:
     made, frames = engine(name), shown(name, 11)
     with made.stream("full", template=False, window=2, block=3, sinks=1) as stream:
         stream.push(frames)
-        host = stream._host
-        expected = plain_logits(made, host.opening(), frames, host.closing(QUESTION).token_ids)
+        turn = stream.turn
+        expected = plain_logits(made, turn.opening, frames, turn.question(QUESTION).token_ids)
         assert largest_error(stream.prefill(QUESTION), expected) < 1e-4
         # Without the far frames the answer is another one: the test could fail.
         assert largest_error(stream.prefill(QUESTION, window=3), expected) > 1e-2

@@ -36,11 +36,11 @@ def test_a_window_far_out_stands_right_behind_the_sinks(name: str) -> None:
     with made.stream("sliding", **{**SMALL, "positions": "packed", "budget": budget}) as stream:
         stream.push(shown(name, 26))
         found = stream.prefill(QUESTION)
-        recent, host = stream.recent, stream._host
-        adapter, opening = made.adapter, len(host.opening())
+        recent, turn = stream.recent, stream.turn
+        adapter, opening = made.adapter, len(turn.opening)
         places = recent.positions
         tokens, span = places.tokens, places.span
-        closing = host.closing(QUESTION).token_ids
+        closing = turn.question(QUESTION).token_ids
         # The sink, four frames of the window and two of the block under way; the question behind 1 + 3 + 4 + 2 places.
         end = opening + (1 + budget + 4 + 2) * span
         frames = [0, *range(20, 26)]

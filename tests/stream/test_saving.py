@@ -90,7 +90,7 @@ def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
             chunks = stream.chunks()
             recent, adapter = stream.recent, made.adapter
             tokens = recent.positions.tokens
-            front, last = len(stream._host.markers()[0]), chunks[-1]
+            front, last = len(stream.turn.markers[0]), chunks[-1]
             assert sum(int(chunk.encoded.visual.sum()) for chunk in chunks) == 22 * tokens
             near = [recent.rows(layer) for layer in range(len(adapter.layouts))]
             parts = [list(words(7).tolist()), chunks[0], list(words(3, 1).tolist()), last, list(words(4, 2).tolist())]

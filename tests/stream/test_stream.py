@@ -115,10 +115,11 @@ def test_a_turn_is_spelled_as_the_template_spells_one_of_a_picture(reference: En
     text = "Which land does the tent stand on?"
     frame = picture(56, 56, seed=1)
     with reference.stream(system=system) as stream:
-        host = stream._host
-        closing = host.closing(text)
-        opening, tokens = host.opening(), host.codes([frame]).tokens
-        asked = [closing.token_ids[index] for index in closing.question]
+        stream.push(frame)
+        stream.advance()
+        closing, opening = stream.turn.question(text), stream.turn.opening
+        tokens = stream.recent.positions.tokens
+        asked = [closing.token_ids[index] for index in closing.asking]
         plain = reference.tokenizer(text, add_special_tokens=False)["input_ids"]
         assert asked == plain
     user = {"role": "user", "content": [{"type": "image", "image": frame}, {"type": "text", "text": text}]}

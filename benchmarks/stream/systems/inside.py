@@ -55,13 +55,12 @@ def homes_of(stream: Stream) -> Homes:
 
 def opening_of(stream: Stream) -> int:
     """Rows in front of the first frame's."""
-    return len(stream._opening)
+    return len(stream.turn.opening)
 
 
 def question_of(stream: Stream, text: str) -> range:
     """Which of a question's rows retrieval goes by: the question itself, without what the template puts around it."""
-    closing = stream._host.closing(text)
-    return closing.question or range(len(closing.token_ids))
+    return stream.turn.question(text).asking
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from emblema.engine.retrieval import Retrieval, RetrievingReply, question_of
-from emblema.engine.streams import StreamHost
 from emblema.engine.windows import EngineHost
 from emblema.errors import EmblemaError, PromptError, StoreError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
@@ -406,8 +405,8 @@ class Engine:
             UnsupportedModelError: the model's layers cannot read a memory.
             PromptError: the template refuses the system turn.
         """
-        host = StreamHost(self.session, self.session.turn_tokenizer(template, system))
-        return Stream(host, method, change_settings(settings or StreamSettings(), changes))
+        chosen = change_settings(settings or StreamSettings(), changes)
+        return Stream(self.session, method, chosen, template, system)
 
     def load_stream(self, name: str, *, system: str | None = None, template: bool = True) -> Stream:
         """Load a stream that `Stream.save` wrote to this engine's folder; it goes on as it was.
@@ -416,7 +415,7 @@ class Engine:
             StreamError: there is none of that name, or it was another model's or another template's.
             StoreError: it is damaged.
         """
-        return Stream.load(StreamHost(self.session, self.session.turn_tokenizer(template, system)), name)
+        return Stream.load(self.session, name, template, system)
 
     def forget_prompts(self) -> None:
         """Forget what was kept of earlier prompts for `prefix`; chunks and patches stay."""

@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
-from emblema.kv.chunk import Encoded
+from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook, relocate
 from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
+from emblema.store.identity import chunk_id
+from emblema.store.tenant import TenantStore
 from emblema.stream.frames import FrameLog
 from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.recent import RecentWindow
@@ -38,6 +41,21 @@ class ChunkWriter:
         markers: tuple[Sequence[int], Sequence[int]],
     ) -> None:
         self.adapter, self.log, self.recent, self.memory, self.markers = adapter, log, recent, memory, markers
+
+    def store(self, frames: Sequence[int], store: TenantStore) -> Chunk:
+        """Put frames into a store as a chunk; its id follows from their embeddings and rows."""
+        adapter = self.adapter
+        encoded, rows = self.write(frames)
+        tensors = (encoded.embeds, *(tensor for layer in rows for tensor in (layer.keys, layer.values)))
+        id = chunk_id(
+            (b"frames of a stream", *(_bytes(tensor) for tensor in tensors)),
+            options={},
+            model_fingerprint=adapter.fingerprint,
+            dtype=adapter.dtype,
+            adapter_version=adapter.version,
+            salt=store.salt,
+        )
+        return store.put(Chunk(id, "video", adapter.fingerprint, encoded, rows))
 
     def write(self, frames: Sequence[int]) -> tuple[Encoded, tuple[LayerRows, ...]]:
         """Return what the decoder would be fed for frames, and their rows in every layer."""
@@ -85,3 +103,7 @@ class ChunkWriter:
             return near.kv.select(own.nonzero().squeeze(1))
         level = self.memory.layers[layer]
         return level.store.rows(level.lines_of(frames).to(self.adapter.device))
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()

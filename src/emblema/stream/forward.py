@@ -1,7 +1,6 @@
 """Forwards whose attention reads a memory: frames block by block, a question, and decoding after it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,67 +13,62 @@ from emblema.models.batch import RowBatch
 from emblema.models.frames import FrameCodes
 from emblema.models.queries import position_free
 from emblema.models.table import KVTable
+from emblema.session.decoding import DecodeStart
 from emblema.stream.context import MemoryContext
 from emblema.stream.method import Method, Purpose, Query, VisibleRange
 from emblema.stream.recent import RecentWindow
-from emblema.stream.seam import Asked, Closing
+from emblema.stream.turn import QuestionTokens
 
 RESERVE = 64
 """Rows that a question's table has room for before it grows."""
 
 
-class MemoryAttention:
-    """The attention function of one forward: the stock one over what a memory hands out and the forward's own rows.
+class MemoryForward:
+    """One forward in which attention runs over what a memory hands out and the forward's own rows.
 
     Args:
-        adapter: the model.
+        context: hands out what is seen.
         batch: the rows that run.
         groups: [rows] int64, who asks with each row; -1 does not ask and sees what group 0 sees.
         count: number of groups.
         purpose: whether frames ask or a question.
-        context: hands out what is seen.
     """
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        batch: RowBatch,
-        groups: Tensor,
-        count: int,
-        purpose: Purpose,
-        context: MemoryContext,
-    ) -> None:
-        self.adapter, self.groups, self.count, self.purpose, self.context = adapter, groups, count, purpose, context
+    def __init__(self, context: MemoryContext, batch: RowBatch, groups: Tensor, count: int, purpose: Purpose) -> None:
+        self.context, self.adapter, self.batch = context, context.adapter, batch
+        self._groups, self._count, self._purpose = groups, count, purpose
         self._book = context.phases.book(batch.positions)
         # An adapter may run a long batch in runs: each layer's next call goes on where its last one ended.
-        self._done = [0] * len(adapter.layouts)
+        self._done = [0] * len(self.adapter.layouts)
 
-    @property
-    def layers(self) -> int:
-        """Layers that have called it."""
-        return sum(done > 0 for done in self._done)
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Let the decoder's attention layers call this function in a block.
+    def run(self, table: KVTable) -> Tensor:
+        """Run the rows; return hidden states [rows, hidden] after the final norm.
 
         The model must not run in another thread meanwhile; other models may.
+
+        Raises:
+            ModelError: a layer's attention does not go through transformers' interface, or its queries do not fit.
         """
-        config, stock = self.adapter.config, ALL_ATTENTION_FUNCTIONS["sdpa"]
-        before = config._attn_implementation
+        adapter, stock = self.adapter, ALL_ATTENTION_FUNCTIONS["sdpa"]
+        before = adapter.config._attn_implementation
 
         def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **extra: Any) -> Any:
             return self._attend(stock, (module, query, key, value, mask), extra)
 
-        # A name of its own for every call, so that models in other threads never meet it.
+        # A name of its own for every forward, so that models in other threads never meet it.
         name = f"emblema_stream_{id(self):x}"
         ALL_ATTENTION_FUNCTIONS[name] = attend
         try:
-            config._attn_implementation = name
-            yield
+            adapter.config._attn_implementation = name
+            hidden = adapter.forward(self.batch, table)
         finally:
-            config._attn_implementation = before
+            adapter.config._attn_implementation = before
             del ALL_ATTENTION_FUNCTIONS[name]  # type: ignore[no-untyped-call]
+        if not all(self._done):
+            raise ModelError(
+                f"{adapter.family}'s attention does not go through transformers' interface: no stream on it"
+            )
+        return hidden
 
     def _attend(self, stock: Callable[..., Any], call: tuple[Any, Tensor, Tensor, Tensor, Tensor], extra: Any) -> Any:
         module, query, key, value, mask = call
@@ -83,7 +77,7 @@ class MemoryAttention:
         self._done[layer] = stop
         scaling = extra.get("scaling")
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        groups = self.groups[start:stop].clamp_min(0)
+        groups = self._groups[start:stop].clamp_min(0)
         parts = self.context.attended(layer, self._query(layer, module, query[0] * scale, start, stop))
         biases = [part.bias.expand(query.shape[2], -1) if len(part.bias) == 1 else part.bias[groups] for part in parts]
         mask = torch.cat([*(bias.to(mask.dtype)[None, None] for bias in biases), mask], dim=3)
@@ -99,20 +93,7 @@ class MemoryAttention:
         free = position_free(states.float(), module, layout, self._book, slice(start, stop))
         if free is None:
             raise ModelError(f"the queries of {self.adapter.names[layer]} do not fit the rows that it keeps: no stream")
-        return Query(free, self.groups[start:stop], self.count, layout.keys[0], self.purpose)
-
-
-def forward(adapter: Adapter, batch: RowBatch, table: KVTable, attention: MemoryAttention) -> Tensor:
-    """Run rows through the decoder; return hidden states [rows, hidden] after the final norm.
-
-    Raises:
-        ModelError: a layer's attention does not go through transformers' interface.
-    """
-    with attention.installed():
-        hidden = adapter.forward(batch, table)
-    if attention.layers < len(adapter.layouts):
-        raise ModelError(f"{adapter.family}'s attention does not go through transformers' interface: no stream on it")
-    return hidden
+        return Query(free, self._groups[start:stop], self._count, layout.keys[0], self._purpose)
 
 
 def encode_block(adapter: Adapter, method: Method, recent: RecentWindow, codes: FrameCodes, batched: bool) -> None:
@@ -134,7 +115,7 @@ def encode_block(adapter: Adapter, method: Method, recent: RecentWindow, codes: 
         method.prepare(visible)
         begin = recent.positions.corner(recent.done)
         context = MemoryContext(adapter, method, recent, visible, begin, question=False)
-        forward(adapter, batch, recent.table, MemoryAttention(adapter, batch, groups, part.frames, "frames", context))
+        MemoryForward(context, batch, groups, part.frames, "frames").run(recent.table)
 
 
 def _frame_batch(adapter: Adapter, recent: RecentWindow, codes: FrameCodes) -> tuple[RowBatch, Tensor]:
@@ -158,8 +139,8 @@ def _frame_batch(adapter: Adapter, recent: RecentWindow, codes: FrameCodes) -> t
 class MemoryRunner:
     """An adapter whose forwards see a memory beside their table; decoding runs on it."""
 
-    def __init__(self, adapter: Adapter, context: MemoryContext) -> None:
-        self.adapter, self._context = adapter, context
+    def __init__(self, context: MemoryContext) -> None:
+        self.adapter, self._context = context.adapter, context
 
     @property
     def device(self) -> torch.device:
@@ -171,19 +152,17 @@ class MemoryRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.adapter.logits(hidden)
 
-    def forward(self, batch: RowBatch, table: KVTable, asking: range | None = None) -> Tensor:
+    def forward(self, batch: RowBatch, table: KVTable, asking: range = range(0)) -> Tensor:
         """Run rows after the question; retrieval goes by the rows `asking`."""
         groups = torch.full((batch.embeds.shape[0],), -1, dtype=torch.int64, device=self.device)
-        if asking is not None:
-            groups[asking.start : asking.stop] = 0
-        attention = MemoryAttention(self.adapter, batch, groups, 1, "question", self._context)
-        return forward(self.adapter, batch, table, attention)
+        groups[asking.start : asking.stop] = 0
+        return MemoryForward(self._context, batch, groups, 1, "question").run(table)
 
 
 def prefill_question(
-    adapter: Adapter, method: Method, recent: RecentWindow, visible: VisibleRange, closing: Closing, most: int
-) -> Asked:
-    """Prefill a question after what is visible.
+    adapter: Adapter, method: Method, recent: RecentWindow, visible: VisibleRange, question: QuestionTokens, most: int
+) -> tuple[MemoryRunner, DecodeStart]:
+    """Prefill a question after what is visible; return what decoding runs on, and where it begins.
 
     Args:
         most: tokens that may be decoded after it.
@@ -191,7 +170,7 @@ def prefill_question(
     Raises:
         PromptError: it does not fit into the model's context.
     """
-    ids = torch.tensor(closing.token_ids)
+    ids = torch.tensor(question.token_ids)
     begin = recent.positions.corner(visible.high)
     longest = begin + len(ids) + most
     if longest > adapter.context_length:
@@ -205,6 +184,7 @@ def prefill_question(
     table.allocate(slots, encoded.groups)
     batch = RowBatch(encoded.embeds, encoded.positions + begin, slots, encoded.visual)
     method.prepare(visible)
-    runner = MemoryRunner(adapter, MemoryContext(adapter, method, recent, visible, begin, question=True))
-    hidden = runner.forward(batch, table, closing.question or range(len(ids)))
-    return Asked(runner, table, begin + encoded.span, adapter.logits(hidden[-1:])[0])
+    runner = MemoryRunner(MemoryContext(adapter, method, recent, visible, begin, question=True))
+    hidden = runner.forward(batch, table, question.asking)
+    logits = adapter.logits(hidden[-1:])[0]
+    return runner, DecodeStart(table, logits, table.length, begin + encoded.span, adapter.axes)

@@ -1,6 +1,7 @@
 """A stream: frames come, are encoded block by block, and questions are answered at any time."""
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,15 @@ from torch import Tensor
 
 from emblema.errors import CapacityError, StreamError, UnsupportedModelError
 from emblema.kv.chunk import Chunk
+from emblema.media import DEFAULT_LIMITS, MediaLimits, load_image, sample_frames
+from emblema.media.source import is_address
 from emblema.models.adapter import Adapter
+from emblema.models.frames import encode_frames
+from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
+from emblema.session.replies import TextStream, text_pieces
+from emblema.session.session import Session
 from emblema.stream.chunks import ChunkWriter, chunk_frames
-from emblema.stream.forward import encode_block, prefill_question
+from emblema.stream.forward import MemoryRunner, encode_block, prefill_question
 from emblema.stream.frames import FrameLog, FrameQueue, TimedFrame
 from emblema.stream.method import MemoryBytes, Method, StreamContext, VisibleRange
 from emblema.stream.methods import method_named
@@ -23,9 +30,9 @@ from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.positions import FramePositions, PhaseTables
 from emblema.stream.recent import RecentWindow
 from emblema.stream.reply import Moment, StreamPiece, StreamReply, StreamUsage
-from emblema.stream.seam import Asked, Decoder, Host
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.state import StreamState, read_state, state_path, write_state
+from emblema.stream.turn import StreamTurn
 
 
 class Stream:
@@ -37,18 +44,23 @@ class Stream:
         method: name of the memory.
         settings: how much is seen, and how it remembers.
         log: times and codes of the frames seen.
+        turn: token ids around the frames.
 
     Raises:
         UnsupportedModelError: the model's layers cannot read a memory.
         StreamError: there is no method of that name.
+        PromptError: the template refuses the system turn, or there is a system turn and no template.
     """
 
-    def __init__(self, host: Host, method: str, settings: StreamSettings) -> None:
-        _refuse_unreadable(host.adapter)
+    def __init__(
+        self, session: Session, method: str, settings: StreamSettings, template: bool = True, system: str | None = None
+    ) -> None:
+        _refuse_unreadable(session.adapter)
         self.method, self.settings, self.log = method, settings, FrameLog()
-        self._host, self._make = host, method_named(method, settings)
+        self._make = method_named(method, settings)
+        self._session, self._adapter = session, session.adapter
+        self.turn = StreamTurn(session, template, system)
         self._queue, self._owner = FrameQueue(settings), threading.get_ident()
-        self._opening = host.opening()
         self._parts: tuple[RecentWindow, Method] | None = None
 
     @property
@@ -119,7 +131,8 @@ class Stream:
         given = list(frames) if isinstance(frames, list | tuple) else [frames]
         times = self._times(at, len(given))
         self._refuse_beyond_context(len(given))
-        ready = [TimedFrame(self._host.picture(frame), when) for frame, when in zip(given, times, strict=True)]
+        limits = self._session.limits
+        ready = [TimedFrame(load_image(frame, limits), when) for frame, when in zip(given, times, strict=True)]
         owned = threading.get_ident() == self._owner
         taken = self._queue.put(ready, wait=not owned)
         if owned:
@@ -136,7 +149,7 @@ class Stream:
             MediaError: it cannot be read, or is cut short; the frames that could be read are taken all the same.
         """
         last, taken = self._queue.last, 0
-        for when, picture in self._host.video(source, fps):
+        for when, picture in sample_frames(source, fps, self._video_limits(source)):
             taken += self.push(picture, at=when if last is None else last + 1 / fps + when)
         return taken
 
@@ -172,15 +185,15 @@ class Stream:
             PromptError: the question or a knob is not right, or there is no room for it in the model's context.
         """
         began = time.perf_counter()
-        decoder, visible = self._host.decoder(knobs), self._visible(at, window)
+        sampling, visible = Sampling.of(**knobs), self._visible(at, window)
         before = self.counts
-        prefill = self._prefill(text, visible, decoder.most)
-        pieces = self._answer(decoder, prefill, visible, before, began)
+        prefill = self._prefill(text, visible, sampling.max_new_tokens)
+        pieces = self._answer(sampling, *prefill, visible, before, began)
         return pieces if stream else [piece.reply for piece in pieces if piece.reply is not None][-1]
 
     def prefill(self, text: Any, at: float | None = None, window: int | None = None) -> Tensor:
         """Return the logits after the question, [vocab] float32; arguments and errors as `ask`."""
-        logits = self._prefill(text, self._visible(at, window), 0).logits
+        logits = self._prefill(text, self._visible(at, window), 0)[1].logits
         self.settle()
         return logits
 
@@ -197,17 +210,16 @@ class Stream:
             StoreError: the folder cannot be written.
         """
         recent, memory = self._complete()
-        path, adapter, queue = state_path(self._host.folder, name), self._host.adapter, self._queue
-        own = memory.state()
+        path, own = _state_path(self._session, name), memory.state()
         state = StreamState(
             facts={
-                "last": queue.last,
-                "size": queue.size,
+                "last": self._queue.last,
+                "size": self._queue.size,
                 "dropped": self.dropped,
-                "model": adapter.fingerprint,
+                "model": self._adapter.fingerprint,
                 "method": self.method,
                 "settings": self.settings.flat(),
-                "opening": list(self._opening),
+                "opening": list(self.turn.opening),
             }
         )
         for part, kept in (("log", self.log.state()), ("local", recent.state()), ("memory", own)):
@@ -216,22 +228,23 @@ class Stream:
         return path
 
     @classmethod
-    def load(cls, host: Host, name: str) -> Self:
+    def load(cls, session: Session, name: str, template: bool = True, system: str | None = None) -> Self:
         """Return a stream that was saved, as it was: it gives the same answers, and goes on.
 
         Raises:
             StreamError: there is none of that name, or it was another model's or another template's.
             StoreError: it is damaged.
         """
-        state = read_state(state_path(host.folder, name))
+        state = read_state(_state_path(session, name))
         facts = state.facts
-        if facts["model"] != host.adapter.fingerprint:
+        if facts["model"] != session.adapter.fingerprint:
             raise StreamError(f"the stream {name!r} was saved with another model: load that one")
-        if tuple(facts["opening"]) != host.opening():
+        settings = change_settings(StreamSettings(), facts["settings"])
+        stream = cls(session, facts["method"], settings, template, system)
+        if tuple(facts["opening"]) != stream.turn.opening:
             raise StreamError(f"the stream {name!r} was opened with another template or system text: give the same")
-        stream = cls(host, facts["method"], change_settings(StreamSettings(), facts["settings"]))
         stream.log.restore(state.part("log"))
-        recent, memory = stream._begin(stream.log.offsets.to(host.adapter.device))
+        recent, memory = stream._begin(stream.log.offsets.to(session.adapter.device))
         recent.restore(state.part("local"))
         memory.restore(state.part("memory"))
         stream._queue.restore(facts["last"], tuple(facts["size"]), facts["dropped"])
@@ -254,8 +267,8 @@ class Stream:
         recent, memory = self._complete()
         if not isinstance(memory, Mosaic):
             raise StreamError(f"a stream with the method {memory.name!r} has no clusters: use mosaic")
-        writer = ChunkWriter(self._host.adapter, self.log, recent, memory, self._host.markers())
-        return [self._host.keep(*writer.write(frames)) for frames in chunk_frames(recent, memory, most)]
+        writer = ChunkWriter(self._adapter, self.log, recent, memory, self.turn.markers)
+        return [writer.store(frames, self._session.store) for frames in chunk_frames(recent, memory, most)]
 
     def close(self) -> None:
         """Take no more frames, and give back threads. Closing twice does nothing."""
@@ -286,7 +299,7 @@ class Stream:
         """Refuse frames outside the model's context; before the first block their size is not known."""
         if self._parts is None:
             return
-        context, last = self._host.adapter.context_length, self.frames + self.waiting + more
+        context, last = self._adapter.context_length, self.frames + self.waiting + more
         end = self._parts[0].positions.corner(last)
         if end > context:
             raise CapacityError(
@@ -306,9 +319,10 @@ class Stream:
         return done
 
     def _take_in(self, frames: list[TimedFrame]) -> None:
-        codes = self._host.codes([frame.picture for frame in frames])
+        preparer = self._session.chunk_builder.preparer
+        codes = encode_frames(self._adapter, preparer, [frame.picture for frame in frames])
         recent, memory = self._begin(codes.offsets)
-        encode_block(self._host.adapter, memory, recent, codes, self.settings.ablation.batched)
+        encode_block(self._adapter, memory, recent, codes, self.settings.ablation.batched)
         self.log.add(codes, [frame.at for frame in frames])
         if recent.room == 0:
             evicted = recent.end_block()
@@ -320,12 +334,11 @@ class Stream:
     def _begin(self, offsets: Tensor) -> tuple[RecentWindow, Method]:
         """Return window and memory; made for frames of `offsets` if there is none yet."""
         if self._parts is None:
-            adapter, settings = self._host.adapter, self.settings
-            positions = FramePositions.of(settings, len(self._opening), offsets)
+            adapter, settings, turn = self._adapter, self.settings, self.turn
+            positions = FramePositions.of(settings, len(turn.opening), offsets)
             phases = PhaseTables(adapter.tables)
-            recent = RecentWindow(adapter, settings, positions, self._opening, phases)
-            ending = self._host.ending()
-            context = StreamContext(adapter, settings, positions, self.log, self._opening, ending, phases)
+            recent = RecentWindow(adapter, settings, positions, turn.opening, phases)
+            context = StreamContext(adapter, settings, positions, self.log, turn.opening, turn.ending, phases)
             self._parts = recent, self._make(context)
         return self._parts
 
@@ -353,35 +366,57 @@ class Stream:
         low = 0 if window is None else max(0, high - window)
         return VisibleRange(low, high, max(low, high - self.settings.window))
 
-    def _prefill(self, text: Any, visible: VisibleRange, most: int) -> Asked:
+    def _prefill(self, text: Any, visible: VisibleRange, most: int) -> tuple[MemoryRunner, DecodeStart]:
         recent, memory = self._begun()
-        return prefill_question(self._host.adapter, memory, recent, visible, self._host.closing(text), most)
+        return prefill_question(self._adapter, memory, recent, visible, self.turn.question(text), most)
 
     def _answer(
-        self, decoder: Decoder, prefill: Asked, visible: VisibleRange, before: dict[str, float], began: float
+        self,
+        sampling: Sampling,
+        runner: MemoryRunner,
+        start: DecodeStart,
+        visible: VisibleRange,
+        before: dict[str, float],
+        began: float,
     ) -> Iterator[StreamPiece]:
         """Decode after a question; the usage is known with the first token."""
+        ends, text = self._session.end_tokens, TextStream(self._session.tokenizer, sampling.stop)
         usage: StreamUsage | None = None
         moments: tuple[Moment, ...] = ()
-        text, rows = "", prefill.table.length
-        for piece in decoder(prefill):
+        made: list[int] = []
+        tokens = decode(runner, start, Sampler(sampling), ends)
+        for piece, reason in text_pieces(tokens, text, ends, made):
             if usage is None:
                 seconds = time.perf_counter() - began
                 shares = sorted(self.memory.retrieved().items())
                 moments = tuple(Moment(frame, self.log.times[frame], share) for frame, share in shares)
                 self.settle()
                 counts = {name: count - before.get(name, 0) for name, count in self.counts.items()}
-                usage = StreamUsage(self.method, visible.high - visible.low, len(moments), rows, seconds, counts)
-            text += piece.text
-            if piece.reason:
-                usage = replace(usage, completion_tokens=len(piece.token_ids))
-                yield StreamPiece(piece.text, StreamReply(text, piece.token_ids, piece.reason, usage, moments))
-            elif piece.text:
-                yield StreamPiece(piece.text)
+                usage = StreamUsage(self.method, visible.high - visible.low, len(moments), start.row, seconds, counts)
+            if reason is not None:
+                usage = replace(usage, completion_tokens=len(made))
+                yield StreamPiece(piece, StreamReply(text.text, tuple(made), reason, usage, moments))
+            elif piece:
+                yield StreamPiece(piece)
+
+    def _video_limits(self, source: Any) -> MediaLimits:
+        """Bound a video by its frames alone, unless a limit was set: they come one at a time and are not kept."""
+        limits = replace(self._session.limits, video_frames=sys.maxsize, video_pixels=sys.maxsize)
+        if limits.video_seconds == DEFAULT_LIMITS.video_seconds:
+            limits = replace(limits, video_seconds=math.inf)
+        if limits.file_bytes == DEFAULT_LIMITS.file_bytes and isinstance(source, str | Path) and not is_address(source):
+            limits = replace(limits, file_bytes=sys.maxsize)
+        return limits
 
     def _refuse_others(self) -> None:
         if threading.get_ident() != self._owner:
             raise StreamError("a stream is asked by the thread that opened it; others may push frames")
+
+
+def _state_path(session: Session, name: str) -> Path:
+    """Return the file of a saved stream."""
+    disk = session.store.store.disk
+    return state_path(None if disk is None else Path(disk.path) / "streams" / session.store.owner, name)
 
 
 def _refuse_unreadable(adapter: Adapter) -> None:

@@ -1,0 +1,55 @@
+"""The user turn around a stream's frames: opening, start marker, frames, end marker, question, the answer's opening."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emblema.session.chat_template import TokenIds
+from emblema.session.session import Session
+from emblema.session.turn_tokenizer import AFTER_CHUNK, ANCHOR
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionTokens:
+    """What comes after the frames.
+
+    Attributes:
+        token_ids: end marker, question, end of the turn, opening of the answer.
+        asking: the tokens of the question itself, as a range of these; retrieval goes by them.
+    """
+
+    token_ids: TokenIds
+    asking: range
+
+
+class StreamTurn:
+    """The token ids of one stream's turn.
+
+    Attributes:
+        markers: token ids right before and after a piece of media.
+        opening: token ids before the frames.
+        ending: token ids after any question; one or more.
+
+    Raises:
+        PromptError: the template refuses the system turn, or there is a system turn and no template.
+    """
+
+    def __init__(self, session: Session, template: bool, system: str | None) -> None:
+        self._tokenizer = session.turn_tokenizer(template, system)
+        before, after = session.chunk_builder.preparer.markers("image")
+        self.markers: tuple[TokenIds, TokenIds] = tuple(before), tuple(after)
+        self.opening: TokenIds = (*self._tokenizer.opening(), *before)
+        # What the template writes after a question without words.
+        self._bare = self._tokenizer.closing(AFTER_CHUNK, "") if template else ()
+        self.ending: TokenIds = (*after, *self._bare) or ANCHOR
+
+    def question(self, text: str | Sequence[int]) -> QuestionTokens:
+        """Return the token ids after the frames for a question.
+
+        Raises:
+            PromptError: there is nothing to ask.
+        """
+        asked, bare, after = self._tokenizer.closing(AFTER_CHUNK, text), self._bare, self.markers[1]
+        pairs = zip(asked[::-1], bare[::-1], strict=False)
+        shared = next((count for count, (token, other) in enumerate(pairs) if token != other), len(bare))
+        asking = range(len(after), len(after) + len(asked) - shared)
+        return QuestionTokens((*after, *asked), asking or range(len(after) + len(asked)))
