@@ -11,7 +11,7 @@ from emblema.kv.rotation import PhaseBook, relocate
 from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 from emblema.store.identity import chunk_id
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 from emblema.stream.frames import FrameLog
 from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.recent import RecentWindow

@@ -415,7 +415,7 @@ class Stream:
 
 def _state_path(session: Session, name: str) -> Path:
     """Return the file of a saved stream."""
-    disk = session.store.store.disk
+    disk = session.store.disk
     return state_path(None if disk is None else Path(disk.path) / "streams" / session.store.owner, name)
 
 
