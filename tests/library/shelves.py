@@ -11,7 +11,7 @@ from PIL import Image
 
 from emblema.errors import MediaError
 from emblema.kv.chunk import Chunk, Clip
-from emblema.library import Maker
+from emblema.library.tenant_model import TenantModel
 from emblema.media import load_image, media_bytes
 from emblema.store.identity import chunk_id
 from emblema.store.store import Store, TenantStore
@@ -77,8 +77,8 @@ class Workbench:
         return self.view.put(Chunk(id, kind, item.adapter.fingerprint, encoded, rows))
 
     @property
-    def maker(self) -> Maker:
-        return Maker(self.view, loaded(self.name).adapter, self.add, self.read)
+    def tenant(self) -> TenantModel:
+        return TenantModel(self.view, loaded(self.name).adapter, self.add, self.read)
 
 
 def tenant(store: Store, salt: bytes = b"one", name: str = "llava") -> Workbench:

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.errors import StoreError
-from emblema.library.catalogue import Catalogue
-from emblema.library.entry import Listing, SourceNote
-from emblema.library.process import is_running, this_process
+from emblema.library.catalogue import Catalogue, is_running, this_process
+from emblema.library.items import Listing, SourceNote
 
 SCOPE, LIBRARY = "scope", "files"
 

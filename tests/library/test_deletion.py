@@ -12,7 +12,9 @@ import pytest
 
 import emblema
 from emblema.errors import StoreError
-from emblema.library import DynamicLibrary, Shelf, StaticLibrary
+from emblema.library.dynamic import DynamicLibrary
+from emblema.library.libraries import Libraries
+from emblema.library.static import StaticLibrary
 from emblema.store.store import Store
 from tests.library.shelves import Clock, Landmarks, administrator, photo, png, tenant
 from tests.store.tiers import FULL, FaultyDisk
@@ -24,14 +26,14 @@ class Kept:
     def __init__(self, folder: Path, clock: Clock | None = None) -> None:
         self.disk = FaultyDisk(folder / "store")
         self.store = Store(self.disk)
-        self.shelf = Shelf(folder / "libraries", **({} if clock is None else {"clock": clock}))
+        self.libraries = Libraries(folder / "libraries", **({} if clock is None else {"clock": clock}))
         self.bench, self.chief = tenant(self.store), administrator(self.store)
-        self.files = StaticLibrary(self.shelf, self.bench.maker, Landmarks())
-        self.admin = DynamicLibrary(self.shelf, "hotels", self.chief.maker, Landmarks())
-        self.reader = DynamicLibrary(self.shelf, "hotels", self.bench.maker, Landmarks())
+        self.files = StaticLibrary(self.libraries, self.bench.tenant, Landmarks())
+        self.admin = DynamicLibrary(self.libraries, "hotels", self.chief.tenant, Landmarks())
+        self.reader = DynamicLibrary(self.libraries, "hotels", self.bench.tenant, Landmarks())
 
     def close(self) -> None:
-        self.shelf.close()
+        self.libraries.close()
         self.store.close()
 
 
@@ -59,7 +61,7 @@ def test_a_deletion_that_a_tier_fails_is_tried_again(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="not all of 'one' could be deleted"):
             kept.files.delete("one")
     assert list(kept.files) == ["two"] and sources(tmp_path) == 1
-    assert kept.disk.entry(first.id) is not None and kept.shelf.statistics.uncollected == 2
+    assert kept.disk.entry(first.id) is not None and kept.libraries.statistics.uncollected == 2
     kept.disk.faults.delete = None
     kept.files.delete("one")
     assert kept.disk.entry(first.id) is None and kept.disk.entry(second.id) is not None
@@ -203,7 +205,7 @@ def test_a_clean_up_that_fails_is_not_the_readers(tmp_path: Path) -> None:
     kept.admin.put("ritz", photo(2))
     kept.disk.faults.delete = FULL
     request.close()
-    assert kept.shelf.statistics.uncollected == 1 and kept.disk.entry(old) is not None
+    assert kept.libraries.statistics.uncollected == 1 and kept.disk.entry(old) is not None
     kept.disk.faults.delete = None
     kept.reader.snapshot().close()
     assert kept.disk.entry(old) is None
@@ -218,7 +220,7 @@ def test_a_hold_that_cannot_be_ended_is_ended_later(tmp_path: Path) -> None:
     kept.admin.put("ritz", photo(2))
     with full():
         request.close()
-    assert old in kept.chief.view and kept.shelf.statistics.uncollected == 1
+    assert old in kept.chief.view and kept.libraries.statistics.uncollected == 1
     kept.reader.snapshot().close()
     assert old not in kept.chief.view
     kept.close()

@@ -11,7 +11,10 @@ import pytest
 
 from emblema.errors import MediaError, StoreError
 from emblema.kv.chunk import Clip
-from emblema.library import DynamicLibrary, LibraryItem, Shelf, StaticLibrary
+from emblema.library.dynamic import DynamicLibrary
+from emblema.library.items import LibraryItem
+from emblema.library.libraries import Libraries
+from emblema.library.static import StaticLibrary
 from emblema.store.store import Store
 from tests.library.shelves import Landmarks, Workbench, administrator, photo, png, tenant
 
@@ -20,10 +23,10 @@ class Hotels:
     """A collection with an administrator's door and a reader's."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.store, self.shelf = Store(), Shelf(folder)
+        self.store, self.libraries = Store(), Libraries(folder)
         self.bench: Workbench = administrator(self.store)
-        self.admin = DynamicLibrary(self.shelf, "hotels", self.bench.maker, Landmarks())
-        self.reader = DynamicLibrary(self.shelf, "hotels", tenant(self.store).maker, Landmarks())
+        self.admin = DynamicLibrary(self.libraries, "hotels", self.bench.tenant, Landmarks())
+        self.reader = DynamicLibrary(self.libraries, "hotels", tenant(self.store).tenant, Landmarks())
 
     def pinned(self, id: str) -> bool:
         """Whether a chunk is pinned, as eviction sees it."""
@@ -121,7 +124,7 @@ def test_an_update_whose_vectors_cannot_be_made_changes_nothing(hotels: Hotels) 
         def chunk(self, chunk: object) -> object:
             return [[float("nan")]]
 
-    admin = DynamicLibrary(hotels.shelf, "hotels", hotels.bench.maker, Broken())
+    admin = DynamicLibrary(hotels.libraries, "hotels", hotels.bench.tenant, Broken())
     with pytest.raises(StoreError, match="not finite"):
         admin.put("ritz", photo(1))
     assert admin.version == 0 and not hotels.pinned(hotels.bench.made[0])
@@ -134,7 +137,7 @@ def test_unknown_and_unreadable_names_are_refused(hotels: Hotels) -> None:
     with pytest.raises(StoreError, match="no name"):
         hotels.admin.update({"": photo(2)})
     with pytest.raises(StoreError, match="no name"):
-        DynamicLibrary(hotels.shelf, "", hotels.bench.maker)
+        DynamicLibrary(hotels.libraries, "", hotels.bench.tenant)
     assert hotels.admin.version == 1 and len(hotels.bench.made) == 1
 
 
@@ -153,8 +156,8 @@ def test_readers_change_nothing(hotels: Hotels) -> None:
 
 
 def test_collections_and_files_share_chunks_without_losing_them(hotels: Hotels) -> None:
-    other = DynamicLibrary(hotels.shelf, "inns", hotels.bench.maker, Landmarks())
-    files = StaticLibrary(hotels.shelf, hotels.bench.maker, Landmarks())
+    other = DynamicLibrary(hotels.libraries, "inns", hotels.bench.tenant, Landmarks())
+    files = StaticLibrary(hotels.libraries, hotels.bench.tenant, Landmarks())
     hotels.admin.put("ritz", photo(1))
     other.put("the ritz", photo(1))
     files.add(photo(1), name="photo")
@@ -169,7 +172,7 @@ def test_collections_and_files_share_chunks_without_losing_them(hotels: Hotels) 
 
 def test_a_tenants_files_are_not_in_the_collection(hotels: Hotels) -> None:
     bench = tenant(hotels.store, b"two")
-    StaticLibrary(hotels.shelf, bench.maker, Landmarks()).add(photo(1), name="mine")
+    StaticLibrary(hotels.libraries, bench.tenant, Landmarks()).add(photo(1), name="mine")
     hotels.admin.put("ritz", photo(2))
     assert [hit.name for hit in hotels.reader.search("word0 word1", 5)] == ["ritz"]
 
@@ -178,7 +181,7 @@ def test_a_lost_item_is_made_again(hotels: Hotels) -> None:
     hotels.admin.put("ritz", png(1))
     (chunk,) = hotels.bench.made
     hotels.bench.view.delete(chunk)
-    assert hotels.reader["ritz"].tokens > 0 and hotels.shelf.statistics.remade == 1
+    assert hotels.reader["ritz"].tokens > 0 and hotels.libraries.statistics.remade == 1
     assert hotels.reader.version == 1
 
 
@@ -218,16 +221,16 @@ def test_readers_go_on_while_the_administrator_updates(hotels: Hotels) -> None:
 
 
 def test_collections_outlive_the_process(tmp_path: Path) -> None:
-    with Store(tmp_path / "store") as store, Shelf(tmp_path / "shelf") as shelf:
-        admin = DynamicLibrary(shelf, "hotels", administrator(store).maker, Landmarks())
+    with Store(tmp_path / "store") as store, Libraries(tmp_path / "libraries") as libraries:
+        admin = DynamicLibrary(libraries, "hotels", administrator(store).tenant, Landmarks())
         admin.replace({"ritz": photo(1), "inn": photo(2)})
         admin.put("ritz", photo(3))
         ids = {name: admin[name].id for name in admin}
         store.flush()
         assert store.disk is not None and all(entry.terms.pinned for entry in store.disk.entries())
-    with Store(tmp_path / "store") as store, Shelf(tmp_path / "shelf") as shelf:
+    with Store(tmp_path / "store") as store, Libraries(tmp_path / "libraries") as libraries:
         bench = tenant(store)
-        reader = DynamicLibrary(shelf, "hotels", bench.maker, Landmarks())
+        reader = DynamicLibrary(libraries, "hotels", bench.tenant, Landmarks())
         assert reader.version == 2 and {name: reader[name].id for name in reader} == ids and bench.made == []
 
 
@@ -244,7 +247,7 @@ sys.stdin.read()
 def test_a_snapshot_of_another_process_holds_until_that_ends(tmp_path: Path) -> None:
     hotels = Hotels(tmp_path)
     hotels.admin.put("ritz", photo(1))
-    scope = hotels.bench.maker.scope()
+    scope = hotels.bench.tenant.scope()
     command = [sys.executable, "-c", HOLD, str(tmp_path / "library.sqlite"), scope, hotels.admin.key]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:

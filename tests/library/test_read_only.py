@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from emblema.errors import StoreError
-from emblema.library import DynamicLibrary, Shelf, StaticLibrary
+from emblema.library.dynamic import DynamicLibrary
+from emblema.library.libraries import Libraries
+from emblema.library.static import StaticLibrary
 from emblema.store.store import Store
 from tests.library.shelves import Clock, Landmarks, administrator, photo, png, tenant
 
@@ -30,27 +32,27 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("crashed", [False, True])
 def test_libraries_are_read_where_nothing_can_be_written(disk: Path, crashed: bool) -> None:
     clock, store = Clock(), Store()
-    shelf = Shelf(disk, clock=clock)
-    files = StaticLibrary(shelf, tenant(store).maker, Landmarks())
+    libraries = Libraries(disk, clock=clock)
+    files = StaticLibrary(libraries, tenant(store).tenant, Landmarks())
     files.add(png(1), "one")
     files.add(png(2), "short", seconds=5)
-    DynamicLibrary(shelf, "hotels", administrator(store).maker, Landmarks()).put("ritz", photo(3))
+    DynamicLibrary(libraries, "hotels", administrator(store).tenant, Landmarks()).put("ritz", photo(3))
     if crashed:
         # Its log stays beside the catalogue.
         for path in list(disk.glob("library.sqlite*")):
             (disk / f"kept-{path.name}").write_bytes(path.read_bytes())
-    shelf.close()
+    libraries.close()
     if crashed:
         for path in list(disk.glob("kept-*")):
             path.replace(disk / path.name.removeprefix("kept-"))
         assert (disk / "library.sqlite-wal").exists()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     clock.time += 6
-    shelf = Shelf(disk, clock=clock)
+    libraries = Libraries(disk, clock=clock)
     bench, chief = tenant(store), administrator(store)
-    files = StaticLibrary(shelf, bench.maker, Landmarks())
-    admin = DynamicLibrary(shelf, "hotels", chief.maker, Landmarks())
-    reader = DynamicLibrary(shelf, "hotels", bench.maker, Landmarks())
+    files = StaticLibrary(libraries, bench.tenant, Landmarks())
+    admin = DynamicLibrary(libraries, "hotels", chief.tenant, Landmarks())
+    reader = DynamicLibrary(libraries, "hotels", bench.tenant, Landmarks())
     assert list(files) == ["one"] and files["one"].tokens > 0 and "short" not in files
     with reader.snapshot() as request:
         assert list(request) == ["ritz"] and request["ritz"].tokens > 0
@@ -59,4 +61,4 @@ def test_libraries_are_read_where_nothing_can_be_written(disk: Path, crashed: bo
         with pytest.raises(StoreError, match="can only be read, its folder cannot be written"):
             act()
     assert list(files) == ["one"] and list(reader) == ["ritz"] and files["one"].id in bench.view
-    shelf.catalogue.close()
+    libraries.catalogue.close()

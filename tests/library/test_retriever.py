@@ -8,9 +8,10 @@ import torch
 
 from emblema.errors import LoadError, StoreError
 from emblema.kv.chunk import Chunk
-from emblema.library import AttentionEmbedder, MeanEmbedder, Shelf, Space, StaticLibrary, choose_space
-from emblema.library.attention import answering, farthest
+from emblema.library.embedders import AttentionEmbedder, MeanEmbedder, Space, answering, choose_space, farthest
+from emblema.library.libraries import Libraries
 from emblema.library.retriever import SPACE
+from emblema.library.static import StaticLibrary
 from emblema.models.queries import key_states, queries
 from emblema.store.store import Store
 from tests.families import loaded
@@ -32,7 +33,7 @@ def test_the_farthest_keys_are_the_outlying_ones() -> None:
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl", "gemma3", "kimi_k25"])
 def test_every_family_can_be_searched_by_attention(name: str) -> None:
     bench = tenant(Store(), name=name)
-    files = StaticLibrary(Shelf(), bench.maker)
+    files = StaticLibrary(Libraries(), bench.tenant)
     for seed in range(4):
         files.add(photo(seed), name=f"photo {seed}")
     hits = files.search("word1 word2", 3)
@@ -84,24 +85,24 @@ def test_the_choice_of_a_space_repeats() -> None:
 
 
 def test_the_space_is_settled_once_there_are_chunks_to_tell_by() -> None:
-    bench, shelf = tenant(Store()), Shelf()
-    files = StaticLibrary(shelf, bench.maker)
-    scope = bench.maker.scope()
+    bench, libraries = tenant(Store()), Libraries()
+    files = StaticLibrary(libraries, bench.tenant)
+    scope = bench.tenant.scope()
     for seed in range(7):
         files.add(photo(seed), name=f"photo {seed}")
     files.search("word1", 1)
-    assert shelf.catalogue.setting(scope, SPACE) is None
+    assert libraries.catalogue.setting(scope, SPACE) is None
     files.add(photo(7), name="photo 7")
     files.search("word1", 1)
     chosen = choose_space(loaded("llava").adapter, [files[name] for name in files])
-    assert shelf.catalogue.setting(scope, SPACE) == f"{chosen.layer}.{chosen.head}"
-    shelf.catalogue.set(scope, SPACE, "999.1 or so")
+    assert libraries.catalogue.setting(scope, SPACE) == f"{chosen.layer}.{chosen.head}"
+    libraries.catalogue.set(scope, SPACE, "999.1 or so")
     assert len(files.search("word1", 9)) == 8
 
 
 def test_the_plain_embedder_finds_a_text_by_its_words() -> None:
     bench = tenant(Store())
-    files = StaticLibrary(Shelf(), bench.maker, MeanEmbedder(loaded("llava").adapter, bench.read))
+    files = StaticLibrary(Libraries(), bench.tenant, MeanEmbedder(loaded("llava").adapter, bench.read))
     for start in (0, 10, 20):
         files.add(name=f"text {start}", text=" ".join(f"word{start + step}" for step in range(6)))
     files.add(photo(1), name="photo")
@@ -114,9 +115,9 @@ def test_vectors_that_are_gone_are_made_again(tmp_path: Path, how: str) -> None:
     store = Store()
     bench = tenant(store)
     other = tenant(store, b"other")
-    with Shelf(tmp_path) as shelf:
+    with Libraries(tmp_path) as libraries:
         for each in (bench, other):
-            files = StaticLibrary(shelf, each.maker, Landmarks())
+            files = StaticLibrary(libraries, each.tenant, Landmarks())
             for seed in range(5):
                 files.add(photo(seed + 5 * (each is other)), name=f"photo {seed}")
     first, second = sorted((tmp_path / "vectors").iterdir())
@@ -130,11 +131,11 @@ def test_vectors_that_are_gone_are_made_again(tmp_path: Path, how: str) -> None:
         content = first.read_bytes()
         first.write_bytes(second.read_bytes())
         second.write_bytes(content)
-    with Shelf(tmp_path) as shelf:
+    with Libraries(tmp_path) as libraries:
         landmarks = Landmarks()
-        files = StaticLibrary(shelf, bench.maker, landmarks)
+        files = StaticLibrary(libraries, bench.tenant, landmarks)
         assert files.search("word3", 1)[0].name == "photo 3" and len(landmarks.embedded) == 5
-        assert shelf.statistics.damaged_indexes == (0 if how == "lost" else 1)
+        assert libraries.statistics.damaged_indexes == (0 if how == "lost" else 1)
         assert files.search("word2", 1)[0].name == "photo 2" and len(landmarks.embedded) == 5
 
 
@@ -142,8 +143,8 @@ def test_vectors_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     bench = tenant(Store())
     landmarks = Landmarks()
     for _ in range(2):
-        with Shelf(tmp_path) as shelf:
-            files = StaticLibrary(shelf, bench.maker, landmarks)
+        with Libraries(tmp_path) as libraries:
+            files = StaticLibrary(libraries, bench.tenant, landmarks)
             for seed in range(5):
                 if f"photo {seed}" not in files:
                     files.add(photo(seed), name=f"photo {seed}")
@@ -158,13 +159,13 @@ def test_a_chunk_whose_rows_cannot_be_read_is_left_out_and_counted() -> None:
                 raise LoadError(chunk.id, "gone")
             return super().chunk(chunk)
 
-    bench, shelf = tenant(Store()), Shelf()
+    bench, libraries = tenant(Store()), Libraries()
     bad = bench.add(photo(1)).id
-    files = StaticLibrary(shelf, bench.maker, Unreadable())
+    files = StaticLibrary(libraries, bench.tenant, Unreadable())
     for seed in range(3):
         files.add(photo(seed), name=f"photo {seed}")
     assert {hit.name for hit in files.search("word1", 3)} == {"photo 0", "photo 2"}
-    assert shelf.statistics.unread_chunks >= 1
+    assert libraries.statistics.unread_chunks >= 1
 
 
 def test_an_embedder_that_gives_nonsense_is_named() -> None:
@@ -172,7 +173,7 @@ def test_an_embedder_that_gives_nonsense_is_named() -> None:
         def query(self, text: str) -> object:
             return [[float("nan")] * 16]
 
-    files = StaticLibrary(Shelf(), tenant(Store()).maker, Nonsense())
+    files = StaticLibrary(Libraries(), tenant(Store()).tenant, Nonsense())
     files.add(photo(1), name="one")
     with pytest.raises(StoreError, match="embedder gave a query vectors that are not finite"):
         files.search("word1", 1)

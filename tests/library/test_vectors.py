@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.errors import StoreError
-from emblema.library.indexes import Indexes, SavedIndex
-from emblema.library.vectorfile import read_vectors, write_vectors
+from emblema.library.saved_vectors import Indexes, SavedIndex, read_vectors, write_vectors
 from emblema.library.vectors import VectorIndex, combined
 
 ABOUT = "scope embedder"

@@ -15,7 +15,11 @@ from emblema.engine.retrieval import Retrieval, RetrievingReply, question_of
 from emblema.engine.windows import EngineHost
 from emblema.errors import EmblemaError, PromptError, StoreError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
-from emblema.library import DynamicLibrary, Embedder, Maker, Shelf, StaticLibrary
+from emblema.library.dynamic import DynamicLibrary
+from emblema.library.embedders import Embedder
+from emblema.library.libraries import Libraries
+from emblema.library.static import StaticLibrary
+from emblema.library.tenant_model import TenantModel
 from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
@@ -211,7 +215,7 @@ class Engine:
     @cached_property
     def files(self) -> StaticLibrary:
         """The tenant's own files: `add`, `list`, `delete`, and by name a part of a prompt; see `StaticLibrary`."""
-        return StaticLibrary(_shelf_of(self.store.store), self._maker)
+        return StaticLibrary(_libraries_of(self.store.store), self._tenant_model)
 
     def collection(self, name: str, embedder: Embedder | None = None) -> DynamicLibrary:
         """Return a reference collection of the shared library; an engine on `store.shared` may change it.
@@ -223,11 +227,11 @@ class Engine:
         Raises:
             StoreError: this is no name.
         """
-        return DynamicLibrary(_shelf_of(self.store.store), name, self._maker, embedder)
+        return DynamicLibrary(_libraries_of(self.store.store), name, self._tenant_model, embedder)
 
     @property
-    def _maker(self) -> Maker:
-        return Maker(self.store, self.adapter, self.add, self.session.prompt_reader.passage)
+    def _tenant_model(self) -> TenantModel:
+        return TenantModel(self.store, self.adapter, self.add, self.session.prompt_reader.passage)
 
     def prompt(self, parts: PromptLike, *, template: bool = True) -> Prompt:
         """Return a prompt as rows, from parts (one user turn) or messages in OpenAI's form; its media are added.
@@ -476,8 +480,8 @@ def _tenant_store(given: Any, salt: bytes) -> TenantStore:
     raise EmblemaError(f"the store is a {type(given).__name__}: give a Store, a view of one, or a folder")
 
 
-def _shelf_of(store: Store) -> Shelf:
-    """Return where the libraries on a store are kept: one shelf for all engines on it, in its folder if it has one."""
+def _libraries_of(store: Store) -> Libraries:
+    """Return the storage of the libraries on a store, shared by all engines on it; in its folder if it has one."""
     folder = None if store.disk is None else store.disk.path / "libraries"
     clock, source_bytes = store.settings.clock, store.settings.library_bytes
-    return store.companion("libraries", lambda: Shelf(folder, clock=clock, source_bytes=source_bytes))
+    return store.companion("libraries", lambda: Libraries(folder, clock=clock, source_bytes=source_bytes))

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip
-from emblema.library import DynamicLibrary
+from emblema.library.dynamic import DynamicLibrary
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import Strategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode

@@ -7,11 +7,11 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from emblema.errors import StoreError
-from emblema.library.embedder import Embedder
-from emblema.library.entry import ChunkOrClip, Hit, LibraryItem, Listing, checked_name
+from emblema.library.embedders import Embedder
+from emblema.library.items import ChunkOrClip, Hit, LibraryItem, Listing, checked_name
+from emblema.library.libraries import Libraries, VersionHold
 from emblema.library.library import Library, chunk_ids
-from emblema.library.maker import Maker
-from emblema.library.shelf import Held, Shelf
+from emblema.library.tenant_model import TenantModel
 from emblema.store.record import SHARED
 
 
@@ -23,11 +23,11 @@ class Snapshot:
         entries: by name.
     """
 
-    def __init__(self, library: Library, held: Held, entries: Mapping[str, Listing]) -> None:
+    def __init__(self, library: Library, held: VersionHold, entries: Mapping[str, Listing]) -> None:
         self.version = held.version
         self.entries = MappingProxyType(dict(entries))
         self._library, self._held = library, held
-        self._dropped = weakref.finalize(self, library.shelf.dropped.append, held)
+        self._dropped = weakref.finalize(self, library.libraries.dropped.append, held)
 
     @property
     def closed(self) -> bool:
@@ -65,7 +65,7 @@ class Snapshot:
     def close(self) -> None:
         """Let go of the version; what no other snapshot needs is freed."""
         if self._dropped.detach() is not None:
-            self._library.shelf.release(self._held)
+            self._library.libraries.release(self._held)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -86,20 +86,20 @@ class DynamicLibrary:
     Chunks of versions in use are pinned in the store. A reader's requests take a `snapshot` and keep it to their end.
 
     Args:
-        shelf: where libraries are kept; the same for the administrator and for readers.
+        libraries: where libraries are kept; the same for the administrator and for readers.
         name: of the collection.
-        maker: the door of a tenant, or of the administrator, whose view is `store.shared`.
+        tenant: the door of a tenant, or of the administrator, whose view is `store.shared`.
         embedder: for `search`; the model's own attention space by default.
     """
 
-    def __init__(self, shelf: Shelf, name: str, maker: Maker, embedder: Embedder | None = None) -> None:
+    def __init__(self, libraries: Libraries, name: str, tenant: TenantModel, embedder: Embedder | None = None) -> None:
         self.name = checked_name(name)
         self.key = f"collection {name}"
-        self._library = Library(shelf, maker, self.key, SHARED, embedder)
-        self._shelf, self._maker = shelf, maker
+        self._library = Library(libraries, tenant, self.key, SHARED, embedder)
+        self._libraries, self._tenant = libraries, tenant
         self._read: tuple[str, int, Mapping[str, Listing]] | None = None
         if self.writable:
-            shelf.register(self._library.scope, self.key, self.collect)
+            libraries.register(self._library.scope, self.key, self.collect)
             self._library.try_collect()
 
     @property
@@ -110,16 +110,16 @@ class DynamicLibrary:
     @property
     def version(self) -> int:
         """Counts the changes; 0 for a collection that nothing was ever put into."""
-        return self._shelf.catalogue.version(self._library.scope, self.key)
+        return self._libraries.catalogue.version(self._library.scope, self.key)
 
     def snapshot(self) -> Snapshot:
         """The collection as it is now, to be closed at the end of a request (or used in a `with`)."""
-        self._shelf.release_dropped()
+        self._libraries.release_dropped()
         scope, holder = self._library.scope, uuid.uuid4().hex
-        version = self._shelf.catalogue.hold(scope, self.key, holder)
+        version = self._libraries.catalogue.hold(scope, self.key, holder)
         if self._read is None or self._read[:2] != (scope, version):
-            self._read = (scope, version, self._shelf.catalogue.entries(scope, self.key, version))
-        return Snapshot(self._library, Held(scope, self.key, version, holder), self._read[2])
+            self._read = (scope, version, self._libraries.catalogue.entries(scope, self.key, version))
+        return Snapshot(self._library, VersionHold(scope, self.key, version, holder), self._read[2])
 
     def __getitem__(self, name: str) -> ChunkOrClip:
         """An item of the present version; StoreError where there is none of this name."""
@@ -179,11 +179,11 @@ class DynamicLibrary:
             EmblemaError: an item cannot be made. The collection is as it was before.
         """
         self._check_writable()
-        self._shelf.catalogue.check_writable()
-        self._shelf.release_dropped()
+        self._libraries.catalogue.check_writable()
+        self._libraries.release_dropped()
         scope = self._library.scope
-        now = self._shelf.catalogue.entries(scope, self.key)
-        held = self._shelf.catalogue.sources(scope)
+        now = self._libraries.catalogue.entries(scope, self.key)
+        held = self._libraries.catalogue.sources(scope)
         gone = list(dict.fromkeys(remove))
         missing = next((name for name in gone if name not in now), None)
         if missing is not None:
@@ -195,21 +195,21 @@ class DynamicLibrary:
         made: dict[str, ChunkOrClip] = {}
         try:
             for name, item in wanted.items():
-                made[name] = self._maker.add(item.source, **item.options)
+                made[name] = self._tenant.add(item.source, **item.options)
                 for chunk in chunk_ids([made[name]]):
-                    self._maker.view.pin(chunk)
+                    self._tenant.store.pin(chunk)
             entries = {name: self._entry(scope, name, wanted[name], made[name], held) for name in made}
             changed = {name: entry for name, entry in entries.items() if name not in now or now[name].id != entry.id}
             if not changed and not gone:
                 return self.version
             self._library.retriever.prepare(scope, chunk_ids(made[name] for name in changed))
-            version = self._shelf.catalogue.change(
+            version = self._libraries.catalogue.change(
                 scope, self.key, changed, [name for name in gone if name not in made]
             )
         except BaseException:
             self._library.unpin_unnamed(chunk_ids(made.values()))
-            named = self._shelf.catalogue.sources(scope)
-            self._shelf.sources.forget(scope, [digest for digest in held if digest not in named])
+            named = self._libraries.catalogue.sources(scope)
+            self._libraries.sources.forget(scope, [digest for digest in held if digest not in named])
             raise
         self._library.try_collect()
         return version
@@ -224,10 +224,10 @@ class DynamicLibrary:
         return self._library.collect()
 
     def _entry(self, scope: str, name: str, item: LibraryItem, piece: ChunkOrClip, held: dict[str, int]) -> Listing:
-        note = self._shelf.sources.keep(scope, item.source, item.options, held)
+        note = self._libraries.sources.keep(scope, item.source, item.options, held)
         if note is not None and note.digest:
             held[note.digest] = note.bytes
-        return Listing.of(name, piece, self._shelf.now(), None, note)
+        return Listing.of(name, piece, self._libraries.now(), None, note)
 
     def _check_writable(self) -> None:
         if not self.writable:

@@ -4,40 +4,45 @@ from collections.abc import Iterable, Mapping
 
 from emblema.errors import StoreError
 from emblema.kv.chunk import Clip
-from emblema.library.embedder import Embedder
-from emblema.library.entry import ChunkOrClip, Hit, Listing, chunks_of
-from emblema.library.maker import Maker
+from emblema.library.embedders import Embedder
+from emblema.library.items import ChunkOrClip, Hit, Listing, chunks_of
+from emblema.library.libraries import Libraries
 from emblema.library.retriever import Retriever
-from emblema.library.shelf import Shelf
+from emblema.library.tenant_model import TenantModel
 
 
 class Library:
     """Items of one scope under one key of the catalogue.
 
     Args:
-        shelf: where libraries are kept.
-        maker: the tenant's door to the model and the store.
+        libraries: where libraries are kept.
+        tenant: the tenant's model and store.
         key: the library's name in the catalogue.
-        owner: whose it is; the view's owner by default.
+        owner: whose it is; the store's owner by default.
         embedder: for `search`; the model's own attention space by default.
     """
 
     def __init__(
-        self, shelf: Shelf, maker: Maker, key: str, owner: str | None = None, embedder: Embedder | None = None
+        self,
+        libraries: Libraries,
+        tenant: TenantModel,
+        key: str,
+        owner: str | None = None,
+        embedder: Embedder | None = None,
     ) -> None:
-        self.shelf, self.maker, self.key = shelf, maker, key
-        self.owner = maker.view.owner if owner is None else owner
-        self.retriever = Retriever(shelf, maker, embedder)
+        self.libraries, self.tenant, self.key = libraries, tenant, key
+        self.owner = tenant.store.owner if owner is None else owner
+        self.retriever = Retriever(libraries, tenant, embedder)
 
     @property
     def writable(self) -> bool:
-        """Whether the library is the view's own."""
-        return self.owner == self.maker.view.owner
+        """Whether the library is the tenant's own."""
+        return self.owner == self.tenant.store.owner
 
     @property
     def scope(self) -> str:
         """Digest of the owner and the model as it is now."""
-        return self.maker.scope(self.owner)
+        return self.tenant.scope(self.owner)
 
     def piece(self, entry: Listing) -> ChunkOrClip:
         """The chunk or clip of an entry; made again from its media where the store has lost it.
@@ -45,7 +50,7 @@ class Library:
         Raises:
             StoreError: it was lost and its media were not kept, or are gone.
         """
-        chunks = [chunk for chunk in map(self.maker.view.find, entry.chunks) if chunk is not None]
+        chunks = [chunk for chunk in map(self.tenant.store.find, entry.chunks) if chunk is not None]
         if len(chunks) < len(entry.chunks) or not chunks:
             return self._made_again(entry)
         if entry.clip:
@@ -63,7 +68,7 @@ class Library:
         hits = []
         for id, score in found:
             entry, index = places[id]
-            chunk = self.maker.view.find(id) or chunks_of(self._made_again(entry))[index]
+            chunk = self.tenant.store.find(id) or chunks_of(self._made_again(entry))[index]
             hits.append(Hit(entry.name, index, chunk, score))
         return hits
 
@@ -76,25 +81,25 @@ class Library:
             StoreError: the catalogue does not answer.
         """
         scope = self.scope
-        chunks, sources = self.shelf.catalogue.collect(scope, self.key)
+        chunks, sources = self.libraries.catalogue.collect(scope, self.key)
         freed = self._erase(scope, chunks, sources)
         if freed:
-            self.shelf.catalogue.freed(scope, freed)
+            self.libraries.catalogue.freed(scope, freed)
         return len(set(freed) & set(chunks))
 
     def try_collect(self) -> None:
         """`collect`, where whoever calls asked for something else: an error is counted and logged."""
-        if self.shelf.catalogue.read_only:
+        if self.libraries.catalogue.read_only:
             return
         try:
             self.collect()
         except StoreError as error:
-            self.shelf.count_uncollected(error)
+            self.libraries.count_uncollected(error)
 
     def erase(self, name: str) -> bool:
         """Delete the chunks and media that an entry names and no other, before the entry goes; whether all went."""
         scope = self.scope
-        chunks, sources = self.shelf.catalogue.only_in(scope, self.key, name)
+        chunks, sources = self.libraries.catalogue.only_in(scope, self.key, name)
         return len(self._erase(scope, chunks, sources)) == len(chunks) + len(sources)
 
     def _erase(self, scope: str, chunks: Iterable[str], sources: Iterable[str]) -> list[str]:
@@ -102,17 +107,17 @@ class Library:
         freed = []
         for chunk in chunks:
             try:
-                self.maker.view.delete(chunk)
-                self.shelf.indexes.forget(scope, [chunk])
+                self.tenant.store.delete(chunk)
+                self.libraries.indexes.forget(scope, [chunk])
             except (StoreError, OSError) as error:
-                self.shelf.count_uncollected(error)
+                self.libraries.count_uncollected(error)
             else:
                 freed.append(chunk)
         for source in sources:
             try:
-                self.shelf.sources.forget(scope, [source])
+                self.libraries.sources.forget(scope, [source])
             except (StoreError, OSError) as error:
-                self.shelf.count_uncollected(error)
+                self.libraries.count_uncollected(error)
             else:
                 freed.append(source)
         return freed
@@ -120,24 +125,24 @@ class Library:
     def unpin_unnamed(self, chunks: Iterable[str]) -> None:
         """Take the pins off chunks that no entry names."""
         chunks = list(chunks)
-        named = self.shelf.catalogue.named(self.scope, chunks)
+        named = self.libraries.catalogue.named(self.scope, chunks)
         for chunk in chunks:
             if chunk not in named:
-                self.maker.view.unpin(chunk)
+                self.tenant.store.unpin(chunk)
 
     def _made_again(self, entry: Listing) -> ChunkOrClip:
         if entry.source is None:
             raise StoreError(f"the chunks of {entry.name!r} are lost, and its media were not kept: add it again")
         scope = self.scope
         try:
-            source = self.shelf.sources.read(scope, entry.source)
+            source = self.libraries.sources.read(scope, entry.source)
         except StoreError as error:
             raise StoreError(f"the chunks of {entry.name!r} are lost, and {error}: add it again") from error
-        piece = self.maker.add(source, **entry.source.options)
-        self.shelf.count_remade()
+        piece = self.tenant.add(source, **entry.source.options)
+        self.libraries.count_remade()
         if piece.id != entry.id and self.writable:
             renewed = Listing.of(entry.name, piece, entry.created, entry.expires, entry.source)
-            self.shelf.catalogue.change(scope, self.key, {entry.name: renewed})
+            self.libraries.catalogue.change(scope, self.key, {entry.name: renewed})
             self.collect()
         return piece
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from emblema.errors import LoadError, StoreError
 from emblema.kv.chunk import Chunk
-from emblema.library.attention import AttentionEmbedder, Space, choose_space
-from emblema.library.embedder import Embedder
-from emblema.library.indexes import SavedIndex
-from emblema.library.maker import Maker
-from emblema.library.shelf import Shelf
+from emblema.library.embedders import AttentionEmbedder, Embedder, Space, choose_space
+from emblema.library.libraries import Libraries
+from emblema.library.saved_vectors import SavedIndex
+from emblema.library.tenant_model import TenantModel
 
 _LOG = logging.getLogger(__name__)
 SPACE = "attention space/1"
@@ -22,13 +21,13 @@ class Retriever:
     """Searches the chunks of one scope.
 
     Args:
-        shelf: where vectors are kept.
-        maker: the tenant's door; searching runs its model.
+        libraries: where vectors are kept.
+        tenant: the tenant's door; searching runs its model.
         embedder: in place of the model's own attention space, which is chosen on the first chunks and then kept.
     """
 
-    def __init__(self, shelf: Shelf, maker: Maker, embedder: Embedder | None = None) -> None:
-        self.shelf, self.maker = shelf, maker
+    def __init__(self, libraries: Libraries, tenant: TenantModel, embedder: Embedder | None = None) -> None:
+        self.libraries, self.tenant = libraries, tenant
         self._given = embedder
         self._tried: tuple[int, Space] | None = None
 
@@ -47,7 +46,7 @@ class Retriever:
         if not chunks:
             return []
         embedder = self._embedder(scope, chunks)
-        saved = self.shelf.indexes.of(scope, embedder.name)
+        saved = self.libraries.indexes.of(scope, embedder.name)
         self.fill(saved, embedder, chunks)
         return saved.index.search(embedder.query(query), count, chunks)
 
@@ -55,7 +54,7 @@ class Retriever:
         """Make the vectors of chunks now, while their rows are at hand."""
         if chunks and (self._given is not None or self._settled(scope) is not None):
             embedder = self._embedder(scope, chunks)
-            self.fill(self.shelf.indexes.of(scope, embedder.name), embedder, chunks)
+            self.fill(self.libraries.indexes.of(scope, embedder.name), embedder, chunks)
 
     def fill(self, saved: SavedIndex, embedder: Embedder, chunks: Sequence[str]) -> None:
         """Make the vectors that an index lacks."""
@@ -63,14 +62,14 @@ class Retriever:
             return
         saved.refresh()
         for id in chunks:
-            chunk = None if id in saved.index else self.maker.view.find(id)
+            chunk = None if id in saved.index else self.tenant.store.find(id)
             if chunk is None:
                 continue
             try:
                 saved.add(id, embedder.chunk(chunk))
             except LoadError as error:
                 _LOG.warning("no vectors for a chunk: %s", error)
-                self.shelf.count_unread()
+                self.libraries.count_unread()
 
     def _embedder(self, scope: str, chunks: Sequence[str]) -> Embedder:
         if self._given is not None:
@@ -78,35 +77,35 @@ class Retriever:
         space = self._settled(scope)
         if space is None:
             space = self._choose(scope, chunks)
-        return AttentionEmbedder(self.maker.adapter, self.maker.read, space)
+        return AttentionEmbedder(self.tenant.adapter, self.tenant.read, space)
 
     def _settled(self, scope: str) -> Space | None:
-        written = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", self.shelf.catalogue.setting(scope, SPACE) or "")
+        written = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", self.libraries.catalogue.setting(scope, SPACE) or "")
         if written is None:
             return None
         space = Space(int(written[1]), int(written[2]))
-        return space if space.layer < len(self.maker.adapter.layouts) else None
+        return space if space.layer < len(self.tenant.adapter.layouts) else None
 
     def _choose(self, scope: str, chunks: Sequence[str]) -> Space:
         if self._tried is not None and self._tried[0] == len(chunks):
             return self._tried[1]
         readable: list[Chunk] = []
         for id in chunks:
-            chunk = self.maker.view.find(id)
+            chunk = self.tenant.store.find(id)
             if chunk is not None and len(readable) < PROBED_CHUNKS:
                 readable.append(chunk)
         if not readable:
             return Space(0, 0)
         try:
-            space = choose_space(self.maker.adapter, readable)
+            space = choose_space(self.tenant.adapter, readable)
         except LoadError as error:
             _LOG.warning("the attention space is not chosen yet: %s", error)
-            self.shelf.count_unread()
+            self.libraries.count_unread()
             return Space(0, 0)
         self._tried = (len(chunks), space)
         if len(readable) >= SETTLED_CHUNKS:
             try:
-                self.shelf.catalogue.set(scope, SPACE, f"{space.layer}.{space.head}")
+                self.libraries.catalogue.set(scope, SPACE, f"{space.layer}.{space.head}")
             except StoreError as error:
                 _LOG.warning("the attention space is chosen again next time: %s", error)
         return space

@@ -14,7 +14,7 @@ from blake3 import blake3
 from PIL import Image
 
 from emblema.errors import StoreError
-from emblema.library.entry import SourceNote
+from emblema.library.items import SourceNote
 from emblema.media.source import is_address
 from emblema.store.files import write_whole
 from emblema.store.record import is_id

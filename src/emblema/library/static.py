@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from emblema.errors import StoreError
-from emblema.library.embedder import Embedder
-from emblema.library.entry import ChunkOrClip, Hit, Listing, checked_name
+from emblema.library.embedders import Embedder
+from emblema.library.items import ChunkOrClip, Hit, Listing, checked_name
+from emblema.library.libraries import Libraries
 from emblema.library.library import Library, chunk_ids
-from emblema.library.maker import Maker
-from emblema.library.shelf import Shelf
+from emblema.library.tenant_model import TenantModel
 
 _KEY = "files"
 
@@ -18,18 +18,18 @@ class StaticLibrary:
     """The files of one tenant on one model (MPIC section 3). Nobody else's are ever seen.
 
     Args:
-        shelf: where libraries are kept.
-        maker: the tenant's door to the model and the store.
+        libraries: where libraries are kept.
+        tenant: the tenant's door to the model and the store.
         embedder: for `search`; the model's own attention space by default.
     """
 
-    def __init__(self, shelf: Shelf, maker: Maker, embedder: Embedder | None = None) -> None:
-        self._library = Library(shelf, maker, _KEY, embedder=embedder)
-        self._shelf, self._maker = shelf, maker
+    def __init__(self, libraries: Libraries, tenant: TenantModel, embedder: Embedder | None = None) -> None:
+        self._library = Library(libraries, tenant, _KEY, embedder=embedder)
+        self._libraries, self._tenant = libraries, tenant
         try:
-            shelf.sources.sweep(self._library.scope, shelf.catalogue.sources(self._library.scope))
+            libraries.sources.sweep(self._library.scope, libraries.catalogue.sources(self._library.scope))
         except OSError as error:
-            shelf.count_uncollected(error)
+            libraries.count_uncollected(error)
         self._library.try_collect()
 
     def add(self, source: Any = None, name: str | None = None, seconds: float | None = None, **options: Any) -> Listing:
@@ -54,17 +54,17 @@ class StaticLibrary:
             and seconds > 0
         ):
             raise StoreError(f"{seconds!r} seconds is no time to keep a file: give a positive number, or None")
-        self._shelf.catalogue.check_writable()
+        self._libraries.catalogue.check_writable()
         self._expire()
         scope = self._library.scope
-        if name is not None and self._shelf.catalogue.entry(scope, _KEY, name) is not None:
+        if name is not None and self._libraries.catalogue.entry(scope, _KEY, name) is not None:
             raise StoreError(f"{name!r} is in the library already: delete it first, or choose another name")
-        piece = self._maker.add(source, **options)
+        piece = self._tenant.add(source, **options)
         name, fresh = (f"file-{piece.id[:12]}", False) if name is None else (name, True)
-        note = self._shelf.sources.keep(scope, source, options, self._shelf.catalogue.sources(scope))
-        now = self._shelf.now()
+        note = self._libraries.sources.keep(scope, source, options, self._libraries.catalogue.sources(scope))
+        now = self._libraries.now()
         entry = Listing.of(name, piece, now, None if seconds is None else now + seconds, note)
-        self._shelf.catalogue.change(scope, _KEY, {name: entry}, fresh=fresh)
+        self._libraries.catalogue.change(scope, _KEY, {name: entry}, fresh=fresh)
         self._library.try_collect()
         self._library.retriever.prepare(scope, chunk_ids([piece]))
         return entry
@@ -72,7 +72,7 @@ class StaticLibrary:
     def list(self) -> tuple[Listing, ...]:
         """Every file, in the order they were added."""
         self._expire()
-        entries = self._shelf.catalogue.entries(self._library.scope, _KEY).values()
+        entries = self._libraries.catalogue.entries(self._library.scope, _KEY).values()
         return tuple(entry for entry in entries if not self._is_over(entry))
 
     def entry(self, name: str) -> Listing:
@@ -114,12 +114,12 @@ class StaticLibrary:
                 and what is left goes later: now, where this is called again.
         """
         scope = self._library.scope
-        if isinstance(name, str) and name not in self and self._shelf.catalogue.lingers(scope, _KEY, name):
+        if isinstance(name, str) and name not in self and self._libraries.catalogue.lingers(scope, _KEY, name):
             self._library.collect()
         else:
             self.entry(name)
             self._remove([name])
-        if self._shelf.catalogue.lingers(scope, _KEY, name):
+        if self._libraries.catalogue.lingers(scope, _KEY, name):
             raise StoreError(
                 f"not all of {name!r} could be deleted yet, the log says why: it is tried again with the next change "
                 "and when the library is opened, and now if you delete it again"
@@ -135,11 +135,11 @@ class StaticLibrary:
 
     def _found(self, name: object) -> Listing | None:
         self._expire()
-        found = self._shelf.catalogue.entry(self._library.scope, _KEY, name) if isinstance(name, str) else None
+        found = self._libraries.catalogue.entry(self._library.scope, _KEY, name) if isinstance(name, str) else None
         return None if found is None or self._is_over(found) else found
 
     def _remove(self, names: Sequence[str]) -> None:
-        catalogue, scope = self._shelf.catalogue, self._library.scope
+        catalogue, scope = self._libraries.catalogue, self._library.scope
         try:
             catalogue.change(scope, _KEY, {}, names)
         except StoreError as error:
@@ -149,19 +149,19 @@ class StaticLibrary:
             try:
                 catalogue.change(scope, _KEY, {}, names)
             except StoreError:
-                self._shelf.count_uncollected(error)
+                self._libraries.count_uncollected(error)
                 catalogue.end_later(scope, _KEY, names)
                 return
         self._library.collect()
 
     def _expire(self) -> None:
-        over = self._shelf.catalogue.expired(self._library.scope, _KEY, self._shelf.now())
-        if over and not self._shelf.catalogue.read_only:
+        over = self._libraries.catalogue.expired(self._library.scope, _KEY, self._libraries.now())
+        if over and not self._libraries.catalogue.read_only:
             try:
                 self._remove(over)
             except StoreError as error:
                 # Whatever they are asked for, they are not given.
-                self._shelf.count_uncollected(error)
+                self._libraries.count_uncollected(error)
 
     def _is_over(self, entry: Listing) -> bool:
-        return entry.expires is not None and entry.expires <= self._shelf.now()
+        return entry.expires is not None and entry.expires <= self._libraries.now()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from emblema.errors import StoreError
 from emblema.extras import import_extra
-from emblema.library.embedder import Vectors
+from emblema.library.embedders import Vectors
 
 FLAT_VECTORS = 50_000
 """Up to so many vectors every one is compared; beyond, an inverted file is asked."""

@@ -13,7 +13,7 @@ from weakref import WeakMethod
 
 from emblema.errors import StoreError
 from emblema.library.catalogue import Catalogue
-from emblema.library.indexes import Indexes
+from emblema.library.saved_vectors import Indexes
 from emblema.library.sources import Sources
 
 _LOG = logging.getLogger(__name__)
@@ -21,8 +21,8 @@ SOURCE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class ShelfStatistics:
-    """Counters since the shelf was made: items made again, what was found damaged, and deletions to be tried again."""
+class LibraryStatistics:
+    """Counters since opening: items made again, what was damaged, and deletions to be tried again."""
 
     remade: int
     damaged_rows: int
@@ -32,7 +32,7 @@ class ShelfStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class VersionHold:
     """A version that a snapshot keeps."""
 
     scope: str
@@ -41,8 +41,8 @@ class Held:
     holder: str
 
 
-class Shelf:
-    """Keeps libraries in a folder, where they outlive the process, or in memory. Any number of threads share it.
+class Libraries:
+    """The storage of libraries: a folder, where they outlive the process, or memory. Any number of threads share it.
 
     Make one for a store, in a folder beside the store's index, and hand it to every library on that store.
 
@@ -78,15 +78,15 @@ class Shelf:
         # `collect` of libraries that may delete chunks, by scope and library: what a snapshot frees goes through them.
         self._collectors: dict[tuple[str, str], WeakMethod[Callable[[], int]]] = {}
         # Versions of snapshots that were dropped without `close`; a finaliser may not wait for locks.
-        self.dropped: deque[Held] = deque()
+        self.dropped: deque[VersionHold] = deque()
 
     @property
-    def statistics(self) -> ShelfStatistics:
+    def statistics(self) -> LibraryStatistics:
         damaged = self.catalogue.damaged, self.indexes.damaged
-        return ShelfStatistics(self._remade, *damaged, self._unread, self._uncollected)
+        return LibraryStatistics(self._remade, *damaged, self._unread, self._uncollected)
 
     def now(self) -> float:
-        """The clock, which does not run back while the shelf is open: what has expired stays so."""
+        """The clock, which does not run back while the libraries is open: what has expired stays so."""
         with self._lock:
             self._latest = max(self._latest, self._clock())
             return self._latest
@@ -111,7 +111,7 @@ class Shelf:
         """A library that may delete chunks: its method that frees what no version needs; not kept alive by this."""
         self._collectors[scope, library] = WeakMethod(collect)
 
-    def release(self, held: Held) -> None:
+    def release(self, held: VersionHold) -> None:
         """End a snapshot's hold; chunks that nothing needs any more are freed if the administrator is here.
 
         An error is not the reader's: it is counted and logged, and the same is tried again with the next snapshot.
