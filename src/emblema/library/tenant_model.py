@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from emblema.library.items import ChunkOrClip
 from emblema.models.adapter import Adapter
 from emblema.store.identity import owner_id
-from emblema.store.tenant import TenantStore
+from emblema.store.store import TenantStore
 
 
 @dataclass(frozen=True, slots=True)
