@@ -5,18 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Selector, Source
-from emblema.vllm.spans import cached_spans, claim_spans, clip_plan, rows_until_cached, unsupported_reason
+from emblema.vllm.spans import CachedSpans, clip_plan, unsupported_reason
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int]:
+def layouts(draw: st.DrawFn) -> tuple[CachedSpans, int]:
     """Cached spans in order, and how many rows the prompt has; the last row is in none."""
     row, cached = 0, []
     for _ in range(draw(st.integers(0, 6))):
         start = row + draw(st.integers(0 if not cached else 1, 9))
         row = start + draw(st.integers(1, 9))
         cached.append((start, row))
-    return cached, row + draw(st.integers(1, 9))
+    return CachedSpans(tuple(cached)), row + draw(st.integers(1, 9))
 
 
 @given(layouts(), st.integers(0, 12), st.integers(0, 3), st.integers(1, 8), st.integers(0, 60))
@@ -28,17 +28,16 @@ def test_every_row_is_ready_once(layout, tokens, slots, own, hit) -> None:
     for _ in range(10 * rows + 10):
         if computed == rows:
             break
-        claim = claim_spans(cached, computed, tokens, slots)
+        claim = cached.claim(computed, tokens, slots)
         if claim is not None:
             assert claim.compute_rows <= tokens and len(claim.compute_spans) <= slots
             assert claim.compute_rows + claim.cached_rows == claim.stop - computed
             for row in range(computed, claim.stop):
                 ready[row] += 1
                 # A compute span is computed, a cached one is not.
-                inside = any(start <= row < stop for start, stop in cached)
-                assert inside != any(start <= row < stop for start, stop in claim.compute_spans)
+                assert (row in cached) != any(start <= row < stop for start, stop in claim.compute_spans)
             computed = claim.stop
-        bound = rows_until_cached(cached, computed)
+        bound = cached.rows_until(computed)
         step = min(own, rows - computed, rows if bound is None else bound)
         # At a cached span there is always a claim, so a request never waits for ever.
         assert step > 0
@@ -48,14 +47,18 @@ def test_every_row_is_ready_once(layout, tokens, slots, own, hit) -> None:
 
 
 def test_a_claim_reaches_as_far_as_its_budgets() -> None:
-    cached = [(4, 10), (12, 20), (25, 30)]
-    assert claim_spans(cached, 0, 11, 3).stop == 30  # type: ignore[union-attr]
-    assert claim_spans(cached, 0, 10, 3).stop == 20  # type: ignore[union-attr]
-    assert claim_spans(cached, 0, 11, 2).stop == 20  # type: ignore[union-attr]
-    assert claim_spans(cached, 0, 11, 3, most=1).stop == 10  # type: ignore[union-attr]
-    assert claim_spans(cached, 0, 3, 3) is None
-    assert claim_spans(cached, 6, 0, 0).compute_spans == ()  # type: ignore[union-attr]
-    assert claim_spans(cached, 30, 99, 9) is None
+    spans = ((4, 10), (12, 20), (25, 30))
+    cached, fewer = CachedSpans(spans), CachedSpans(spans)
+    fewer.skip_fewer()
+    assert cached.claim(0, 11, 3).stop == 30  # type: ignore[union-attr]
+    assert cached.claim(0, 10, 3).stop == 20  # type: ignore[union-attr]
+    assert cached.claim(0, 11, 2).stop == 20  # type: ignore[union-attr]
+    assert fewer.claim(0, 11, 3).stop == 10  # type: ignore[union-attr]
+    assert cached.claim(0, 3, 3) is None
+    assert cached.claim(6, 0, 0).compute_spans == ()  # type: ignore[union-attr]
+    assert cached.claim(30, 99, 9) is None
+    fewer.skip_fewer()
+    assert fewer.spans == () and fewer.claim(0, 11, 3) is None
 
 
 ORIGIN = ChunkOrigin("a" * 64)
@@ -84,6 +87,6 @@ def test_pages_support_no_selector() -> None:
 def test_cached_spans_join_and_are_cut_to_a_claim() -> None:
     taken = (RowRange(0, 3, Source.TAKEN, (0, 4), ORIGIN), RowRange(3, 6, Source.TAKEN, (0, 4), ChunkOrigin("b" * 64)))
     plan = LinkPlan("x", 8, 4, (*taken, TEXT))
-    assert unsupported_reason(plan) is None and cached_spans(plan) == ((0, 6),)
-    cut = clip_plan(plan, claim_spans([(0, 6)], 2, 0, 0))  # type: ignore[arg-type]
+    assert unsupported_reason(plan) is None and CachedSpans.of(plan) == CachedSpans(((0, 6),))
+    cut = clip_plan(plan, CachedSpans(((0, 6),)).claim(2, 0, 0))  # type: ignore[arg-type]
     assert [(part.start, part.stop, part.origin.offset) for part in cut.ranges] == [(2, 3, 2), (3, 6, 0)]

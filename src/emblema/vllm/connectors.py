@@ -79,23 +79,22 @@ class EmblemaConnector(KVConnectorBase_V1):
                 refusal = str(error)
         self.planner: RequestPlanner | None = None
         self.kv_worker: KVWorker | None = None
-        self._make_worker: Callable[[dict[str, Tensor]], KVWorker] | None = None
+        self._make_worker: Callable[[Callable[[ModelSpec], Pages]], KVWorker] | None = None
         self._hash_block_size = 0
         self._blocks: Callable[[str], tuple[list[int], ...]] | None = None
         if scheduling:
             store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
             self.planner = RequestPlanner(spec, store, settings.strategy, settings.capture, refusal)
         elif spec is not None:
-            store = Store(
-                settings.store, device_bytes=settings.memory or "auto", settings=StoreSettings(device=spec.device)
-            )
-            self._make_worker = partial(_kv_worker, vllm_config, spec, store)
+            budget = settings.memory or "auto"
+            store = Store(settings.store, device_bytes=budget, settings=StoreSettings(device=spec.device))
+            self._make_worker = partial(KVWorker, spec, store, vllm_config.cache_config.block_size, _encoder_output)
 
     # beside the pages
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         if self._make_worker is not None:
-            self.kv_worker = self._make_worker(kv_caches)
+            self.kv_worker = self._make_worker(partial(_pages, self._config, kv_caches))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self.kv_worker is not None:
@@ -147,7 +146,7 @@ class EmblemaConnector(KVConnectorBase_V1):
     def hide_pages(self, request: Any, ready: int) -> None:
         """Give a request's pages names of their own where they differ from plain prefill; before vLLM names them."""
         plan = self._planner.get(request.request_id)
-        row = None if plan is None else plan.private_from(ready)
+        row = None if plan is None else plan.cached.private_from(ready)
         if row is not None:
             internals.rename_pages(request, row, self._hash_block_size)
 
@@ -203,11 +202,6 @@ def _model_spec(config: Any, device: str | None) -> ModelSpec:
     fingerprint = files_fingerprint(folder, model.hf_config, extra)
     place = torch.device(device or config.device_config.device or "cpu")
     return model_spec_of(model.hf_config, fingerprint, model.get_num_kv_heads(parallel), model.dtype, place)
-
-
-def _kv_worker(config: Any, spec: ModelSpec, store: Store, kv_caches: dict[str, Tensor]) -> KVWorker:
-    pages = partial(_pages, config, kv_caches, spec)
-    return KVWorker(spec, store, pages, config.cache_config.block_size, _encoder_output)
 
 
 def _pages(config: Any, kv_caches: dict[str, Tensor], spec: ModelSpec) -> Pages:

@@ -40,24 +40,29 @@ class CopiedRows:
         return rows.slice(start - self.start, rows.tokens if stop is None else stop - self.start)
 
 
+def _log_failure(what: str, error: Exception) -> None:
+    """Log an error, with its trace where it is none of those to be expected."""
+    _log.warning("emblema: %s: %s", what, error, exc_info=not isinstance(error, EmblemaError | OSError))
+
+
 class KVWorker:
     """Loads and saves rows of one rank's pages. A thread of its own stores chunks and forms patches.
 
     Args:
         spec: of this rank's model.
         store: where chunks are.
-        pages: makes the pages; called when they are first needed, as the model's layers are ready only then.
         block_size: rows of a page.
         encoder_output: finds what the encoder made of a picture, by vLLM's digest of it; None where that is gone.
+        pages: makes the pages; called when they are first needed, as the model's layers are ready only then.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         store: Store,
-        pages: Callable[[], Pages],
         block_size: int,
         encoder_output: Callable[[str], Tensor | None],
+        pages: Callable[[ModelSpec], Pages],
     ) -> None:
         self.store = store
         self._spec, self._block_size = spec, block_size
@@ -74,7 +79,7 @@ class KVWorker:
     def pages(self) -> Pages:
         """The pages, measured."""
         if self._pages is None:
-            self._pages = self._make_pages()
+            self._pages = self._make_pages(self._spec)
         return self._pages
 
     def load(self, step: StepMetadata) -> None:
@@ -82,13 +87,11 @@ class KVWorker:
         for load in step.loads:
             try:
                 self._load(load)
-            except (EmblemaError, OSError) as error:
-                _log.warning("emblema: %s; its rows are computed", error)
-                self._give_up(load)
-            except Exception:
+            except Exception as error:
                 # No error may end the server; vLLM computes what is reported as lost.
-                _log.exception("emblema: rows could not be loaded; they are computed")
-                self._give_up(load)
+                _log_failure("rows could not be loaded and are computed", error)
+                size = self._block_size
+                self._failed.update(load.blocks[load.claim.start // size : -(-load.claim.stop // size)])
 
     @torch.inference_mode()
     def _load(self, load: RowLoad) -> None:
@@ -110,10 +113,6 @@ class KVWorker:
             for layer in range(len(self._spec.layouts)):
                 taken.write(layer)
 
-    def _give_up(self, load: RowLoad) -> None:
-        size = self._block_size
-        self._failed.update(load.blocks[load.claim.start // size : -(-load.claim.stop // size)])
-
     def take_failed(self) -> set[int]:
         """Return the pages whose rows could not be loaded since the last call."""
         failed, self._failed = self._failed, set()
@@ -123,9 +122,9 @@ class KVWorker:
         """Read what the forward made, after it; the thread stores it."""
         try:
             self._save(step)
-        except Exception:
+        except Exception as error:
             # A server that cannot store what it computes still serves.
-            _log.exception("emblema: rows could not be read")
+            _log_failure("rows could not be read", error)
 
     def _save(self, step: StepMetadata) -> None:
         for capture in step.chunks:
@@ -175,11 +174,9 @@ class KVWorker:
             try:
                 with torch.inference_mode():
                     work()
-            except (EmblemaError, OSError) as error:
-                _log.warning("emblema: %s", error)
-            except Exception:
+            except Exception as error:
                 # The server goes on without this piece.
-                _log.exception("emblema: a piece could not be kept")
+                _log_failure("a piece could not be kept", error)
 
     def _put(self, salt: bytes, chunk: Chunk) -> None:
         self.store.tenant(salt).put(chunk)

@@ -1,7 +1,7 @@
 """A layer's pages: written as the model itself writes them, and read by a layout that is measured, not assumed.
 
-Attention backends keep pages in orders of their own (one for CPUs keeps keys transposed). So numbers are written to the
-page that vLLM never uses (its null block), and where each is found says where every feature of every row lies.
+Attention backends differ in how they order a page (vLLM's for CPUs keeps keys transposed). So known numbers are written
+to the page that vLLM never uses (its null block); where each is found is where that feature of that row lies.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class Pages:
         self._places = self._measure()
 
     def slots(self, blocks: Sequence[int], rows: int) -> Tensor:
-        """[rows] int64: where a request's rows lie, by its pages in order."""
+        """Return the slots [rows] int64 of a request's rows, by its pages in order."""
         places = torch.tensor(list(blocks), dtype=torch.int64)[:, None] * self.block_size
         return (places + torch.arange(self.block_size)).reshape(-1)[:rows]
 
@@ -54,7 +54,7 @@ class Pages:
         self.writes[layer](keys, values, slots.to(self.rows.device))
 
     def read(self, layer: int, slots: Tensor) -> LayerRows:
-        """One layer's rows at slots, copied."""
+        """Return a copy of one layer's rows at slots."""
         cache, axis = self.caches[layer]
         slots = slots.to(cache.device)
         blocks, inverse = torch.unique(slots // self.block_size, return_inverse=True)
@@ -67,7 +67,7 @@ class Pages:
         return LayerRows(taken[0], taken[1])
 
     def _measure(self) -> tuple[Tensor, Tensor]:
-        """Where each feature of each row of a page lies: keys and values, [block, heads, width] int64."""
+        """Return where each feature of each row of a page lies: keys and values, [block, heads, width] int64."""
         cache, axis = self.caches[0]
         page, layout = cache.select(axis, 0), self.layouts[0]
         sizes = [self.block_size * heads * width for heads, width in (layout.keys, layout.values)]

@@ -3,6 +3,7 @@
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -58,7 +59,7 @@ class StepBudget:
     def reserve(self, request_id: str, plan: RequestPlan, ready: int) -> Claim | None:
         """Return how far a waiting request may skip from row `ready`; `confirm` claims it, once it has pages."""
         # The request itself takes a slot too.
-        claim = plan.claim(ready, self.rows, self.free_slots() - self.used_slots - 1)
+        claim = plan.cached.claim(ready, self.rows, self.free_slots() - self.used_slots - 1)
         self._reserved = None if claim is None else (request_id, claim)
         return claim
 
@@ -70,7 +71,7 @@ class StepBudget:
 
     def skip(self, request_id: str, plan: RequestPlan, ready: int) -> Claim | None:
         """Claim as far as a running request may skip from row `ready`."""
-        claim = plan.claim(ready, self.rows, self.free_slots() - self.used_slots)
+        claim = plan.cached.claim(ready, self.rows, self.free_slots() - self.used_slots)
         if claim is not None:
             self._take(request_id, claim)
         return claim
@@ -94,7 +95,7 @@ class RequestPlanner:
         store: is only read here; the worker's side writes it.
         strategy: for requests that name none.
         capture: whether pictures and patches are captured.
-        refusal: why nothing can be linked on this server; None if it can.
+        refusal: why there is no spec, for the log.
 
     Attributes:
         step: the step that is being scheduled; None between steps.
@@ -105,7 +106,7 @@ class RequestPlanner:
     ) -> None:
         self.spec = spec
         self.step: StepBudget | None = None
-        self._store, self._strategy, self._captures, self._refusal = store, strategy, capture, refusal
+        self._store, self._strategy, self._captures = store, strategy, capture
         self._plans: dict[str, RequestPlan | None] = {}
         self._counts = LinkCounts()
         self._waiting: deque[CaptureRequest] = deque(maxlen=WAITING_CAPTURES)
@@ -134,11 +135,11 @@ class RequestPlanner:
         return self._plans.get(request_id)
 
     def get(self, request_id: str) -> RequestPlan | None:
-        """Return the plan of a request that has one."""
+        """Return the plan of a request, or None if it has none."""
         return self._plans.get(request_id)
 
     def _make_plan(self, request: ServedRequest) -> RequestPlan | None:
-        if self.spec is None or self._refusal is not None or not request.items:
+        if self.spec is None or not request.items:
             return None
         if request.refusal is not None:
             self._log_once(f"a request is computed plainly: {request.refusal}")
@@ -180,21 +181,21 @@ class RequestPlanner:
 
     # steps
 
-    def begin_step(self, rows: int, free_slots: Callable[[], int]) -> StepBudget:
-        """Begin a step in which compute spans may have `rows` rows; see `StepBudget`."""
+    @contextmanager
+    def scheduling(self, rows: int, free_slots: Callable[[], int]) -> Iterator[StepBudget]:
+        """Have a step, in which compute spans may have `rows` rows, for as long as the block runs; see `StepBudget`."""
         self.step = StepBudget(rows, free_slots)
-        return self.step
-
-    def end_step(self) -> None:
-        """End the step: nothing is claimed until the next one begins."""
-        self.step = None
+        try:
+            yield self.step
+        finally:
+            self.step = None
 
     def reserve(self, request_id: str, ready: int) -> Claim | None:
         """Return how far a waiting request may skip from row `ready` in this step; see `StepBudget.reserve`."""
         plan = self._plans.get(request_id)
         if plan is None:
             return None
-        plan.linked = 0
+        plan.restart()
         if self.step is None:
             self._log_once("nothing is linked without --scheduler-cls emblema.vllm.LinkingScheduler")
             return None
@@ -215,9 +216,9 @@ class RequestPlanner:
             if request_id in scheduled and plan is not None:
                 cut = clip_plan(plan.plan, claim)
                 loads.append(RowLoad(plan.request.store_salt, plan.prompt, cut, claim, blocks(request_id)))
-                plan.linked += claim.cached_rows
-                self._counts.linked_tokens += claim.cached_rows
-                self._counts.linked_bytes += claim.cached_rows * self._row_bytes
+                rows = plan.take(claim)
+                self._counts.linked_tokens += rows
+                self._counts.linked_bytes += rows * self._row_bytes
         for request_id, (start, count) in scheduled.items():
             captured, plan = self._running.get(request_id), self._plans.get(request_id)
             if captured is not None and start + count >= captured.capture.chunk.tokens:

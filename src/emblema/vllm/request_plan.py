@@ -1,6 +1,6 @@
 """From a request that vLLM serves to a plan: its prompt as chunks and text, and the rows that its pages can take."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from emblema.kv.chunk import Chunk, Encoded
 from emblema.link.plan import ChunkOrigin, LinkPlan, Source
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.policy import COMPUTED
-from emblema.link.prompt import ChunkPart, Prompt, Rows, Segment, TextPart
+from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
@@ -20,7 +20,7 @@ from emblema.store.identity import chunk_id
 from emblema.store.keys import PatchKey
 from emblema.store.store import TenantStore
 from emblema.vllm.model_spec import ModelSpec
-from emblema.vllm.spans import Claim, cached_spans, claim_spans, rows_until_cached, unsupported_reason
+from emblema.vllm.spans import CachedSpans, Claim, unsupported_reason
 from emblema.vllm.step_metadata import PatchNeed
 
 
@@ -80,7 +80,7 @@ class RequestPlan:
         prompt: its text and its chunks, these without rows.
         plan: what is carried out; without ranges where nothing is linked.
         missing: chunks that the store lacks.
-        cached: cached spans in order.
+        cached: its cached spans.
         needs: patches to form from this request's rows, once they are computed.
         remark: why the plan is not what was asked for; None if it is.
         linked: cached rows that were taken so far.
@@ -90,49 +90,23 @@ class RequestPlan:
     prompt: Prompt
     plan: LinkPlan
     missing: tuple[Chunk, ...] = ()
-    cached: tuple[Rows, ...] = ()
+    cached: CachedSpans = field(default_factory=CachedSpans)
     needs: tuple[PatchNeed, ...] = ()
     remark: str | None = None
-    linked: int = 0
-    _most_spans: int | None = field(default=None, init=False)
+    linked: int = field(default=0, init=False)
 
-    def at_cached_span(self, ready: int) -> bool:
-        """Return whether row `ready`, the first that is not ready yet, is a cached one."""
-        return any(start <= ready < stop for start, stop in self.cached)
+    def restart(self) -> None:
+        """Count from the start, as vLLM schedules the request for the first time or after a preemption."""
+        self.linked = 0
 
-    def rows_until_cached(self, ready: int) -> int | None:
-        """Return how many rows may be computed from row `ready` on before a cached span; None for no bound."""
-        return rows_until_cached(self.cached, ready)
-
-    def claim(self, ready: int, rows: int, slots: int) -> Claim | None:
-        """Return how far a step may skip from row `ready`; see `claim_spans`."""
-        return claim_spans(self.cached, ready, rows, slots, self._most_spans)
-
-    def compute_rows(self, ready: int) -> int:
-        """Return the rows of compute spans from row `ready` on, in a step that has room for all of them."""
-        claim = self.claim(ready, 1 << 30, 1 << 30)
-        return 0 if claim is None else claim.compute_rows
-
-    def private_from(self, ready: int) -> int | None:
-        """Return the first row, from the exact ones before `ready` on, that differs from plain prefill; None if none.
-
-        A chunk at row 0 has absorbed nothing, so it is exact, and so is what follows it up to the next cached span.
-        """
-        return next((max(start, ready) for start, stop in self.cached if start > 0 and stop > ready), None)
-
-    def skip_fewer(self) -> None:
-        """Halve the cached spans that a step may skip; link nothing more where one is too many.
-
-        For an encoder whose budget is too small for the compute spans between them.
-        """
-        if self._most_spans == 1:
-            self.cached = ()
-        else:
-            self._most_spans = max(1, (len(self.cached) if self._most_spans is None else self._most_spans) // 2)
+    def take(self, claim: Claim) -> int:
+        """Count the cached rows of a claim that is carried out, and return their number."""
+        self.linked += claim.cached_rows
+        return claim.cached_rows
 
     def fail(self) -> None:
         """Have the rest of the request computed, as its cached rows could not be loaded."""
-        self.cached, self.linked = (), 0
+        self.cached, self.linked = CachedSpans(), 0
         self.remark = "stored rows could not be had; they were computed"
 
 
@@ -159,31 +133,31 @@ def plan_request(
     except EmblemaError as error:
         return RequestPlan(request, prompt, plain, remark=str(error))
     missing = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in store}
-    made = RequestPlan(request, prompt, plain, tuple(missing.values()))
+    linked = plain
+    needs: tuple[PatchNeed, ...] = ()
+    remark: str | None = None
     reason = unsupported_reason(plan)
     if reason is None and not plan.decisions and any(key.orbit for key in plan.forming):
         reason = "an orbit patch is not stored, and under vLLM none is formed, as that takes other orderings"
     if reason is not None:
         log_once(f"{plan.strategy} is computed plainly under vLLM: {reason}")
-        made.remark = f"{plan.strategy}: {reason}"
-        return made
-    if plan.decisions:
-        made.needs = _needs_of_decisions(plan, prompt, knowledge)
+        remark = f"{plan.strategy}: {reason}"
+    elif plan.decisions:
+        linked, needs = compute_chunks(plan, missing), _needs_of_decisions(plan, prompt, knowledge)
+    elif any(key.chunk not in missing for key in plan.forming):
+        needs, remark = _forming_needs(plan), "patches are formed of this prompt's own rows"
     else:
-        needs = {key: plan.patch_need(key) for key in plan.forming}
-        made.needs = tuple((key, rank, tuple(sorted(layers))) for key, (rank, layers) in needs.items())
-        made.remark = plan.remark
-        if any(key.chunk not in missing for key in plan.forming):
-            made.remark = "patches are formed of this prompt's own rows"
-            return made
-    made.plan = compute_chunks(plan, frozenset(missing))
-    made.cached = cached_spans(made.plan)
-    if made.cached and not plan.decisions:
-        made.needs = ()
-    return made
+        linked, remark = compute_chunks(plan, missing), plan.remark
+        needs = () if CachedSpans.of(linked).spans else _forming_needs(plan)
+    return RequestPlan(request, prompt, linked, tuple(missing.values()), CachedSpans.of(linked), needs, remark)
 
 
-def compute_chunks(plan: LinkPlan, chunks: frozenset[str]) -> LinkPlan:
+def _forming_needs(plan: LinkPlan) -> tuple[PatchNeed, ...]:
+    needs = {key: plan.patch_need(key) for key in plan.forming}
+    return tuple((key, rank, tuple(sorted(layers))) for key, (rank, layers) in needs.items())
+
+
+def compute_chunks(plan: LinkPlan, chunks: Collection[str]) -> LinkPlan:
     """Return the plan with the rows of some chunks computed; all layers of a row have the same source."""
     ranges = [
         replace(part, source=Source.COMPUTED, origin=None, patch=None, layers=(0, plan.layers))
@@ -212,30 +186,21 @@ def _needs_of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) ->
 
 
 def build_prompt(request: ServedRequest, spec: ModelSpec) -> Prompt:
-    """Return the request's prompt, with a chunk for each picture that has an id, tokens and positions, and no rows."""
-    segments: list[Segment] = []
-    row = position = 0
+    """Return the request's prompt, with a chunk for each picture that has an id, tokens and positions, and no rows.
+
+    A chunk has the family's markers around its picture too, where the prompt has them.
+    """
+    tokens, (before, after) = request.token_ids, spec.markers
+    parts: list[Part] = []
+    row = 0
     for item in request.items:
-        start, stop = marked_span(item, request.token_ids, spec)
-        if start > row:
-            segments.append(Segment(TextPart(tuple(request.token_ids[row:start])), row, position))
-            position += start - row
-        chunk = chunk_stub(item, request.token_ids[start:stop], item.start - start, request.store_salt, spec)
-        segments.append(Segment(ChunkPart(chunk), start, position))
-        row, position = stop, position + chunk.encoded.span
-    if row < len(request.token_ids):
-        segments.append(Segment(TextPart(tuple(request.token_ids[row:])), row, position))
-        position += len(request.token_ids) - row
-    return Prompt(tuple(segments), spec.axes, position)
-
-
-def marked_span(item: MediaItem, token_ids: Sequence[int], spec: ModelSpec) -> Rows:
-    """Return the rows of an item, with the family's markers around it where the prompt has them."""
-    before, after = spec.markers
-    start, stop = item.start - len(before), item.start + item.tokens + len(after)
-    marked = start >= 0 and tuple(token_ids[start : item.start]) == before
-    marked = marked and tuple(token_ids[item.start + item.tokens : stop]) == after
-    return (start, stop) if marked else (item.start, item.start + item.tokens)
+        start, stop = item.start - len(before), item.start + item.tokens + len(after)
+        if start < 0 or (*tokens[start : item.start], *tokens[item.start + item.tokens : stop]) != (*before, *after):
+            start, stop = item.start, item.start + item.tokens
+        parts.append(TextPart(tuple(tokens[row:start])))
+        parts.append(ChunkPart(chunk_stub(item, tokens[start:stop], item.start - start, request.store_salt, spec)))
+        row = stop
+    return Prompt.of([*parts, TextPart(tuple(tokens[row:]))], spec.axes)
 
 
 def chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes, spec: ModelSpec) -> Chunk:

@@ -18,7 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from emblema.errors import EmblemaError
 from emblema.vllm.connectors import EmblemaConnector, EmblemaEncoderConnector
 from emblema.vllm.internals import NATIVE_COMPUTE_SPANS, describe_request, solo_request, virtual_request
-from emblema.vllm.planner import RequestPlanner, StepBudget
+from emblema.vllm.planner import StepBudget
 from emblema.vllm.spans import Claim
 
 CAPTURES_AT_ONCE = 4
@@ -32,10 +32,13 @@ class LinkingScheduler(Scheduler):
         planner: shared with the connector, which claims rows of waiting requests.
     """
 
+    max_num_scheduled_tokens: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._active = self.max_num_scheduled_tokens = 0
-        self.planner: RequestPlanner | None = None
         super().__init__(*args, **kwargs)
+        if not isinstance(self.connector, EmblemaConnector):
+            raise EmblemaError("LinkingScheduler needs the connector EmblemaConnector: set --kv-transfer-config too.")
+        self._linking: EmblemaConnector = self.connector
         self.planner = self._linking.bind_scheduler(self.hash_block_size)
         self._encoder_outputs = self.ec_connector if isinstance(self.ec_connector, EmblemaEncoderConnector) else None
         if self._encoder_outputs is not None:
@@ -44,41 +47,31 @@ class LinkingScheduler(Scheduler):
     @property
     def max_num_active_reqs(self) -> int:
         """The most requests in this step: fewer than set while compute spans take slots of the batch."""
-        step = None if self.planner is None else self.planner.step
+        step = self.planner.step
         return self._active if step is None else min(self._active, self.max_num_running_reqs - step.used_slots)
 
     @max_num_active_reqs.setter
     def max_num_active_reqs(self, value: int) -> None:
         self._active = value
 
-    @property
-    def _linking(self) -> EmblemaConnector:
-        if not isinstance(self.connector, EmblemaConnector):
-            raise EmblemaError("LinkingScheduler needs the connector EmblemaConnector: set --kv-transfer-config too.")
-        return self.connector
-
-    @property
-    def _planner(self) -> RequestPlanner:
-        if self.planner is None:
-            raise EmblemaError("LinkingScheduler has no planner yet: vLLM has changed the order of its construction.")
-        return self.planner
-
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        planner, whole = self._planner, self.max_num_scheduled_tokens
+        planner, whole = self.planner, self.max_num_scheduled_tokens
         needed = 0
         for request in self.running:
             plan = planner.get(request.request_id)
-            if plan is not None and plan.at_cached_span(request.num_computed_tokens):
-                needed += plan.compute_rows(request.num_computed_tokens)
+            if plan is not None and request.num_computed_tokens in plan.cached:
+                needed += plan.cached.compute_rows(request.num_computed_tokens)
         for request in islice(self.waiting, PLANNED_AHEAD):
             plan = planner.plan(request.request_id, partial(describe_request, request))
-            needed += 0 if plan is None else plan.compute_rows(0)
+            needed += 0 if plan is None else plan.cached.compute_rows(0)
         reserve = min(needed, whole // 2)
-        step = planner.begin_step(reserve, lambda: self.max_num_running_reqs - len(self.running))
-        before = self._skip_spans(step)
-        self.max_num_scheduled_tokens = whole - reserve
-        try:
-            output = super().schedule(*args, **kwargs)
+        with planner.scheduling(reserve, lambda: self.max_num_running_reqs - len(self.running)) as step:
+            before = self._skip_spans(step)
+            self.max_num_scheduled_tokens = whole - reserve
+            try:
+                output = super().schedule(*args, **kwargs)
+            finally:
+                self.max_num_scheduled_tokens = whole
             for name, row in before.items():
                 request = self.requests.get(name)
                 if name not in output.num_scheduled_tokens and request in self.running:
@@ -86,9 +79,6 @@ class LinkingScheduler(Scheduler):
             for name, claim in step.claims.items():
                 if name in output.num_scheduled_tokens:
                     self._add_virtual_requests(output, self.requests[name], claim)
-        finally:
-            self.max_num_scheduled_tokens = whole
-            planner.end_step()
         return output
 
     def _skip_spans(self, step: StepBudget) -> dict[str, int]:
@@ -96,8 +86,8 @@ class LinkingScheduler(Scheduler):
         before = {}
         for request in self.running:
             name, row = request.request_id, request.num_computed_tokens
-            plan = self._planner.get(name)
-            claim = step.skip(name, plan, row) if plan is not None and plan.at_cached_span(row) else None
+            plan = self.planner.get(name)
+            claim = step.skip(name, plan, row) if plan is not None and row in plan.cached else None
             if claim is not None:
                 self._linking.hide_pages(request, row)
                 before[name] = row
@@ -108,9 +98,9 @@ class LinkingScheduler(Scheduler):
         self, request: Any, num_computed_tokens: int, num_new_tokens: int, encoder_compute_budget: int, **kwargs: Any
     ) -> tuple[list[int], int, int, list[int], list[int]]:
         """Stop before a cached span, and add the pictures of compute spans to those of the request's own rows."""
-        name, step = request.request_id, self._planner.step
-        plan = self._planner.get(name)
-        room = None if plan is None else plan.rows_until_cached(num_computed_tokens)
+        name, step = request.request_id, self.planner.step
+        plan = self.planner.get(name)
+        room = None if plan is None else plan.cached.rows_until(num_computed_tokens)
         if room is not None:
             num_new_tokens = min(num_new_tokens, room)
         if self._encoder_outputs is not None:
@@ -133,7 +123,7 @@ class LinkingScheduler(Scheduler):
                 twice = [*twice, index]
             elif not self.encoder_cache_manager.check_and_update_cache(request, index):
                 if not self.encoder_cache_manager.can_allocate(request, index, budget, embeds):
-                    plan.skip_fewer()
+                    plan.cached.skip_fewer()
                     return [], 0, encoder_compute_budget, [], []
                 size = request.get_num_encoder_embeds(index)
                 if self._encoder_outputs is not None and self._encoder_outputs.has_cache_item(feature.identifier):
@@ -164,7 +154,7 @@ class LinkingScheduler(Scheduler):
         """Count rows of compute spans as computed, and cached spans of a later step as cached."""
         stats = request.prefill_stats
         if stats is not None and request.num_preemptions == 0:
-            plan = self._planner.get(request.request_id)
+            plan = self.planner.get(request.request_id)
             stats.set(request.num_prompt_tokens, stats.num_local_cached_tokens, 0 if plan is None else plan.linked)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
@@ -172,12 +162,12 @@ class LinkingScheduler(Scheduler):
         lost = set() if transferred is None else set(transferred.invalid_block_ids or ())
         if lost:
             for request in self.running:
-                plan = self._planner.get(request.request_id)
+                plan = self.planner.get(request.request_id)
                 if lost.intersection(self.kv_cache_manager.get_block_ids(request.request_id)[0]):
                     if plan is not None:
                         plan.fail()
                     self._correct_stats(request)
-        captures = set(self._planner.capturing)
+        captures = set(self.planner.capturing)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
             client.outputs = [output for output in client.outputs if output.request_id not in captures]
@@ -186,7 +176,7 @@ class LinkingScheduler(Scheduler):
 
     def _capture(self) -> None:
         """In idle moments, prefill alone what requests showed and the store lacks."""
-        planner = self._planner
+        planner = self.planner
         if self.waiting or planner.capturing or any(request.is_prefill_chunk for request in self.running):
             return
         for capture in planner.next_captures(CAPTURES_AT_ONCE):

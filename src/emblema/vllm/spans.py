@@ -3,8 +3,7 @@
 There is no model and no vLLM in here.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from emblema.link.plan import LinkPlan, RowRange, Source
 from emblema.link.prompt import Rows
@@ -51,46 +50,75 @@ def unsupported_reason(plan: LinkPlan) -> str | None:
     return None
 
 
-def cached_spans(plan: LinkPlan) -> tuple[Rows, ...]:
-    """Return the longest runs of taken rows, in order, of a plan that pages support."""
-    spans: list[Rows] = []
-    for part in sorted((part for part in plan.ranges if part.source is Source.TAKEN), key=lambda part: part.start):
-        if spans and part.start <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], part.stop))
-        else:
-            spans.append((part.start, part.stop))
-    return tuple(spans)
+@dataclass(slots=True)
+class CachedSpans:
+    """The longest runs of taken rows of a plan, in order. `ready` is the first row that is not ready yet.
 
-
-def claim_spans(cached: Sequence[Rows], ready: int, rows: int, slots: int, most: int | None = None) -> Claim | None:
-    """Return the furthest that one step can skip from row `ready`, or None where it reaches no cached span.
-
-    Args:
-        cached: cached spans in order.
-        ready: the first row that is not ready yet; it may lie inside a cached span.
-        rows: how many rows of compute spans may be computed beside the step's own.
-        slots: how many compute spans there may be.
-        most: how many cached spans at most.
+    Attributes:
+        spans: as rows of the prompt.
     """
-    spans: list[Rows] = []
-    reached: Claim | None = None
-    row, computed, taken = ready, 0, 0
-    for start, stop in cached:
-        if stop <= ready:
-            continue
-        if start > row:
-            spans.append((row, start))
-            computed += start - row
-        if computed > rows or len(spans) > slots or taken == most:
-            break
-        row, taken = stop, taken + 1
-        reached = Claim(ready, row, tuple(spans))
-    return reached
 
+    spans: tuple[Rows, ...] = ()
+    _most: int | None = field(default=None, init=False)
 
-def rows_until_cached(cached: Sequence[Rows], ready: int) -> int | None:
-    """Return how many rows from `ready` lie before the next cached span, or None if there is no next one."""
-    return next((start - ready for start, _ in cached if start > ready), None)
+    @classmethod
+    def of(cls, plan: LinkPlan) -> "CachedSpans":
+        """Return the cached spans of a plan that pages support."""
+        spans: list[Rows] = []
+        for part in sorted((part for part in plan.ranges if part.source is Source.TAKEN), key=lambda part: part.start):
+            if spans and part.start <= spans[-1][1]:
+                spans[-1] = (spans[-1][0], max(spans[-1][1], part.stop))
+            else:
+                spans.append((part.start, part.stop))
+        return cls(tuple(spans))
+
+    def __contains__(self, row: int) -> bool:
+        return any(start <= row < stop for start, stop in self.spans)
+
+    def rows_until(self, ready: int) -> int | None:
+        """Return how many rows may be computed before the next span; None if there is no next one."""
+        return next((start - ready for start, _ in self.spans if start > ready), None)
+
+    def private_from(self, ready: int) -> int | None:
+        """Return the first row from `ready` on that differs from plain prefill; None if there is none.
+
+        A chunk at row 0 has absorbed nothing, so it is exact, and so is what follows it up to the next span.
+        """
+        return next((max(start, ready) for start, stop in self.spans if start > 0 and stop > ready), None)
+
+    def claim(self, ready: int, rows: int, slots: int) -> Claim | None:
+        """Return the furthest that one step can skip, or None where it reaches no span.
+
+        Args:
+            rows: how many rows of compute spans may be computed beside the step's own.
+            slots: how many compute spans there may be.
+        """
+        spans: list[Rows] = []
+        reached: Claim | None = None
+        row, computed, taken = ready, 0, 0
+        for start, stop in self.spans:
+            if stop <= ready:
+                continue
+            if start > row:
+                spans.append((row, start))
+                computed += start - row
+            if computed > rows or len(spans) > slots or taken == self._most:
+                break
+            row, taken = stop, taken + 1
+            reached = Claim(ready, row, tuple(spans))
+        return reached
+
+    def compute_rows(self, ready: int) -> int:
+        """Return the rows of all compute spans ahead, in a step that has room for them."""
+        claim = self.claim(ready, 1 << 30, 1 << 30)
+        return 0 if claim is None else claim.compute_rows
+
+    def skip_fewer(self) -> None:
+        """Halve the spans that a step may skip, for a small encoder budget; drop all where one span is too many."""
+        if self._most == 1:
+            self.spans = ()
+        else:
+            self._most = max(1, (len(self.spans) if self._most is None else self._most) // 2)
 
 
 def clip_plan(plan: LinkPlan, claim: Claim) -> LinkPlan:
