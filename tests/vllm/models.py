@@ -50,7 +50,7 @@ class Subject:
         return (torch.randint(len(self.words), (count,), generator=generator) + self.words.start).tolist()
 
     def prompt(self, pictures: int, seed: int = 0, lead: int = 9, between: int = 6) -> "Given":
-        """Text, then each picture with text behind it."""
+        """Text, then each picture with text after it."""
         texts = [self.text(lead, seed)] + [
             self.text(between + index % 3, seed + 1 + index) for index in range(pictures)
         ]
@@ -118,7 +118,7 @@ def _qwen(source: str) -> Callable[[Path], Subject]:
         for key, value in TEXT.items():
             setattr(text, key, value)
         text.layer_types = ["full_attention"] * TEXT["num_hidden_layers"]
-        # vLLM has no bias behind the attention of a Qwen3-VL, which transformers adds together with those in front.
+        # vLLM has no bias after the attention of a Qwen3-VL, which transformers adds together with those before it.
         text.attention_bias = False
         text.tie_word_embeddings = config.tie_word_embeddings = False
         config.vision_config.out_hidden_size = TEXT["hidden_size"]

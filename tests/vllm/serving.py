@@ -43,12 +43,12 @@ def plugin_options(store: Path, strategy: str = "blind", **extra: Any) -> dict[s
 
 @dataclass
 class Answer:
-    """What a request gave: its first token's log-probabilities by token id, its tokens, and what the plugin told."""
+    """What a request gave: its first token's log-probabilities by token id, its tokens, and what the plugin reports."""
 
     logits: torch.Tensor
     tokens: list[int]
     cached: int
-    told: dict[str, Any]
+    report: dict[str, Any]
 
 
 class Served:
@@ -79,10 +79,10 @@ class Served:
 
         return get_kv_transfer_group().kv_worker.store
 
-    def params(self, wishes: dict[str, Any] | None = None, tokens: int = 1, **more: Any) -> Any:
+    def params(self, options: dict[str, Any] | None = None, tokens: int = 1, **more: Any) -> Any:
         from vllm import SamplingParams
 
-        extra = {} if wishes is None else {"extra_args": {"kv_transfer_params": {"emblema": wishes}}}
+        extra = {} if options is None else {"extra_args": {"kv_transfer_params": {"emblema": options}}}
         fixed = {"temperature": 0.0, "max_tokens": tokens, "logprobs": self.vocabulary, "ignore_eos": True}
         return SamplingParams(**fixed | extra | more)
 
@@ -90,18 +90,18 @@ class Served:
         self,
         token_ids: Sequence[int],
         pictures: Sequence[Image.Image],
-        wishes: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None,
         tokens: int = 1,
         salt: str | None = None,
         **more: Any,
     ) -> Answer:
         """One request alone."""
-        return self.ask_all([(token_ids, pictures)], wishes, tokens, salt, **more)[0]
+        return self.ask_all([(token_ids, pictures)], options, tokens, salt, **more)[0]
 
     def ask_all(
         self,
         prompts: Iterable[tuple[Sequence[int], Sequence[Image.Image]]],
-        wishes: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None,
         tokens: int = 1,
         salt: str | None = None,
         **more: Any,
@@ -115,15 +115,15 @@ class Served:
             if salt is not None:
                 prompt["cache_salt"] = salt
             given.append(prompt)
-        outputs = self.llm.generate(given, self.params(wishes, tokens, **more), use_tqdm=False)
+        outputs = self.llm.generate(given, self.params(options, tokens, **more), use_tqdm=False)
         return [self._answer(output) for output in outputs]
 
     def _answer(self, output: Any) -> Answer:
         logits = torch.full((self.vocabulary,), float("-inf"))
         for token, entry in output.outputs[0].logprobs[0].items():
             logits[token] = entry.logprob
-        told = (output.kv_transfer_params or {}).get("emblema", {})
-        return Answer(logits, list(output.outputs[0].token_ids), output.num_cached_tokens or 0, told)
+        report = (output.kv_transfer_params or {}).get("emblema", {})
+        return Answer(logits, list(output.outputs[0].token_ids), output.num_cached_tokens or 0, report)
 
     def settle(self) -> None:
         """Let the server do what it does in idle moments, and the pages' side keep what it read."""

@@ -104,11 +104,11 @@ def test_many_clients_at_once(client: Client) -> None:
         ready(client, content, "auto")
     alone = [client.ask(content, capture=False).text for content in asks]
 
-    def one(number: int) -> Told:
+    def ask(number: int) -> Told:
         return client.ask(asks[number % len(asks)], capture=False)
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = list(pool.map(one, range(2 * CLIENTS)))
+        answers = list(pool.map(ask, range(2 * CLIENTS)))
     for number, told in enumerate(answers):
         assert told.text == alone[number % len(asks)]
         assert told.linking["linked_tokens"] > 0
@@ -151,20 +151,20 @@ def test_a_picture_that_the_model_asks_for_is_set_in_and_the_reply_goes_on(other
     while not (linked := post(other, by_hand)["kv_transfer_params"]["emblema"])["stored"]:
         assert time.monotonic() < until
     wanted = word + post(other, by_hand)["choices"][0]["message"]["content"]
-    # Nothing has taught the bundled model to ask: the first word it says stands for a request.
+    # Nothing has taught the bundled model to ask: the first word it says is taken for a request.
     asking = {"strategy": "blind", "retrieval": {"start": None, "end": word, "after": AFTER}}
     body["kv_transfer_params"] = {"emblema": asking}
     reply = post(other, body)
     found = reply["kv_transfer_params"]["emblema"]["found"]
     assert reply["choices"][0]["message"]["content"] == wanted != word
     assert reply["usage"]["completion_tokens"] == 6 and reply["choices"][0]["finish_reason"] == "length"
-    assert [one["items"] for one in found] == [[f"{asked}.png"]]
+    assert [answered["items"] for answered in found] == [[f"{asked}.png"]]
     assert found[0]["linking"]["linked_tokens"] == linked["linked_tokens"]
     streamed = events(other, body | {"stream": True, "stream_options": {"include_usage": True}})
     choices = [event["choices"][0] for event in streamed if event["choices"]]
-    assert "".join(one["delta"].get("content") or "" for one in choices) == wanted
-    assert [one["finish_reason"] for one in choices if one["finish_reason"]] == ["length"]
-    assert sum("role" in one["delta"] for one in choices) == 1 and len({event["id"] for event in streamed}) == 1
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == wanted
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    assert sum("role" in choice["delta"] for choice in choices) == 1 and len({event["id"] for event in streamed}) == 1
     assert streamed[-2]["kv_transfer_params"]["emblema"]["found"][0]["items"] == [f"{asked}.png"]
     assert streamed[-1]["usage"]["completion_tokens"] == 6
 

@@ -51,7 +51,7 @@ def test_a_kept_picture_is_not_encoded_again(served, subject, encoded) -> None:
     for strategy, wanted in (("mpic-4", before), ("full", plain), ("mpic-32", None), ("blind", None)):
         forget(served)
         answer = served.ask(given.token_ids, given.pictures, {"strategy": strategy})
-        assert (answer.told["linked_tokens"] > 0) == (strategy != "full")
+        assert (answer.report["linked_tokens"] > 0) == (strategy != "full")
         if wanted is not None:
             assert float((answer.logits - wanted.logits).abs().max()) <= TOLERANCE, strategy
     assert encoded == []
@@ -82,7 +82,7 @@ def test_a_picture_that_comes_twice_is_handed_over_once(served, subject, encoded
     assert encoded == [] and float((answer.logits - wanted.logits).abs().max()) <= TOLERANCE
 
 
-def test_a_chunk_that_is_gone_is_encoded_anew(served, subject, encoded) -> None:
+def test_a_chunk_that_is_gone_is_encoded_again(served, subject, encoded) -> None:
     given = subject.prompt(2, seed=4)
     wanted = served.ask(given.token_ids, given.pictures, {"strategy": "full"})
     forget(served)

@@ -52,7 +52,7 @@ def both(request, bench, subjects, tmp_path_factory) -> Both:
     subject = subjects(request.param)
     given = prompts(subject)
     plain = bench.serve(subject.folder, None, subject.vocabulary)
-    stock = {name: plain.ask(one.token_ids, one.pictures).logits for name, one in given.items()}
+    stock = {name: plain.ask(prompt.token_ids, prompt.pictures).logits for name, prompt in given.items()}
     served = bench.serve(subject.folder, tmp_path_factory.mktemp("store"), subject.vocabulary)
     engine = Engine.load(model_folder(subject.name) if subject.name == "reference-mha" else subject.folder)
     if subject.name == "reference-deepstack":
@@ -60,7 +60,7 @@ def both(request, bench, subjects, tmp_path_factory) -> Both:
         with torch.no_grad():
             for layer in engine.adapter.layers:
                 layer.self_attn.o_proj.bias.zero_()
-    apart = [float((stock[name] - reference(engine, one)("full")).abs().max()) for name, one in given.items()]
+    apart = [float((stock[name] - reference(engine, prompt)("full")).abs().max()) for name, prompt in given.items()]
     # Two models and no mistake of these tests': bundled ones have log-probabilities down to -24, in steps of 2e-6.
     assert max(apart) <= (3e-5 if subject.name in BUNDLED else TOLERANCE)
     return Both(subject, served, engine, stock, max(TOLERANCE, *apart))
@@ -93,8 +93,10 @@ def test_linked_prompts_agree(both, pictures: int, record_property) -> None:
         answer = served.ask(given.token_ids, given.pictures, {"strategy": strategy})
         assert error(answer, wanted(strategy)) <= both.bar, strategy
         record_property(f"{subject.name} {pictures} {strategy}", error(answer, wanted(strategy)))
-        plan = engine.prefill(given.parts([engine.add(one) for one in given.pictures]), strategy, template=False)
-        assert answer.told["linked_tokens"] == answer.cached == plan.usage.cached_tokens
+        plan = engine.prefill(
+            given.parts([engine.add(picture) for picture in given.pictures]), strategy, template=False
+        )
+        assert answer.report["linked_tokens"] == answer.cached == plan.usage.cached_tokens
         if strategy == "blind":
             # Otherwise nothing was shown: reuse without repair is far from plain prefill.
             assert error(answer, wanted("full")) > 300 * TOLERANCE
@@ -108,7 +110,7 @@ def test_a_plain_request_after_linked_ones_is_stock_vllm(both) -> None:
         linked = served.ask(given.token_ids, given.pictures, {"strategy": strategy})
         # The first is plain, as nothing is stored; so is the first that asks for a patch, as its own rows give it.
         served.settle()
-        if not linked.told["linked_tokens"]:
+        if not linked.report["linked_tokens"]:
             served.forget_prefixes()
             continue
         assert error(linked, both.stock["after"]) > 300 * TOLERANCE, strategy
@@ -116,7 +118,7 @@ def test_a_plain_request_after_linked_ones_is_stock_vllm(both) -> None:
         assert error(plain, both.stock["after"]) <= TOLERANCE, strategy
         # Nor do the plain request's exact pages stand in for the next one's.
         served.forget_prefixes()
-    assert linked.told["strategy"] == "patch-1"
+    assert linked.report["strategy"] == "patch-1"
 
 
 def test_a_mix_of_stored_and_new_pictures(both) -> None:
@@ -128,12 +130,12 @@ def test_a_mix_of_stored_and_new_pictures(both) -> None:
     for strategy in ("blind", "mpic-4"):
         served.forget_prefixes()
         answer = served.ask(given.token_ids, given.pictures, {"strategy": strategy, "capture": False})
-        parts = given.parts([engine.add(one) for one in given.pictures])
+        parts = given.parts([engine.add(picture) for picture in given.pictures])
         linker, prompt = engine.session, engine.prompt(parts, template=False)
         chunks = [chunk.id for _, chunk in prompt.chunk_segments]
         mixed = Mixed(strategy, frozenset((chunks[1], chunks[3])))
         wanted = torch.log_softmax(linker.link(LinkRequest(prompt, mixed)).linked.logits, -1)
-        assert answer.told["linked_tokens"] > 0
+        assert answer.report["linked_tokens"] > 0
         assert error(answer, wanted) <= both.bar, strategy
 
 
@@ -147,12 +149,12 @@ def test_a_picture_that_comes_twice(both) -> None:
     for strategy in ("mpic-4", "blind", "mpic-4", "patch-4096", "patch-4096"):
         answer = served.ask(given.token_ids, given.pictures, {"strategy": strategy})
         served.settle()
-        # Empty pages and an empty encoder cache: gaps with rows of one picture twice are encoded once.
+        # Empty pages and an empty encoder cache: compute spans with rows of one picture twice are encoded once.
         served.forget_prefixes()
         served.llm.llm_engine.reset_encoder_cache()
-        name = "full" if answer.told["strategy"] in ("plain", "patch-4096") else strategy
+        name = "full" if answer.report["strategy"] in ("plain", "patch-4096") else strategy
         assert error(answer, wanted(name)) <= both.bar, strategy
-    assert answer.told["strategy"] == "patch-4096"
+    assert answer.report["strategy"] == "patch-4096"
 
 
 def test_a_patch_of_full_rank_is_full_prefill(both) -> None:
@@ -160,16 +162,16 @@ def test_a_patch_of_full_rank_is_full_prefill(both) -> None:
     given = prompts(subject)["patch"]
     wanted = reference(engine, given)("full")
     first = served.ask(given.token_ids, given.pictures, {"strategy": "patch-4096"})
-    assert first.told["linked_tokens"] == 0 and error(first, wanted) <= both.bar
+    assert first.report["linked_tokens"] == 0 and error(first, wanted) <= both.bar
     served.settle()
     served.forget_prefixes()
     answer = served.ask(given.token_ids, given.pictures, {"strategy": "patch-4096"})
-    assert answer.told["strategy"] == "patch-4096" and answer.told["linked_tokens"] == answer.cached > 0
+    assert answer.report["strategy"] == "patch-4096" and answer.report["linked_tokens"] == answer.cached > 0
     assert error(answer, wanted) <= both.bar
 
 
-def test_patches_serve_behind_another_opening(both) -> None:
-    """Positions move; a patch is found by the chunks in front alone."""
+def test_patches_serve_after_another_opening(both) -> None:
+    """Positions move; a patch is found by the chunks before it alone."""
     subject, served = both.subject, both.served
     given = subject.prompt(2, seed=60)
     served.ask(given.token_ids, given.pictures, {"strategy": "patch-4096"})
@@ -179,20 +181,22 @@ def test_patches_serve_behind_another_opening(both) -> None:
         served.ask(longer.token_ids, longer.pictures, {"strategy": name, "capture": False})
         for name in ("patch-4096", "blind", "full")
     )
-    assert patched.told["linked_tokens"] > 0
+    assert patched.report["linked_tokens"] > 0
     assert error(patched, plain.logits) < error(blind, plain.logits)
 
 
 def test_two_prompts_at_once(both) -> None:
     subject, served, engine = both.subject, both.served, both.engine
     first, second = prompts(subject)["first"], prompts(subject)["second"]
-    served.ask_all([(one.token_ids, one.pictures) for one in (first, second)])
+    served.ask_all([(prompt.token_ids, prompt.pictures) for prompt in (first, second)])
     served.settle()
     served.forget_prefixes()
-    answers = served.ask_all([(one.token_ids, one.pictures) for one in (first, second)], {"strategy": "mpic-4"})
+    answers = served.ask_all(
+        [(prompt.token_ids, prompt.pictures) for prompt in (first, second)], {"strategy": "mpic-4"}
+    )
     for answer, given in zip(answers, (first, second), strict=True):
         wanted = reference(engine, given)("mpic-4")
-        assert answer.told["linked_tokens"] > 0 and error(answer, wanted) <= both.bar
+        assert answer.report["linked_tokens"] > 0 and error(answer, wanted) <= both.bar
 
 
 def test_decoding_goes_on_over_linked_pages(both) -> None:
@@ -202,7 +206,7 @@ def test_decoding_goes_on_over_linked_pages(both) -> None:
     served.settle()
     served.forget_prefixes()
     answer = served.ask(given.token_ids, given.pictures, {"strategy": "blind"}, tokens=6)
-    assert answer.told["linked_tokens"] > 0
+    assert answer.report["linked_tokens"] > 0
     chunks = [engine.add(picture) for picture in given.pictures]
     tokens: list[int] = []
     for _ in range(6):

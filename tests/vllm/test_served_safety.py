@@ -1,4 +1,4 @@
-"""What a server has to stand: small budgets, preemption, aborts, losses, tenants; and nobody gets approximate pages."""
+"""What a server survives: small budgets, preemption, aborts, losses, tenants. No request gets approximate pages."""
 
 from typing import Any
 
@@ -52,8 +52,8 @@ def test_a_plain_request_after_a_linked_one_is_plain(served, subject, engine) ->
     for strategy in ("blind", "mpic-4", "patch-1", "patch-1"):
         linked = served.ask(given.token_ids, given.pictures, {"strategy": strategy})
         # The first that asks for a patch is plain, as its own rows give it.
-        assert (error(linked, full) > 300 * TOLERANCE) == (linked.told["linked_tokens"] > 0)
-        if strategy == "patch-1" and linked.told["linked_tokens"] == 0:
+        assert (error(linked, full) > 300 * TOLERANCE) == (linked.report["linked_tokens"] > 0)
+        if strategy == "patch-1" and linked.report["linked_tokens"] == 0:
             served.settle()
             served.forget_prefixes()
             continue
@@ -74,24 +74,29 @@ def test_plain_pages_are_shared_and_a_hit_may_end_inside_a_picture(served, subje
     assert inside, "the prompt is to be laid out so that a page ends inside a picture"
     logits = torch.log_softmax(engine.session.link(LinkRequest(prompt, AfterPrefix("blind", hit))).linked.logits, -1)
     assert error(answer, logits) <= TOLERANCE
-    assert answer.cached == answer.told["linked_tokens"] + hit
+    assert answer.cached == answer.report["linked_tokens"] + hit
 
 
 def common(ids: list[int], given: Any, other: Any, engine: Engine) -> int:
     """Rows that two prompts have in common from the front."""
-    theirs = engine.prompt(other.parts([engine.add(one) for one in other.pictures]), template=False).token_ids.tolist()
+    theirs = engine.prompt(
+        other.parts([engine.add(picture) for picture in other.pictures]), template=False
+    ).token_ids.tolist()
     return next(row for row, (a, b) in enumerate(zip(ids, theirs, strict=False)) if a != b)
 
 
 def test_a_system_prompt_hits_vllms_own_prefix_cache(served, subject, engine) -> None:
     system = subject.text(70, 5)
     first, second = subject.prompt(2, seed=3), subject.prompt(2, seed=4)
-    prompts = [type(one)(subject, [system + one.texts[0], *one.texts[1:]], one.pictures) for one in (first, second)]
+    prompts = [
+        type(prompt)(subject, [system + prompt.texts[0], *prompt.texts[1:]], prompt.pictures)
+        for prompt in (first, second)
+    ]
     for given in prompts:
         learn(served, given)
     served.ask(prompts[0].token_ids, prompts[0].pictures, {"strategy": "blind"})
     answer = served.ask(prompts[1].token_ids, prompts[1].pictures, {"strategy": "blind"})
-    assert answer.cached == answer.told["linked_tokens"] + 64
+    assert answer.cached == answer.report["linked_tokens"] + 64
     assert error(answer, wanted(engine, prompts[1], "blind")) <= TOLERANCE
 
 
@@ -101,16 +106,16 @@ def test_a_system_prompt_hits_vllms_own_prefix_cache(served, subject, engine) ->
      {"max_num_batched_tokens": 512, "max_num_seqs": 1}],
     ids=["tokens", "places", "one-place"],
 )  # fmt: skip
-def test_budgets_too_small_for_all_gaps(bench, subject, engine, tmp_path, options) -> None:
+def test_budgets_too_small_for_all_compute_spans(bench, subject, engine, tmp_path, options) -> None:
     served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, enable_chunked_prefill=True, **options)
     prompts = [subject.prompt(6, seed=10), subject.prompt(4, seed=11)]
     for given in prompts:
         learn(served, given)
     for strategy in ("blind", "mpic-4"):
-        answers = served.ask_all([(one.token_ids, one.pictures) for one in prompts], {"strategy": strategy})
+        answers = served.ask_all([(prompt.token_ids, prompt.pictures) for prompt in prompts], {"strategy": strategy})
         for answer, given in zip(answers, prompts, strict=True):
             assert error(answer, wanted(engine, given, strategy)) <= TOLERANCE, strategy
-            assert answer.told["linked_tokens"] == answer.cached > 0
+            assert answer.report["linked_tokens"] == answer.cached > 0
         served.forget_prefixes()
 
 
@@ -128,12 +133,14 @@ def test_preemption_in_a_tiny_pool(bench, subject, engine, tmp_path) -> None:
     served.scheduler._preempt_request = lambda request, *args, **kwargs: (
         preempted.append(request.request_id), stock(request, *args, **kwargs)
     )  # fmt: skip
-    answers = served.ask_all([(one.token_ids, one.pictures) for one in prompts], {"strategy": "blind"}, tokens=90)
+    answers = served.ask_all(
+        [(prompt.token_ids, prompt.pictures) for prompt in prompts], {"strategy": "blind"}, tokens=90
+    )
     assert preempted, "the pool is to be too small"
-    alone = [served.ask(one.token_ids, one.pictures, {"strategy": "blind"}, tokens=90) for one in prompts]
-    for answer, one, given in zip(answers, alone, prompts, strict=True):
+    alone = [served.ask(prompt.token_ids, prompt.pictures, {"strategy": "blind"}, tokens=90) for prompt in prompts]
+    for answer, again, given in zip(answers, alone, prompts, strict=True):
         assert error(answer, wanted(engine, given, "blind")) <= TOLERANCE
-        assert answer.tokens == one.tokens
+        assert answer.tokens == again.tokens
 
 
 def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
@@ -157,7 +164,7 @@ def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
 def test_a_store_that_vanishes(served, subject, engine, monkeypatch) -> None:
     given = subject.prompt(3, seed=40)
     learn(served, given)
-    assert served.ask(given.token_ids, given.pictures).told["linked_tokens"] > 0
+    assert served.ask(given.token_ids, given.pictures).report["linked_tokens"] > 0
     # Planned, and gone when the pages ask for it.
     view = served.store.tenant()
     planner = served.scheduler.planner
@@ -173,7 +180,7 @@ def test_a_store_that_vanishes(served, subject, engine, monkeypatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(planner, "step_metadata", late)
         answer = served.ask(given.token_ids, given.pictures)
-    assert answer.told["linked_tokens"] == answer.cached == 0 and "could not be had" in answer.told["remark"]
+    assert answer.report["linked_tokens"] == answer.cached == 0 and "could not be loaded" in answer.report["remark"]
     assert error(answer, wanted(engine, given, "full")) <= TOLERANCE
     # Nothing wrong stays in vLLM's pages, and the chunks are made again.
     plain = served.ask(given.token_ids, given.pictures, {"strategy": "full"})
@@ -187,13 +194,13 @@ def test_tenants_do_not_meet(served, subject, engine) -> None:
     served.forget_prefixes()
     ours = served.ask(given.token_ids, given.pictures, salt="one")
     theirs = served.ask(given.token_ids, given.pictures, {"capture": False}, salt="two")
-    assert ours.told["linked_tokens"] > 0
-    assert theirs.told["linked_tokens"] == theirs.cached == 0
+    assert ours.report["linked_tokens"] > 0
+    assert theirs.report["linked_tokens"] == theirs.cached == 0
     assert error(theirs, wanted(engine, given, "full")) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
-    ("wishes", "more", "words"),
+    ("options", "more", "words"),
     [
         ({"strategy": "cacheblend-15"}, {}, "layer by layer"),
         ({"strategy": "vlcache-50"}, {}, "some layers"),
@@ -203,10 +210,10 @@ def test_tenants_do_not_meet(served, subject, engine) -> None:
         ({"strategy": 7}, {}, "give a name"),
     ],
 )
-def test_what_pages_cannot_do_is_computed_and_said(served_once, subject, engine, wishes, more, words) -> None:
+def test_what_pages_cannot_do_is_computed_and_said(served_once, subject, engine, options, more, words) -> None:
     given = subject.prompt(2, seed=60)
-    answer = served_once.ask(given.token_ids, given.pictures, wishes, **more)
-    assert words in answer.told["remark"]
+    answer = served_once.ask(given.token_ids, given.pictures, options, **more)
+    assert words in answer.report["remark"]
     assert error(answer, wanted(engine, given, "full")) <= TOLERANCE
 
 
@@ -215,7 +222,7 @@ def served_once(bench, subject, tmp_path_factory) -> Any:
     return bench.serve(subject.folder, tmp_path_factory.mktemp("once"), subject.vocabulary)
 
 
-def test_auto_computes_what_is_new_behind_what_it_links(served_once, subject, engine) -> None:
+def test_auto_computes_what_is_new_after_what_it_links(served_once, subject, engine) -> None:
     given = subject.prompt(3, seed=63)
     known = given.only(0, 1)
 
@@ -226,12 +233,12 @@ def test_auto_computes_what_is_new_behind_what_it_links(served_once, subject, en
         return answer
 
     first, again = ask(known), ask(known)
-    assert first.told["linked_tokens"] == 0 and error(first, wanted(engine, known, "full")) <= TOLERANCE
-    assert again.told["strategy"] == "auto:patch" and again.told["linked_tokens"] == again.told["media_tokens"]
+    assert first.report["linked_tokens"] == 0 and error(first, wanted(engine, known, "full")) <= TOLERANCE
+    assert again.report["strategy"] == "auto:patch" and again.report["linked_tokens"] == again.report["media_tokens"]
     mixed, whole = ask(given), ask(given)
-    assert mixed.told["strategy"] == "auto:patch+full" and mixed.cached == again.told["media_tokens"]
-    assert whole.told["strategy"] == "auto:patch" and whole.cached == whole.told["media_tokens"] > mixed.cached
-    # The third picture's patch was formed of its rows behind the first two, as they were linked.
+    assert mixed.report["strategy"] == "auto:patch+full" and mixed.cached == again.report["media_tokens"]
+    assert whole.report["strategy"] == "auto:patch" and whole.cached == whole.report["media_tokens"] > mixed.cached
+    # The third picture's patch was formed of its rows after the first two, as they were linked.
     full, blind = wanted(engine, given, "full"), wanted(engine, given, "blind")
     assert error(whole, full) < error(whole, blind)
 
@@ -246,7 +253,7 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
     stock = planner.finish
     monkeypatch.setattr(planner, "finish", lambda name: (linked.append(planner.plan(name, None)), stock(name))[1])
     plain = served_once.ask(given.token_ids, given.pictures, {"strategy": "orbit-8"})
-    assert plain.told["linked_tokens"] == 0 and "orbit" in plain.told["remark"]
+    assert plain.report["linked_tokens"] == 0 and "orbit" in plain.report["remark"]
     own = [chunk.id for _, chunk in linked[0].prompt.chunk_segments]
     theirs, view = [chunk.id for chunk in chunks], served_once.store.tenant()
     for place in range(len(own)):
@@ -260,13 +267,13 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
             first = turned.only(0, 1)
             engine.prefill(first.parts([chunks[1], chunks[0]]), "orbit-8", template=False)
             for place, before in ((1, ()), (0, (1,))):
-                key = orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[one] for one in before))
-                here = orbit_key(planner.spec.fingerprint, own[place], tuple(own[one] for one in before))
+                key = orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[row] for row in before))
+                here = orbit_key(planner.spec.fingerprint, own[place], tuple(own[row] for row in before))
                 assert view.put_patch(here, engine.store.find_patch(key))
             view.flush()
         served_once.forget_prefixes()
         answer = served_once.ask(turned.token_ids, turned.pictures, {"strategy": "orbit-8"})
-        assert answer.told["strategy"] == "orbit-8", (order, answer.told)
+        assert answer.report["strategy"] == "orbit-8", (order, answer.report)
         assert error(answer, wanted(engine, turned, "orbit-8")) <= TOLERANCE
         assert error(answer, wanted(engine, turned, "blind")) > 300 * TOLERANCE
 
@@ -275,5 +282,5 @@ def test_prompt_logprobs_are_computed_plainly(served_once, subject, engine) -> N
     given = subject.prompt(2, seed=61)
     learn(served_once, given)
     answer = served_once.ask(given.token_ids, given.pictures, prompt_logprobs=1)
-    assert answer.told == {} and answer.cached == 0
+    assert answer.report == {} and answer.cached == 0
     assert error(answer, wanted(engine, given, "full")) <= TOLERANCE

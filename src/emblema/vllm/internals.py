@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
@@ -15,9 +14,6 @@ from vllm.v1.request import Request
 from emblema.errors import EmblemaError
 from emblema.vllm.planner import CaptureRequest
 from emblema.vllm.request_plan import MediaItem, ServedRequest
-
-NATIVE_COMPUTE_SPANS = hasattr(KVConnectorBase_V1, "get_computed_token_gaps")
-"""Whether vLLM asks a connector for compute spans itself (its RFC #25950); then no virtual requests are made."""
 
 
 def describe_request(request: Any) -> ServedRequest:

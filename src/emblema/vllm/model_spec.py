@@ -31,7 +31,6 @@ class ModelSpec:
     """A served model, as linking sees it; where heads are split, one rank's share.
 
     Attributes:
-        family: name of the family.
         version: of how this plugin captures the family's chunks.
         fingerprint: digest of weights and configuration, 256 bits, hex.
         layouts: how rows are kept, per layer.
@@ -42,7 +41,6 @@ class ModelSpec:
         dtype, device: of the pages.
     """
 
-    family: str
     version: str
     fingerprint: str
     layouts: tuple[LayerLayout, ...]
@@ -85,7 +83,7 @@ def model_spec_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dty
         before, after = family.markers(kit, "image")
         markers, merge = (tuple(before), tuple(after)), family.merge(kit)
     version = f"vllm-1/{family.name}/{family.version()}"
-    return ModelSpec(family.name, version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device)
+    return ModelSpec(version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device)
 
 
 def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, RotaryTable], int]:

@@ -107,7 +107,7 @@ class RequestPlan:
     def fail(self) -> None:
         """Have the rest of the request computed, as its cached rows could not be loaded."""
         self.cached, self.linked = CachedSpans(), 0
-        self.remark = "stored rows could not be had; they were computed"
+        self.remark = "stored rows could not be loaded; they were computed"
 
 
 def plan_request(

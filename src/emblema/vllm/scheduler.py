@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from emblema.errors import EmblemaError
 from emblema.vllm.connectors import EmblemaConnector, EmblemaEncoderConnector
-from emblema.vllm.internals import NATIVE_COMPUTE_SPANS, describe_request, solo_request, virtual_request
+from emblema.vllm.internals import describe_request, solo_request, virtual_request
 from emblema.vllm.planner import StepBudget
 from emblema.vllm.spans import Claim
 
@@ -141,7 +141,7 @@ class LinkingScheduler(Scheduler):
                 # vLLM leaves out pictures before its rows; compute spans, and rows whose load fails, need them.
                 output.scheduled_new_reqs[index] = replace(data, mm_features=request.mm_features)
         self._correct_stats(request)
-        for number, (start, stop) in enumerate(() if NATIVE_COMPUTE_SPANS else claim.compute_spans):
+        for number, (start, stop) in enumerate(claim.compute_spans):
             blocks = self.kv_cache_manager.get_block_ids(request.request_id)
             data = virtual_request(request, number, start, blocks)
             output.scheduled_new_reqs.append(data)
