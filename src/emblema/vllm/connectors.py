@@ -86,8 +86,8 @@ class EmblemaConnector(KVConnectorBase_V1):
             store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
             self.planner = RequestPlanner(spec, store, settings.strategy, settings.capture, refusal)
         elif spec is not None:
-            budget = settings.memory or "auto"
-            store = Store(settings.store, device_bytes=budget, settings=StoreSettings(device=spec.device))
+            placed = StoreSettings(device=spec.device)
+            store = Store(settings.store, device_bytes=settings.memory or "auto", settings=placed)
             self._make_worker = partial(KVWorker, spec, store, vllm_config.cache_config.block_size, _encoder_output)
 
     # beside the pages
