@@ -299,8 +299,7 @@ def test_tensors_that_do_not_fit_the_header_are_refused(change: dict[str, torch.
     """Sound files of another program that got the format wrong."""
     record = chunk_record(chunk(1), OWNER, created=0.0)
     put: dict[str, Any] = dict(record.arrays)
-    fields = (record.header.id, "chunk", OWNER, "a model", (), 0.0, record.header.meta)
-    put |= make_record(*fields, change).arrays
+    put |= make_record(record.header, change).arrays
     with pytest.raises(LoadError):
         reader = through(Record(record.header, put))
         read_encoded(reader)

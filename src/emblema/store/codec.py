@@ -1,6 +1,7 @@
 """Chunks and patches as records and back; the names and the order of their tensors are in `docs/store-format.md`."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
@@ -81,7 +82,7 @@ def chunk_record(
         "deepstack": len(encoded.deepstack),
         "layers": layers,
     }
-    return make_record(chunk.id, "chunk", owner, chunk.model, (), created, meta, tensors)
+    return make_record(RecordHeader(chunk.id, "chunk", owner, chunk.model, (), created, meta), tensors)
 
 
 def chunk_kind(header: RecordHeader) -> ChunkKind:
@@ -160,7 +161,7 @@ def artifact_record(key: PatchKey, id: str, artifact: Artifact, owner: str, *, c
         "layers": [layer is not None for layer in patch.layers],
     }
     chunks = tuple(dict.fromkeys((key.chunk, *key.antecedents)))
-    return make_record(id, "patch", owner, key.written_model, chunks, created, meta, tensors)
+    return make_record(RecordHeader(id, "patch", owner, key.written_model, chunks, created, meta), tensors)
 
 
 def read_artifact(reader: RecordReader) -> tuple[PatchKey, Artifact]:
@@ -302,24 +303,15 @@ def _slot_bytes(header: RecordHeader, name: str, rows: int, heads: int, width: i
     return numbers * dtype.itemsize
 
 
-def make_record(
-    id: str,
-    kind: RecordKind,
-    owner: str,
-    model: str,
-    chunks: tuple[str, ...],
-    created: float,
-    meta: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-) -> Record:
-    """Return a record of tensors by name; those on the CPU are not copied.
+def make_record(header: RecordHeader, tensors: Mapping[str, Tensor]) -> Record:
+    """Return a record of tensors by name, their sizes in its header; those on the CPU are not copied.
 
     Raises:
         StoreError: a tensor's dtype has no place in the format.
     """
     arrays = {name: _array(tensor) for name, tensor in tensors.items()}
     sizes = {name: array.data.nbytes for name, array in arrays.items()}
-    return Record(RecordHeader(id, kind, owner, model, chunks, created, meta, sizes), arrays)
+    return Record(replace(header, sizes=sizes), arrays)
 
 
 def _dtype_name(tensor: Tensor) -> str:
