@@ -14,7 +14,7 @@ from emblema.library.dynamic import DynamicLibrary
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import Strategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
-from emblema.session.replies import AnsweredRequest, Piece, ReplyState, TextStream, reply_pieces
+from emblema.session.replies import AnsweredRequest, Piece, ReplyState, TextDecoder, TextStream, reply_pieces
 from emblema.session.requests import LinkRequest, LiveTable, Prefill
 from emblema.session.session import Session
 
@@ -109,32 +109,23 @@ class Retrieval(RetrievalRules):
 
 
 class RequestReader:
-    """Reads tokens as they are made and says when a request is complete."""
+    """Reads tokens as they are made and finds completed requests."""
 
     def __init__(self, retrieval: Retrieval, tokenizer: Any, question: str) -> None:
-        self.retrieval, self.tokenizer, self.question = retrieval, tokenizer, question
-        self._tokens: list[int] = []
-        # What was said before the last request, and since.
+        self._retrieval, self._question = retrieval, question
+        self._decoder = TextDecoder(tokenizer, skip_special_tokens=False)
+        # The reply up to the last request, and since.
         self._before = self._since = ""
-        # Tokens up to `_settled` have given their text; those from `_context` on are read again, for spaces.
-        self._context = self._settled = 0
 
     def push(self, token: int) -> str | None:
-        """Take a token; the query if it completes a request."""
-        self._tokens.append(token)
-        known = self.tokenizer.decode(self._tokens[self._context : self._settled], skip_special_tokens=False)
-        fresh = self.tokenizer.decode(self._tokens[self._context :], skip_special_tokens=False)[len(known) :]
-        if fresh.endswith("\ufffd"):
-            return None
-        if fresh:
-            self._context, self._settled = self._settled, len(self._tokens)
-        self._since += fresh
-        request, found, rest = self._since.partition(self.retrieval.end)
-        if not found:
+        """Take a token and return the query if it completes a request."""
+        self._since += self._decoder.push(token)
+        request, end, rest = self._since.partition(self._retrieval.end)
+        if not end:
             return None
         before = self._before
-        self._before, self._since = before + request + found, rest
-        return self.retrieval.query(request, self.question, before)
+        self._before, self._since = before + request + end, rest
+        return self._retrieval.query(request, self._question, before)
 
 
 class RetrievingReply:

@@ -63,46 +63,69 @@ class Piece(str):
         return str(self)
 
 
-class TextStream:
-    """Turns tokens into text pieces: waits for whole characters and holds back what may become a stop string."""
+class TextDecoder:
+    """Decodes tokens as they are made: a token's text is given once its characters are whole."""
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
-        self.tokenizer = tokenizer
-        self.stop = stop
+    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool) -> None:
         self.token_ids: list[int] = []
-        self.text = ""
-        self.stopped = False
-        self._given = 0
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
         # Tokens before `_settled` have given their text; those from `_context` on are read again, for spaces.
         self._context = self._settled = 0
 
     def push(self, token: int) -> str:
-        """Take a token and return the text that is now certain."""
+        """Take a token and return the text that it adds; empty while a character is not whole."""
         self.token_ids.append(token)
         fresh = self._fresh()
-        if fresh.endswith("\ufffd"):
-            return ""
-        self._settle(fresh)
-        held = 0 if self.stopped else max((_overlap(self.text, stop) for stop in self.stop), default=0)
-        return self._give(len(self.text) - held)
+        return "" if fresh.endswith("\ufffd") else self._settle(fresh)
 
     def finish(self) -> str:
-        """The text held back, at the end."""
-        if not self.stopped:
-            self._settle(self._fresh())
-        return self._give(len(self.text))
+        """Return the text of the tokens that have given none, whole or not."""
+        return self._settle(self._fresh())
 
     def _fresh(self) -> str:
-        """What the tokens that are not settled add, read after the last settled ones."""
-        before = self.tokenizer.decode(self.token_ids[self._context : self._settled], skip_special_tokens=True)
-        return self.tokenizer.decode(self.token_ids[self._context :], skip_special_tokens=True)[len(before) :]
+        return self._text(self._context)[len(self._text(self._context, self._settled)) :]
 
-    def _settle(self, fresh: str) -> None:
+    def _text(self, start: int, stop: int | None = None) -> str:
+        text: str = self._tokenizer.decode(self.token_ids[start:stop], skip_special_tokens=self._skip)
+        return text
+
+    def _settle(self, fresh: str) -> str:
         if fresh:
             # A token without text leaves the context as it is: what comes next is read after the last text.
             self._context, self._settled = self._settled, len(self.token_ids)
+        return fresh
+
+
+class TextStream:
+    """Turns tokens into pieces of text: holds back what may become a stop string, and ends before one."""
+
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
+        self.text = ""
+        self.stopped = False
+        self._decoder = TextDecoder(tokenizer, skip_special_tokens=True)
+        self._stop = stop
+        self._given = 0
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens that were taken."""
+        return tuple(self._decoder.token_ids)
+
+    def push(self, token: int) -> str:
+        """Take a token and return the text that is now certain."""
+        self._append(self._decoder.push(token))
+        held = 0 if self.stopped else max((_overlap(self.text, stop) for stop in self._stop), default=0)
+        return self._give(len(self.text) - held)
+
+    def finish(self) -> str:
+        """Return the text held back, at the end."""
+        if not self.stopped:
+            self._append(self._decoder.finish())
+        return self._give(len(self.text))
+
+    def _append(self, fresh: str) -> None:
         text = self.text + fresh
-        found = [index for index in (text.find(stop) for stop in self.stop) if index >= 0]
+        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
         self.text = text[: min(found)] if found else text
         self.stopped = bool(found)
 
@@ -151,7 +174,7 @@ def _pieces(tokens: Iterator[int], text: TextStream, ends: frozenset[int], state
             yield Piece(piece)
             continue
         usage = replace(state.usage, completion_tokens=len(made))
-        yield Piece(piece, Reply(text.text, tuple(text.token_ids), reason, usage, state.found, state.plan))
+        yield Piece(piece, Reply(text.text, text.token_ids, reason, usage, state.found, state.plan))
 
 
 def text_pieces(
