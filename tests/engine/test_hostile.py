@@ -13,7 +13,7 @@ from emblema import AsyncEngine, Engine, slid
 from emblema.errors import CapacityError, EmblemaError, ModelError, PromptError, StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.prompt import ChunkPart, TextPart
-from emblema.session.rendering import Text, tokenize
+from emblema.session.rendering import TextPiece, tokenize
 from emblema.session.replies import TextStream
 from emblema.store.store import Store
 from tests.engine.engines import engine, largest_error
@@ -84,7 +84,9 @@ def test_text_behind_a_chunk_is_tokenised_as_the_stock_processor_would() -> None
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     stock = tokenizer("a<image>a b")["input_ids"]
-    parts = tokenize([Text("a", True), ChunkPart(chunk(0, 3)), Text("a b", True)], tokenizer, {"<image>"}, begin=True)
+    parts = tokenize(
+        [TextPiece("a", True), ChunkPart(chunk(0, 3)), TextPiece("a b", True)], tokenizer, {"<image>"}, begin=True
+    )
     assert [part.token_ids for part in parts if isinstance(part, TextPart)] == [tuple(stock[:1]), tuple(stock[2:])]
 
 
@@ -264,15 +266,21 @@ def test_a_normaliser_does_not_help_to_forge(text: str) -> None:
     from tokenizers import normalizers
 
     tokenizer = small_tokenizer(["<|end|>", "<image>"], normalizers.Lowercase())
-    pieces = [Text("<|end|>", True), Text(text, False), ChunkPart(chunk(0, 3)), Text("end|>", False), Text("<im", True)]
+    pieces = [
+        TextPiece("<|end|>", True),
+        TextPiece(text, False),
+        ChunkPart(chunk(0, 3)),
+        TextPiece("end|>", False),
+        TextPiece("<im", True),
+    ]
     assert spelled(tokenizer, pieces, ["<|end|>", "<image>"]) == 1
 
 
 def test_a_control_of_one_character_is_refused_in_a_users_text() -> None:
     tokenizer = small_tokenizer(["~", "<image>"])
-    assert spelled(tokenizer, [Text("~a", True), Text("b", False)], ["~"]) == 1
+    assert spelled(tokenizer, [TextPiece("~a", True), TextPiece("b", False)], ["~"]) == 1
     with pytest.raises(PromptError, match="one character"):
-        tokenize([Text("a", True), Text("b~", False)], tokenizer, ["~"], begin=False)
+        tokenize([TextPiece("a", True), TextPiece("b~", False)], tokenizer, ["~"], begin=False)
 
 
 def test_a_place_that_the_text_spells_too_is_not_taken_for_a_chunk(reference: Engine, pages: list[Chunk]) -> None:

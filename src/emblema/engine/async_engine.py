@@ -31,7 +31,7 @@ T = TypeVar("T")
 class AsyncEngine:
     """Mirrors `Engine`. Work is done in the order in which it comes; replies under way take turns, token by token.
 
-    A cancelled request stops behind its prefill, or behind the token that is being made.
+    A cancelled request stops after its prefill, or after the token that is being made.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -86,14 +86,15 @@ class AsyncEngine:
         self, parts: PromptLike, strategy: str | Strategy = "auto", *, stream: bool = False, **options: Any
     ) -> Reply | AsyncIterator[Piece]:
         """As `Engine.generate`; streamed, it gives an iterator: `async for piece in await engine.generate(…)`."""
+        pieces = self._pieces(parts, strategy, **options)
         if stream:
             self._refuse_if_closing()
-            return self._pieces(parts, strategy, **options)
+            return pieces
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(done)
         try:
             reply = None
-            async for piece in self._steps(parts, strategy, **options):
+            async for piece in pieces:
                 reply = piece.reply or reply
         finally:
             self._waiting.discard(done)
@@ -102,12 +103,7 @@ class AsyncEngine:
             raise PromptError("the stream ended without a reply")
         return reply
 
-    async def _pieces(self, parts: PromptLike, strategy: str | Strategy, **options: Any) -> AsyncIterator[Piece]:
-        async for piece in self._steps(parts, strategy, **options):
-            if piece or piece.reply is not None:
-                yield piece
-
-    async def _steps(
+    async def _pieces(
         self,
         parts: PromptLike,
         strategy: str | Strategy,
@@ -126,7 +122,8 @@ class AsyncEngine:
                 lambda: self.engine.steps(parts, chosen, sampling, template=template, retrieval=retrieval)
             )
             while (piece := await self._run(partial(next, pieces, None))) is not None:
-                yield piece
+                if piece or piece.reply is not None:
+                    yield piece
 
     async def close(self) -> None:
         """Take no more requests, finish the replies under way, then close the engine; a second call does nothing.

@@ -21,7 +21,7 @@ from emblema.session.session import Session
 Search = Callable[[str], Sequence[Chunk | Clip]]
 
 
-class Found(Protocol):
+class ChunkHit(Protocol):
     """What a library finds: a chunk, and how well it fits."""
 
     @property
@@ -32,7 +32,7 @@ class Found(Protocol):
 class Searchable(Protocol):
     """A library: the chunks nearest to a query, the nearest first."""
 
-    def search(self, query: str, count: int = ..., /) -> Sequence[Found]: ...
+    def search(self, query: str, count: int = ..., /) -> Sequence[ChunkHit]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Retrieval(RetrievalRules):
 
     @contextmanager
     def opened(self) -> Iterator[Search]:
-        """The search of one reply: a collection stays at the version it has now until the reply is over."""
+        """Open the search of a reply: a collection stays at the version it has now until the reply is over."""
         if isinstance(self.library, DynamicLibrary):
             with self.library.snapshot() as version:
                 yield self._search_of(version)
@@ -214,7 +214,7 @@ def _chunks(piece: Chunk | Clip) -> tuple[Chunk, ...]:
 
 
 def question_of(parts: Any) -> str:
-    """The last text of a prompt, as the caller wrote it; empty if there is none."""
+    """Return the last text of a prompt, as the caller wrote it; empty if there is none."""
     if isinstance(parts, str):
         return parts
     for part in reversed(list(parts)):

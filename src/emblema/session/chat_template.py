@@ -18,7 +18,7 @@ Item = str | TokenIds | ChunkPart
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message: a role and its items. `plain` keeps a message whose content was one string in that form."""
+    """A message: its role and items. `plain` keeps content that was a single string in that form."""
 
     role: str
     items: tuple[Item, ...]
@@ -26,7 +26,7 @@ class Turn:
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
-    """Strings that the tokenizer reads as one control token wherever they stand."""
+    """Return strings that the tokenizer reads as a single control token anywhere."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = [str(token) for token in added.values() if getattr(token, "special", False)]
     return [token for token in dict.fromkeys([*tokenizer.all_special_tokens, *special]) if token]
@@ -44,7 +44,7 @@ class ChatTemplate:
         return self.preparer.tokenizer
 
     def write(self, messages: list[dict[str, Any]], *, answer: bool = True) -> str:
-        """The template's text for messages, with the opening of an answer.
+        """Return the template's text for messages, with the opening of an answer.
 
         Raises:
             PromptError: the model has no chat template, or the template refuses the messages.
@@ -62,7 +62,7 @@ class ChatTemplate:
         return text
 
     def media(self, kind: ChunkKind) -> tuple[dict[str, str], str]:
-        """The content item for a piece of media, and the mark that the template writes for it.
+        """Return the content item for a piece of media, and the mark that the template writes for it.
 
         Raises:
             PromptError: the template writes nothing for such media.
@@ -111,7 +111,7 @@ class ChatTemplate:
 
     @property
     def controls(self) -> set[str]:
-        """Texts that the tokenizer reads as one control token."""
+        """Texts that the tokenizer reads as a single control token."""
         kinds: tuple[ChunkKind, ...] = ("image", "video", "audio")
         ids = [self.preparer.family.placeholder(self.preparer.kit.config, kind) for kind in kinds]
         media = self.tokenizer.convert_ids_to_tokens([token for token in ids if token is not None])

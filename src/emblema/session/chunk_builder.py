@@ -200,7 +200,7 @@ class ChunkBuilder:
             if found is not None and self._fits(found):
                 return found
             if found is not None:
-                # Well kept, and not what this model makes: whoever wrote the folder put it there.
+                # Intact, and not what this model makes: somebody wrote it into the folder.
                 self.store.delete(name)
         return None
 

@@ -1,4 +1,4 @@
-"""Decoding from a linked table: one token at a time, greedy or sampled, in the same rows that the prefill left."""
+"""Decoding from a linked table: a token at a time, greedy or sampled, in the same rows that the prefill left."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from emblema.models.table import KVTable
 
 
 class SamplingKnobs(TypedDict, total=False):
-    """`Sampling`'s attributes as callers write them: `stop` may be one string, several, or None."""
+    """`Sampling`'s attributes as callers write them: `stop` may be a string, several, or None."""
 
     max_new_tokens: int
     temperature: float
@@ -44,7 +44,7 @@ class Sampling:
 
     @classmethod
     def of(cls, *, stop: str | Sequence[str] | None = None, **knobs: Any) -> Self:
-        """Sampling as callers write it: one stop string, several, or None.
+        """Return sampling as callers write it: a stop string, several, or None.
 
         Raises:
             PromptError: a knob is out of range, or there is no such knob.
@@ -53,8 +53,7 @@ class Sampling:
             raise PromptError(f"stop is a {type(stop).__name__}: give a string, a list of strings, or None")
         unknown = sorted(knobs.keys() - {"max_new_tokens", "temperature", "top_p", "seed"})
         if unknown:
-            hint = ": AsyncEngine.stream streams" if unknown[0] == "stream" else ""
-            raise PromptError(f"there is no sampling knob {unknown[0]!r}{hint}")
+            raise PromptError(f"there is no sampling knob {unknown[0]!r}")
         return cls(stop=(stop,) if isinstance(stop, str) else tuple(stop or ()), **knobs)
 
     def __post_init__(self) -> None:
@@ -82,7 +81,7 @@ class Sampler:
             self.generator.manual_seed(sampling.seed)
 
     def __call__(self, logits: Tensor) -> int:
-        """The next token for logits [vocab] float32."""
+        """Return the next token for logits [vocab] float32."""
         if self.sampling.temperature == 0:
             return int(logits.argmax())
         scores = logits.cpu().double()

@@ -1,4 +1,4 @@
-"""The ledgers of a store's tenants, and their files: small, written whole and moved into place, never trusted."""
+"""The fidelity logs of a store's tenants, and their files: small, written whole and moved into place, never trusted."""
 
 import json
 import logging
@@ -18,50 +18,50 @@ FOLDER = "policy"
 
 
 class FidelityLogs:
-    """One ledger for each tenant of a store. Engines of one process share them; of several, the last to write wins.
+    """A fidelity log for each tenant of a store. Engines of a process share them; of several processes the last wins.
 
     Args:
-        folder: where they are kept; None keeps them no longer than the process.
+        folder: of the files; None keeps the logs no longer than the process.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._held: dict[str, FidelityLog] = {}
+        self._logs: dict[str, FidelityLog] = {}
 
     @classmethod
     def of_store(cls, store: Store) -> "FidelityLogs":
-        """Those of a store, in its folder if it has one."""
+        """Return the logs of a store, in its folder if it has one."""
         folder = None if store.disk is None else store.disk.path / FOLDER
         return store.companion(FOLDER, lambda: cls(folder))
 
     def of(self, owner: str) -> FidelityLog:
-        """A tenant's ledger; a file that is damaged counts as none and is set aside."""
+        """Return a tenant's log; a damaged file is set aside, and the log begins empty."""
         with self._lock:
-            if owner not in self._held:
-                self._held[owner] = FidelityLog() if self._folder is None else _opened(self._folder / f"{owner}.json")
-            return self._held[owner]
+            if owner not in self._logs:
+                self._logs[owner] = FidelityLog() if self._folder is None else _opened(self._folder / f"{owner}.json")
+            return self._logs[owner]
 
     def save(self, owner: str) -> None:
-        """Write a tenant's ledger; what cannot be written is logged, as an answer does not depend on it."""
-        ledger = self.of(owner)
+        """Write a tenant's log to its file; a failure is only reported, as no answer depends on it."""
+        own = self.of(owner)
         if self._folder is None:
             return
         try:
-            write(self._folder / f"{owner}.json", ledger)
+            write(self._folder / f"{owner}.json", own)
         except OSError as error:
             log.warning("the measurements of %s were not saved: %s", owner[:12], error)
 
     def close(self) -> None:
-        """Write all that hold anything."""
+        """Write all logs that are not empty."""
         with self._lock:
-            owners = [owner for owner, ledger in self._held.items() if ledger.reports() or ledger.plateaus()]
+            owners = [owner for owner, held in self._logs.items() if held.reports() or held.plateaus()]
         for owner in owners:
             self.save(owner)
 
 
 def read(path: Path) -> FidelityLog:
-    """A ledger's file.
+    """Read a log's file.
 
     Raises:
         StoreError: it is damaged, too large, or no ordinary file.
@@ -79,7 +79,7 @@ def read(path: Path) -> FidelityLog:
 
 
 def read_all(folder: Path) -> dict[str, FidelityLog]:
-    """The ledgers in a store's folder, by owner.
+    """Read the logs in a store's folder, by owner.
 
     Raises:
         StoreError: one is damaged.
@@ -87,10 +87,10 @@ def read_all(folder: Path) -> dict[str, FidelityLog]:
     return {path.stem: read(path) for path in sorted((folder / FOLDER).glob("*.json"))}
 
 
-def write(path: Path, ledger: FidelityLog) -> None:
-    """Write a ledger whole, in place of an earlier one."""
+def write(path: Path, fidelity: FidelityLog) -> None:
+    """Write a log whole, in place of an earlier file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [json.dumps(ledger.to_json()).encode()])
+    write_whole(path, [json.dumps(fidelity.to_json()).encode()])
 
 
 def _opened(path: Path) -> FidelityLog:

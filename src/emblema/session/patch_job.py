@@ -135,12 +135,12 @@ def patch_jobs(
 
 
 def _wanted(decision: Decision | None) -> bool:
-    """Whether `auto` found no patch that serves, though there may be a thinner one."""
+    """Whether `auto` found no patch that serves, though there may be a thinner patch."""
     return decision is not None and decision.lane in (Lane.FULL, Lane.REFRESH)
 
 
 def _canonical(store: TenantStore, segment: Segment, chunk: Chunk) -> Chunk | None:
-    """The chunk with canonical rows that a part stands for, if the store has it."""
+    """Return the chunk with canonical rows of a part, if the store has it."""
     part = segment.part
     if not isinstance(part, ChunkPart) or not part.name or part.name not in store:
         return None

@@ -27,14 +27,14 @@ CLOSING_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FormingStatistics:
-    """What became of the rows that were handed over.
+    """Counts of the jobs that were submitted.
 
     Attributes:
-        queued: chunks handed over and not yet formed.
+        queued: submitted and not yet formed.
         formed: patches kept.
         refused: formed, but not kept: a chunk was deleted meanwhile, or the patch is larger than a budget.
         dropped: not formed: no room in the queue, no CPU time left in this minute, or closed.
-        lost: not formed: the canonical rows could not be had.
+        lost: not formed: the canonical rows could not be read.
         failed: forming raised an error, which is logged.
         seconds: CPU time spent.
     """
@@ -153,7 +153,7 @@ class PatchWorker:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closed, IDLE_SECONDS)
                 if not self._queue:
-                    # Decided under the lock: whoever queues after this begins another thread.
+                    # Decided under the lock: a job that is submitted after this begins another thread.
                     self._ending.append(threading.current_thread())
                     self._thread = None
                     return

@@ -14,36 +14,36 @@ from emblema.link.prompt import ChunkPart, Part, TextPart
 from emblema.media.source import is_address
 from emblema.models.prepare import Preparer
 from emblema.session.chat_template import ChatTemplate, Item, Turn
-from emblema.session.rendering import Text, plain, render, tokenize
+from emblema.session.rendering import TextPiece, plain, render, tokenize
 
 
 @dataclass(frozen=True, slots=True)
-class Slid:
-    """A chunk or clip that the window has moved past: it conditioned the chunks after it and no text row attends it."""
+class SlidPart:
+    """A chunk or clip that the window has moved past: it conditioned the chunks after it; no text row attends it."""
 
     piece: Chunk | Clip
 
 
-def slid(piece: Chunk | Clip) -> Slid:
-    """Mark a part of a prompt as slid: as after a window moved on, it is absent for every text row."""
-    return Slid(piece)
+def slid(piece: Chunk | Clip) -> SlidPart:
+    """Mark a part of a prompt as slid: it is absent for every text row, as after a window moved on."""
+    return SlidPart(piece)
 
 
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
-PromptPart = str | Chunk | Clip | EncodedChunk | Sequence[EncodedChunk] | Path | Image.Image | Slid | Sequence[int]
+PromptPart = str | Chunk | Clip | EncodedChunk | Sequence[EncodedChunk] | Path | Image.Image | SlidPart | Sequence[int]
 Message = Mapping[str, Any]
 PromptLike = str | Sequence[PromptPart] | Sequence[Message]
 
 
 class MediaReader(Protocol):
-    """Reads media found in a prompt: a source, or a piece that the encoder made; gives a part for each chunk."""
+    """Reads media of a prompt, a source or a piece that the encoder made, and returns a part for each chunk."""
 
     def __call__(self, source: Any, *, kind: str | None = None) -> Sequence[ChunkPart]: ...
 
 
 def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, ...]:
-    """The items of one part of a prompt; media are read by `read`, or refused without it.
+    """Return the items of a part of a prompt; media are read by `read`, or refused without it.
 
     Raises:
         PromptError: the part is none of the kinds that a prompt is made of.
@@ -54,7 +54,7 @@ def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, .
         return (ChunkPart(part),)
     if isinstance(part, Clip):
         return tuple(ChunkPart(chunk) for chunk in part)
-    if isinstance(part, Slid) and isinstance(part.piece, Chunk | Clip):
+    if isinstance(part, SlidPart) and isinstance(part.piece, Chunk | Clip):
         return tuple(ChunkPart(item.chunk, slid=True) for item in items_of(part.piece) if isinstance(item, ChunkPart))
     if read is not None and isinstance(part, EncodedChunk | Path | Image.Image):
         return tuple(read(part))
@@ -69,10 +69,10 @@ def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, .
 
 
 def readable(text: Any) -> str:
-    """A text that tokenizers take.
+    """Return a text, if tokenizers can take it.
 
     Raises:
-        PromptError: it is no string, or holds half of a surrogate pair.
+        PromptError: it is no string, or has half of a surrogate pair.
     """
     if not isinstance(text, str):
         raise PromptError(f"a text of the prompt is a {type(text).__name__}: give a string")
@@ -84,7 +84,7 @@ def readable(text: Any) -> str:
 
 
 def turns_of(messages: Sequence[Message], read: MediaReader) -> list[Turn]:
-    """Turns from messages in OpenAI's form; media in them are read by `read`.
+    """Return turns of messages in OpenAI's form; media in them are read by `read`.
 
     Raises:
         PromptError: a message has no role, or a content item of an unknown type.
@@ -117,7 +117,7 @@ def _items_of_content(item: Any, index: int, read: MediaReader) -> tuple[Item, .
     for name, media in (("image", "image"), ("image_url", "image"), ("video", "video"), ("video_url", "video")):
         if kind == name and name in item:
             source = item[name].get("url") if isinstance(item[name], Mapping) else item[name]
-            if isinstance(source, Chunk | Clip | Slid):
+            if isinstance(source, Chunk | Clip | SlidPart):
                 return items_of(source)
             if name.endswith("_url") and not (isinstance(source, str) and is_address(source)):
                 raise PromptError(f"message {index} has an {name} that is no http, https or data address")
@@ -145,7 +145,7 @@ class PromptReader:
         return self._template
 
     def parts(self, given: PromptLike, template: bool, read: MediaReader) -> list[Part]:
-        """Prompt parts of what a caller gave; `template` wraps parts in one user turn, `read` reads media.
+        """Return prompt parts of what a caller gave; `template` wraps parts in one user turn, `read` reads media.
 
         Raises:
             PromptError: it is empty, or of another shape.
@@ -170,17 +170,19 @@ class PromptReader:
         return plain(items, self.template.tokenizer if written else None)
 
     def written(self, text: str) -> TextPart:
-        """Text of the operator's own, as it is: it may spell control tokens."""
+        """Return the operator's own text as it is: it may spell control tokens."""
         return TextPart(tuple(self.template.tokenizer(text, add_special_tokens=False)["input_ids"]))
 
     def passage(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text passage; it cannot spell control tokens.
+        """Return token ids of a text passage, which cannot spell control tokens.
 
         Raises:
             PromptError: it is empty, or no text.
         """
         template = self.template
-        pieces = tokenize([Text(readable(text), trusted=False)], template.tokenizer, template.controls, begin=False)
+        pieces = tokenize(
+            [TextPiece(readable(text), trusted=False)], template.tokenizer, template.controls, begin=False
+        )
         ids = tuple(token for part in pieces if isinstance(part, TextPart) for token in part.token_ids)
         if not ids:
             raise PromptError("the text passage is empty")

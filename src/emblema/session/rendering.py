@@ -1,4 +1,4 @@
-"""Turns become prompt parts: the template writes the markup, and no control token comes of what a user wrote."""
+"""Rendering turns as prompt parts: the template writes the markup, and no user text becomes a control token."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,22 +11,22 @@ from emblema.session.chat_template import ChatTemplate, Item, TokenIds, Turn, sp
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A stretch of text; what a user wrote is not trusted to spell control tokens."""
+class TextPiece:
+    """A stretch of text. Text that a user wrote is not trusted to spell control tokens."""
 
     text: str
     trusted: bool
 
 
-Piece = Text | ChunkPart | TokenIds
+TemplatePiece = TextPiece | ChunkPart | TokenIds
 Span = tuple[int, int]
 
 
 def render(turns: Sequence[Turn], template: ChatTemplate) -> list[Part]:
-    """Prompt parts of a conversation, wrapped by the model's chat template with its generation prompt.
+    """Return prompt parts of a conversation, wrapped by the model's chat template with its generation prompt.
 
-    Texts stand in the template's output as private marks while media are written by the template itself, so that no
-    user text can pass for a picture or a control token.
+    The template writes private marks in the place of texts, and media itself, so that no user text can pass for a
+    picture or a control token.
 
     Raises:
         PromptError: the model has no chat template, or it did not write every piece of media once.
@@ -42,7 +42,7 @@ def render(turns: Sequence[Turn], template: ChatTemplate) -> list[Part]:
                 media.append((mark, item))
                 contents.append(content)
             elif isinstance(item, str):
-                # White space stands outside the mark, where a template that trims can see it.
+                # White space is outside the mark, where a template that trims can see it.
                 bare = item.strip()
                 before, after = item.split(bare, 1) if bare else (item, "")
                 mark = f"\ue000{len(held)}\ue001" if bare else ""
@@ -57,55 +57,59 @@ def render(turns: Sequence[Turn], template: ChatTemplate) -> list[Part]:
 
 
 def plain(items: Sequence[Item], tokenizer: Any | None) -> list[Part]:
-    """Prompt parts of items taken as they are, control tokens in the text included; nothing is added."""
-    pieces: list[Piece] = [Text(item, trusted=True) if isinstance(item, str) else item for item in items]
+    """Return prompt parts of items as they are, control tokens in the text included; nothing is added."""
+    pieces: list[TemplatePiece] = [TextPiece(item, trusted=True) if isinstance(item, str) else item for item in items]
     return tokenize(pieces, tokenizer, (), begin=False)
 
 
-def _split(written: str, held: Sequence[Item], media: Sequence[tuple[str, ChunkPart]]) -> list[Piece]:
-    """The template's text cut at its marks, with what each mark stands for."""
+def _split(written: str, held: Sequence[Item], media: Sequence[tuple[str, ChunkPart]]) -> list[TemplatePiece]:
+    """Cut the template's text at its marks, and put in their places what they mark."""
     names = {name for name, _ in media}
     pattern = "|".join([r"\ue000\d+\ue001", *(re.escape(name) for name in sorted(names, key=len, reverse=True))])
     queues = {name: [part for other, part in media if other == name] for name in names}
-    pieces: list[Piece] = []
+    pieces: list[TemplatePiece] = []
     cursor = 0
     for match in re.finditer(pattern, written):
-        pieces.append(Text(written[cursor : match.start()], trusted=True))
+        pieces.append(TextPiece(written[cursor : match.start()], trusted=True))
         cursor = match.end()
         if match[0][0] == "\ue000":
             item = held[int(match[0][1:-1])]
-            pieces.append(Text(item, trusted=False) if isinstance(item, str) else item)
+            pieces.append(TextPiece(item, trusted=False) if isinstance(item, str) else item)
         elif queues[match[0]]:
             pieces.append(queues[match[0]].pop(0))
         else:
             raise PromptError("the chat template wrote more pictures than the prompt has")
-    pieces.append(Text(written[cursor:], trusted=True))
+    pieces.append(TextPiece(written[cursor:], trusted=True))
     if any(queues.values()):
         raise PromptError("the chat template left a picture out: this model takes fewer media than the prompt has")
     return pieces
 
 
-def tokenize(pieces: Sequence[Piece], tokenizer: Any | None, controls: Iterable[str], *, begin: bool) -> list[Part]:
-    """Parts of pieces: all text in one string, so that tokens come out as the stock processor's would.
+def tokenize(
+    pieces: Sequence[TemplatePiece], tokenizer: Any | None, controls: Iterable[str], *, begin: bool
+) -> list[Part]:
+    """Return parts of pieces, all text tokenized as one string, as the stock processor does.
 
-    Chunks and token ids stand in that string as one control token, at which the ids are cut again. Where text that is
-    not trusted would take part in spelling a control token, the string is cut inside that spelling.
+    A control token takes the place of each chunk and of token ids in that string; the ids are cut there again. Where
+    untrusted text would take part in spelling a control token, the string is cut inside that spelling.
 
     Args:
+        pieces: in order.
+        tokenizer: the model's; None where no piece is text.
         controls: strings that the tokenizer reads as control tokens.
         begin: let the tokenizer put its own first token in front, if the template's text does not start with it.
 
     Raises:
         PromptError: the pieces cannot be told apart in the tokens, or a control token cannot be kept out of a text.
     """
-    inserted = [piece for piece in pieces if not isinstance(piece, Text)]
-    if tokenizer is None or not any(isinstance(piece, Text) for piece in pieces):
+    inserted = [piece for piece in pieces if not isinstance(piece, TextPiece)]
+    if tokenizer is None or not any(isinstance(piece, TextPiece) for piece in pieces):
         return [_part(piece) for piece in inserted]
     anchor = _anchor(pieces, tokenizer) if inserted else ""
-    whole = "".join(piece.text if isinstance(piece, Text) else anchor for piece in pieces)
-    front = pieces[0].text if isinstance(pieces[0], Text) and pieces[0].trusted else ""
+    whole = "".join(piece.text if isinstance(piece, TextPiece) else anchor for piece in pieces)
+    front = pieces[0].text if isinstance(pieces[0], TextPiece) and pieces[0].trusted else ""
     begin = begin and not (tokenizer.bos_token and front.startswith(tokenizer.bos_token))
-    ids = cautious_ids(whole, untrusted_spans(pieces, len(anchor)), tokenizer, set(controls), begin=begin)
+    ids = _cautious_ids(whole, _untrusted_spans(pieces, len(anchor)), tokenizer, set(controls), begin=begin)
     if not inserted:
         return [TextPart(tuple(ids))]
     cut = tokenizer.convert_tokens_to_ids(anchor)
@@ -123,19 +127,19 @@ def tokenize(pieces: Sequence[Piece], tokenizer: Any | None, controls: Iterable[
     return [*parts, TextPart(tuple(run))]
 
 
-def _part(piece: Piece) -> Part:
+def _part(piece: TemplatePiece) -> Part:
     if isinstance(piece, ChunkPart):
         return piece
     return TextPart(piece) if isinstance(piece, tuple) else TextPart(())
 
 
-def _anchor(pieces: Sequence[Piece], tokenizer: Any) -> str:
-    """A control token that the text does not hold; the model's own placeholder for pictures if possible."""
-    text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in pieces)
+def _anchor(pieces: Sequence[TemplatePiece], tokenizer: Any) -> str:
+    """Choose a control token that the text does not hold; the model's own placeholder for pictures if possible."""
+    text = "".join(piece.text if isinstance(piece, TextPiece) else "\0" for piece in pieces)
     added = {str(token): token for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
     own = {tokenizer.bos_token, tokenizer.unk_token, *tokenizer.convert_ids_to_tokens(tokenizer("")["input_ids"])}
     found = [token for token in special_tokens(tokenizer) if token in added and token not in own and token not in text]
-    # One that strips spaces or wants to stand alone would change the text around it.
+    # A token that strips spaces, or is matched as a single word, would change the text around it.
     plain = [
         token
         for token in found
@@ -147,28 +151,28 @@ def _anchor(pieces: Sequence[Piece], tokenizer: Any) -> str:
     return str((likely or plain or found)[0])
 
 
-def untrusted_spans(pieces: Sequence[Any], width: int) -> list[Span]:
-    """Where untrusted text stands in the string of all pieces; whatever is no text is `width` characters wide."""
+def _untrusted_spans(pieces: Sequence[TemplatePiece], width: int) -> list[Span]:
+    """Return where untrusted text is in the string of all pieces; a piece that is no text takes `width` characters."""
     spans = []
     cursor = 0
     for piece in pieces:
-        length = len(piece.text) if isinstance(piece, Text) else width
-        if isinstance(piece, Text) and not piece.trusted and length:
+        length = len(piece.text) if isinstance(piece, TextPiece) else width
+        if isinstance(piece, TextPiece) and not piece.trusted and length:
             spans.append((cursor, cursor + length))
         cursor += length
     return spans
 
 
-def cautious_ids(
+def _cautious_ids(
     whole: str, untrusted: Sequence[Span], tokenizer: Any, controls: set[str], *, begin: bool
 ) -> list[int]:
-    """Token ids of a string, cut wherever untrusted text would help to spell a control token.
+    """Return token ids of a string, cut wherever untrusted text would help to spell a control token.
 
-    Spellings are looked for in the string, and where the tokenizer tells offsets, in its tokens too: it may normalise
-    text before it looks for control tokens.
+    Spellings are searched for in the string, and where the tokenizer tells offsets, in its tokens too: it may normalise
+    text before it searches for control tokens.
 
     Raises:
-        PromptError: a control token of one character stands in untrusted text; it cannot be cut.
+        PromptError: a control token of one character is in untrusted text; it cannot be cut.
     """
     cuts = {_cut(span, untrusted) for span in _spelled(whole, controls) if _touches(span, untrusted)}
     known = set(tokenizer.convert_tokens_to_ids(sorted(controls))) - {tokenizer.unk_token_id}
@@ -189,13 +193,10 @@ def cautious_ids(
 
 
 def _spelled(whole: str, controls: set[str]) -> list[Span]:
-    spans = []
-    for control in controls:
-        start = whole.find(control)
-        while start >= 0:
-            spans.append((start, start + len(control)))
-            start = whole.find(control, start + 1)
-    return spans
+    found = (
+        (match.start(), control) for control in controls for match in re.finditer(f"(?={re.escape(control)})", whole)
+    )
+    return [(start, start + len(control)) for start, control in found]
 
 
 def _touches(span: Span, untrusted: Sequence[Span]) -> bool:
@@ -203,7 +204,7 @@ def _touches(span: Span, untrusted: Sequence[Span]) -> bool:
 
 
 def _cut(span: Span, untrusted: Sequence[Span]) -> int:
-    """A place inside a spelling, in its untrusted part if it can be, so that a trusted control token stays whole."""
+    """Return a place inside a spelling, in its untrusted part if possible: a trusted control token stays whole."""
     start, stop = span
     if stop - start < 2:
         raise PromptError("a text of the prompt holds a control token of the model that is one character: leave it out")

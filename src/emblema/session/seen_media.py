@@ -1,4 +1,4 @@
-"""Media that prompts bring along: computed where they stand, and made into chunks once they have come a second time."""
+"""Inline media: computed in their place in the prompt, and made into chunks when they come a second time."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,11 @@ REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class InlineMediaStatistics:
-    """What became of media that came with prompts and were not in the store.
+    """Counts of media that came with prompts and were not in the store.
 
     Attributes:
-        seen: pieces computed where they stood.
-        made: of those that came again, made into chunks behind the answer.
+        seen: pieces computed in their place.
+        made: pieces that came again and were made into chunks after the answer.
         dropped: not made after all: deleted meanwhile, or no room in the queue, in the store, or in the share of rows.
         rows: rows prefilled alone for that.
     """
@@ -34,7 +34,7 @@ class InlineMediaStatistics:
 
 
 class SeenMedia:
-    """What one tenant's prompts brought along. On the thread that owns the model."""
+    """Remembers the media of one tenant's prompts. On the thread that owns the model."""
 
     def __init__(self, adapter: Adapter, store: TenantStore) -> None:
         self.adapter, self.store = adapter, store
@@ -51,22 +51,26 @@ class SeenMedia:
         return bool(self._waiting)
 
     def due(self, prompt: Prompt, policy: Policy) -> dict[str, Chunk]:
-        """The pieces of a prompt that came before and are to be made into chunks; those that are new are remembered."""
-        fresh = {chunk.id: chunk for chunk in _fresh(prompt)}
-        found = {name: one for name, one in fresh.items() if name in self._seen and name not in self._waiting}
+        """Return pieces of a prompt that came before, to be made into chunks; the others are remembered."""
+        parts = (part for part in prompt.chunk_parts if part.state is RowState.MISSING and part.name)
+        fresh = {part.chunk.id: part.chunk for part in parts}
+        again = {id: chunk for id, chunk in fresh.items() if id in self._seen and id not in self._waiting}
         self._count(seen=len(fresh))
-        for name in fresh:
-            self._seen[name] = None
-            self._seen.move_to_end(name)
+        for id in fresh:
+            self._seen[id] = None
+            self._seen.move_to_end(id)
         while len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
-        return found if policy.forming else {}
+        return again if policy.forming else {}
 
     def keep(self, due: Mapping[str, Chunk], jobs: Sequence[PatchJob], computed: int, policy: Policy) -> None:
-        """Queue chunks to be made, with the jobs that form patches once they are; what does not fit is counted.
+        """Queue chunks to be made, with the jobs that form patches after it; what does not fit is counted.
 
         Args:
+            due: the chunks.
+            jobs: patches whose keys hold one of them.
             computed: rows that were computed for the answer.
+            policy: bounds of the request.
         """
         self._rows += policy.inline_media_rows * computed
         rows = sum(chunk.tokens for chunk in (*self._waiting.values(), *due.values()))
@@ -78,12 +82,12 @@ class SeenMedia:
         self._jobs += [(job, policy) for job in jobs]
 
     def make(self, form: Callable[[PatchJob, Policy], object]) -> None:
-        """Prefill alone what waits, keep it, and have the patches formed."""
+        """Prefill alone the chunks that wait, keep them, and have the patches formed."""
         waiting, jobs = self._waiting, self._jobs
         self._waiting, self._jobs = {}, []
-        gone = self.store.deleted(waiting)
+        deleted = self.store.deleted(waiting)
         for name, chunk in waiting.items():
-            if name in self.store or (name not in gone and self._made(chunk)):
+            if name in self.store or (name not in deleted and self._made(chunk)):
                 self._seen.pop(name, None)
             else:
                 self._count(dropped=1)
@@ -104,7 +108,3 @@ class SeenMedia:
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self.statistics, name) + change for name, change in more.items()}
         self.statistics = replace(self.statistics, **changes)
-
-
-def _fresh(prompt: Prompt) -> list[Chunk]:
-    return [part.chunk for part in prompt.chunk_parts if part.state is RowState.MISSING and part.name]
