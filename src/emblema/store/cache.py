@@ -1,13 +1,10 @@
 """The cache of pieces: what is in memory and on slower tiers, how a piece gets there, and when it goes."""
 
 import os
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-
-import torch
 
 from emblema.errors import LoadError, StoreError
 from emblema.kv.arriving import ArrivingRows
@@ -18,13 +15,12 @@ from emblema.store.clock import SteadyClock
 from emblema.store.handles import HandleTable, StoredRows
 from emblema.store.identity import patch_id
 from emblema.store.keys import PatchKey
-from emblema.store.lookup import LookupPool, Owners, PieceLookup
-from emblema.store.pieces import MEMORY_TIERS, LeaseQueue, MemoryTier, Piece, PieceTable
+from emblema.store.lookup import Owners, PieceLookup
+from emblema.store.pieces import MEMORY_TIERS, LeaseQueue, Piece
 from emblema.store.record import SHARED, Name, Terms
 from emblema.store.saving import SaveQueue
-from emblema.store.settings import StoreSettings
-from emblema.store.statistics import StoreCounters
-from emblema.store.tiers import DISK, StoredPiece, TierReader, TierStack
+from emblema.store.state import CacheState
+from emblema.store.tiers import DISK, StoredPiece, TierReader
 from emblema.store.transfers import RowMover
 
 EXPIRY_SECONDS = 60.0
@@ -44,7 +40,7 @@ class PieceCache:
     effect.
 
     Locking. `changed` is the one lock, and it is reentrant. It guards the table, the tombstones, the handles, the
-    queue of leases, every field of every Piece, and the attributes below it in `__init__`. Methods whose name starts
+    queue of leases, every field of every Piece, and the cache's own attributes. Methods whose name starts
     with an underscore are called with it held, unless their docstring says otherwise. While it is held nothing may
     wait and no tier may be called: the disk calls `in_use` with its own lock held, and tiers wait for devices. Other
     locks that may be taken while it is held, as their owners call nothing back: those of ArrivingRows, StoreCounters,
@@ -52,73 +48,28 @@ class PieceCache:
     cache: they get it, and callbacks, when they are made.
 
     Args:
-        settings: of the store.
-        budgets: bytes of device and host memory; None for no bound.
-        tiers: disk and remote.
-        counters: where everything is counted.
-        device: where rows are computed with.
-        quota_of: bytes that an owner may hold in memory, and again on disk; None for no bound.
+        state: settings, table, tiers, counters and lock.
         forget_prefixes: is called with the owner and id of a deleted or expired chunk; returns whether any prefix held
             it. It must not call the store.
     """
 
-    def __init__(
-        self,
-        settings: StoreSettings,
-        budgets: Mapping[MemoryTier, int | None],
-        tiers: TierStack,
-        counters: StoreCounters,
-        *,
-        device: torch.device,
-        quota_of: Callable[[str], int | None],
-        forget_prefixes: Callable[[str, str], bool],
-    ) -> None:
-        self.settings, self.tiers, self.counters = settings, tiers, counters
+    def __init__(self, state: CacheState, forget_prefixes: Callable[[str, str], bool]) -> None:
+        self.settings, self.tiers, self.counters = state.settings, state.tiers, state.counters
+        self.changed, self.table = state.changed, state.table
         self.process = os.getpid()
-        self._forget_prefixes = forget_prefixes
-        self._clock = SteadyClock(settings.clock)
-        reader = TierReader(tiers, device, settings.terms)
-        self.changed = threading.Condition(threading.RLock())
-        self.table = PieceTable(budgets, quota_of)
-        self.mover = RowMover(
-            self.changed,
-            self.table,
-            reader,
-            counters,
-            device,
-            settings.load_deadline,
-            remove=self._remove,
-            finished=self._finish_move,
-        )
-        self._lookup_pool = LookupPool(settings.load_deadline, counters)
-        self.lookup = PieceLookup(
-            self.changed,
-            self.table,
-            tiers,
-            reader,
-            self._lookup_pool,
-            get=self._get,
-            use=self._use,
-            admit=self._admit,
-        )
-        self.handles = HandleTable(self.rows)
-        self.leases = LeaseQueue(self.changed, self.table)
         self.closed = False
+        self._forget_prefixes = forget_prefixes
+        self._clock = SteadyClock(self.settings.clock)
+        reader = TierReader(self.tiers, state.device, self.settings.terms)
+        self.lookup = PieceLookup(state, reader, get=self._get, use=self._use, admit=self._admit)
+        self.mover = RowMover(state, reader, remove=self._remove, finished=self._finish_move)
+        self.leases = LeaseQueue(self.changed, self.table)
+        self.handles = HandleTable(self.rows)
         # Names that are being deleted, with the number of deletions.
         self._deleting: Counter[Name] = Counter()
         self._saves = {
-            label: SaveQueue(
-                label,
-                self.changed,
-                self._deleting,
-                tiers,
-                counters,
-                settings,
-                quota_of=quota_of,
-                finished=self._finish_save,
-                maintain=self._maintain,
-            )
-            for label in tiers.tiers
+            label: SaveQueue(label, state, self._deleting, finished=self._finish_save, maintain=self._maintain)
+            for label in self.tiers.tiers
         }
         # Pieces of each owner that left memory before any slower tier took them, since its last flush.
         self._losses: Counter[str] = Counter()
@@ -675,7 +626,7 @@ class PieceCache:
             self.closed = True
         for queue in self._saves.values():
             queue.close()
-        self._lookup_pool.close()
+        self.lookup.close()
         self.mover.close()
         self._tell_uses()
         self.tiers.close()

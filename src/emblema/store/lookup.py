@@ -1,7 +1,6 @@
 """Looking pieces up, in memory and on the slower tiers."""
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
@@ -11,9 +10,10 @@ from typing import Any, TypeVar
 from emblema.kv.artifacts import Artifact
 from emblema.store.identity import patch_id
 from emblema.store.keys import PatchKey
-from emblema.store.pieces import Piece, PieceTable
+from emblema.store.pieces import Piece
+from emblema.store.state import CacheState
 from emblema.store.statistics import StoreCounters
-from emblema.store.tiers import StoredPiece, TierReader, TierStack
+from emblema.store.tiers import StoredPiece, TierReader
 from emblema.store.transfers import WorkerPool
 
 log = logging.getLogger(__name__)
@@ -76,11 +76,8 @@ class PieceLookup:
     """Finds pieces for their owners, in memory or on the slower tiers. No method is called with the lock held.
 
     Args:
-        changed: the cache's lock.
-        table: what is in memory; guarded by the lock.
-        tiers: the slower tiers.
+        state: of the cache.
         reader: of the slower tiers.
-        pool: makes look-ups in the slower tiers.
         get: returns the first owner's piece in memory; called with the lock held.
         use: counts a use of a piece; called with the lock held.
         admit: lists what a slower tier has, with the key of an artifact; None where it was deleted or is expired.
@@ -88,17 +85,15 @@ class PieceLookup:
 
     def __init__(
         self,
-        changed: threading.Condition,
-        table: PieceTable,
-        tiers: TierStack,
+        state: CacheState,
         reader: TierReader,
-        pool: LookupPool,
         *,
         get: Callable[[Owners, str], Piece | None],
         use: Callable[[Piece], None],
         admit: Callable[[StoredPiece, PatchKey | None], Piece | None],
     ) -> None:
-        self._changed, self._table, self._tiers, self._reader, self._pool = changed, table, tiers, reader, pool
+        self._changed, self._table, self._tiers, self._reader = state.changed, state.table, state.tiers, reader
+        self._pool = LookupPool(state.settings.load_deadline, state.counters)
         self._get, self._use, self._admit = get, use, admit
 
     def find(self, owners: Owners, id: str) -> Piece | None:
@@ -193,3 +188,7 @@ class PieceLookup:
             return None
         stored = self._reader.read_artifact(id, owner, key)
         return None if stored is None else self._admit(stored, key)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.close()

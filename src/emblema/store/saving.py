@@ -12,9 +12,8 @@ from emblema.kv.layout import KVRows
 from emblema.store import codec
 from emblema.store.pieces import Piece
 from emblema.store.record import Name, Record, Terms
-from emblema.store.settings import StoreSettings
-from emblema.store.statistics import StoreCounters
-from emblema.store.tiers import DISK, TierStack
+from emblema.store.state import CacheState
+from emblema.store.tiers import DISK
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +38,8 @@ class SaveQueue:
 
     Args:
         label: of the tier.
-        changed: the cache's lock, which guards the queue, `writing` and `deleting`.
+        state: of the cache, whose lock guards the queue, `writing` and `deleting`.
         deleting: names whose deletion is under way; none of them is written meanwhile.
-        tiers: the slower tiers.
-        counters: where saves are counted.
-        settings: compression, usual terms and deadline.
-        quota_of: bytes that an owner may hold on disk; None for no bound.
         finished: is called with the lock held after a piece was written, or was not.
         maintain: is called without the lock by the disk's queue, after each piece and every `MAINTENANCE_SECONDS`.
     """
@@ -52,20 +47,17 @@ class SaveQueue:
     def __init__(
         self,
         label: str,
-        changed: threading.Condition,
+        state: CacheState,
         deleting: Container[Name],
-        tiers: TierStack,
-        counters: StoreCounters,
-        settings: StoreSettings,
-        *,
-        quota_of: Callable[[str], int | None],
         finished: Callable[[Piece], None],
         maintain: Callable[[], None],
     ) -> None:
         self.label = label
         self.writing: Name | None = None
-        self._changed, self._deleting = changed, deleting
-        self._tiers, self._counters, self._settings, self._quota_of = tiers, counters, settings, quota_of
+        self._changed, self._tiers, self._counters, self._settings = (
+            state.changed, state.tiers, state.counters, state.settings,
+        )  # fmt: skip
+        self._quota_of, self._deleting = state.table.quota_of, deleting
         self._finished, self._maintain = finished, maintain
         self._queue: deque[Piece] = deque()
         self._thread: threading.Thread | None = None

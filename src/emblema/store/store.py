@@ -17,10 +17,11 @@ from emblema.store.cache import PieceCache
 from emblema.store.identity import SHARED_SALT, owner_digest
 from emblema.store.keys import PatchKey
 from emblema.store.leases import Lease
-from emblema.store.pieces import MemoryTier
+from emblema.store.pieces import PieceTable
 from emblema.store.prefixes import PrefixRegistry, PrefixStore
 from emblema.store.record import SHARED, RemoteTier, Terms
 from emblema.store.settings import StoreSettings, check_number, free_bytes
+from emblema.store.state import CacheState
 from emblema.store.statistics import StoreCounters, StoreStatistics
 from emblema.store.tiers import TierStack
 
@@ -71,25 +72,20 @@ class Store:
         for name, size in (("device_bytes", device_bytes), ("disk_bytes", disk_bytes), ("quota", quota)):
             if size != "auto" or name != "device_bytes":
                 check_number(name, size)
-        budgets: dict[MemoryTier, int | None] = {
-            "device": max(1, free_bytes(device) // 4) if device_bytes == "auto" else device_bytes,
-            "host": self.settings.host_budget(device),
-        }
         quotas = {owner_digest(salt): size for salt, size in self.settings.quotas.items()}
-        self._prefixes = PrefixRegistry(self.settings.prefix_bytes)
-        self._lock = threading.Lock()
-        self._companions: dict[str, Companion] = {}
+        if device_bytes == "auto":
+            device_bytes = max(1, free_bytes(device) // 4)
+        table = PieceTable(
+            {"device": device_bytes, "host": self.settings.host_budget(device)},
+            lambda owner: quotas.get(owner, quota),
+        )
         self.disk = _open_disk(folder, disk_bytes, self.settings)
         counters = StoreCounters()
-        self.cache = PieceCache(
-            self.settings,
-            budgets,
-            TierStack(self.disk, remote, counters),
-            counters,
-            device=device,
-            quota_of=lambda owner: quotas.get(owner, quota),
-            forget_prefixes=self._prefixes.forget,
-        )
+        state = CacheState(self.settings, table, TierStack(self.disk, remote, counters), counters, device)
+        self._prefixes = PrefixRegistry(self.settings.prefix_bytes)
+        self.cache = PieceCache(state, self._prefixes.forget)
+        self._lock = threading.Lock()
+        self._companions: dict[str, Companion] = {}
         if self.disk is not None:
             self.disk.use(self.cache.in_use)
         # Nothing below holds the store itself: one that is dropped, or left open at the end, is still written.

@@ -12,8 +12,8 @@ import torch
 from emblema.errors import LoadError, StoreError
 from emblema.kv.arriving import ArrivingRows
 from emblema.kv.layout import KVRows, LayerRows
-from emblema.store.pieces import Piece, PieceTable
-from emblema.store.statistics import StoreCounters
+from emblema.store.pieces import Piece
+from emblema.store.state import CacheState
 from emblema.store.tiers import DISK, TierReader, move_encoding
 
 log = logging.getLogger(__name__)
@@ -70,32 +70,25 @@ class RowMover:
     lock held.
 
     Args:
-        changed: the cache's lock.
-        table: where pieces' bytes are counted; guarded by the lock.
+        state: of the cache.
         reader: of the slower tiers.
-        counters: where moves are counted.
-        device: where rows are computed with.
-        deadline: seconds for a load.
         remove: unlists a piece whose rows cannot be loaded; called with the lock held.
         finished: is called with the lock held when a load or copy has ended, with whether a slower tier gave the rows.
     """
 
     def __init__(
         self,
-        changed: threading.Condition,
-        table: PieceTable,
+        state: CacheState,
         reader: TierReader,
-        counters: StoreCounters,
-        device: torch.device,
-        deadline: float,
-        *,
         remove: Callable[[Piece], None],
         finished: Callable[[Piece, bool], None],
     ) -> None:
         # Whether device memory is other memory than the host's, so that rows have to be copied between them.
-        self.copies = device.type != "cpu"
-        self._changed, self._table, self._reader, self._counters = changed, table, reader, counters
-        self._device, self._deadline = device, deadline
+        self.copies = state.device.type != "cpu"
+        self._changed, self._table, self._counters, self._device = (
+            state.changed, state.table, state.counters, state.device,
+        )  # fmt: skip
+        self._deadline, self._reader = state.settings.load_deadline, reader
         self._remove, self._finished = remove, finished
         self._workers = WorkerPool("loader")
 

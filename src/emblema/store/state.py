@@ -1,0 +1,36 @@
+"""What the cache shares with the classes that look up, move and save pieces for it."""
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+
+from emblema.store.pieces import PieceTable
+from emblema.store.settings import StoreSettings
+from emblema.store.statistics import StoreCounters
+from emblema.store.tiers import TierStack
+
+
+def _make_lock() -> threading.Condition:
+    return threading.Condition(threading.RLock())
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """The parts of a cache.
+
+    Attributes:
+        settings: of the store.
+        table: the pieces in memory, guarded by `changed`.
+        tiers: disk and remote, never called while `changed` is held.
+        counters: where everything is counted; they have a lock of their own.
+        device: where rows are computed with.
+        changed: the one lock of the cache, reentrant, notified of every change; see `PieceCache`.
+    """
+
+    settings: StoreSettings
+    table: PieceTable
+    tiers: TierStack
+    counters: StoreCounters
+    device: torch.device
+    changed: threading.Condition = field(default_factory=_make_lock)
