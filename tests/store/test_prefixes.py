@@ -16,7 +16,7 @@ def keep(store: PrefixStore, *segments: Segment) -> bool:
 
 def matched(store: PrefixStore, *segments: Segment, most: int | None = None) -> int:
     found = store.longest(segments, most)
-    return 0 if found is None else found.rows
+    return 0 if found is None else found[0]
 
 
 def test_the_longest_shared_front_is_found() -> None:
@@ -142,6 +142,6 @@ def test_the_store_finds_the_best_of_all(kept: list[list[Segment]], wanted: list
             keep(store, *prompt)
     best = max(shared_rows(join(prompt), join(wanted)) for prompt in kept)
     found = store.longest(wanted)
-    assert (0 if found is None else found.rows) == best
+    assert (0 if found is None else found[0]) == best
     if found is not None:
-        assert shared_rows(found.entry.segments, join(wanted)) == best
+        assert shared_rows(found[1].segments, join(wanted)) == best

@@ -15,7 +15,7 @@ from emblema.kv.patch import Patch
 from emblema.store import PatchKey, Store, TenantStore, Terms
 from emblema.store.disk import DiskTier
 from emblema.store.leases import Lease
-from emblema.store.pieces import Piece
+from emblema.store.pieces import CachedPiece
 from emblema.store.settings import StoreSettings
 from tests.store.pieces import is_numbered, name, numbered, patch
 from tests.store.tiers import Clock, RecordingTier
@@ -258,7 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.dead.clear()
         self.unsure.clear()
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[CachedPiece]:
         held = [piece for _, lease, _ in self.leases for piece in lease._pieces.values()]
         return list({id(piece): piece for piece in [*self.store.cache.table, *held]}.values())
 

@@ -206,7 +206,8 @@ def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> tuple[PrefixMa
     found = None if prefixes is None else prefixes.longest(segments_of(prompt), prompt.tokens - 1)
     if found is None:
         return None
-    return PrefixMatch(found.entry.id, found.rows), found.entry.rows
+    rows, prefix = found
+    return PrefixMatch(prefix.id, rows), prefix.rows
 
 
 def _text(part: Part) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from emblema.store.identity import SHARED_SALT, chunk_id, owner_digest, patch_id
     from emblema.store.keys import ArtifactKind, PatchKey
     from emblema.store.leases import Lease
-    from emblema.store.prefixes import ChunkSegment, KeptPrefix, PrefixMatch, PrefixStore, Segment, TextSegment
+    from emblema.store.prefixes import ChunkSegment, KeptPrefix, PrefixStore, Segment, TextSegment
     from emblema.store.record import SHARED, Terms
     from emblema.store.settings import StoreSettings
     from emblema.store.statistics import StoreStatistics
@@ -25,7 +25,6 @@ __all__ = [
     "KeptPrefix",
     "Lease",
     "PatchKey",
-    "PrefixMatch",
     "PrefixStore",
     "Segment",
     "Store",
@@ -45,7 +44,7 @@ _MODULES = {
     "identity": ("SHARED_SALT", "chunk_id", "owner_digest", "patch_id"),
     "keys": ("ArtifactKind", "PatchKey"),
     "leases": ("Lease",),
-    "prefixes": ("ChunkSegment", "KeptPrefix", "PrefixMatch", "PrefixStore", "Segment", "TextSegment"),
+    "prefixes": ("ChunkSegment", "KeptPrefix", "PrefixStore", "Segment", "TextSegment"),
     "record": ("SHARED", "Terms"),
     "statistics": ("StoreStatistics",),
     "settings": ("StoreSettings",),

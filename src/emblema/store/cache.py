@@ -16,7 +16,7 @@ from emblema.store.handles import HandleTable, StoredRows
 from emblema.store.identity import patch_id
 from emblema.store.keys import PatchKey
 from emblema.store.lookup import Owners, PieceLookup
-from emblema.store.pieces import MEMORY_TIERS, LeaseQueue, Piece
+from emblema.store.pieces import MEMORY_TIERS, CachedPiece, LeaseQueue
 from emblema.store.record import SHARED, Name, Terms
 from emblema.store.saving import SaveQueue
 from emblema.store.state import CacheState
@@ -40,12 +40,12 @@ class PieceCache:
     effect.
 
     Locking. `changed` is the one lock, and it is reentrant. It guards the table, the tombstones, the handles, the
-    queue of leases, every field of every Piece, and the cache's own attributes. Methods whose name starts
-    with an underscore are called with it held, unless their docstring says otherwise. While it is held nothing may
-    wait and no tier may be called: the disk calls `in_use` with its own lock held, and tiers wait for devices. Other
-    locks that may be taken while it is held, as their owners call nothing back: those of ArrivingRows, StoreCounters,
-    SteadyClock, PrefixRegistry and WorkerPool. RowMover, PieceLookup and SaveQueue share the lock and never see the
-    cache: they get it, and callbacks, when they are made.
+    queue of leases, every field of every CachedPiece, and the cache's own attributes. Methods whose name starts with
+    an underscore are called with it held, unless their docstring says otherwise. While it is held nothing may wait
+    but on it, and no tier may be called: tiers wait for devices, and the disk calls `in_use` with its own lock held.
+    Other locks may be taken while it is held if what they guard calls nothing back: those of ArrivingRows,
+    StoreCounters, SteadyClock, PrefixRegistry and WorkerPool. PieceLookup, RowMover and SaveQueue share the lock and
+    never see the cache; they get callbacks when they are made.
 
     Args:
         state: settings, table, tiers, counters and lock.
@@ -79,7 +79,7 @@ class PieceCache:
 
     # Finding; most look-ups are in PieceLookup.
 
-    def find(self, owners: Owners, id: str) -> Piece | None:
+    def find(self, owners: Owners, id: str) -> CachedPiece | None:
         """Return the first owner's piece in any tier, its rows where they are; counts as a use.
 
         Raises:
@@ -128,7 +128,7 @@ class PieceCache:
         with self.changed:
             return self.table.tombstones.added
 
-    def _get(self, owners: Owners, id: str) -> Piece | None:
+    def _get(self, owners: Owners, id: str) -> CachedPiece | None:
         """Return the piece in memory; does not count as a use. Expired pieces and failed loads go."""
         for owner in owners:
             piece = self.table.get((owner, id))
@@ -142,14 +142,14 @@ class PieceCache:
                 return piece
         return None
 
-    def _use(self, piece: Piece) -> None:
+    def _use(self, piece: CachedPiece) -> None:
         piece.leaving = False
         self.table.touch(piece, self._clock.now())
         if DISK in piece.saved:
             self._used.add(piece.id)
             self._saves[DISK].start()
 
-    def _admit(self, stored: StoredPiece, key: PatchKey | None) -> Piece | None:
+    def _admit(self, stored: StoredPiece, key: PatchKey | None) -> CachedPiece | None:
         """List a piece that a slower tier has; None if it was deleted meanwhile or is expired. Takes the lock."""
         header = stored.header
         began = self._clock.steady(header.created)
@@ -157,7 +157,7 @@ class PieceCache:
             known = self.table.get((header.owner, header.id))
             if known is not None:
                 return known
-            piece = Piece(header.owner, header.id, stored.terms, header.created, began, self._clock.now())
+            piece = CachedPiece(header.owner, header.id, stored.terms, header.created, began, self._clock.now())
             piece.key, piece.artifact, piece.saved = key, stored.artifact, {stored.label}
             dead = piece.name in self.table.tombstones or any(
                 (owner, chunk) in self.table.tombstones for owner in (piece.owner, SHARED) for chunk in piece.sources
@@ -175,7 +175,7 @@ class PieceCache:
 
     # Putting.
 
-    def put(self, owner: str, chunk: Chunk, terms: Terms | None) -> Piece:
+    def put(self, owner: str, chunk: Chunk, terms: Terms | None) -> CachedPiece:
         """Keep a chunk with its rows. A piece that is here under its id is the same and stays, with new terms if given.
 
         Raises:
@@ -184,9 +184,10 @@ class PieceCache:
         """
         if isinstance(chunk.rows, StoredRows):
             found = self.find((owner,), chunk.id)
-            if found is not None:
+            if found is not None and terms is not None:
                 with self.changed:
-                    self.table.change_terms(found, terms or found.terms)
+                    self.table.change_terms(found, terms)
+            if found is not None:
                 return found
             if chunk.rows.is_read_by(self.rows):
                 raise StoreError(
@@ -259,7 +260,7 @@ class PieceCache:
             self._save_again(piece)
         return stored or piece is not None
 
-    def _insert_chunk(self, owner: str, chunk: Chunk, terms: Terms | None) -> Piece:
+    def _insert_chunk(self, owner: str, chunk: Chunk, terms: Terms | None) -> CachedPiece:
         self._check_open()
         sizes = tuple(layer.bytes for layer in chunk.rows)
         handle = self.handles.make(owner, chunk, sizes)
@@ -283,9 +284,9 @@ class PieceCache:
         self._make_room(piece)
         return piece
 
-    def _new_piece(self, owner: str, id: str, terms: Terms) -> Piece:
+    def _new_piece(self, owner: str, id: str, terms: Terms) -> CachedPiece:
         now = self._clock.now()
-        return Piece(owner, id, terms, self.settings.clock(), now, now)
+        return CachedPiece(owner, id, terms, self.settings.clock(), now, now)
 
     def _check_pin(self, owner: str, id: str, size: int) -> None:
         """Raise CapacityError where a piece may not be pinned; takes the lock."""
@@ -302,7 +303,9 @@ class PieceCache:
 
     # Leases.
 
-    def lease(self, owners: Owners, ids: Iterable[str], timeout: float) -> tuple[dict[str, Piece], dict[str, KVRows]]:
+    def lease(
+        self, owners: Owners, ids: Iterable[str], timeout: float
+    ) -> tuple[dict[str, CachedPiece], dict[str, KVRows]]:
         """Wait until there is room for all chunks together, then hold them and have their rows loaded.
 
         Args:
@@ -327,7 +330,7 @@ class PieceCache:
                 self.release(pieces.values())
                 raise
 
-    def lease_again(self, owners: Owners, chunk: Chunk, rows: KVRows, held: Collection[Piece]) -> Piece:
+    def lease_again(self, owners: Owners, chunk: Chunk, rows: KVRows, held: Collection[CachedPiece]) -> CachedPiece:
         """Hold a chunk whose rows were made again, beside pieces that are held already; as `Lease.fill`."""
         owner = owners[0]
         size = chunk.bytes + chunk.encoded.bytes
@@ -351,7 +354,7 @@ class PieceCache:
             self._make_room(piece)
         return piece
 
-    def release(self, pieces: Iterable[Piece]) -> None:
+    def release(self, pieces: Iterable[CachedPiece]) -> None:
         """End one lease of each piece."""
         with self.changed:
             for piece in pieces:
@@ -360,7 +363,7 @@ class PieceCache:
             self._make_room()
             self.changed.notify_all()
 
-    def reject(self, piece: Piece, error: LoadError) -> None:
+    def reject(self, piece: CachedPiece, error: LoadError) -> None:
         """End a lease of a piece whose rows failed, and forget it; records that gave wrong rows are distrusted."""
         with self.changed:
             labels = set() if error.late else set(piece.saved)
@@ -373,7 +376,7 @@ class PieceCache:
 
     # Eviction: which pieces go is decided by `_make_room` and `PieceTable.victims`, and nowhere else.
 
-    def _make_room(self, spare: Piece | None = None, owner: str | None = None) -> None:
+    def _make_room(self, spare: CachedPiece | None = None, owner: str | None = None) -> None:
         """Bring an owner within its quota, then each memory tier within its budget, as far as leases and saves allow.
 
         Rows leave device memory for host memory if they fit there at all, else for the slower tiers.
@@ -397,7 +400,7 @@ class PieceCache:
             self._evict(piece)
         self._bound_unsaved(spare)
 
-    def _bound_unsaved(self, spare: Piece | None) -> None:
+    def _bound_unsaved(self, spare: CachedPiece | None) -> None:
         """Drop the oldest unsaved pieces where saving falls far behind, as memory is bounded; `flush` reports them."""
         table, budget = self.table, self.table.budgets["device"]
         most = None if budget is None else max(budget, UNSAVED_BYTES)
@@ -412,7 +415,7 @@ class PieceCache:
                 self.counters.add(piece.owner, "evictions")
                 self._remove(piece)
 
-    def _evict(self, piece: Piece) -> None:
+    def _evict(self, piece: CachedPiece) -> None:
         """Remove a piece from memory, or have it written first where no slower tier has it."""
         if self._saves and not piece.saved and not piece.failed:
             if not piece.pending:
@@ -426,7 +429,7 @@ class PieceCache:
 
     # Loading.
 
-    def _relist(self, piece: Piece) -> Piece | None:
+    def _relist(self, piece: CachedPiece) -> CachedPiece | None:
         """Return the piece as it is listed now; a piece that was only evicted is listed again."""
         current = self._get((piece.owner,), piece.id)
         if current is not None or piece.listed:
@@ -436,14 +439,14 @@ class PieceCache:
         self.table.insert(piece)
         return piece
 
-    def _load(self, piece: Piece) -> KVRows:
+    def _load(self, piece: CachedPiece) -> KVRows:
         """Return a piece's rows in device memory, or on their way there; counts as a use."""
         rows = self.mover.load(piece)
         self._use(piece)
         self._make_room(piece)
         return rows
 
-    def _finish_move(self, piece: Piece, from_tier: bool) -> None:
+    def _finish_move(self, piece: CachedPiece, from_tier: bool) -> None:
         """Bring everything up to date after a load or a copy; called by the mover."""
         if from_tier and piece.listed and DISK not in piece.saved:
             self._save(piece)
@@ -478,12 +481,12 @@ class PieceCache:
                 "folder, and flush again; what had to leave memory meanwhile is lost."
             )
 
-    def _save(self, piece: Piece) -> None:
+    def _save(self, piece: CachedPiece) -> None:
         """Have a piece written to every slower tier that lacks it."""
         for queue in self._saves.values():
             queue.put(piece)
 
-    def _save_again(self, piece: Piece) -> None:
+    def _save_again(self, piece: CachedPiece) -> None:
         """Save a piece that the disk evicted, or another process deleted, since it was written; takes the lock."""
         if DISK in piece.saved and self.tiers.entry(piece.id, piece.owner) is None:
             with self.changed:
@@ -491,7 +494,7 @@ class PieceCache:
                 if piece.listed:
                     self._save(piece)
 
-    def _finish_save(self, piece: Piece) -> None:
+    def _finish_save(self, piece: CachedPiece) -> None:
         """Let a piece go that was written, or was not, if it is leaving; called by its save queue."""
         if not piece.pending:
             piece.leaving = False
@@ -559,7 +562,7 @@ class PieceCache:
         self.tiers.expire()
         return len(expired)
 
-    def _expire(self, piece: Piece) -> None:
+    def _expire(self, piece: CachedPiece) -> None:
         """Remove an expired piece with every artifact made from it."""
         for artifact in self.table.artifacts_of(piece.id) if piece.chunk is not None else ():
             if piece.owner in (artifact.owner, SHARED):
@@ -568,7 +571,7 @@ class PieceCache:
         self._remove(piece, dead=True)
         self._forget_prefixes(piece.owner, piece.id)
 
-    def _remove(self, piece: Piece, dead: bool = False) -> None:
+    def _remove(self, piece: CachedPiece, dead: bool = False) -> None:
         """Unlist a piece, for good where it was deleted or has expired. Rows that nobody holds are freed at once."""
         if piece.listed and piece.loading and isinstance(piece.rows, ArrivingRows) and piece.rows.failed is not None:
             self.counters.add(piece.owner, "late_loads")
@@ -578,7 +581,7 @@ class PieceCache:
         self._drop_rows(piece)
         self.changed.notify_all()
 
-    def _drop_rows(self, piece: Piece) -> None:
+    def _drop_rows(self, piece: CachedPiece) -> None:
         """Free the rows of a piece that is not in the table and that nobody holds."""
         if not piece.listed and not piece.busy:
             piece.rows = None

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 
 class SteadyClock:
-    """Where the system's clock jumps back, it goes on from the latest moment seen, at the clock's pace.
+    """A clock that goes on from the latest moment seen, at its pace, where the system's clock jumps back.
 
-    So nothing expires by a jump back, nothing that had expired is valid again, and what is used later stands later.
+    So nothing expires by a jump back, nothing that had expired becomes valid again, and later uses have later times.
 
     Args:
-        clock: seconds since 1970.
+        clock: returns seconds since 1970.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -20,7 +20,7 @@ class SteadyClock:
         self._latest = 0.0
 
     def now(self) -> float:
-        """The steady time, at or after every moment given out or reached before."""
+        """Return the steady time, which is at or after every moment returned or reached before."""
         with self._lock:
             self._ahead = max(self._ahead, self._latest - self._clock())
             self._latest = max(self._latest, self._clock() + self._ahead)
@@ -32,7 +32,7 @@ class SteadyClock:
             self._latest = max(self._latest, moment)
 
     def steady(self, moment: float) -> float:
-        """A moment of the system's clock as steady time: as long ago as it says; what lies ahead counts as now."""
+        """Return a moment of the system's clock as steady time; a moment in the future counts as now."""
         now = self.now()
         with self._lock:
             return now - max(0.0, self._clock() - moment)

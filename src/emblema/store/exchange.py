@@ -1,4 +1,4 @@
-"""Pieces out of a store and into another, as the files that they are: `docs/store-format.md`."""
+"""Export of pieces from a store and import into another, as files: `docs/store-format.md`."""
 
 import logging
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ SUFFIX = ".safetensors"
 
 
 def export_piece(tier: DiskTier, id: str, folder: Path) -> Path:
-    """Copy one piece, verified, to `folder` under its id; gives the file's path.
+    """Copy one piece, verified, to `folder` under its id; returns the file's path.
 
     Raises:
         LoadError: the piece is not here, or damaged.
@@ -41,14 +41,14 @@ def export_piece(tier: DiskTier, id: str, folder: Path) -> Path:
 
 
 def import_piece(tier: DiskTier, path: Path, replace: bool = False) -> tuple[RecordHeader, bool]:
-    """Take one file into the store, every tensor verified; a piece that is here already and verifies stays.
+    """Import one file, every tensor verified; a piece that is here already and verifies stays.
 
-    The pieces stay their owner's: ids and owners are digests that only the same salt makes again. A pin stays too.
+    The piece keeps its owner: ids and owners are digests that only the same salt makes again. It keeps a pin too.
 
     Args:
         tier: of the store.
         path: of the file.
-        replace: write a piece that is here again, as the file has it.
+        replace: replace a piece that is here already.
 
     Returns:
         The file's header, and whether it was taken.
@@ -91,10 +91,10 @@ def _verifies(tier: DiskTier, entry: DiskEntry) -> bool:
 
 
 def piece_files(source: Path) -> Iterator[Path]:
-    """The piece files of a folder, below it too; or the one file that was given.
+    """Iterate over the piece files of a folder and its subfolders, or over the one file that was given.
 
     Raises:
-        StoreError: there is nothing of that name.
+        StoreError: there is no such file or folder.
     """
     if source.is_dir():
         yield from sorted(path for path in source.rglob(f"*{SUFFIX}") if path.is_file() and not path.is_symlink())

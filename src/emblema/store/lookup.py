@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from emblema.kv.artifacts import Artifact
 from emblema.store.identity import patch_id
 from emblema.store.keys import PatchKey
-from emblema.store.pieces import Piece
+from emblema.store.pieces import CachedPiece
 from emblema.store.state import CacheState
 from emblema.store.statistics import StoreCounters
 from emblema.store.tiers import StoredPiece, TierReader
@@ -88,15 +88,15 @@ class PieceLookup:
         state: CacheState,
         reader: TierReader,
         *,
-        get: Callable[[Owners, str], Piece | None],
-        use: Callable[[Piece], None],
-        admit: Callable[[StoredPiece, PatchKey | None], Piece | None],
+        get: Callable[[Owners, str], CachedPiece | None],
+        use: Callable[[CachedPiece], None],
+        admit: Callable[[StoredPiece, PatchKey | None], CachedPiece | None],
     ) -> None:
         self._changed, self._table, self._tiers, self._reader = state.changed, state.table, state.tiers, reader
         self._pool = LookupPool(state.settings.load_deadline, state.counters)
         self._get, self._use, self._admit = get, use, admit
 
-    def find(self, owners: Owners, id: str) -> Piece | None:
+    def find(self, owners: Owners, id: str) -> CachedPiece | None:
         """Return the first owner's piece, brought from a slower tier without its rows if need be; counts as a use."""
         with self._changed:
             piece = self._get(owners, id)
@@ -176,13 +176,13 @@ class PieceLookup:
         """Return whether the disk's index has an owner's piece that was not deleted."""
         return not self._is_deleted(owner, id) and self._tiers.entry(id, owner) is not None
 
-    def _fetch_chunk(self, owners: Owners, id: str) -> Piece | None:
+    def _fetch_chunk(self, owners: Owners, id: str) -> CachedPiece | None:
         """Read a chunk without its rows from the slower tiers and list it."""
         allowed = [owner for owner in owners if not self._is_deleted(owner, id)]
         stored = self._reader.read_chunk(id, allowed)
         return None if stored is None else self._admit(stored, None)
 
-    def _fetch_artifact(self, owner: str, id: str, key: PatchKey) -> Piece | None:
+    def _fetch_artifact(self, owner: str, id: str, key: PatchKey) -> CachedPiece | None:
         """Read an artifact from the slower tiers and list it."""
         if self._is_deleted(owner, id, *key.chunks):
             return None

@@ -22,7 +22,7 @@ TOMBSTONES_PER_OWNER = 2**16
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class CachedPiece:
     """A chunk, or an artifact of a chunk such as a patch, in memory. Guarded by the cache's lock.
 
     Attributes:
@@ -159,25 +159,25 @@ class PieceTable:
         self.leased_bytes_of: Counter[str] = Counter()
         self.tombstones = Tombstones()
         self._owner_bytes: Counter[tuple[str, MemoryTier]] = Counter()
-        self._pieces: dict[Name, Piece] = {}
+        self._pieces: dict[Name, CachedPiece] = {}
         # By tier and priority, the least recently used first.
-        self._queues: dict[MemoryTier, dict[int, OrderedDict[Name, Piece]]] = {tier: {} for tier in MEMORY_TIERS}
+        self._queues: dict[MemoryTier, dict[int, OrderedDict[Name, CachedPiece]]] = {tier: {} for tier in MEMORY_TIERS}
         self._artifacts: dict[str, set[Name]] = {}
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[CachedPiece]:
         """Iterate over all pieces; in each tier the lower priorities and the least recently used come first."""
         for tier in reversed(MEMORY_TIERS):
             for priority in sorted(self._queues[tier]):
                 yield from list(self._queues[tier][priority].values())
 
-    def get(self, name: Name) -> Piece | None:
+    def get(self, name: Name) -> CachedPiece | None:
         return self._pieces.get(name)
 
-    def artifacts_of(self, chunk: str) -> list[Piece]:
+    def artifacts_of(self, chunk: str) -> list[CachedPiece]:
         """Return the patches and other artifacts in memory that were made from a chunk."""
         return [self._pieces[name] for name in self._artifacts.get(chunk, ())]
 
-    def insert(self, piece: Piece) -> None:
+    def insert(self, piece: CachedPiece) -> None:
         """List a piece as the most recently used; lifts its tombstone. Its name must be free."""
         piece.listed = True
         self._pieces[piece.name] = piece
@@ -187,7 +187,7 @@ class PieceTable:
             self._artifacts.setdefault(chunk, set()).add(piece.name)
         self.recount(piece)
 
-    def remove(self, piece: Piece) -> None:
+    def remove(self, piece: CachedPiece) -> None:
         """Unlist a piece; its bytes stay counted while a lease or a load holds them."""
         if not piece.listed:
             return
@@ -201,25 +201,25 @@ class PieceTable:
                 del self._artifacts[chunk]
         self.recount(piece)
 
-    def touch(self, piece: Piece, now: float) -> None:
+    def touch(self, piece: CachedPiece, now: float) -> None:
         """Make a piece the most recently used, at a moment of steady time."""
         piece.accessed = now
         if piece.listed:
             self._queues[piece.tier][piece.terms.priority].move_to_end(piece.name)
 
-    def move(self, piece: Piece, tier: MemoryTier) -> None:
+    def move(self, piece: CachedPiece, tier: MemoryTier) -> None:
         """Count a piece in another memory tier, as the most recently used there."""
         self._dequeue(piece)
         piece.tier = tier
         self._enqueue(piece)
         self.recount(piece)
 
-    def change_terms(self, piece: Piece, terms: Terms) -> None:
+    def change_terms(self, piece: CachedPiece, terms: Terms) -> None:
         self._dequeue(piece)
         piece.terms = terms
         self._enqueue(piece)
 
-    def recount(self, piece: Piece) -> None:
+    def recount(self, piece: CachedPiece) -> None:
         """Bring the counted bytes up to what the piece holds now."""
         here = piece.listed or piece.busy
         other: MemoryTier = "host" if piece.tier == "device" else "device"
@@ -230,7 +230,7 @@ class PieceTable:
             self._owner_bytes[piece.owner, tier] += change
         piece.charged = now
 
-    def lease(self, piece: Piece, change: int) -> None:
+    def lease(self, piece: CachedPiece, change: int) -> None:
         """Count one lease more (1) or less (-1)."""
         before = piece.leases
         piece.leases += change
@@ -260,7 +260,9 @@ class PieceTable:
         quota = self.quota_of(owner)
         return 0 if quota is None else sum(self.bytes_of(owner).values()) - quota
 
-    def victims(self, tier: MemoryTier, excess: int, spare: Piece | None, owner: str | None = None) -> list[Piece]:
+    def victims(
+        self, tier: MemoryTier, excess: int, spare: CachedPiece | None, owner: str | None = None
+    ) -> list[CachedPiece]:
         """Return the pieces to evict for `excess` bytes: lower priorities first, then the least recently used.
 
         Never a busy one, nor a pinned one that no slower tier has. Pieces that are leaving already count towards the
@@ -270,7 +272,7 @@ class PieceTable:
             spare: stays in any case.
             owner: evict this owner's pieces only; None for any.
         """
-        chosen: list[Piece] = []
+        chosen: list[CachedPiece] = []
         for priority in sorted(self._queues[tier]):
             for piece in self._queues[tier][priority].values():
                 if excess <= 0:
@@ -322,11 +324,11 @@ class PieceTable:
         if total > quota:
             raise CapacityError(f"{id[:12]} cannot be pinned: its owner's pins would take {total} bytes of {quota}.")
 
-    def _enqueue(self, piece: Piece) -> None:
+    def _enqueue(self, piece: CachedPiece) -> None:
         if piece.listed:
             self._queues[piece.tier].setdefault(piece.terms.priority, OrderedDict())[piece.name] = piece
 
-    def _dequeue(self, piece: Piece) -> None:
+    def _dequeue(self, piece: CachedPiece) -> None:
         if piece.listed:
             queue = self._queues[piece.tier][piece.terms.priority]
             del queue[piece.name]
@@ -356,8 +358,8 @@ class LeaseQueue:
             raise CapacityError(f"A prompt's {chunks} chunks need {size} bytes; the store's budget is {budget}.")
 
     def wait(
-        self, pieces: Mapping[str, Piece], relist: Callable[[Piece], Piece | None], timeout: float
-    ) -> dict[str, Piece]:
+        self, pieces: Mapping[str, CachedPiece], relist: Callable[[CachedPiece], CachedPiece | None], timeout: float
+    ) -> dict[str, CachedPiece]:
         """Wait until there is room for all of some pieces together.
 
         Args:

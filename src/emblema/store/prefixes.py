@@ -1,4 +1,4 @@
-"""Exact prefixes: the KV tables of the last prompts, found again by what stands in them, row for row."""
+"""Exact prefixes: the KV tables of recent prompts, found again by their contents, row for row."""
 
 import threading
 from collections import OrderedDict
@@ -30,8 +30,8 @@ class ChunkSegment:
 
     Attributes:
         chunk: its 256-bit id.
-        rows: how many rows of the table are its.
-        slid: whether it is absent for the rows behind it.
+        rows: how many rows of the table it has.
+        slid: whether the rows after it do not see it.
     """
 
     chunk: str
@@ -48,8 +48,8 @@ class KeptPrefix:
 
     Attributes:
         id: digest of the segments, hex.
-        segments: what stands in the rows, neighbouring texts joined.
-        rows: one entry a layer.
+        segments: what the rows hold, neighbouring texts joined.
+        rows: one entry for each layer.
     """
 
     id: str
@@ -61,21 +61,13 @@ class KeptPrefix:
         return kv_bytes(self.rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixMatch:
-    """The first `rows` rows of an entry stand at the front of the prompt as well."""
-
-    rows: int
-    entry: KeptPrefix
-
-
 class PrefixStore:
     """The exact KV of recent prompts of one model and one tenant, the least recently used going first.
 
     Args:
         capacity_bytes: budget for the rows of all entries.
         entries: how many prompts are kept at most.
-        grown: called behind every `put`.
+        grown: is called after every `put`.
     """
 
     def __init__(
@@ -98,10 +90,10 @@ class PrefixStore:
             return sum(entry.bytes for entry in self._kept)
 
     def put(self, segments: Iterable[Segment], rows: KVRows) -> bool:
-        """Keep a prompt's rows; False if they alone are larger than the budget.
+        """Keep a prompt's rows; returns False if they alone are larger than the budget.
 
-        Entries that are wholly contained in the new one go. The rows belong to the store from here on: nobody writes
-        to them any more.
+        Prefixes that are contained in the new one go. The rows belong to the store from now on: nobody may write to
+        them any more.
 
         Raises:
             StoreError: the segments' rows do not add up to the table's.
@@ -123,14 +115,14 @@ class PrefixStore:
             self._grown()
         return True
 
-    def longest(self, segments: Iterable[Segment], most: int | None = None) -> PrefixMatch | None:
-        """The entry that shares most rows with the front of a prompt; None if none shares any.
+    def longest(self, segments: Iterable[Segment], most: int | None = None) -> tuple[int, KeptPrefix] | None:
+        """Return the kept prefix that shares most rows with the front of a prompt, and how many; None if none does.
 
-        A match may end inside a text, but only behind a whole chunk.
+        The shared rows may end inside a text, but not inside a chunk.
 
         Args:
             segments: the prompt.
-            most: rows to match at most, for example all but the last, whose logits are wanted.
+            most: rows to share at most, for example all but the last, whose logits are wanted.
         """
         joined = join(segments)
         with self._lock:
@@ -144,10 +136,10 @@ class PrefixStore:
                 return None
             self._kept.remove(best)
             self._kept.append(best)
-            return PrefixMatch(length, best)
+            return length, best
 
     def forget(self, chunk: str) -> int:
-        """Drop every entry that holds a chunk, as it has been deleted; how many there were."""
+        """Drop every prefix that holds a deleted chunk; returns how many there were."""
         with self._lock:
             before = len(self._kept)
             self._kept = [entry for entry in self._kept if not _holds(entry, chunk)]
@@ -163,7 +155,7 @@ class PrefixStore:
 
 
 class PrefixRegistry:
-    """The prefix stores of all tenants and models, within one budget: those used longest ago are emptied first.
+    """The prefix stores of all tenants and models, within one budget; the least recently used are emptied first.
 
     Args:
         capacity_bytes: budget for the rows of all.
@@ -176,7 +168,7 @@ class PrefixRegistry:
         self._stores: OrderedDict[tuple[str, str], PrefixStore] = OrderedDict()
 
     def of(self, tenant: str, owner: str) -> PrefixStore:
-        """A tenant's prefixes of one model and dtype."""
+        """Return a tenant's prefixes of one model and dtype, `owner` being a digest of them."""
         with self._lock:
             found = self._stores.get((tenant, owner))
             if found is None:
@@ -185,18 +177,18 @@ class PrefixRegistry:
             return found
 
     def bytes(self, tenant: str | None = None) -> int:
-        """Bytes of one tenant's prefixes, or of all."""
+        """Return the bytes of one tenant's prefixes, or of all."""
         with self._lock:
             return sum(store.bytes for (own, _), store in self._stores.items() if tenant in (None, own))
 
     def forget(self, tenant: str, chunk: str) -> bool:
-        """Drop the prefixes that hold a chunk: the tenant's; everybody's where the chunk was shared; if any did."""
+        """Drop the tenant's prefixes that hold a chunk, everybody's if it was shared; returns whether any did."""
         with self._lock:
             known = [store for (own, _), store in self._stores.items() if tenant in (SHARED, own)]
         return any([store.forget(chunk) > 0 for store in known])
 
     def _bound(self) -> None:
-        """Empty what was used longest ago until the budget holds; the last used stays, it has a bound of its own."""
+        """Empty the least recently used stores until the budget holds; the last used has a bound of its own."""
         with self._lock:
             total = sum(store.bytes for store in self._stores.values())
             for name in list(self._stores)[:-1]:
@@ -207,7 +199,7 @@ class PrefixRegistry:
 
 
 def join(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """The same prompt with neighbouring texts as one and empty texts left out."""
+    """Return the same prompt with neighbouring texts joined and empty texts left out."""
     joined: list[Segment] = []
     for segment in segments:
         if isinstance(segment, TextSegment):
@@ -221,20 +213,20 @@ def join(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 
 def shared_rows(left: tuple[Segment, ...], right: tuple[Segment, ...], most: int | None = None) -> int:
-    """How many rows two joined prompts share at their fronts, at most `most`."""
+    """Return how many rows two joined prompts share at their fronts, at most `most`."""
     shared = 0
-    for one, other in zip(left, right, strict=False):
-        if isinstance(one, TextSegment) and isinstance(other, TextSegment):
-            same = _common(one.token_ids, other.token_ids)
+    for segment, other in zip(left, right, strict=False):
+        if isinstance(segment, TextSegment) and isinstance(other, TextSegment):
+            same = _common(segment.token_ids, other.token_ids)
             if most is not None and shared + same >= most:
                 return max(most, 0)
             shared += same
-            if same < one.rows or same < other.rows:
+            if same < segment.rows or same < other.rows:
                 return shared
-        elif one != other or (most is not None and shared + one.rows > most):
+        elif segment != other or (most is not None and shared + segment.rows > most):
             return shared
         else:
-            shared += one.rows
+            shared += segment.rows
     return shared
 
 

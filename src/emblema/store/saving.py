@@ -10,7 +10,7 @@ from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
 from emblema.store import codec
-from emblema.store.pieces import Piece
+from emblema.store.pieces import CachedPiece
 from emblema.store.record import Name, Record, Terms
 from emblema.store.state import CacheState
 from emblema.store.tiers import DISK
@@ -25,7 +25,7 @@ MAINTENANCE_SECONDS = 1.0
 class _SaveJob:
     """What is written of a piece, taken while the lock was held; rows are None for an artifact."""
 
-    piece: Piece
+    piece: CachedPiece
     terms: Terms
     rows: KVRows | None
 
@@ -49,7 +49,7 @@ class SaveQueue:
         label: str,
         state: CacheState,
         deleting: Container[Name],
-        finished: Callable[[Piece], None],
+        finished: Callable[[CachedPiece], None],
         maintain: Callable[[], None],
     ) -> None:
         self.label = label
@@ -59,11 +59,11 @@ class SaveQueue:
         )  # fmt: skip
         self._quota_of, self._deleting = state.table.quota_of, deleting
         self._finished, self._maintain = finished, maintain
-        self._queue: deque[Piece] = deque()
+        self._queue: deque[CachedPiece] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: CachedPiece) -> None:
         """Ask for a piece to be written if the tier lacks it; with the lock held."""
         if self.label in piece.saved or self.label in piece.pending:
             return

@@ -82,8 +82,8 @@ class Store:
         self.disk = _open_disk(folder, disk_bytes, self.settings)
         counters = StoreCounters()
         state = CacheState(self.settings, table, TierStack(self.disk, remote, counters), counters, device)
-        self._prefixes = PrefixRegistry(self.settings.prefix_bytes)
-        self.cache = PieceCache(state, self._prefixes.forget)
+        self.prefixes = PrefixRegistry(self.settings.prefix_bytes)
+        self.cache = PieceCache(state, self.prefixes.forget)
         self._lock = threading.Lock()
         self._companions: dict[str, Companion] = {}
         if self.disk is not None:
@@ -116,13 +116,9 @@ class Store:
         return StoreStatistics(
             **self.cache.counters.of(owner),
             **self.cache.contents(owner),
-            prefix_bytes=self._prefixes.bytes(owner),
+            prefix_bytes=self.prefixes.bytes(owner),
             disk_bytes=0 if self.disk is None else self.disk.bytes if owner is None else self.disk.bytes_of(owner),
         )
-
-    def prefixes_of(self, tenant: str, owner: str) -> PrefixStore:
-        """Return a tenant's exact prefixes of one model and dtype, `owner` being a digest of them."""
-        return self._prefixes.of(tenant, owner)
 
     def companion(self, name: str, make: "Callable[[], CompanionT]") -> "CompanionT":
         """Return what all users of the store share under a name; made when first asked for, closed with the store."""
@@ -204,11 +200,11 @@ class TenantStore:
         return self._cache.table.budgets["device"]
 
     def __contains__(self, chunk: object) -> bool:
-        """Whether a chunk's id is here in any tier; not counted as a use."""
+        """Return whether a chunk's id is in any tier; does not count as a use."""
         return isinstance(chunk, str) and self._lookup.holds(self._owners, chunk)
 
     def __len__(self) -> int:
-        """Number of own chunks, in memory and on disk."""
+        """Return the number of own chunks, in memory and on disk."""
         return len(self.ids())
 
     @property
@@ -222,36 +218,34 @@ class TenantStore:
         return self.store.statistics_of(self.owner)
 
     def ids(self) -> list[str]:
-        """Ids of own chunks: those on disk alone, then those in memory, the least recently used first."""
+        """Return ids of own chunks: those on disk alone, then those in memory, the least recently used first."""
         return self._lookup.ids(self.owner)
 
     def find(self, chunk: str) -> Chunk | None:
-        """The chunk with this id, or None. Its rows are read from the store where and when they are used."""
+        """Return the chunk with this id, or None. Its rows are read from the store when they are used."""
         piece = self._cache.find(self._owners, chunk)
         found = None if piece is None else piece.chunk
         self._cache.counters.add(self.owner, "misses" if found is None else "hits")
         return found
 
     def deleted(self, chunks: Iterable[str]) -> frozenset[str]:
-        """Those ids that were deleted, or have expired, while somebody had a handle of theirs or a piece was under way.
-
-        A chunk that was merely evicted, or never kept, is not among them.
-        """
+        """Return those ids that were deleted or have expired; not those that were only evicted, or never kept."""
         return self._cache.deleted(self._owners, chunks)
 
     def handle(self, chunk: Chunk, sizes: Sequence[int]) -> Chunk:
-        """The handle of a chunk that is not kept yet, so that its deletion is known to whoever holds it.
+        """Return the handle of a chunk that is not kept yet, so that a deletion meanwhile is remembered.
 
         Args:
+            chunk: its rows are not read.
             sizes: bytes of its rows in each layer, once they are made.
         """
         return self._cache.handle(chunk, self.owner, sizes)
 
     def get(self, chunk: str) -> Chunk:
-        """The chunk with this id.
+        """Return the chunk with this id.
 
         Raises:
-            StoreError: it is not here (any more).
+            StoreError: it is not here, or not any more.
         """
         found = self.find(chunk)
         if found is None:
@@ -259,9 +253,9 @@ class TenantStore:
         return found
 
     def put(self, chunk: Chunk, terms: Terms | None = None) -> Chunk:
-        """Keep a chunk, and give back its handle; saving goes on in the background.
+        """Keep a chunk and return its handle; saving goes on in the background.
 
-        What is here already under the id stays, being the same; terms that are given replace its terms.
+        A chunk that is here under the same id is the same, and stays; terms that are given replace its terms.
 
         Raises:
             CapacityError: the chunk alone is larger than the budget or the tenant's quota.
@@ -273,7 +267,7 @@ class TenantStore:
         return kept
 
     def put_unless_deleted(self, chunk: Chunk) -> bool:
-        """As `put`, for a chunk made behind a caller's back: a deletion that came meanwhile wins. Whether it is here.
+        """Keep a chunk that was made in the background unless it was deleted meanwhile; returns whether it is here.
 
         Raises:
             CapacityError: as `put`.
@@ -283,8 +277,10 @@ class TenantStore:
     def delete(self, chunk: str) -> bool:
         """Delete an own chunk from every tier, with every patch made from it and every prefix that holds it.
 
-        A plan that holds a lease reads on to its end; nobody else finds the chunk from here on, nor does a crash bring
-        it back. Returns whether anything was here.
+        Whoever holds a lease reads on to its end; nobody else finds the chunk from now on, and no crash brings it back.
+
+        Returns:
+            Whether anything was here.
 
         Raises:
             StoreError: a tier could not be reached; the chunk is out of use here all the same.
@@ -293,15 +289,15 @@ class TenantStore:
 
     @property
     def deletions(self) -> int:
-        """Grows with every deletion and expiry in the store, whoever's: while it stays, `deleted` says what it said."""
+        """How many deletions and expiries the store has noted, of any owner. `deleted` only changes when it grows."""
         return self._cache.deletions
 
     def pin(self, chunk: str) -> bool:
-        """Keep an own chunk from being evicted; whether it is here."""
+        """Keep an own chunk from being evicted; returns whether it is here."""
         return self._cache.set_pin(self.owner, chunk, True)
 
     def unpin(self, chunk: str) -> bool:
-        """Let an own chunk be evicted again; whether it is here."""
+        """Let an own chunk be evicted again; returns whether it is here."""
         return self._cache.set_pin(self.owner, chunk, False)
 
     def find_patch(self, key: PatchKey) -> Patch | None:
@@ -316,39 +312,39 @@ class TenantStore:
         return found
 
     def put_patch(self, key: PatchKey, patch: Artifact) -> bool:
-        """Keep a patch, in place of one with the same key; whether it was kept.
+        """Keep a patch or another artifact in place of one with the same key; returns whether it was kept.
 
-        It is not where a chunk that it was made from is not here any more, so that a patch whose forming was overtaken
-        by a deletion does not bring anything deleted back; nor where it alone is larger than the budget. It is the
-        tenant's even where all its chunks are shared: the text in front of them was the tenant's.
+        It is not kept where a chunk that it was made from is not here any more, so that a deletion during its forming
+        wins; nor where it alone is larger than the budget. It belongs to the tenant even where all its chunks are
+        shared, because the text before them was the tenant's.
         """
         return self._cache.put_artifact(self._owners, key, patch)
 
     def has_patch(self, key: PatchKey) -> bool:
-        """Whether an own patch with this key is in memory or on disk; not counted as a use."""
+        """Return whether an own patch with this key is in memory or on disk; does not count as a use."""
         return self._lookup.knows_artifact(self.owner, key)
 
     def patch_keys(self, chunk: str) -> list[PatchKey]:
-        """Keys of the patches made of a chunk that this tenant can find, whatever stood before it: own and shared ones.
+        """Return keys of the own and shared patches of a chunk, after any antecedents.
 
-        Of what is on disk alone at most 64 headers are read; a remote tier is not asked.
+        Of those on disk alone at most `HEADERS_READ` headers are read; a remote tier is not asked.
         """
         return self._lookup.artifact_keys(self._owners, chunk)
 
     def forget_patches(self, chunk: str) -> int:
-        """Delete the tenant's own patches made from a chunk, which itself stays; how many there were."""
+        """Delete the tenant's own patches made from a chunk, which itself stays; returns how many there were."""
         return self._cache.delete_artifacts(self.owner, chunk)
 
     def prefixes(self, owner: str) -> PrefixStore:
-        """The tenant's exact prefixes of one model and dtype, named by a digest of them."""
-        return self.store.prefixes_of(self.owner, owner)
+        """Return the tenant's exact prefixes of one model and dtype, `owner` being a digest of them."""
+        return self.store.prefixes.of(self.owner, owner)
 
     @contextmanager
     def lease(self, ids: Iterable[str], timeout: float = 60.0) -> Iterator[Lease]:
-        """Hold chunks for as long as the block runs, in device memory or on their way there: none is evicted.
+        """Hold chunks in device memory, or on their way there, for as long as the block runs; none is evicted.
 
-        Where other leases leave no room the call waits, in order of arrival. Take all of a prompt's chunks in one
-        lease: two callers that each wait for a second one would wait for each other until the time-out.
+        The call waits for room, in order of arrival. Take all of a prompt's chunks in one lease: two callers that each
+        wait for a second lease would wait for each other until the time-out.
 
         Args:
             ids: ids of chunks; one may come more than once.
@@ -364,7 +360,7 @@ class TenantStore:
             lease.end()
 
     def prefetch(self, ids: Iterable[str]) -> None:
-        """Have chunks' rows come to device memory in the background, as far as they fit, for a lease to come."""
+        """Load chunks' rows into device memory in the background, as far as they fit, for a later lease."""
         for id in ids:
             self._cache.prefetch(self._owners, id)
 

@@ -18,7 +18,7 @@ from emblema.store.disk.entry import terms_of, with_terms
 from emblema.store.format import is_passing
 from emblema.store.identity import patch_id
 from emblema.store.keys import PatchKey
-from emblema.store.pieces import Piece
+from emblema.store.pieces import CachedPiece
 from emblema.store.record import Name, Record, RecordHeader, RecordReader, RecordTier, RemoteTier, Terms, is_id
 from emblema.store.statistics import StoreCounters
 
@@ -302,7 +302,7 @@ class TierReader:
                     self._keys.popitem(last=False)
         return key
 
-    def read_rows(self, piece: Piece, rows: ArrivingRows) -> str:
+    def read_rows(self, piece: CachedPiece, rows: ArrivingRows) -> str:
         """Read a chunk's rows layer by layer into `rows`; returns the label of the tier that had them.
 
         Raises:

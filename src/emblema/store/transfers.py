@@ -12,7 +12,7 @@ import torch
 from emblema.errors import LoadError, StoreError
 from emblema.kv.arriving import ArrivingRows
 from emblema.kv.layout import KVRows, LayerRows
-from emblema.store.pieces import Piece
+from emblema.store.pieces import CachedPiece
 from emblema.store.state import CacheState
 from emblema.store.tiers import DISK, TierReader, move_encoding
 
@@ -80,8 +80,8 @@ class RowMover:
         self,
         state: CacheState,
         reader: TierReader,
-        remove: Callable[[Piece], None],
-        finished: Callable[[Piece, bool], None],
+        remove: Callable[[CachedPiece], None],
+        finished: Callable[[CachedPiece, bool], None],
     ) -> None:
         # Whether device memory is other memory than the host's, so that rows have to be copied between them.
         self.copies = state.device.type != "cpu"
@@ -92,7 +92,7 @@ class RowMover:
         self._remove, self._finished = remove, finished
         self._workers = WorkerPool("loader")
 
-    def load(self, piece: Piece) -> KVRows:
+    def load(self, piece: CachedPiece) -> KVRows:
         """Return a piece's rows in device memory, or on their way there."""
         rows = piece.rows
         if rows is None or (piece.tier == "host" and self.copies and not piece.loading):
@@ -111,7 +111,7 @@ class RowMover:
             self._table.move(piece, "device")
         return rows
 
-    def demote(self, piece: Piece, rows: KVRows) -> None:
+    def demote(self, piece: CachedPiece, rows: KVRows) -> None:
         """Move a piece's rows from device to host memory."""
         self._counters.add(piece.owner, "demotions")
         if not self.copies:
@@ -124,7 +124,7 @@ class RowMover:
     def close(self) -> None:
         self._workers.close()
 
-    def _read(self, piece: Piece, rows: ArrivingRows) -> None:
+    def _read(self, piece: CachedPiece, rows: ArrivingRows) -> None:
         label: str | None = None
         failure: LoadError | None = None
         try:
@@ -136,7 +136,7 @@ class RowMover:
             failure = LoadError(piece.id, f"{type(error).__name__}: {error}")
         self._finish_load(piece, rows, label, failure)
 
-    def _promote(self, piece: Piece, held: KVRows, rows: ArrivingRows) -> None:
+    def _promote(self, piece: CachedPiece, held: KVRows, rows: ArrivingRows) -> None:
         failure: LoadError | None = None
         try:
             for index, layer in enumerate(held):
@@ -145,7 +145,9 @@ class RowMover:
             failure = LoadError(piece.id, str(error))
         self._finish_load(piece, rows, None, failure)
 
-    def _finish_load(self, piece: Piece, rows: ArrivingRows, label: str | None, failure: LoadError | None) -> None:
+    def _finish_load(
+        self, piece: CachedPiece, rows: ArrivingRows, label: str | None, failure: LoadError | None
+    ) -> None:
         """Take rows that arrived, from a tier or (label None) from host memory."""
         with self._changed:
             complete = failure is None and rows.complete
@@ -167,7 +169,7 @@ class RowMover:
                         piece.saved = {label}
             self._finished(piece, loaded and label is not None)
 
-    def _copy_to_host(self, piece: Piece, rows: KVRows) -> None:
+    def _copy_to_host(self, piece: CachedPiece, rows: KVRows) -> None:
         copies: KVRows | None = None
         try:
             copies = tuple(LayerRows(_copy_pinned(layer.keys), _copy_pinned(layer.values)) for layer in rows)
