@@ -7,10 +7,10 @@ from benchmarks.deficit.subject import Case, CaseAnswer, Subject, behind
 from emblema.kv.artifacts import ResidualStream
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import deficit
-from emblema.link.assemble import Resources
 from emblema.link.forming import form_residual
-from emblema.link.plan import ChunkOrigin, ResidualUse, RowRange, Source
+from emblema.link.plan import ChunkOrigin, ResidualUse, RowRange, RowSource
 from emblema.link.prompt import Rows
+from emblema.link.taken_rows import Resources
 from emblema.store.keys import ArtifactKind, PatchKey
 
 
@@ -90,16 +90,17 @@ def _begun(
     case: Case, cut: int, key: PatchKey, piece: ResidualStream, hidden: tuple[Rows, ...] = (), *, read: bool = False
 ) -> CaseAnswer:
     subject = case.subject
-    shallow = RowRange(*subject.segment.rows, Source.TAKEN, (0, cut), ChunkOrigin(subject.chunk.id))
+    shallow = RowRange(*subject.segment.rows, RowSource.TAKEN, (0, cut), ChunkOrigin(subject.chunk.id))
     use = ResidualUse(key, subject.adapter.hidden_size)
-    deep = RowRange(*subject.segment.rows, Source.COMPUTED, (cut, subject.layers), hidden=hidden, residual=use)
-    return case.run([shallow, deep], Resources({key: piece}, {}), read=read)
+    deep = RowRange(*subject.segment.rows, RowSource.COMPUTED, (cut, subject.layers), hidden=hidden, residual=use)
+    return case.run([shallow, deep], Resources({key: piece}), read=read)
 
 
 def _refreshed(case: Case, count: int) -> CaseAnswer:
     subject = case.subject
-    shallow = RowRange(*subject.segment.rows, Source.COMPUTED, (0, count))
-    deep = replace(shallow, source=Source.TAKEN, layers=(count, subject.layers), origin=ChunkOrigin(subject.chunk.id))
+    shallow = RowRange(*subject.segment.rows, RowSource.COMPUTED, (0, count))
+    origin = ChunkOrigin(subject.chunk.id)
+    deep = replace(shallow, source=RowSource.TAKEN, layers=(count, subject.layers), origin=origin)
     return case.run([shallow] if count == subject.layers else [shallow, deep])
 
 

@@ -5,12 +5,13 @@ import torch
 
 from benchmarks.deficit.rank import matrix
 from benchmarks.deficit.recorder import recorded
-from benchmarks.deficit.subject import NOTHING, Case, alone, behind, chunk_of
+from benchmarks.deficit.subject import Case, alone, behind, chunk_of
 from emblema.kv.rotation import PhaseBook, place
 from emblema.link.executor import Executor
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, TextPart
 from emblema.link.strategies.base import computed
+from emblema.link.taken_rows import LinkJob
 
 THRESHOLDS = (1e-4, 1e-3, 1e-2, 1e-1)
 FRONT = 500 / 1176
@@ -36,7 +37,7 @@ def of_case(case: Case) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
     layers = len(adapter.layouts)
     plan = LinkPlan("deficit", before.tokens, layers, tuple(computed(before, layers, 0, before.tokens)))
     with recorded(adapter, before.tokens - 1, before.tokens) as seen:
-        Executor(adapter).run(plan, before, NOTHING)
+        Executor(adapter).run(LinkJob(plan, before))
     figures: dict[str, float] = {}
     cumulative = np.zeros((0, chunk.tokens))
     if seen.attention:

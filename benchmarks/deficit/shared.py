@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.deficit.subject import Case, CaseAnswer, Subject
 from emblema.kv.patch import form_patch
-from emblema.link.directions import Directions, on_directions, pooled_directions
+from emblema.link.forming import Directions, pooled_directions, project
 
 RANKS = (4, 16, 32)
 KEPT = 64
@@ -35,5 +35,5 @@ def of_case(case: Case, own: Pool, carried: Pool | None) -> dict[str, CaseAnswer
 
 def _on(case: Case, directions: Pool, rank: int) -> CaseAnswer:
     cut = [None if one is None else (one[0][:rank], one[1][:rank]) for one in directions]
-    patch = on_directions(case.subject.deficits, cut, case.subject.adapter.dtype)
+    patch = project(case.subject.deficits, cut, case.subject.adapter.dtype)
     return case.patched(patch, rank)

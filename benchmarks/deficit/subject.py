@@ -13,18 +13,18 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch, deficit, form_patch
 from emblema.kv.rotation import PhaseBook, place, unplace
-from emblema.link.assemble import Resources
 from emblema.link.executor import Executor
-from emblema.link.plan import LIVE, ChunkOrigin, LinkPlan, PatchUse, PrefixOrigin, RowRange, Source
+from emblema.link.plan import LIVE, ChunkOrigin, LinkPlan, PatchUse, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import ChunkPart, Prompt, Rows, Segment
 from emblema.link.strategies.base import computed
+from emblema.link.taken_rows import LinkJob, Resources
 from emblema.models.adapter import Adapter
 from emblema.models.table import KVTable
 from emblema.store.keys import PatchKey
 
 Deltas = Sequence[LayerRows | None]
 """Per layer, what is added to the position-free canonical rows; None adds nothing."""
-NOTHING = Resources({}, {})
+NOTHING = Resources()
 
 
 @dataclass(eq=False)
@@ -123,12 +123,12 @@ class Case:
         """Answer with the chunk's rows as `ranges` say; all rows in front are exact, and so is the question's mask."""
         subject, layers = self.subject, self.subject.layers
         start, stop, last = *subject.segment.rows, self.prompt.tokens
-        front = RowRange(0, start, Source.TAKEN, (0, layers), PrefixOrigin(LIVE))
+        front = RowRange(0, start, RowSource.TAKEN, (0, layers), PrefixOrigin(LIVE))
         question = computed(self.prompt, layers, stop, last)
         plan = LinkPlan("deficit", last, layers, (front, *ranges, *question))
         executor = Executor(subject.adapter)
         try:
-            linked = executor.run(plan, self.prompt, resources, table=subject.table, reused_rows=start)
+            linked = executor.run(LinkJob(plan, self.prompt, resources, start), table=subject.table)
             rows = read_rows(subject.adapter, linked.table, subject.front, subject.segment) if read else None
         finally:
             subject.table.truncate(start)
@@ -146,19 +146,19 @@ class Case:
         """Relocated rows with a patch cut to a rank, as a strategy would use it."""
         key = PatchKey("deficit", self.subject.chunk.id, ())
         part = replace(self._taken(ChunkOrigin(self.subject.chunk.id)), patch=PatchUse(key, rank))
-        return self.run([part], Resources({key: patch}, {}))
+        return self.run([part], Resources({key: patch}))
 
     def ask(self, deltas: Deltas, *, read: bool = False) -> CaseAnswer:
         """Relocated rows with something added to them in the position-free frame."""
         rows = substitute(self.subject, deltas)
         chunk = self.subject.chunk
-        return self.run([self._taken(ChunkOrigin(chunk.id))], Resources({}, {}, {chunk.id: rows}), read=read)
+        return self.run([self._taken(ChunkOrigin(chunk.id))], Resources(rows={chunk.id: rows}), read=read)
 
     def _taken(self, origin: ChunkOrigin) -> RowRange:
-        return RowRange(*self.subject.segment.rows, Source.TAKEN, (0, self.subject.layers), origin)
+        return RowRange(*self.subject.segment.rows, RowSource.TAKEN, (0, self.subject.layers), origin)
 
     def _computed(self, hidden: tuple[Rows, ...]) -> RowRange:
-        return RowRange(*self.subject.segment.rows, Source.COMPUTED, (0, self.subject.layers), hidden=hidden)
+        return RowRange(*self.subject.segment.rows, RowSource.COMPUTED, (0, self.subject.layers), hidden=hidden)
 
 
 def chunk_of(segment: Segment) -> Chunk:
@@ -196,7 +196,7 @@ def behind(
     ranges = computed(front, layers, 0, front.tokens)
     plan = LinkPlan("deficit", front.tokens, layers, (*ranges[:-1], replace(ranges[-1], hidden=hidden)))
     with recorded(adapter, *segment.rows) as seen:
-        table = Executor(adapter).run(plan, front, NOTHING).table
+        table = Executor(adapter).run(LinkJob(plan, front)).table
     rows = read_rows(adapter, table, front, segment)
     table.truncate(segment.start)
     return rows, table, seen

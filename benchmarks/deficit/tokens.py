@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.deficit.subject import Case, CaseAnswer, Subject, masked
 from emblema.kv.layout import LayerRows
-from emblema.link.plan import ChunkOrigin, RowRange, Source
+from emblema.link.plan import ChunkOrigin, RowRange, RowSource
 
 SHARES = (5, 10, 20, 30, 40, 50, 60, 70, 80, 90)
 """Percent of the chunk's tokens that are given their true rows."""
@@ -98,8 +98,8 @@ def again(case: Case, rows: Tensor) -> CaseAnswer:
         held = list(run)
         first, stop = subject.segment.start + held[0], subject.segment.start + held[-1] + 1
         if ours:
-            ranges.append(RowRange(first, stop, Source.COMPUTED, (0, layers)))
+            ranges.append(RowRange(first, stop, RowSource.COMPUTED, (0, layers)))
         else:
             origin = ChunkOrigin(subject.chunk.id, held[0])
-            ranges.append(RowRange(first, stop, Source.TAKEN, (0, layers), origin))
+            ranges.append(RowRange(first, stop, RowSource.TAKEN, (0, layers), origin))
     return case.run(ranges)

@@ -11,13 +11,13 @@ from benchmarks.fidelity.oracles import Oracle, front_table
 from emblema.errors import StrategyError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.patch import Patch
-from emblema.link.assemble import Resources
+from emblema.link.context import LinkContext
 from emblema.link.executor import Executor, LinkedTable
-from emblema.link.findings import LinkContext
 from emblema.link.forming import form_missing
-from emblema.link.plan import LinkPlan, Source
+from emblema.link.plan import LinkPlan, RowSource
 from emblema.link.prompt import Prompt, Rows, Segment, TextPart
-from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.base import Knowledge, Strategy
+from emblema.link.taken_rows import LinkJob
 from emblema.models.table import KVTable
 from emblema.store.keys import PatchKey
 
@@ -60,7 +60,7 @@ class Linking:
         def find(key: PatchKey) -> Artifact | None:
             return patches.get(key) or pool.get(key)
 
-        self.findings = LinkContext(self._model, layouts, find, lambda prompt: None, {}, pool)
+        self.context = LinkContext(Knowledge(self._model, layouts, find, lambda prompt: None), {}, pool)
         self._scores: dict[tuple[str, int], Tensor] = {}
 
     def strategies(self, arm: Arm) -> list[Strategy]:
@@ -82,7 +82,7 @@ class Linking:
         """Form everything that the arms ask for, each piece once and as large as the largest that is asked."""
         for index, prompt in enumerate(self.prompts[:1] if self.shared else self.prompts):
             plans = [
-                self.strategies(arm)[index].plan(prompt, self.findings.knowledge)
+                self.strategies(arm)[index].plan(prompt, self.context.knowledge)
                 for arm in arms
                 if not isinstance(arm, Oracle)
             ]
@@ -94,7 +94,7 @@ class Linking:
                     ranges=tuple(part for plan in lacking for part in plan.ranges),
                     forming=tuple(dict.fromkeys(key for plan in lacking for key in plan.forming)),
                 )
-                form_missing(self.executor, prompt, every, self.findings, self.patches.__setitem__)
+                self._form(every, prompt)
 
     def logits(self, strategies: Sequence[Strategy]) -> list[Tensor]:
         """The last logits [vocab] float32 of every question.
@@ -127,22 +127,27 @@ class Linking:
     def _plans(self, strategies: Sequence[Strategy]) -> list[LinkPlan]:
         plans = []
         for strategy, prompt in zip(strategies, self.prompts, strict=False):
-            plan = strategy.plan(prompt, self.findings.knowledge)
+            plan = strategy.plan(prompt, self.context.knowledge)
             if plan.forming:
-                form_missing(self.executor, prompt, plan, self.findings, self.patches.__setitem__)
-                plan = strategy.plan(prompt, self.findings.knowledge)
+                self._form(plan, prompt)
+                plan = strategy.plan(prompt, self.context.knowledge)
             plans.append(plan)
         refusal = self.executor.refusal(plans[0])
         if refusal is not None:
             raise StrategyError(f"{plans[0].strategy} cannot be run on this model: {refusal}")
         return plans
 
+    def _form(self, plan: LinkPlan, prompt: Prompt) -> None:
+        artifacts, _ = form_missing(self.executor, prompt, plan, self.context)
+        for key, artifact in artifacts.items():
+            self.patches[key] = artifact
+
     def _one_by_one(self, plans: Sequence[LinkPlan], reserve: int = 0) -> Iterator[LinkedTable]:
         for plan, prompt in zip(plans, self.prompts, strict=True):
             yield self._run(plan, prompt, reserve)
 
     def _run(self, plan: LinkPlan, prompt: Prompt, reserve: int) -> LinkedTable:
-        return self.executor.run(plan, prompt, self.findings.resources, reserve)
+        return self.executor.run(LinkJob(plan, prompt, self.context.resources), reserve=reserve)
 
     def _spent(self, plan: LinkPlan, prompt: Prompt) -> LinkingCost:
         layouts = self.executor.adapter.layouts
@@ -155,7 +160,7 @@ class Linking:
         numbers = sum(one.budget * whole for one in plan.selectors)
         for part in plan.ranges:
             rows = sum(max(0, min(part.stop, stop) - max(part.start, start)) for start, stop in kept)
-            if part.source is Source.COMPUTED and rows and not _looked_at(plan, part.start):
+            if part.source is RowSource.COMPUTED and rows and not _looked_at(plan, part.start):
                 residual = 0 if part.residual is None else part.residual.width
                 numbers += rows * (residual + sum(layout.features for layout in layouts[slice(*part.layers)]))
         cost = plan.cost(layouts, 1)
@@ -194,7 +199,7 @@ def _identity(segment: Segment) -> tuple[object, ...]:
 def plain_ending(plan: LinkPlan, start: int) -> bool:
     """Return whether a plan computes every row from `start` on, in all layers."""
     return all(
-        part.source is Source.COMPUTED and part.layers == (0, plan.layers) and part.residual is None
+        part.source is RowSource.COMPUTED and part.layers == (0, plan.layers) and part.residual is None
         for part in plan.ranges
         if part.stop > start
     )
@@ -211,7 +216,7 @@ def endings(
     """
     front, found = table.length, []
     for prompt, plan in zip(prompts, plans, strict=True):
-        linked = executor.run(plan.after(start), prompt, Resources({}, {}), table=table, reused_rows=start)
+        linked = executor.run(LinkJob(plan.after(start), prompt, reused_rows=start), table=table)
         found.append(linked.logits)
         table.truncate(front)
     return found

@@ -13,12 +13,12 @@ from torch import Tensor
 from benchmarks.deficit.recorder import recorded
 from emblema.errors import ModelError, StrategyError
 from emblema.kv.chunk import Chunk
-from emblema.link.assemble import Resources
 from emblema.link.executor import Executor
 from emblema.link.forming import conditioned_table, deficits_of
-from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, computed, lay_out
+from emblema.link.taken_rows import LinkJob
 from emblema.models.table import KVTable
 
 
@@ -43,10 +43,10 @@ class ChosenRows:
                 rows = list(run)
                 first, stop = rows[0], rows[-1] + 1
                 if chosen:
-                    ranges.append(RowRange(first, stop, Source.COMPUTED, (0, layers)))
+                    ranges.append(RowRange(first, stop, RowSource.COMPUTED, (0, layers)))
                 else:
                     origin = ChunkOrigin(chunk.id, first - segment.start)
-                    ranges.append(RowRange(first, stop, Source.TAKEN, (0, layers), origin))
+                    ranges.append(RowRange(first, stop, RowSource.TAKEN, (0, layers), origin))
             return ranges
 
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)
@@ -108,7 +108,7 @@ def deficit_scores(executor: Executor, prompt: Prompt, table: KVTable) -> Tensor
     scores = torch.zeros(prompt.tokens)
     layers = range(len(adapter.layouts))
     for segment, chunk in prompt.chunk_segments:
-        for rows in deficits_of(adapter, table, prompt, segment, (chunk, chunk.rows), layers):
+        for rows in deficits_of(adapter, table, prompt, segment, chunk.rows, layers):
             if rows is not None:
                 size = rows.keys.square().sum(dim=(0, 2)) + rows.values.square().sum(dim=(0, 2))
                 scores[segment.start : segment.stop] += size.cpu()
@@ -124,7 +124,7 @@ def query_scores(executor: Executor, prompt: Prompt, table: KVTable) -> Tensor:
     scores = torch.zeros(prompt.tokens)
     plan = LinkPlan("oracle", prompt.tokens, layers, tuple(computed(prompt, layers, 0, prompt.tokens)))
     with recorded(executor.adapter, 0, prompt.tokens - start) as seen:
-        executor.run(plan.after(start), prompt, Resources({}, {}), table=table, reused_rows=start)
+        executor.run(LinkJob(plan.after(start), prompt, reused_rows=start), table=table)
     if not seen.attention:
         raise ModelError("the model's attention does not go through transformers' interface: nothing was recorded")
     by_slot = torch.stack([weights.sum(dim=0) for weights in seen.attention.values()]).sum(dim=0)

@@ -19,7 +19,7 @@ from benchmarks.deficit import (
     ulp,
 )
 from benchmarks.deficit.recorder import recorded
-from benchmarks.deficit.subject import NOTHING, Case, Subject, masked
+from benchmarks.deficit.subject import Case, Subject, masked
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.eval.metrics import divergence
@@ -28,6 +28,7 @@ from emblema.link.executor import Executor
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
 from emblema.link.strategies.base import computed
+from emblema.link.taken_rows import LinkJob
 from tests.families import loaded, picture, words
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "llava", "kimi_k25", "qwen3_vl_moe", "gemma3")
@@ -68,7 +69,7 @@ def test_the_computed_chunk_is_re_prefill(case: Case) -> None:
     adapter, prompt = case.subject.adapter, case.prompt
     layers = len(adapter.layouts)
     plan = LinkPlan("full", prompt.tokens, layers, tuple(computed(prompt, layers, 0, prompt.tokens)))
-    full = Executor(adapter).run(plan, prompt, NOTHING).logits.cpu().numpy()
+    full = Executor(adapter).run(LinkJob(plan, prompt)).logits.cpu().numpy()
     assert abs(case.conditioned().logits - full).max() < CLOSE
 
 

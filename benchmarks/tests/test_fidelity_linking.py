@@ -18,8 +18,8 @@ from emblema.engine.engine import Engine
 from emblema.errors import StrategyError
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch, form_patch
-from emblema.link.directions import pooled_directions
 from emblema.link.executor import Executor
+from emblema.link.forming import pooled_directions
 from emblema.link.prompt import Prompt
 from emblema.session.requests import LinkRequest
 from emblema.store.keys import PatchKey

@@ -26,12 +26,12 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch, deficit
 from emblema.kv.rotation import PhaseBook, place
-from emblema.link.assemble import Resources
 from emblema.link.executor import Executor
 from emblema.link.forming import conditioned_table, form_residual
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.strategies.base import Knowledge, Strategy, computed
+from emblema.link.taken_rows import LinkJob, Resources
 from emblema.session.prompt_reader import PromptPart
 from emblema.store.keys import PatchKey
 
@@ -194,9 +194,7 @@ class Front:
         exact = [LayerRows(one.keys.clone(), one.values.clone()) for one in exact]
         self.table.truncate(start)
         try:
-            Executor(adapter).run(
-                plan.after(start), prompt, Resources(artifacts, {}), table=self.table, reused_rows=start
-            )
+            Executor(adapter).run(LinkJob(plan.after(start), prompt, Resources(artifacts), start), table=self.table)
             return _own(read_rows(adapter, self.table, self.prompt, segment))
         finally:
             self.table.truncate(start)

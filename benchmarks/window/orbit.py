@@ -14,7 +14,7 @@ from benchmarks.window.probe import COLUMNS, READING, cells, eta_gap, measured, 
 from emblema.engine.engine import Engine
 from emblema.eval.metrics import Interval
 from emblema.kv.patch import form_patch
-from emblema.link.orderings import EXHAUSTIVE, SAMPLED, mean_deficits
+from emblema.link.forming import EXHAUSTIVE, SAMPLED, mean_deficits
 
 NEAR = 0.05
 

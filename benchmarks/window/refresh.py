@@ -10,7 +10,7 @@ from benchmarks.window.bed import SUBJECT, Bed, added, difference
 from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, quarter, weight
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch
-from emblema.link.directions import Directions, on_directions, pooled_directions
+from emblema.link.forming import Directions, pooled_directions, project
 from emblema.link.strategies.reprefill_deep import ReprefillDeep
 from emblema.link.strategies.reprefill_shallow import ReprefillShallow
 
@@ -68,7 +68,7 @@ class Refresh:
                 REBUILT: front.ask({-1: added(canonical, form_patch(deficits, RANK, dtype))}),
                 DEEP: front.ask({-1: front.under(ReprefillDeep(75))}),
                 SHALLOW: front.ask({-1: front.under(ReprefillShallow(50))}),
-                BASIS: front.ask({-1: added(canonical, on_directions(deficits, self._basis, dtype))}),
+                BASIS: front.ask({-1: added(canonical, project(deficits, self._basis, dtype))}),
             }
             note(self._log, bed, f"d = {count}", answers, known=False)
 

@@ -7,11 +7,11 @@ import torch
 
 from emblema.errors import LoadError
 from emblema.kv.arriving import ArrivingRows
-from emblema.link.assemble import Resources
 from emblema.link.executor import Executor
 from emblema.link.prompt import ChunkPart, Part, Prompt
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
+from emblema.link.taken_rows import LinkJob, Resources
 from emblema.models.adapter import Adapter
 from tests.engine.engines import engine, kv_error, largest_error, pictures, text
 from tests.families import CASES
@@ -37,10 +37,10 @@ def test_going_on_is_the_same_as_the_whole_at_once(name: str, strategy: str) -> 
     front, rest = parts_of(name)
     whole = Prompt.of([*front, *rest], adapter.axes)
     before = Prompt.of(front, adapter.axes)
-    expected = executor.run(chosen.plan(whole, knowledge(adapter)), whole, Resources({}, {}))
-    begun = executor.run(chosen.plan(before, knowledge(adapter)), before, Resources({}, {}))
+    expected = executor.run(LinkJob(chosen.plan(whole, knowledge(adapter)), whole))
+    begun = executor.run(LinkJob(chosen.plan(before, knowledge(adapter)), before))
     plan = chosen.plan(whole, knowledge(adapter)).after(before.tokens)
-    linked = executor.run(plan, whole, Resources({}, {}), table=begun.table, reused_rows=before.tokens)
+    linked = executor.run(LinkJob(plan, whole, reused_rows=before.tokens), table=begun.table)
     assert largest_error(linked.logits, expected.logits) <= 1e-4
     assert kv_error(name, linked, expected) <= 1e-4
     assert linked.trace.computed + linked.trace.cached == whole.tokens - before.tokens
@@ -55,9 +55,9 @@ def test_slid_rows_that_have_left_stay_away() -> None:
     front: list[Part] = [ChunkPart(first, slid=True), ChunkPart(second), text(3, 2)]
     whole = Prompt.of([*front, ChunkPart(third), text(4, 3)], adapter.axes)
     before = Prompt.of(front, adapter.axes)
-    begun = executor.run(full.plan(before, knowledge(adapter)), before, Resources({}, {}))
+    begun = executor.run(LinkJob(full.plan(before, knowledge(adapter)), before))
     plan = full.plan(whole, knowledge(adapter)).after(before.tokens)
-    linked = executor.run(plan, whole, Resources({}, {}), table=begun.table, reused_rows=before.tokens)
+    linked = executor.run(LinkJob(plan, whole, reused_rows=before.tokens), table=begun.table)
     assert linked.rows == whole.tokens - first.tokens
     held = linked.table.rows[: linked.table.length].tolist()
     assert held == list(range(first.tokens, whole.tokens))
@@ -84,19 +84,19 @@ def test_a_load_that_fails_half_way_leaves_a_table_under_way_as_it_was() -> None
     executor, blind = Executor(adapter), parse("blind")
     front, rest = parts_of(name)
     whole, before = Prompt.of([*front, *rest], adapter.axes), Prompt.of(front, adapter.axes)
-    begun = executor.run(blind.plan(before, knowledge(adapter)), before, Resources({}, {}))
+    begun = executor.run(LinkJob(blind.plan(before, knowledge(adapter)), before))
     kept = [(begun.table.read(index).keys.clone(), begun.table.read(index).values.clone()) for index in range(2)]
     plan = blind.plan(whole, knowledge(adapter)).after(before.tokens)
     second = whole.chunk_segments[1][1]
-    lost = Resources({}, {}, {second.id: Failing(second.rows, len(adapter.layouts) - 1)})
+    lost = Resources(rows={second.id: Failing(second.rows, len(adapter.layouts) - 1)})
     with pytest.raises(LoadError):
-        executor.run(plan, whole, lost, table=begun.table, reused_rows=before.tokens)
+        executor.run(LinkJob(plan, whole, lost, before.tokens), table=begun.table)
     assert begun.table.length == before.tokens
     for index, (keys, values) in enumerate(kept):
         assert torch.equal(begun.table.read(index).keys, keys)
         assert torch.equal(begun.table.read(index).values, values)
-    again = executor.run(plan, whole, Resources({}, {}), table=begun.table, reused_rows=before.tokens)
-    expected = executor.run(blind.plan(whole, knowledge(adapter)), whole, Resources({}, {}))
+    again = executor.run(LinkJob(plan, whole, reused_rows=before.tokens), table=begun.table)
+    expected = executor.run(LinkJob(blind.plan(whole, knowledge(adapter)), whole))
     assert largest_error(again.logits, expected.logits) <= 1e-4
 
 
@@ -107,14 +107,14 @@ def test_rows_on_their_way_give_what_rows_at_hand_give_bit_for_bit(name: str) ->
     front, rest = parts_of(name)
     whole = Prompt.of([*front, *rest], adapter.axes)
     plan = blind.plan(whole, knowledge(adapter))
-    expected = executor.run(plan, whole, Resources({}, {}))
+    expected = executor.run(LinkJob(plan, whole))
     coming = {}
     for _, chunk in whole.chunk_segments:
         rows = ArrivingRows(chunk.id, [layer.bytes for layer in chunk.rows])
         for index, layer in enumerate(chunk.rows):
             rows.arrive(index, layer)
         coming[chunk.id] = rows
-    linked = executor.run(plan, whole, Resources({}, {}, coming))
+    linked = executor.run(LinkJob(plan, whole, Resources(rows=coming)))
     assert torch.equal(linked.logits, expected.logits)
 
 
@@ -132,9 +132,7 @@ def test_a_forward_begins_before_the_last_layer_is_here() -> None:
 
     held = {chunk.id: Noting(chunk.rows, -1) for _, chunk in whole.chunk_segments}
     begun: list[list[int]] = []
-    table_class = type(
-        Executor(adapter).run(parse("full").plan(whole, knowledge(adapter)), whole, Resources({}, {})).table
-    )
+    table_class = type(Executor(adapter).run(LinkJob(parse("full").plan(whole, knowledge(adapter)), whole)).table)
     update = table_class.update
 
     def noting(self, keys, values, layer_idx, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -144,7 +142,7 @@ def test_a_forward_begins_before_the_last_layer_is_here() -> None:
 
     table_class.update = noting  # type: ignore[method-assign]
     try:
-        Executor(adapter).run(parse("blind").plan(whole, knowledge(adapter)), whole, Resources({}, {}, held))
+        Executor(adapter).run(LinkJob(parse("blind").plan(whole, knowledge(adapter)), whole, Resources(rows=held)))
     finally:
         table_class.update = update  # type: ignore[method-assign]
     assert begun == [[layer, layer] for layer in range(len(adapter.layouts))]

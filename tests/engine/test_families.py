@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from emblema.engine.engine import Engine
-from emblema.link.executor import Executor, LinkedTable, Resources
-from emblema.link.plan import LinkPlan, RowRange, Selector, Source
+from emblema.link.executor import Executor, LinkedTable
+from emblema.link.plan import LinkPlan, RowRange, RowSource, Selector
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge
+from emblema.link.taken_rows import LinkJob
 from emblema.session.linker import Linker
 from emblema.session.requests import LinkRequest
 from emblema.store.store import Store
@@ -137,19 +138,17 @@ def test_narrowing_between_layers(name: str) -> None:
     blind = linker(name).link(LinkRequest(prompt, "blind")).plan
     plans = {budget: _selecting(blind, budget) for budget in (0, 3, 10_000)}
     full = link(name, prompt, "full")
-    results = {budget: Executor(adapter).run(plan, prompt, Resources({}, {})) for budget, plan in plans.items()}
+    results = {budget: Executor(adapter).run(LinkJob(plan, prompt)) for budget, plan in plans.items()}
     assert kv_error(name, results[10_000], full) <= 1e-4
     assert results[0].trace.selected == ((),) and len(results[3].trace.selected[0]) == 3
     for budget, plan in plans.items():
         cost = plan.cost(adapter.layouts, 4)
         assert results[budget].trace.row_layers == round(cost.rows_computed * plan.layers)
     assert kv_error(name, results[0], full) > 30e-4
-    fixed = Executor(adapter).run(replace(plans[0], selectors=()), prompt, Resources({}, {}))
+    fixed = Executor(adapter).run(LinkJob(replace(plans[0], selectors=()), prompt))
     assert kv_error(name, fixed, results[0]) == 0 and fixed.trace.row_layers == results[0].trace.row_layers
     with pytest.raises(Exception, match="selector"):
-        Executor(adapter).run(
-            replace(plans[3], selectors=(Selector("best", ((5, 6),), 0, 1),)), prompt, Resources({}, {})
-        )
+        Executor(adapter).run(LinkJob(replace(plans[3], selectors=(Selector("best", ((5, 6),), 0, 1),)), prompt))
 
 
 @families
@@ -160,10 +159,10 @@ def test_stages_run_one_after_another(name: str) -> None:
     full = link(name, prompt, "full")
     forward = replace(plan, ranges=tuple(replace(part, stage=index) for index, part in enumerate(plan.ranges)))
     executor = Executor(engine(name).adapter)
-    assert kv_error(name, executor.run(forward, prompt, Resources({}, {})), full) <= 1e-4
+    assert kv_error(name, executor.run(LinkJob(forward, prompt)), full) <= 1e-4
     text = {rows[0] for rows in prompt.text_rows[:-1]}
     early = tuple(replace(part, stage=0 if part.start in text else 1) for part in plan.ranges)
-    apart = executor.run(replace(plan, ranges=early), prompt, Resources({}, {}))
+    apart = executor.run(LinkJob(replace(plan, ranges=early), prompt))
     start, stop = prompt.text_rows[1]
     last = len(engine(name).adapter.layouts) - 1
     seen, unseen = (result.table.read(last, start, stop).values for result in (full, apart))
@@ -177,9 +176,9 @@ def test_rows_cannot_begin_above_the_first_layer() -> None:
     blind = linker(name).link(LinkRequest(prompt, "blind")).plan
     ranges = []
     for part in blind.ranges:
-        if part.source is Source.TAKEN:
+        if part.source is RowSource.TAKEN:
             ranges.append(replace(part, layers=(0, 1)))
-            ranges.append(RowRange(part.start, part.stop, Source.COMPUTED, (1, blind.layers)))
+            ranges.append(RowRange(part.start, part.stop, RowSource.COMPUTED, (1, blind.layers)))
         else:
             ranges.append(part)
     plan = replace(blind, ranges=tuple(ranges))
@@ -200,10 +199,10 @@ def _selecting(blind: LinkPlan, budget: int) -> LinkPlan:
     """Chunk rows computed in layer 0, then `budget` of them go on."""
     ranges = []
     for part in blind.ranges:
-        if part.source is Source.TAKEN:
-            ranges.append(RowRange(part.start, part.stop, Source.COMPUTED, (0, 1)))
+        if part.source is RowSource.TAKEN:
+            ranges.append(RowRange(part.start, part.stop, RowSource.COMPUTED, (0, 1)))
             ranges.append(replace(part, layers=(1, blind.layers)))
         else:
             ranges.append(part)
-    candidates = tuple((part.start, part.stop) for part in blind.ranges if part.source is Source.TAKEN)
+    candidates = tuple((part.start, part.stop) for part in blind.ranges if part.source is RowSource.TAKEN)
     return replace(blind, ranges=tuple(ranges), selectors=(Selector("deviation", candidates, 0, budget),))

@@ -10,19 +10,18 @@ import torch
 from emblema.engine.engine import Engine
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
-from emblema.link.assemble import Resources
 from emblema.link.executor import Executor
-from emblema.link.forming import conditioned_table, deficits_of
-from emblema.link.orderings import mean_deficits, orbit_key, orderings
-from emblema.link.plan import LinkPlan, Source
+from emblema.link.forming import conditioned_table, deficits_of, mean_deficits, orderings
+from emblema.link.plan import LinkPlan, RowSource
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.registry import KINDS, parse
+from emblema.link.taken_rows import LinkJob, Resources
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.linker import Linker
 from emblema.session.requests import LinkRequest
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey, orbit_key
 from emblema.store.store import Store
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text
 from tests.engine.linking import assert_ran_as_planned, full, link, linker, prompt_for
@@ -126,7 +125,7 @@ def test_taken_rows_are_the_same_relocated_rows_in_every_method(name: str) -> No
         outcome = link(name, prompt, strategy)
         chosen = {row for rows in outcome.linked.trace.selected for row in rows}
         for part in outcome.plan.ranges:
-            if part.source is not Source.TAKEN:
+            if part.source is not RowSource.TAKEN:
                 continue
             rows = torch.tensor([row for row in range(part.start, part.stop) if row not in chosen])
             for layer in range(*part.layers):
@@ -202,10 +201,8 @@ def test_an_orbit_patch_is_the_mean_over_the_other_orderings(name: str) -> None:
     assert outcome.usage.forming_tokens == sum(segment.stop for segment, _ in prompt.chunk_segments)
     key = orbit_key(adapter.fingerprint, third.id, (first.id, second.id))
     segment = swapped.chunk_segments[-1][0]
-    own = deficits_of(
-        adapter, conditioned_table(Executor(adapter), swapped), swapped, segment, (third, third.rows), {0, 2}
-    )
-    stored = one.view.find_patch(key)
+    own = deficits_of(adapter, conditioned_table(Executor(adapter), swapped), swapped, segment, third.rows, {0, 2})
+    stored = one.store.find_patch(key)
     assert stored is not None
     for layer in (0, 2):
         rows, held = own[layer], stored.layers[layer]
@@ -282,7 +279,7 @@ def test_a_basis_is_pooled_from_other_items(name: str) -> None:
     held = store.find_patch(key)
     assert held is not None
     table = conditioned_table(Executor(adapter), items[2])
-    deficits = deficits_of(adapter, table, items[2], segment, (chunk, chunk.rows), range(len(adapter.layouts)))
+    deficits = deficits_of(adapter, table, items[2], segment, chunk.rows, range(len(adapter.layouts)))
     own = form_patch(deficits, 3, torch.float32)
     for layer, rows in zip(held.layers, deficits, strict=True):
         assert layer is not None and rows is not None
@@ -309,8 +306,8 @@ def test_a_table_under_way_is_gone_on_with(name: str) -> None:
         plan = one.link(LinkRequest(whole, strategy)).plan.after(before.tokens)
         table = conditioned_table(executor, before)
         keys = {use.key for part in plan.ranges for use in (part.patch, part.residual) if use is not None}
-        held = {key: patch for key in keys if (patch := one.view.find_artifact(key)) is not None}
-        linked = executor.run(plan, whole, Resources(held, {}), table=table, reused_rows=before.tokens)
+        held = {key: patch for key in keys if (patch := one.store.find_artifact(key)) is not None}
+        linked = executor.run(LinkJob(plan, whole, Resources(held), before.tokens), table=table)
         assert linked.table.length == whole.tokens
         if strategy in ("full", "mpic-all"):
             assert largest_error(linked.logits, expected.logits) <= 1e-4, strategy
@@ -346,12 +343,12 @@ def test_pieces_go_with_their_chunk() -> None:
     one = linker(name, prompt)
     for strategy in ("reprefill-deep-60", "lowrank-k-3", "orbit-3", "patch-3"):
         assert one.link(LinkRequest(prompt, strategy)).linked.trace.row_layers > 0
-    before = one.view.statistics.patches
+    before = one.store.statistics.patches
     # Two streams, two sets of keys, two orbit patches and two patches.
     assert before == 8
-    assert one.view.delete(prompt.chunk_segments[0][1].id)
+    assert one.store.delete(prompt.chunk_segments[0][1].id)
     # The second chunk's stream and keys are its own; its patches were made from the first as well.
-    assert one.view.statistics.patches == 2
+    assert one.store.statistics.patches == 2
 
 
 def test_kept_streams_are_formed_once_and_counted() -> None:

@@ -12,9 +12,8 @@ from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
-from emblema.link.orderings import orbit_key
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey, orbit_key
 
 MODEL = "0123456789abcdef" * 4
 CREATED = 1_780_000_000.25

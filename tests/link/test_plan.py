@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.errors import PlanError
-from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, ResidualUse, RowRange, Selector, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, ResidualUse, RowRange, RowSource, Selector
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
 from emblema.link.show import plan_map, plan_table
 from emblema.link.strategies.base import Knowledge
@@ -32,7 +32,7 @@ def test_every_row_has_one_source_in_every_layer(name: str, prompt: Prompt, know
     for start, stop in prompt.text_rows:
         # Only an exact prefix ever stands in for text.
         taken = [
-            part for part in plan.ranges if part.source is Source.TAKEN and part.start < stop and start < part.stop
+            part for part in plan.ranges if part.source is RowSource.TAKEN and part.start < stop and start < part.stop
         ]
         assert all(isinstance(part.origin, PrefixOrigin) for part in taken) and (codes[:, start:stop] <= 1).all()
         assert not taken or name in ("prefix", "auto")
@@ -106,9 +106,9 @@ def test_a_chunk_at_the_end_gives_its_last_row_to_the_logits() -> None:
 def test_selectors_are_costed_by_their_budget_and_checked() -> None:
     origin = ChunkOrigin(chunk(1, 8).id)
     ranges = (
-        RowRange(0, 8, Source.COMPUTED, (0, 2)),
-        RowRange(0, 8, Source.TAKEN, (2, 4), origin),
-        RowRange(8, 9, Source.COMPUTED, (0, 4)),
+        RowRange(0, 8, RowSource.COMPUTED, (0, 2)),
+        RowRange(0, 8, RowSource.TAKEN, (2, 4), origin),
+        RowRange(8, 9, RowSource.COMPUTED, (0, 4)),
     )
     plan = LinkPlan("test", 9, 4, ranges, selectors=(Selector("deviation", ((0, 8),), 1, 3),))
     plan.validate()
@@ -131,9 +131,9 @@ def test_plans_can_be_read(prompt: Prompt, known: Knowledge) -> None:
 def simple(**changes: object) -> LinkPlan:
     """Six rows of a chunk computed in two layers, taken above; two rows of text."""
     ranges = (
-        RowRange(0, 6, Source.COMPUTED, (0, 2)),
-        RowRange(0, 6, Source.TAKEN, (2, 4), ChunkOrigin(chunk(1, 6).id)),
-        RowRange(6, 8, Source.COMPUTED, (0, 4)),
+        RowRange(0, 6, RowSource.COMPUTED, (0, 2)),
+        RowRange(0, 6, RowSource.TAKEN, (2, 4), ChunkOrigin(chunk(1, 6).id)),
+        RowRange(6, 8, RowSource.COMPUTED, (0, 4)),
     )
     return replace(LinkPlan("test", 8, 4, ranges, selectors=(Selector("deviation", ((0, 6),), 1, 2),)), **changes)
 
@@ -163,7 +163,7 @@ def test_a_residual_stream_begins_rows_above_a_skipped_layer_only() -> None:
     first, taken, last = simple().ranges
     use = ResidualUse(PatchKey("model", chunk(1, 6).id, kind=ArtifactKind.RESIDUAL, layer=2), 4)
     below = replace(taken, layers=(0, 2))
-    above = RowRange(0, 6, Source.COMPUTED, (2, 4), residual=use)
+    above = RowRange(0, 6, RowSource.COMPUTED, (2, 4), residual=use)
     plan = simple(ranges=(below, above, last), selectors=())
     plan.validate()
     assert not plan.exact and plan.cost(LAYOUTS, 2).residual_bytes == 6 * 4 * 2
@@ -184,7 +184,7 @@ def test_text_of_two_steps_is_blind_to_chunks_and_the_last_row_is_not(prompt: Pr
         plan = parse(name).plan(prompt, knowledge())
         media = [segment.rows for segment, _ in prompt.chunk_segments]
         for part in plan.ranges:
-            if part.source is not Source.COMPUTED:
+            if part.source is not RowSource.COMPUTED:
                 continue
             text = any(start <= part.start < stop for start, stop in prompt.text_rows)
             if part.stop == prompt.tokens and part.rows == 1 or not text:
@@ -194,7 +194,7 @@ def test_text_of_two_steps_is_blind_to_chunks_and_the_last_row_is_not(prompt: Pr
 
 
 def test_only_what_hides_nothing_is_exact() -> None:
-    everything = LinkPlan("test", 4, 2, (RowRange(0, 4, Source.COMPUTED, (0, 2)),))
+    everything = LinkPlan("test", 4, 2, (RowRange(0, 4, RowSource.COMPUTED, (0, 2)),))
     assert everything.exact
     part = everything.ranges[0]
     assert not replace(everything, leaving=((0, 1),)).exact

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from emblema.errors import EmblemaError, StrategyError
 from emblema.kv.chunk import Chunk
-from emblema.link.orderings import orbit_key
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial, drift_of
 from emblema.link.policy.policy import Decision, Lane, LaneVerdict, Policy, PolicyInputs, unmeasured
@@ -16,7 +15,7 @@ from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto, bounded
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.link.strategies.full import Full
-from emblema.store.keys import PatchKey
+from emblema.store.keys import PatchKey, orbit_key
 from tests.link.pieces import LAYERS, LAYOUTS, chunk, knowledges, prompts, zero_patch
 
 PAGES = [chunk(index, 6) for index in range(6)]

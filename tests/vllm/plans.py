@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from emblema.link.plan import LinkPlan, RowRange, Source
+from emblema.link.plan import LinkPlan, RowRange, RowSource
 from emblema.link.prompt import Prompt
-from emblema.link.ranges import clipped
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.vllm.request_plan import compute_chunks
@@ -30,5 +29,5 @@ class AfterPrefix:
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
         plan = parse(self.name).plan(prompt, knowledge)
-        kept = [clipped(part, self.rows) for part in plan.ranges if part.stop > self.rows]
-        return replace(plan, ranges=(RowRange(0, self.rows, Source.COMPUTED, (0, plan.layers)), *kept))
+        kept = [part.after(self.rows) for part in plan.ranges if part.stop > self.rows]
+        return replace(plan, ranges=(RowRange(0, self.rows, RowSource.COMPUTED, (0, plan.layers)), *kept))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from emblema import Engine
-from emblema.link.orderings import orbit_key
 from emblema.session.requests import LinkRequest
+from emblema.store.keys import orbit_key
 from tests.vllm.plans import AfterPrefix
 
 TOLERANCE = 1e-5

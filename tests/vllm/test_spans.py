@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Selector, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource, Selector
 from emblema.vllm.spans import CachedSpans, clip_plan, unsupported_reason
 
 
@@ -62,16 +62,16 @@ def test_a_claim_reaches_as_far_as_its_budgets() -> None:
 
 
 ORIGIN = ChunkOrigin("a" * 64)
-TEXT = RowRange(6, 8, Source.COMPUTED, (0, 4))
+TEXT = RowRange(6, 8, RowSource.COMPUTED, (0, 4))
 
 
 @pytest.mark.parametrize(
     ("ranges", "words"),
     [
-        ((RowRange(0, 6, Source.COMPUTED, (0, 2)), RowRange(0, 6, Source.TAKEN, (2, 4), ORIGIN)), "some layers"),
-        ((RowRange(0, 6, Source.ABSENT, (0, 4)),), "absent"),
-        ((RowRange(0, 6, Source.COMPUTED, (0, 4), stage=1),), "several steps"),
-        ((RowRange(0, 6, Source.COMPUTED, (0, 4), hidden=((0, 2),)),), "several steps"),
+        ((RowRange(0, 6, RowSource.COMPUTED, (0, 2)), RowRange(0, 6, RowSource.TAKEN, (2, 4), ORIGIN)), "some layers"),
+        ((RowRange(0, 6, RowSource.ABSENT, (0, 4)),), "absent"),
+        ((RowRange(0, 6, RowSource.COMPUTED, (0, 4), stage=1),), "several steps"),
+        ((RowRange(0, 6, RowSource.COMPUTED, (0, 4), hidden=((0, 2),)),), "several steps"),
     ],
 )
 def test_plans_that_pages_cannot_carry_out(ranges, words) -> None:
@@ -79,13 +79,14 @@ def test_plans_that_pages_cannot_carry_out(ranges, words) -> None:
 
 
 def test_pages_support_no_selector() -> None:
-    ranges = (RowRange(0, 6, Source.COMPUTED, (0, 4)), TEXT)
+    ranges = (RowRange(0, 6, RowSource.COMPUTED, (0, 4)), TEXT)
     plan = LinkPlan("x", 8, 4, ranges, selectors=(Selector("deviation", ((0, 6),), 1, 2),))
     assert "values" in (unsupported_reason(plan) or "")
 
 
 def test_cached_spans_join_and_are_cut_to_a_claim() -> None:
-    taken = (RowRange(0, 3, Source.TAKEN, (0, 4), ORIGIN), RowRange(3, 6, Source.TAKEN, (0, 4), ChunkOrigin("b" * 64)))
+    origins = (ORIGIN, ChunkOrigin("b" * 64))
+    taken = [RowRange(start, start + 3, RowSource.TAKEN, (0, 4), origins[start // 3]) for start in (0, 3)]
     plan = LinkPlan("x", 8, 4, (*taken, TEXT))
     assert unsupported_reason(plan) is None and CachedSpans.of(plan) == CachedSpans(((0, 6),))
     cut = clip_plan(plan, CachedSpans(((0, 6),)).claim(2, 0, 0))  # type: ignore[arg-type]

@@ -7,11 +7,11 @@ import torch
 
 from emblema.errors import PromptError, StoreError
 from emblema.kv.chunk import Chunk, Clip, Encoded, EncodedChunk
-from emblema.link.assemble import ModelGeometry
 from emblema.link.policy.costs import Rates
 from emblema.link.policy.policy import Lane
 from emblema.link.prompt import Part, Prompt, RowState
 from emblema.link.strategies.base import Strategy
+from emblema.link.taken_rows import ModelGeometry
 from emblema.session.chat_template import TokenIds
 from emblema.session.chunk_builder import PendingMedia
 from emblema.session.decoding import Sampling

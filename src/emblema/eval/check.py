@@ -14,7 +14,7 @@ from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.fidelity import Sample
 from emblema.link.policy.policy import Lane
-from emblema.link.trace import Trace
+from emblema.link.trace import LinkTrace
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import PromptPart, slid
@@ -38,7 +38,7 @@ class CheckAnswer:
 
     logits: np.ndarray
     token_ids: tuple[int, ...]
-    trace: Trace
+    trace: LinkTrace
     rank: int
 
 

@@ -1,6 +1,7 @@
 """The executor over transformers: carries any link plan out and leaves a linked KV table with the last logits."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy
@@ -9,12 +10,12 @@ from torch import Tensor
 
 from emblema.errors import PlanError
 from emblema.kv.layout import LayerRows
-from emblema.link.assemble import Resources, TakenRows, relocated
-from emblema.link.plan import LinkPlan, RowRange, Selector, Source
-from emblema.link.prompt import Prompt, Rows, TextPart
-from emblema.link.selectors import Narrowing, candidate_rows
-from emblema.link.trace import Trace
-from emblema.models.adapter import Adapter, RowBatch
+from emblema.link.plan import LinkPlan, RowRange, RowSource, Selector
+from emblema.link.prompt import Prompt, TextPart
+from emblema.link.taken_rows import LinkJob, TakenRows, relocated
+from emblema.link.trace import LinkTrace
+from emblema.models.adapter import Adapter
+from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
 
 
@@ -32,7 +33,7 @@ class LinkedTable:
     table: KVTable
     rows: int
     logits: Tensor
-    trace: Trace
+    trace: LinkTrace
 
 
 class Executor:
@@ -42,7 +43,7 @@ class Executor:
         self.adapter = adapter
 
     def refusal(self, plan: LinkPlan) -> str | None:
-        """Why this executor cannot carry a plan out, or None if it can."""
+        """Return why this executor cannot carry a plan out, or None if it can."""
         computed = plan.sources() == 0
         begun = numpy.zeros_like(computed)
         for part in plan.ranges:
@@ -56,58 +57,47 @@ class Executor:
         return None
 
     @torch.inference_mode()
-    def run(
-        self,
-        plan: LinkPlan,
-        prompt: Prompt,
-        resources: Resources,
-        reserve: int = 0,
-        *,
-        table: KVTable | None = None,
-        reused_rows: int = 0,
-    ) -> LinkedTable:
+    def run(self, job: LinkJob, *, reserve: int = 0, table: KVTable | None = None) -> LinkedTable:
         """Carry a plan out. Each layer's taken rows are written when its forward comes to them.
 
         Args:
-            plan: the plan; validated here.
-            prompt: the prompt that it was made for.
-            resources: what the plan names.
+            job: the plan, its prompt and its resources. The plan is validated here; its ranges for reused rows are
+                ignored.
             reserve: rows to keep room for after the prompt, for decoding.
-            table: a linked table to go on with, whose rows are the front of this prompt; a new one if left out.
-            reused_rows: how many rows at the front of the prompt that table holds; those that have left it stay away.
-                The plan's ranges for them are ignored.
+            table: a linked table to continue, which holds the reused rows (some may have left it); a new one if None.
 
         Raises:
             PlanError: the plan breaks an invariant or cannot be carried out here.
-            LoadError: a chunk's rows under way did not come; nothing is left of the forward, and a table that was
-                handed in is as it was.
+            LoadError: a chunk's rows that were being loaded did not come. Nothing is left of the forward, and a table
+                that was handed in is as it was.
         """
+        plan = job.plan
         plan.validate()
         reason = self.refusal(plan)
         if reason is not None:
             raise PlanError(reason)
         began = time.perf_counter()
-        run = _Run(self.adapter, plan, prompt, resources, reserve, table, reused_rows)
+        run = _Run(self.adapter, job, reserve, table)
         try:
-            hidden, selected, row_layers = run.compute()
+            hidden = run.compute()
             run.table.settle()
         except BaseException:
             run.abandon()
             raise
         logits = self.adapter.logits(hidden[-1:])[0]
-        run.leave()
-        codes = plan.sources()[:, reused_rows:]
+        run.drop_leaving()
+        codes = plan.sources()[:, job.reused_rows :]
         computed = int((codes == 0).any(axis=0).sum())
         absent = int((codes == 3).all(axis=0).sum())
-        trace = Trace(
+        trace = LinkTrace(
             computed=computed,
-            cached=plan.rows - reused_rows - computed - absent,
+            cached=plan.rows - job.reused_rows - computed - absent,
             patched=int(((codes == 2).any(axis=0) & ~(codes == 0).any(axis=0)).sum()),
             absent=absent,
-            row_layers=row_layers,
-            bytes_read=run.assembly.bytes_read + run.compared_bytes,
-            patch_bytes=run.assembly.patch_bytes,
-            selected=selected,
+            row_layers=run.row_layers,
+            bytes_read=run.taken.bytes_read + run.compared_bytes,
+            patch_bytes=run.taken.patch_bytes,
+            selected=run.selected,
             seconds=time.perf_counter() - began,
             residual_bytes=run.residual_bytes,
         )
@@ -115,117 +105,100 @@ class Executor:
 
 
 class _Run:
-    """One plan under way: the table and the map from logical rows to physical slots (-1: no slot)."""
+    """One plan being carried out: the table, and the map from logical rows to physical slots (-1: no slot).
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        plan: LinkPlan,
-        prompt: Prompt,
-        resources: Resources,
-        reserve: int,
-        table: KVTable | None,
-        reused_rows: int,
-    ) -> None:
-        self.adapter, self.plan, self.prompt, self.resources, self.reused_rows = (
-            adapter,
-            plan,
-            prompt,
-            resources,
-            reused_rows,
-        )
-        present = torch.ones(plan.rows, dtype=torch.bool)
-        present[:reused_rows] = False
-        for part in plan.ranges:
-            if part.source is Source.ABSENT:
-                if part.layers != (0, plan.layers):
+    Attributes:
+        row_layers: rows computed so far, summed over layers.
+        selected: per selector, the rows that it chose.
+        compared_bytes: bytes of KV read for selectors to compare with.
+        residual_bytes: bytes of residual streams read.
+    """
+
+    def __init__(self, adapter: Adapter, job: LinkJob, reserve: int, table: KVTable | None) -> None:
+        self.adapter, self.job, self.plan = adapter, job, job.plan
+        self.row_layers = self.compared_bytes = self.residual_bytes = 0
+        self.selected: tuple[tuple[int, ...], ...] = ()
+        present = torch.ones(self.plan.rows, dtype=torch.bool)
+        present[: job.reused_rows] = False
+        for part in self.plan.ranges:
+            if part.source is RowSource.ABSENT:
+                if part.layers != (0, self.plan.layers):
                     raise PlanError(f"rows {part.start} to {part.stop} are absent in some layers only")
                 present[part.start : part.stop] = False
         rows = present.nonzero().squeeze(1)
         self.table = table or KVTable(adapter.layouts, len(rows) + reserve, adapter.dtype, adapter.device)
         self.before = self.table.length
-        slots = self.table.allocate(rows.to(adapter.device), prompt.groups[rows].to(adapter.device))
-        self.slots = torch.full((plan.rows,), -1, dtype=torch.int64)
+        slots = self.table.allocate(rows.to(adapter.device), job.prompt.groups[rows].to(adapter.device))
+        self.slots = torch.full((self.plan.rows,), -1, dtype=torch.int64)
         self.slots[self.table.rows[: self.before].cpu()] = torch.arange(self.before)
         self.slots[rows] = torch.arange(slots.start, slots.stop)
         try:
-            self.assembly = TakenRows(adapter, self.table, self.slots, plan, prompt, resources, reused_rows)
+            self.taken = TakenRows(adapter, self.table, self.slots, job)
         except BaseException:
             self.abandon()
             raise
-        self.table.fill_with(self.assembly.write)
-        self.compared_bytes = self.residual_bytes = 0
+        self.table.fill_with(self.taken.write)
 
     def abandon(self) -> None:
         """Leave a table that was handed in as it was."""
         self.table.forget_fill()
         self.table.truncate(self.before)
 
-    def compute(self) -> tuple[Tensor, tuple[tuple[int, ...], ...], int]:
-        """Run every stage; returns the last stage's hidden rows, the selected rows and the row-layers computed."""
-        ranges = [
-            part for part in self.plan.ranges if part.source is Source.COMPUTED and part.start >= self.reused_rows
-        ]
+    def compute(self) -> Tensor:
+        """Run every stage; return the last stage's hidden rows."""
+        ranges = [part for part in self.plan.ranges if part.source is RowSource.COMPUTED]
+        ranges = [part for part in ranges if part.start >= self.job.reused_rows]
         hidden = torch.empty(0)
-        row_layers = 0
-        selected: tuple[tuple[int, ...], ...] = ()
         for stage in sorted({part.stage for part in ranges}):
             current = [part for part in ranges if part.stage == stage]
             pending = [part for part in ranges if part.stage > stage]
             start = [part for part in current if part.residual is None]
-            joining = {layer: self._joining(parts, pending) for layer, parts in _begun(current).items()}
             rows = _rows(start)
-            batch = self._batch(rows, start, pending)
+            batch = self._batch(start, pending)
             if all(part.layers == (0, self.plan.layers) for part in current):
                 hidden = self.adapter.forward(batch, self.table)
-                row_layers += len(rows) * self.plan.layers
+                self.row_layers += len(rows) * self.plan.layers
                 continue
-            later = {layer: _rows(parts) for layer, parts in _begun(current).items()}
-            narrowing = Narrowing(self.plan, rows, later, self.slots, self.table, self._held(rows))
+            begun: dict[int, list[RowRange]] = {}
+            for part in current:
+                if part.residual is not None:
+                    begun.setdefault(part.layers[0], []).append(part)
+            joining = {layer: self._joining(parts, pending) for layer, parts in begun.items()}
+            narrowing = _Narrowing(self, rows, {layer: _rows(parts) for layer, parts in begun.items()})
             hidden = self.adapter.forward(batch, self.table, narrowing, joining)
-            row_layers += narrowing.row_layers
-            selected += narrowing.selected
-        return hidden, selected, row_layers
+            self.row_layers += narrowing.row_layers
+            self.selected += narrowing.selected
+        return hidden
 
-    def _held(self, rows: Tensor) -> dict[Selector, LayerRows]:
-        """What the candidates of each selector among the rows would be taken as, at the selector's own layer."""
-        held = {}
-        for selector in self.plan.selectors:
-            candidates = candidate_rows(selector)
-            if bool(torch.isin(candidates, rows).all()):
-                taken = relocated(self.adapter, self.plan, self.prompt, self.resources, selector.layer, candidates)
-                held[selector] = taken
-                self.compared_bytes += taken.bytes
-        return held
-
-    def _joining(self, parts: list[RowRange], pending: list[RowRange]) -> RowBatch:
-        """The rows that begin at one layer, from their chunks' kept residual streams."""
-        batch = self._batch(_rows(parts), parts, pending)
-        pieces = []
-        for part in sorted(parts, key=lambda one: one.start):
-            use = part.residual
-            kept = None if use is None else self.resources.residual_rows(use.key)
-            if use is None or kept is None:
-                raise PlanError(f"rows {part.start} to {part.stop} name a residual stream that was not handed over")
-            pieces.append(kept[use.offset : use.offset + part.rows].to(batch.embeds))
-        embeds = torch.cat(pieces)
-        self.residual_bytes += embeds.nbytes
-        return replace(batch, embeds=embeds)
-
-    def leave(self) -> None:
+    def drop_leaving(self) -> None:
         """Drop the rows that leave the table."""
-        if not self.plan.leaving:
-            return
         gone = torch.zeros(self.plan.rows, dtype=torch.bool)
         for start, stop in self.plan.leaving:
             gone[start:stop] = True
-        gone &= self.slots >= 0
-        if gone.any():
-            keep = self.slots[(~gone) & (self.slots >= 0)]
-            self.table.drop(keep.to(self.adapter.device))
+        held = self.slots >= 0
+        if (gone & held).any():
+            self.table.drop(self.slots[~gone & held].to(self.adapter.device))
 
-    def _batch(self, rows: Tensor, current: list[RowRange], pending: list[RowRange]) -> RowBatch:
-        adapter, prompt = self.adapter, self.prompt
+    def would_take(self, rows: Tensor) -> dict[Selector, LayerRows]:
+        """Return what the candidates of each selector among some rows would be taken as, at the selector's layer."""
+        held = {}
+        for selector in self.plan.selectors:
+            candidates = _candidate_rows(selector)
+            if bool(torch.isin(candidates, rows).all()):
+                held[selector] = relocated(self.adapter, self.job, selector.layer, candidates)
+                self.compared_bytes += held[selector].bytes
+        return held
+
+    def _joining(self, parts: list[RowRange], pending: list[RowRange]) -> RowBatch:
+        """Return the rows that begin at one layer, from their chunks' kept residual streams."""
+        batch = self._batch(parts, pending)
+        parts = sorted(parts, key=lambda part: part.start)
+        embeds = torch.cat([self.job.resources.residual_rows(part).to(batch.embeds) for part in parts])
+        self.residual_bytes += embeds.nbytes
+        return replace(batch, embeds=embeds)
+
+    def _batch(self, current: list[RowRange], pending: list[RowRange]) -> RowBatch:
+        adapter, prompt, rows = self.adapter, self.job.prompt, _rows(current)
         embeds, visual, deepstack = embed_rows(adapter, prompt, rows)
         hidden_from = self._hidden(rows, current, pending)
         return RowBatch(
@@ -250,8 +223,79 @@ class _Run:
         return hidden[:, self.slots >= 0]
 
 
+class _Narrowing:
+    """Which rows of a stage's batch go on after each layer: those that the plan computes, and those a selector chose.
+
+    The adapter calls it after every layer.
+
+    Args:
+        run: the run.
+        rows: logical rows of the batch, in order.
+        joining: by layer, logical rows that join the batch there.
+    """
+
+    def __init__(self, run: _Run, rows: Tensor, joining: Mapping[int, Tensor]) -> None:
+        self.selected: tuple[tuple[int, ...], ...] = ()
+        self.row_layers = len(rows)
+        self._slots, self._table, self._held = run.slots, run.table, run.would_take(rows)
+        self._current, self._joining = rows, joining
+        self._computed = torch.from_numpy(run.plan.sources() == 0)
+        self._chosen = torch.zeros(run.plan.rows, dtype=torch.bool)
+
+    def __call__(self, layer: int) -> Tensor | None:
+        """Return the rows of the batch [n] that go on after a layer; None if all do."""
+        if layer + 1 == len(self._computed):
+            return None
+        for selector in self._held:
+            if selector.layer == layer:
+                self._choose(selector)
+        keep = (self._computed[layer + 1] | self._chosen)[self._current]
+        self._current = self._current[keep]
+        if layer + 1 in self._joining:
+            self._current = torch.cat((self._current, self._joining[layer + 1])).sort().values
+        self.row_layers += len(self._current)
+        return None if bool(keep.all()) else keep.nonzero().squeeze(1)
+
+    def _choose(self, selector: Selector) -> None:
+        candidates = _candidate_rows(selector)
+        where = self._slots[candidates].to(self._table.rows.device)
+        fresh = self._table.read(selector.layer, 0, self._table.length).select(where)
+        scores = RULES[selector.rule](fresh, self._held[selector]).cpu()
+        chosen = candidates[scores.topk(min(selector.budget, len(candidates))).indices].sort().values
+        self._chosen[chosen] = True
+        self.selected += (tuple(chosen.tolist()),)
+
+
+def deviation(fresh: LayerRows, held: LayerRows) -> Tensor:
+    """Return how far computing rows moved their keys and values (CacheBlend's measure), [rows] float32.
+
+    Args:
+        fresh: rows as just computed.
+        held: the same rows as they would be taken.
+    """
+    keys = (fresh.keys.float() - held.keys.float()).square().sum(dim=(0, 2))
+    deviations: Tensor = keys + (fresh.values.float() - held.values.float()).square().sum(dim=(0, 2))
+    return deviations
+
+
+RULES = {"deviation": deviation}
+"""By a selector's rule: scores candidate rows, of which the highest go on."""
+
+
+def _candidate_rows(selector: Selector) -> Tensor:
+    """Return the logical rows that a selector chooses from, in order.
+
+    Raises:
+        PlanError: the selector's rule is unknown.
+    """
+    if selector.rule not in RULES:
+        raise PlanError(f"unknown selector rule {selector.rule!r}: choose one of {', '.join(RULES)}")
+    rows: Tensor = torch.cat([torch.arange(start, stop) for start, stop in selector.candidates]).unique()
+    return rows
+
+
 def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """What the decoder is fed for some rows: embeddings [rows, hidden], visual flags [rows], deepstack per layer."""
+    """Return what the decoder is fed for rows: embeddings [rows, hidden], visual flags [rows], deepstack per layer."""
     pieces: list[Tensor] = []
     flags: list[Tensor] = []
     deepstack: list[tuple[Tensor, ...]] = []
@@ -283,15 +327,7 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
 
 
 def _rows(ranges: list[RowRange]) -> Tensor:
-    spans: set[Rows] = {(part.start, part.stop) for part in ranges}
+    """Return the logical rows of ranges, in order and each once."""
+    spans = {(part.start, part.stop) for part in ranges}
     rows: Tensor = torch.cat([torch.arange(0), *(torch.arange(start, stop) for start, stop in spans)]).unique()
     return rows
-
-
-def _begun(ranges: list[RowRange]) -> dict[int, list[RowRange]]:
-    """The ranges that begin from a residual stream, by the layer that they begin at."""
-    begun: dict[int, list[RowRange]] = {}
-    for part in ranges:
-        if part.residual is not None:
-            begun.setdefault(part.layers[0], []).append(part)
-    return begun

@@ -4,7 +4,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from emblema.link.plan import LinkPlan, describe
+from emblema.link.plan import LinkPlan
 
 COLOURS = ("red", "blue", "cyan", "bright_black")
 NAMES = ("computed", "taken", "taken and patched", "absent")
@@ -12,21 +12,20 @@ SIGNS = ("█", "▒", "▓", "·")
 
 
 def plan_table(plan: LinkPlan) -> Table:
-    """The plan's ranges, a line each."""
+    """Return the plan's ranges, a line each."""
     table = Table(title=f"{plan.strategy}: {plan.rows} rows, {plan.layers} layers")
     for name in ("rows", "source", "layers", "stage", "origin"):
         table.add_column(name, justify="right" if name in ("rows", "stage") else "left")
     for part in plan.ranges:
         layers = f"{part.layers[0]}-{part.layers[1] - 1}"
-        table.add_row(f"{part.start}-{part.stop}", part.source.value, layers, str(part.stage), describe(part))
+        table.add_row(f"{part.start}-{part.stop}", part.source.value, layers, str(part.stage), str(part))
     for selector in plan.selectors:
-        rows = sum(stop - start for start, stop in selector.candidates)
-        table.add_row(f"{selector.budget} of {rows}", f"by {selector.rule}", f"after {selector.layer}", "", "")
+        table.add_row(f"{selector.budget} of {selector.rows}", f"by {selector.rule}", f"after {selector.layer}", "", "")
     return table
 
 
 def plan_map(plan: LinkPlan, width: int = 96) -> Group:
-    """Rows run from left to right, layers upwards; a cell shows the commonest source of the rows it stands for."""
+    """Return a map: rows from left to right, layers upwards; a cell shows the commonest source of its rows."""
     codes = plan.sources()
     width = min(width, plan.rows)
     edges = [column * plan.rows // width for column in range(width + 1)]

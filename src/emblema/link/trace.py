@@ -6,7 +6,7 @@ from emblema.link.plan import LinkPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class LinkTrace:
     """Counts of one executed plan.
 
     Attributes:
@@ -66,7 +66,7 @@ class Usage:
 
     @classmethod
     def of(
-        cls, plan: LinkPlan, trace: Trace, *, forming: int, recaptured: int, seconds: float, fallback: str | None
+        cls, plan: LinkPlan, trace: LinkTrace, *, forming: int, recaptured: int, seconds: float, fallback: str | None
     ) -> "Usage":
         """The usage of one executed plan."""
         return cls(

@@ -10,14 +10,16 @@ from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch
+from emblema.link.context import LinkContext
 from emblema.link.executor import Executor, LinkedTable
-from emblema.link.findings import LinkContext
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
+from emblema.link.policy.policy import PolicyInputs
 from emblema.link.prompt import Part, Prompt, RowState, TextPart
-from emblema.link.strategies.base import PrefixMatch, Strategy
+from emblema.link.strategies.base import Knowledge, PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.registry import parse
+from emblema.link.taken_rows import LinkJob
 from emblema.link.trace import Usage
 from emblema.models.adapter import Adapter
 from emblema.session.policy_runtime import PolicyRuntime
@@ -89,16 +91,15 @@ class Linker:
     def _context(self, request: LinkRequest, model: str, rows: Mapping[str, KVRows]) -> LinkContext:
         """Look-ups of one link; a continued table has no use for a kept prefix."""
         prefixes = None if request.live is not None else self._prefixes(model)
-        context = LinkContext(
+        stored = Knowledge(
             model,
             self.adapter.layouts,
             self.store.find_artifact,
             lambda prompt: _find_prefix(prefixes, prompt),
-            rows,
-            self._pool,
-            self.store.patch_keys,
-            None if self.policy_runtime is None else self.policy_runtime.policy_inputs(model),
+            patch_keys=self.store.patch_keys,
+            policy_inputs=PolicyInputs() if self.policy_runtime is None else self.policy_runtime.policy_inputs(model),
         )
+        context = LinkContext(stored, rows, self._pool)
         context.add(_repairs(request.prompt))
         return context
 
@@ -115,7 +116,8 @@ class Linker:
             plan = _plan(strategy, request, context)
         formed_rows = 0
         if plan.forming:
-            formed_rows = form_missing(self.executor, request.prompt, plan, context, self._keep_artifact)
+            artifacts, formed_rows = form_missing(self.executor, request.prompt, plan, context)
+            self._keep_artifacts(artifacts)
             plan = _plan(strategy, request, context)
         linked = self._execute(plan, request, context)
         usage = Usage.of(
@@ -134,16 +136,16 @@ class Linker:
 
     def _execute(self, plan: LinkPlan, request: LinkRequest, context: LinkContext) -> LinkedTable:
         live = request.live
+        job = LinkJob(plan, request.prompt, context.resources, request.reused_rows)
         if live is None:
-            return self.executor.run(plan, request.prompt, context.resources, request.reserve)
-        return self.executor.run(
-            plan, request.prompt, context.resources, table=live.linked.table, reused_rows=request.reused_rows
-        )
+            return self.executor.run(job, reserve=request.reserve)
+        return self.executor.run(job, table=live.linked.table)
 
-    def _keep_artifact(self, key: PatchKey, artifact: Artifact) -> None:
-        kept = self.store.put_patch(key, artifact)
-        if kept and key.kind is ArtifactKind.PATCH and key not in self._pool:
-            self._pool.append(key)
+    def _keep_artifacts(self, artifacts: Mapping[PatchKey, Artifact]) -> None:
+        for key, artifact in artifacts.items():
+            kept = self.store.put_patch(key, artifact)
+            if kept and key.kind is ArtifactKind.PATCH and key not in self._pool:
+                self._pool.append(key)
 
     def _keep_prefix(self, request: LinkRequest, prefill: Prefill, context: LinkContext) -> None:
         """Keep an exact prompt as a prefix; a chunk deleted meanwhile must not live on in it."""
@@ -202,12 +204,12 @@ def _repairs(prompt: Prompt) -> dict[PatchKey, Patch]:
     }
 
 
-def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> tuple[PrefixMatch, KVRows] | None:
+def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> PrefixMatch | None:
     found = None if prefixes is None else prefixes.longest(segments_of(prompt), prompt.tokens - 1)
     if found is None:
         return None
     rows, prefix = found
-    return PrefixMatch(prefix.id, rows), prefix.rows
+    return PrefixMatch(prefix.id, rows, prefix.rows)
 
 
 def _text(part: Part) -> tuple[int, ...]:

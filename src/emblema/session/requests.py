@@ -10,7 +10,7 @@ from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
-from emblema.link.trace import Trace, Usage
+from emblema.link.trace import LinkTrace, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,6 @@ class Prefill:
         return self.prompt.token_ids
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> LinkTrace:
         """What really ran."""
         return self.linked.trace

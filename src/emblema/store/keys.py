@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from blake3 import blake3
+
 
 class ArtifactKind(StrEnum):
     """What an artifact is.
@@ -82,6 +84,12 @@ class PatchKey:
         if self.orbit:
             return f"orbit patch of {self.chunk[:8]} after {{{before}}}"
         return f"{self.label or 'patch'} of {self.chunk[:8]} after [{before}]"
+
+
+def orbit_key(model: str, chunk: str, antecedents: tuple[str, ...], *, strict: bool = False) -> PatchKey:
+    """Return the key of a chunk's orbit patch after a set of chunks; a strict one leaves the given ordering out."""
+    held_out = blake3("".join(antecedents).encode()).hexdigest(16) if strict else None
+    return PatchKey(model, chunk, antecedents, ArtifactKind.ORBIT, held_out=held_out)
 
 
 def key_of_written(written_model: str, chunk: str, antecedents: tuple[str, ...], orbit: bool) -> PatchKey:

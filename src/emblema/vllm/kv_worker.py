@@ -15,9 +15,9 @@ from emblema.errors import EmblemaError, LoadError
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
-from emblema.link.assemble import Resources, TakenRows
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Segment
+from emblema.link.taken_rows import LinkJob, Resources, TakenRows
 from emblema.store import Store
 from emblema.store.store import TenantStore
 from emblema.vllm.model_spec import ModelSpec
@@ -108,8 +108,8 @@ class KVWorker:
                     raise LoadError(key.chunk, f"the {key} is not in the store any more")
                 patches[key] = patch
             slots = self.pages.slots(load.blocks, load.prompt.tokens)
-            resources = Resources(patches, {}, lease.rows)
-            taken = TakenRows(self._spec, self.pages, slots, load.plan, load.prompt, resources)
+            job = LinkJob(load.plan, load.prompt, Resources(patches, rows=lease.rows))
+            taken = TakenRows(self._spec, self.pages, slots, job)
             for layer in range(len(self._spec.layouts)):
                 taken.write(layer)
 
@@ -201,6 +201,8 @@ class KVWorker:
             if place is None:
                 continue
             with store.lease([key.chunk]) as lease:
-                canonical = (store.get(key.chunk), lease.rows[key.chunk])
-                deficits = deficits_of(self._spec, copied[place.start], prompt.prompt, place, canonical, set(layers))
+                if lease.missing:
+                    raise LoadError(key.chunk, "it is not in the store any more")
+                rows = lease.rows[key.chunk]
+                deficits = deficits_of(self._spec, copied[place.start], prompt.prompt, place, rows, set(layers))
                 store.put_patch(key, form_patch(deficits, rank, self._spec.dtype))

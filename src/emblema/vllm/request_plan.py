@@ -9,7 +9,7 @@ import torch
 
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk, Encoded
-from emblema.link.plan import ChunkOrigin, LinkPlan, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, RowSource
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.policy import COMPUTED
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
@@ -160,7 +160,7 @@ def _forming_needs(plan: LinkPlan) -> tuple[PatchNeed, ...]:
 def compute_chunks(plan: LinkPlan, chunks: Collection[str]) -> LinkPlan:
     """Return the plan with the rows of some chunks computed; all layers of a row have the same source."""
     ranges = [
-        replace(part, source=Source.COMPUTED, origin=None, patch=None, layers=(0, plan.layers))
+        replace(part, source=RowSource.COMPUTED, origin=None, patch=None, layers=(0, plan.layers))
         if isinstance(part.origin, ChunkOrigin) and part.origin.chunk in chunks
         else part
         for part in plan.ranges

@@ -5,9 +5,8 @@ There is no model and no vLLM in here.
 
 from dataclasses import dataclass, field, replace
 
-from emblema.link.plan import LinkPlan, RowRange, Source
+from emblema.link.plan import LinkPlan, RowRange, RowSource
 from emblema.link.prompt import Rows
-from emblema.link.ranges import clipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def unsupported_reason(plan: LinkPlan) -> str | None:
     """
     if plan.selectors:
         return "it chooses rows by their values, layer by layer"
-    if plan.leaving or any(part.source is Source.ABSENT for part in plan.ranges):
+    if plan.leaving or any(part.source is RowSource.ABSENT for part in plan.ranges):
         return "some of its rows are absent"
     if any(part.stage or part.hidden or part.residual is not None for part in plan.ranges):
         return "its rows are computed in several steps, or blind to others"
@@ -65,7 +64,9 @@ class CachedSpans:
     def of(cls, plan: LinkPlan) -> "CachedSpans":
         """Return the cached spans of a plan that pages support."""
         spans: list[Rows] = []
-        for part in sorted((part for part in plan.ranges if part.source is Source.TAKEN), key=lambda part: part.start):
+        for part in sorted(
+            (part for part in plan.ranges if part.source is RowSource.TAKEN), key=lambda part: part.start
+        ):
             if spans and part.start <= spans[-1][1]:
                 spans[-1] = (spans[-1][0], max(spans[-1][1], part.stop))
             else:
@@ -125,7 +126,7 @@ def clip_plan(plan: LinkPlan, claim: Claim) -> LinkPlan:
     """Return a plan with the taken ranges of a claim alone, cut to it; it does not cover the prompt."""
     parts: list[RowRange] = []
     for part in plan.ranges:
-        if part.source is Source.TAKEN and part.start < claim.stop and part.stop > claim.start:
-            kept = clipped(part, claim.start)
+        if part.source is RowSource.TAKEN and part.start < claim.stop and part.stop > claim.start:
+            kept = part.after(claim.start)
             parts.append(replace(kept, stop=min(kept.stop, claim.stop)))
     return replace(plan, ranges=tuple(parts), forming=())

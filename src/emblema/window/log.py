@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from emblema.errors import EmblemaError
-from emblema.link.trace import Trace, Usage
+from emblema.link.trace import LinkTrace, Usage
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class LogEntry:
         """All rows that the decoder ran for prompts, for any purpose; the answer's own tokens aside."""
         return self.rows_computed + self.rows_forming + self.rows_recaptured
 
-    def count(self, usage: Usage, trace: Trace) -> None:
+    def count(self, usage: Usage, trace: LinkTrace) -> None:
         """Add the cost of a linked prompt."""
         self.forwards += 1
         self.bytes_moved += trace.bytes_read + trace.patch_bytes

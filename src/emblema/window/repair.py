@@ -10,7 +10,7 @@ from emblema.errors import WindowError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch, deficit, form_patch, rank_for_share
 from emblema.kv.rotation import PhaseBook, unplace
-from emblema.link.assemble import ModelGeometry
+from emblema.link.taken_rows import ModelGeometry
 from emblema.window.parts import WrittenRows
 
 PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")

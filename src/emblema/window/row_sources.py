@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from emblema.errors import WindowError
-from emblema.link.orderings import orbit_key
 from emblema.link.prompt import RowState
+from emblema.store.keys import orbit_key
 from emblema.window.parts import WindowPart
 from emblema.window.seam import Host
 from emblema.window.staleness import Cascade, Staleness, find_stale

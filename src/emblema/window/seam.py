@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from emblema.kv.chunk import Chunk, Encoded
-from emblema.link.assemble import ModelGeometry
 from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.costs import Rates
@@ -13,6 +12,7 @@ from emblema.link.policy.policy import Lane
 from emblema.link.prompt import Part as LinkPart
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
+from emblema.link.taken_rows import ModelGeometry
 from emblema.link.trace import Usage
 from emblema.session.chat_template import TokenIds
 from emblema.session.turn_tokenizer import PrecedingText

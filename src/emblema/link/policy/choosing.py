@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from emblema.kv.chunk import Chunk
-from emblema.link.orderings import orbit_key
 from emblema.link.policy.policy import Decision, Lane, LaneVerdict, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.patch import PatchStrategy
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKind, PatchKey, orbit_key
 
 EXCESS = 1
 """New antecedents beyond the stored ones that a refresh absorbs; with more the paper rebuilds (appendix D)."""

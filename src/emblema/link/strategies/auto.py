@@ -4,11 +4,10 @@ from dataclasses import dataclass, replace
 
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
-from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, Source
+from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, RowSource
 from emblema.link.policy.choosing import Chooser, Trial
 from emblema.link.policy.policy import COMPUTED, Lane, Policy, name_of
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
-from emblema.link.ranges import clipped
 from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, taken
 from emblema.link.strategies.patch import patched
 
@@ -57,8 +56,8 @@ class Auto:
         )
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=in_context)
         if match is not None and exact > 0:
-            front = RowRange(0, exact, Source.TAKEN, (0, layers), PrefixOrigin(match.entry))
-            ranges = (front, *(clipped(part, exact) for part in ranges if part.stop > exact))
+            front = RowRange(0, exact, RowSource.TAKEN, (0, layers), PrefixOrigin(match.entry))
+            ranges = (front, *(part.after(exact) for part in ranges if part.stop > exact))
         if not in_context:
             decisions = tuple(one for one in decisions if one.start not in slid)
         return LinkPlan(

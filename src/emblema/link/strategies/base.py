@@ -6,9 +6,9 @@ from typing import Protocol
 
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
-from emblema.kv.layout import LayerLayout
+from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
-from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
 from emblema.link.policy.policy import PolicyInputs
 from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
 from emblema.store.keys import PatchKey
@@ -16,10 +16,17 @@ from emblema.store.keys import PatchKey
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The first `rows` rows of a prompt stand, exact, in a kept table."""
+    """The first `rows` rows of a prompt are, exact, the first of a kept table.
+
+    Attributes:
+        entry: what a plan calls the table.
+        rows: how many.
+        table: the table's rows; empty for a strategy that only plans.
+    """
 
     entry: str
     rows: int
+    table: KVRows = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ def computed(prompt: Prompt, layers: int, start: int, stop: int) -> list[RowRang
         first, last = max(start, segment.start), min(stop, segment.stop)
         if first < last:
             hidden = () if isinstance(segment.part, ChunkPart) else slid_before(prompt, first)
-            ranges.append(RowRange(first, last, Source.COMPUTED, (0, layers), hidden=hidden))
+            ranges.append(RowRange(first, last, RowSource.COMPUTED, (0, layers), hidden=hidden))
     return ranges
 
 
@@ -86,7 +93,7 @@ def slid_before(prompt: Prompt, row: int) -> tuple[Rows, ...]:
 
 def taken(segment: Segment, chunk: Chunk, layers: int, *, relocated: bool = True) -> list[RowRange]:
     """A whole chunk taken as it was prefilled alone."""
-    return [RowRange(segment.start, segment.stop, Source.TAKEN, (0, layers), ChunkOrigin(chunk.id, 0, relocated))]
+    return [RowRange(segment.start, segment.stop, RowSource.TAKEN, (0, layers), ChunkOrigin(chunk.id, 0, relocated))]
 
 
 def first_computed(
@@ -100,9 +107,9 @@ def first_computed(
         deep = sum(count >= last for count in counts)
         rows = (segment.start + first, segment.start + last)
         if deep > 0:
-            ranges.append(RowRange(*rows, Source.COMPUTED, (0, deep)))
+            ranges.append(RowRange(*rows, RowSource.COMPUTED, (0, deep)))
         if deep < layers:
-            ranges.append(RowRange(*rows, Source.TAKEN, (deep, layers), ChunkOrigin(chunk.id, first, relocated)))
+            ranges.append(RowRange(*rows, RowSource.TAKEN, (deep, layers), ChunkOrigin(chunk.id, first, relocated)))
     return ranges
 
 
@@ -130,7 +137,7 @@ def lay_out(
         if not isinstance(part, ChunkPart):
             ranges += computed(prompt, layers, *segment.rows)
         elif part.slid and not in_context:
-            ranges.append(RowRange(segment.start, segment.stop, Source.ABSENT, (0, layers)))
+            ranges.append(RowRange(segment.start, segment.stop, RowSource.ABSENT, (0, layers)))
         elif part.state is RowState.MISSING:
             ranges += computed(prompt, layers, *segment.rows)
         elif segment.start == 0 or part.state is RowState.WRITTEN:
@@ -148,7 +155,7 @@ def with_last_computed(prompt: Prompt, layers: int, ranges: Iterable[RowRange]) 
     last = prompt.tokens - 1
     kept: list[RowRange] = []
     for part in ranges:
-        if part.stop <= last or (part.source is Source.COMPUTED and part.layers == (0, layers)):
+        if part.stop <= last or (part.source is RowSource.COMPUTED and part.layers == (0, layers)):
             kept.append(part)
         elif part.start < last:
             kept.append(replace(part, stop=last))
@@ -163,7 +170,7 @@ def blind_text_first(prompt: Prompt, ranges: Iterable[RowRange]) -> tuple[RowRan
     last, text = prompt.tokens - 1, prompt.text_rows
     staged: list[RowRange] = []
     for part in ranges:
-        if part.source is not Source.COMPUTED:
+        if part.source is not RowSource.COMPUTED:
             staged.append(part)
         elif not any(start <= part.start < stop for start, stop in text):
             staged.append(replace(part, stage=1))

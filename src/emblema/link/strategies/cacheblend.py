@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from emblema.kv.chunk import Chunk
-from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Selector, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource, Selector
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, blind_text_first, lay_out
 
@@ -40,10 +40,10 @@ class CacheBlend:
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rows = segment.rows
             if check < 0:
-                return [RowRange(*rows, Source.COMPUTED, (0, layers))]
+                return [RowRange(*rows, RowSource.COMPUTED, (0, layers))]
             return [
-                RowRange(*rows, Source.COMPUTED, (0, check + 1)),
-                RowRange(*rows, Source.TAKEN, (check + 1, layers), ChunkOrigin(chunk.id)),
+                RowRange(*rows, RowSource.COMPUTED, (0, check + 1)),
+                RowRange(*rows, RowSource.TAKEN, (check + 1, layers), ChunkOrigin(chunk.id)),
             ]
 
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from emblema.kv.artifacts import KeyFactors
 from emblema.kv.chunk import Chunk
-from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, lay_out
 from emblema.store.keys import ArtifactKind, PatchKey
@@ -36,7 +36,7 @@ class LowRankKeys:
             if not isinstance(held, KeyFactors) or held.rank < rank:
                 forming.append(key)
             use = PatchUse(key, rank)
-            return [RowRange(*segment.rows, Source.TAKEN, (0, layers), ChunkOrigin(chunk.id), use)]
+            return [RowRange(*segment.rows, RowSource.TAKEN, (0, layers), ChunkOrigin(chunk.id), use)]
 
         ranges = lay_out(prompt, layers, chunk_ranges)
         return LinkPlan(self.name, prompt.tokens, layers, ranges, forming=tuple(dict.fromkeys(forming)))

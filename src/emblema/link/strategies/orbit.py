@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 from emblema.kv.chunk import Chunk
-from emblema.link.orderings import orbit_key
 from emblema.link.plan import LinkPlan, RowRange
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, taken
 from emblema.link.strategies.patch import PatchStrategy, patched
-from emblema.store.keys import PatchKey
+from emblema.store.keys import PatchKey, orbit_key
 
 
 @dataclass(frozen=True, slots=True)

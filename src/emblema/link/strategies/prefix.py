@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, Source
+from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Knowledge, computed
 
@@ -20,6 +20,6 @@ class Prefix:
         rows = 0 if match is None else min(match.rows, prompt.tokens - 1)
         ranges: list[RowRange] = []
         if match is not None and rows > 0:
-            ranges.append(RowRange(0, rows, Source.TAKEN, (0, knowledge.layers), PrefixOrigin(match.entry)))
+            ranges.append(RowRange(0, rows, RowSource.TAKEN, (0, knowledge.layers), PrefixOrigin(match.entry)))
         ranges += computed(prompt, knowledge.layers, rows, prompt.tokens)
         return LinkPlan(self.name, prompt.tokens, knowledge.layers, tuple(ranges), leaving=prompt.slid_rows)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from emblema.kv.chunk import Chunk
-from emblema.link.plan import ChunkOrigin, LinkPlan, ResidualUse, RowRange, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, ResidualUse, RowRange, RowSource
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, share_of
 from emblema.store.keys import ArtifactKind, PatchKey
@@ -33,14 +33,14 @@ class ReprefillDeep:
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             if cut == 0:
-                return [RowRange(*segment.rows, Source.COMPUTED, (0, layers))]
+                return [RowRange(*segment.rows, RowSource.COMPUTED, (0, layers))]
             key = PatchKey(knowledge.model, chunk.id, kind=ArtifactKind.RESIDUAL, layer=cut)
             if knowledge.find_artifact(key) is None:
                 forming.append(key)
             use = ResidualUse(key, int(chunk.encoded.embeds.shape[1]))
             return [
-                RowRange(*segment.rows, Source.TAKEN, (0, cut), ChunkOrigin(chunk.id)),
-                RowRange(*segment.rows, Source.COMPUTED, (cut, layers), residual=use),
+                RowRange(*segment.rows, RowSource.TAKEN, (0, cut), ChunkOrigin(chunk.id)),
+                RowRange(*segment.rows, RowSource.COMPUTED, (cut, layers), residual=use),
             ]
 
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from emblema.kv.chunk import Chunk
-from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, Source
+from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, share_of
 
@@ -27,10 +27,10 @@ class ReprefillShallow:
         cut = share_of(layers, self.percent)
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
-            shallow = RowRange(*segment.rows, Source.COMPUTED, (0, cut))
+            shallow = RowRange(*segment.rows, RowSource.COMPUTED, (0, cut))
             if cut == layers:
                 return [shallow]
-            return [shallow, RowRange(*segment.rows, Source.TAKEN, (cut, layers), ChunkOrigin(chunk.id))]
+            return [shallow, RowRange(*segment.rows, RowSource.TAKEN, (cut, layers), ChunkOrigin(chunk.id))]
 
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)
         return LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)

@@ -8,14 +8,14 @@ import torch
 from emblema.errors import PlanError
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
-from emblema.link.assemble import Resources
-from emblema.link.directions import on_directions, pooled_directions
+from emblema.link.context import POOLED, LinkContext
 from emblema.link.executor import Executor
-from emblema.link.findings import POOLED, LinkContext
-from emblema.link.forming import form_missing, form_patches
-from emblema.link.orderings import orbit_key
+from emblema.link.forming import form_missing, pooled_directions, project
+from emblema.link.plan import ResidualUse, RowRange, RowSource
+from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
-from emblema.store.keys import ArtifactKind, PatchKey, key_of_written
+from emblema.link.taken_rows import LinkJob, Resources
+from emblema.store.keys import ArtifactKind, PatchKey, key_of_written, orbit_key
 from tests.engine.engines import engine, two_pages
 from tests.link.pieces import LAYOUTS, knowledge, zero_patch
 
@@ -54,7 +54,9 @@ def test_labels_that_no_key_writes_are_refused(label: str) -> None:
 
 def test_a_patch_is_no_residual_stream() -> None:
     with pytest.raises(PlanError, match="residual stream"):
-        Resources({PatchKey("model", CHUNK): zero_patch(6, 2)}, {}).residual_rows(PatchKey("model", CHUNK))
+        key = PatchKey("model", CHUNK)
+        begun = RowRange(0, 6, RowSource.COMPUTED, (1, 2), residual=ResidualUse(key, 4))
+        Resources({key: zero_patch(6, 2)}).residual_rows(begun)
 
 
 def test_pieces_that_are_missing_are_named() -> None:
@@ -64,25 +66,26 @@ def test_pieces_that_are_missing_are_named() -> None:
     for strategy, words in (("reprefill-deep-60", "residual stream"), ("orbit-4", "patch"), ("lowrank-k-4", "patch")):
         plan = parse(strategy).plan(prompt, replace(knowledge(), layouts=layouts))
         with pytest.raises(PlanError, match=f"{words}.* not handed over"):
-            executor.run(plan, prompt, Resources({}, {}))
-    findings = LinkContext("model", layouts, lambda key: None, lambda prompt: None, {})
+            executor.run(LinkJob(plan, prompt))
+    context = LinkContext(Knowledge("model", layouts, lambda key: None, lambda prompt: None), {})
     plan = replace(plan, forming=(PatchKey("model", CHUNK, kind=ArtifactKind.KEYS),))
     with pytest.raises(PlanError, match="does not hold"):
-        form_missing(executor, prompt, plan, findings, lambda key, patch: None)
+        form_missing(executor, prompt, plan, context)
     segment, chunk = prompt.chunk_segments[1]
     key = PatchKey("model", chunk.id, prompt.antecedents(segment), ArtifactKind.BASIS, rank=2)
     with pytest.raises(PlanError, match="other items"):
-        form_patches(executor, prompt, {key: (2, range(len(layouts)))}, Resources({}, {}))
+        form_missing(executor, prompt, replace(plan, forming=(key,)), context)
 
 
 def test_pools_hold_other_items_of_the_same_model_and_no_more_than_their_size() -> None:
     keys = [PatchKey(model, f"{index:064x}", ()) for index in range(POOLED + 5) for model in ("model", "another")]
-    findings = LinkContext("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None, {}, keys)
+    stored = Knowledge("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None)
+    context = LinkContext(stored, {}, keys)
     own = PatchKey("model", keys[0].chunk, (OTHER,), ArtifactKind.BASIS, rank=2)
-    assert len(findings.others(own)) == findings.knowledge.others(own) == POOLED
-    few = LinkContext("model", LAYOUTS, lambda key: None, lambda prompt: None, {}, keys)
+    assert len(context.others(own)) == context.knowledge.others(own) == POOLED
+    few = LinkContext(replace(stored, find_artifact=lambda key: None), {}, keys)
     assert few.others(own) == [], "those that the store has lost are not pooled"
-    alone = LinkContext("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None, {}, keys[:2])
+    alone = LinkContext(stored, {}, keys[:2])
     assert alone.others(own) == []
 
 
@@ -100,7 +103,7 @@ def test_pooled_directions_hold_what_items_share() -> None:
     mine = item()
     directions = pooled_directions(others, 3)
     assert directions[1] is None
-    patch = on_directions([mine, mine], directions, torch.float32)
+    patch = project([mine, mine], directions, torch.float32)
     held = patch.layers[0]
     assert patch.layers[1] is None and held is not None and held.keys.rank == 3
     assert torch.allclose(held.keys.dense(2), mine.keys, atol=1e-5)
