@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from emblema.errors import ModelError
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.models.attention import attention_masks
-from emblema.models.table import KVTable
+from emblema.models.table import KVTable, attention_masks
 
 LAYOUTS = (LayerLayout((2, 4), (2, 3), None), LayerLayout((1, 6), (1, 2), None))
 

@@ -12,17 +12,14 @@ from emblema.errors import ModelError, PromptError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.rotation import RotaryTable
-from emblema.models.attention import attention_masks
-from emblema.models.batch import RowBatch
+from emblema.models.batch import LayerInput, RowBatch
 from emblema.models.calibrate import Calibration, calibrate, layer_types, rotary_module
 from emblema.models.families import family_of
 from emblema.models.families.base import Family, Prepared
 from emblema.models.fingerprint import fingerprint, weights_stamp
 from emblema.models.positions import chunk_positions
-from emblema.models.refuse import refuse_unsupported
-from emblema.models.stream import Stream
-from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes
-from emblema.models.table import KVTable
+from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes, refuse_unsupported
+from emblema.models.table import KVTable, attention_masks
 
 __all__ = ["Adapter", "Narrow", "RowBatch"]
 
@@ -101,11 +98,11 @@ class Adapter:
         return self.decoder.get_input_embeddings()
 
     def table(self, capacity: int) -> KVTable:
-        """An empty KV table for one request."""
+        """Return an empty KV table for one request."""
         return KVTable(self.layouts, capacity, self.dtype, self.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings [tokens, hidden] of token ids [tokens], scaled as the family's own forward does it."""
+        """Return embeddings [tokens, hidden] of token ids [tokens], scaled as the family's own forward does it."""
         for blank in self.kind.blanks(self.model.config):
             token_ids = token_ids.masked_fill(token_ids == blank, 0)
         if token_ids.numel() and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._embedding.num_embeddings:
@@ -140,21 +137,21 @@ class Adapter:
         )
 
     def encode_text(self, token_ids: Tensor) -> Encoded:
-        """A passage of text as a chunk: token ids [tokens]."""
+        """Return what the decoder is fed for a passage of text, token ids [tokens]."""
         ids = token_ids.to(device=self.device, dtype=torch.int64)
         positions, span = chunk_positions(ids.shape[0], self.axes)
         none = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device)
         return Encoded(ids, self.embed(ids), positions.to(self.device), span, none, (), self._groups(none))
 
     def _groups(self, visual: Tensor) -> Tensor:
-        """Bidirectional groups [tokens]: each unbroken run of media tokens, where the family wants that; else -1."""
+        """Return groups [tokens]: each unbroken run of media tokens, where the family is bidirectional; else -1."""
         if not self.kind.bidirectional:
             return torch.full(visual.shape, -1, dtype=torch.int64, device=self.device)
         before = torch.nn.functional.pad(visual, (1, 0))[:-1]
         return torch.where(visual, (visual & ~before).long().cumsum(0) - 1, -1)
 
     def on_device(self, prepared: Prepared) -> Prepared:
-        """The same piece with its features where the model is, in its dtype."""
+        """Return the same piece with its features on the model's device, in its dtype."""
         moved = {
             name: value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
             for name, value in prepared.features.items()
@@ -222,37 +219,37 @@ class Adapter:
         return output.last_hidden_state[0]
 
     def _layerwise(self, batch: RowBatch, table: KVTable, narrow: Narrow, joining: Mapping[int, RowBatch]) -> Tensor:
-        stream = self._stream(batch, table)
+        inputs = self._inputs(batch, table)
         for index in range(len(self.layers)):
             if index in joining:
-                stream = stream.joined(self._stream(joining[index], table), table.rows)
-            stream = self._step(stream, index, table)
+                inputs = inputs.join(self._inputs(joining[index], table), table.rows)
+            inputs = self._step(inputs, index, table)
             keep = narrow(index)
             if keep is not None:
-                stream = stream.select(keep.to(self.device))
-        return self.decoder.norm(stream.hidden)[0]
+                inputs = inputs.select(keep.to(self.device))
+        return self.decoder.norm(inputs.hidden)[0]
 
-    def _stream(self, batch: RowBatch, table: KVTable) -> Stream:
+    def _inputs(self, batch: RowBatch, table: KVTable) -> LayerInput:
         ids = self._ids(batch.positions)
-        return Stream.of(batch, ids, self._masks(batch, table), self._turns(batch.embeds[None], ids))
+        return LayerInput.of(batch, ids, self._masks(batch, table), self._turns(batch.embeds[None], ids))
 
-    def _step(self, stream: Stream, index: int, table: KVTable) -> Stream:
-        """One stock layer."""
-        if stream.rows == 0:
-            return stream
-        table.slots = stream.slots
+    def _step(self, inputs: LayerInput, index: int, table: KVTable) -> LayerInput:
+        """Run one stock layer."""
+        if inputs.rows == 0:
+            return inputs
+        table.slots = inputs.slots
         try:
             output = self.layers[index](
-                stream.hidden,
-                attention_mask=stream.masks[self._windows[index]],
-                position_ids=stream.ids if self.axes == 1 else None,
+                inputs.hidden,
+                attention_mask=inputs.masks[self._windows[index]],
+                position_ids=inputs.ids if self.axes == 1 else None,
                 past_key_values=table,
                 use_cache=True,
-                position_embeddings=stream.turns[self.types[index]],
+                position_embeddings=inputs.turns[self.types[index]],
             )
         finally:
             table.slots = None
-        return stream.after(index, output[0] if isinstance(output, tuple) else output)
+        return inputs.after(index, output[0] if isinstance(output, tuple) else output)
 
     def _turns(self, hidden: Tensor, ids: Tensor) -> dict[str, Any]:
         rotary = rotary_module(self.decoder)
@@ -262,7 +259,7 @@ class Adapter:
         return dict.fromkeys(self.types, turn)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocab] float32 of final hidden states [rows, hidden], as the stock model gives them."""
+        """Return logits [rows, vocab] float32 of final hidden states [rows, hidden], as the stock model gives them."""
         with torch.inference_mode():
             logits = self.model.get_output_embeddings()(hidden)
             cap = getattr(self.config, "final_logit_softcapping", None)
@@ -271,27 +268,27 @@ class Adapter:
             return logits.float()
 
     def capture(self, encoded: Encoded) -> KVRows:
-        """Canonical KV: the chunk prefilled alone, whole, from position 0. Per layer, rows in the model's layout."""
+        """Return canonical KV: the chunk prefilled alone, from position 0. Per layer, rows in the model's layout."""
         rows, _ = self.prefill(encoded)
         return rows
 
     def prefill(self, encoded: Encoded, shift: int = 0) -> tuple[KVRows, Tensor]:
-        """One chunk alone, standing `shift` positions further on: its rows and its final hidden states."""
+        """Prefill a chunk alone, from position `shift`: its rows and its final hidden states."""
         table, batch = self._alone(encoded, shift)
         hidden = self.forward(batch, table)
         rows: list[LayerRows] = [table.read(layer) for layer in range(len(self.layouts))]
         return tuple(rows), hidden
 
     def residual(self, encoded: Encoded, layer: int) -> Tensor:
-        """The residual stream [tokens, hidden] that enters a layer where the chunk is prefilled alone."""
+        """Return the residual stream [tokens, hidden] that enters a layer where the chunk is prefilled alone."""
         if not self.supports_layerwise:
             raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy that does not ask for it.")
         table, batch = self._alone(encoded, 0)
         with torch.inference_mode():
-            stream = self._stream(batch, table)
+            inputs = self._inputs(batch, table)
             for index in range(layer):
-                stream = self._step(stream, index, table)
-        return stream.hidden[0]
+                inputs = self._step(inputs, index, table)
+        return inputs.hidden[0]
 
     def _alone(self, encoded: Encoded, shift: int) -> tuple[KVTable, RowBatch]:
         table, device = self.table(encoded.tokens), self.device

@@ -1,7 +1,9 @@
-"""Rows to run through the decoder."""
+"""Rows to run through the decoder, and what a layer is given of them."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -26,7 +28,7 @@ class RowBatch:
     hidden_from: Tensor | None = None
 
     def slice(self, start: int, stop: int) -> "RowBatch":
-        """Rows `start` to `stop`."""
+        """Return rows `start` to `stop`."""
         before, within = int(self.visual[:start].sum()), int(self.visual[start:stop].sum())
         return RowBatch(
             self.embeds[start:stop],
@@ -38,7 +40,7 @@ class RowBatch:
         )
 
     def blocks(self, rows: Tensor, groups: Tensor, size: int) -> list["RowBatch"]:
-        """Runs of at most about `size` rows that may go one after another; no bidirectional group is cut in two.
+        """Return runs of about `size` rows at most, to be run one after another; no bidirectional group is cut.
 
         Args:
             rows: [rows] int64, each row's place in the prompt; unless it rises, the batch stays whole.
@@ -58,3 +60,76 @@ class RowBatch:
         if cuts[-1] < total:
             cuts.append(total)
         return [self.slice(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInput:
+    """The rows that a layer is about to run, with all that goes with them.
+
+    Attributes:
+        hidden: [1, rows, hidden], the residual stream.
+        ids: position ids as the rotary module takes them; rows are the last axis.
+        slots: [rows] int64, the table's slots they are written to.
+        visual: [rows] bool, rows that carry media features.
+        deepstack: per early layer, [visual rows, hidden] added after that layer.
+        masks: per window, [1, 1, rows, length] additive.
+        turns: per layer type, cosines and sines [..., rows, width].
+    """
+
+    hidden: Tensor
+    ids: Tensor
+    slots: Tensor
+    visual: Tensor
+    deepstack: tuple[Tensor, ...]
+    masks: dict[int | None, Tensor]
+    turns: dict[str, Any]
+
+    @classmethod
+    def of(cls, batch: RowBatch, ids: Tensor, masks: dict[int | None, Tensor], turns: dict[str, Any]) -> "LayerInput":
+        """Return the input of the first layer."""
+        return cls(batch.embeds[None], ids, batch.slots, batch.visual, batch.deepstack, masks, turns)
+
+    @property
+    def rows(self) -> int:
+        return int(self.hidden.shape[1])
+
+    def after(self, layer: int, hidden: Tensor) -> "LayerInput":
+        """Return the next layer's input, after a layer that put out `hidden`; deepstack features are added."""
+        if layer < len(self.deepstack) and bool(self.visual.any()):
+            hidden = hidden.clone()
+            hidden[0, self.visual] += self.deepstack[layer].to(hidden.dtype)
+        return LayerInput(hidden, self.ids, self.slots, self.visual, self.deepstack, self.masks, self.turns)
+
+    def select(self, rows: Tensor) -> "LayerInput":
+        """Return some of the rows, in the order given."""
+        order = (self.visual.long().cumsum(0) - 1)[rows]
+        visual = self.visual[rows]
+        return LayerInput(
+            self.hidden[:, rows],
+            self.ids[..., rows],
+            self.slots[rows],
+            visual,
+            tuple(layer.index_select(0, order[visual]) for layer in self.deepstack),
+            {window: mask[:, :, rows] for window, mask in self.masks.items()},
+            {kind: tuple(part[..., rows, :] for part in turn) for kind, turn in self.turns.items()},
+        )
+
+    def join(self, other: "LayerInput", places: Tensor) -> "LayerInput":
+        """Return the rows of both, in the order of their places in the prompt; `places` [slots] gives each slot's."""
+        depth = max(len(self.deepstack), len(other.deepstack))
+        both = LayerInput(
+            torch.cat((self.hidden, other.hidden), dim=1),
+            torch.cat((self.ids, other.ids), dim=-1),
+            torch.cat((self.slots, other.slots)),
+            torch.cat((self.visual, other.visual)),
+            tuple(torch.cat((self._features(layer), other._features(layer))) for layer in range(depth)),
+            {window: torch.cat((mask, other.masks[window]), dim=2) for window, mask in self.masks.items()},
+            {
+                kind: tuple(torch.cat(pair, dim=-2) for pair in zip(turn, other.turns[kind], strict=True))
+                for kind, turn in self.turns.items()
+            },
+        )
+        return both.select(places[both.slots].argsort())
+
+    def _features(self, layer: int) -> Tensor:
+        return self.deepstack[layer] if layer < len(self.deepstack) else self.hidden.new_empty(0, self.hidden.shape[2])

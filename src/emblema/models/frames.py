@@ -47,24 +47,24 @@ class FrameCodes:
         return self.embeds.nbytes + sum(layer.nbytes for layer in self.deepstack)
 
     def slice(self, start: int, stop: int) -> "FrameCodes":
-        """Frames `start` to `stop`, as views."""
+        """Return frames `start` to `stop`, as views."""
         layers = tuple(layer[start:stop] for layer in self.deepstack)
         return FrameCodes(self.embeds[start:stop], self.offsets, layers, self.token_id)
 
     def select(self, frames: Sequence[int]) -> "FrameCodes":
-        """Some of the frames, copied, in the order given."""
+        """Return some of the frames, copied, in the order given."""
         order = torch.tensor(list(frames), dtype=torch.int64, device=self.embeds.device)
         layers = tuple(layer.index_select(0, order) for layer in self.deepstack)
         return FrameCodes(self.embeds.index_select(0, order), self.offsets, layers, self.token_id)
 
     def to(self, device: torch.device) -> "FrameCodes":
-        """The same codes on another device."""
+        """Return the same codes on another device."""
         layers = tuple(layer.to(device) for layer in self.deepstack)
         return FrameCodes(self.embeds.to(device), self.offsets.to(device), layers, self.token_id)
 
     @classmethod
-    def joined(cls, parts: Sequence["FrameCodes"]) -> "FrameCodes":
-        """Frames of several codes, one behind the other; there is at least one."""
+    def concatenate(cls, parts: Sequence["FrameCodes"]) -> "FrameCodes":
+        """Return the frames of several codes, in order; there is at least one."""
         first = parts[0]
         layers = tuple(torch.cat([part.deepstack[index] for part in parts]) for index in range(len(first.deepstack)))
         return cls(torch.cat([part.embeds for part in parts]), first.offsets, layers, first.token_id)
@@ -77,8 +77,9 @@ def encode_frames(adapter: Adapter, preparer: Preparer, pictures: Sequence[Image
         MediaError: the frames have several sizes, or there is none.
         ModelError: the encoder gives other features for several pictures than for one.
     """
-    if not pictures or len({picture.size for picture in pictures}) > 1:
-        raise MediaError(f"give one frame or more, all of one size, not {sorted({one.size for one in pictures})}")
+    sizes = {picture.size for picture in pictures}
+    if len(sizes) != 1:
+        raise MediaError(f"give one frame or more, all of one size, not {sorted(sizes)}")
     prepared = [preparer.image(picture) for picture in pictures]
     token_id = adapter.kind.placeholder(adapter.model.config, "image")
     visual = prepared[0].token_ids == (-1 if token_id is None else token_id)
@@ -97,7 +98,7 @@ def encode_frames(adapter: Adapter, preparer: Preparer, pictures: Sequence[Image
 
 
 def frame_offsets(prepared: Prepared, tokens: int, axes: int) -> Tensor:
-    """Positions [axes, tokens] of a frame's media tokens, counted from its corner."""
+    """Return positions [axes, tokens] of a frame's media tokens, counted from its corner."""
     if axes == 1 or not prepared.grid:
         return torch.arange(tokens).expand(axes, tokens).clone()
     grids = [grid for grid in prepared.grid if grid.tokens]
@@ -108,5 +109,5 @@ def frame_offsets(prepared: Prepared, tokens: int, axes: int) -> Tensor:
 
 def _joined(prepared: Sequence[Prepared]) -> Prepared:
     first = prepared[0]
-    features = {name: torch.cat([one.features[name] for one in prepared]) for name in first.features}
-    return replace(first, token_ids=torch.cat([one.token_ids for one in prepared]), features=features)
+    features = {name: torch.cat([piece.features[name] for piece in prepared]) for name in first.features}
+    return replace(first, token_ids=torch.cat([piece.token_ids for piece in prepared]), features=features)

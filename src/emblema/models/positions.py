@@ -1,4 +1,4 @@
-"""The project's own positions: what stands where, counted from a chunk's start, for text, pictures and video."""
+"""The project's own positions, counted from a chunk's start, for text, pictures and video."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class Grid:
 
 
 def plain_positions(tokens: int, axes: int = 1, start: int = 0) -> Tensor:
-    """Positions [axes, tokens] of a run of text: each token one further, the same on every axis."""
+    """Return positions [axes, tokens] of a run of text: each token one further, the same on every axis."""
     return torch.arange(start, start + tokens, dtype=torch.int64).expand(axes, tokens).clone()
 
 
 def grid_positions(grid: Grid, start: int = 0) -> Tensor:
-    """Positions [3, tokens] of a grid whose corner stands at `start`."""
+    """Return positions [3, tokens] of a grid whose corner is at `start`."""
     # A frame that lies within rounding of the next whole position belongs to it (3 steps of 1/3 are 1).
     frame = (torch.arange(grid.frames, dtype=torch.float64) * grid.interval + 1e-6).floor().to(torch.int64)
     axes = torch.meshgrid(frame, torch.arange(grid.height), torch.arange(grid.width), indexing="ij")
@@ -44,7 +44,7 @@ def grid_positions(grid: Grid, start: int = 0) -> Tensor:
 
 
 def chunk_positions(tokens: int, axes: int, grids: Sequence[Grid] = ()) -> tuple[Tensor, int]:
-    """Positions [axes, tokens] int64 of a chunk from 0, and its span: where what follows continues.
+    """Return positions [axes, tokens] int64 of a chunk from 0, and its span: where the next part continues.
 
     Text after a grid starts one past the largest position before it on any axis, so nothing ever overlaps (the stock
     function of some families restarts inside a long video's time axis). With one axis, grids are runs like text.

@@ -1,16 +1,17 @@
-"""Where a model keeps its decoder, its layers, and what kind each layer is."""
+"""Where a model keeps its decoder and layers; what cannot be relocated is refused by the layer's name."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from emblema.errors import UnsupportedModelError
-from emblema.models.refuse import rope_parameters
+from emblema.errors import ModelError, UnsupportedModelError
+from emblema.models.calibrate import layer_types, rotary_module
 
 
 def find_decoder(model: Any) -> nn.Module:
-    """The model's text decoder: the module that takes embeddings and holds the layers."""
+    """Return the model's text decoder: the module that takes embeddings and holds the layers."""
     get = getattr(model, "get_decoder", None)
     decoder = get() if get is not None else None
     for _ in range(3):
@@ -23,24 +24,100 @@ def find_decoder(model: Any) -> nn.Module:
 
 
 def decoder_layers(model: nn.Module, decoder: Any) -> tuple[list[nn.Module], list[str]]:
-    """The decoder's layers in order and their paths in the model."""
+    """Return the decoder's layers in order and their paths in the model."""
     prefix = next((name for name, module in model.named_modules() if module is decoder), "decoder")
     layers = list(decoder.layers)[: decoder.config.num_hidden_layers]
     return layers, [f"{prefix}.layers.{index}" for index in range(len(layers))]
 
 
 def position_axes(model: Any, config: Any) -> int:
-    """Position axes: three for M-RoPE, one otherwise."""
+    """Return the number of position axes: three for M-RoPE, one otherwise."""
     sectioned = any("mrope_section" in parameters for parameters in rope_parameters(config))
     base = getattr(model, "model", model)
     return 3 if sectioned or hasattr(base, "get_rope_index") else 1
 
 
 def layer_windows(config: Any, types: Sequence[str]) -> tuple[int | None, ...]:
-    """Each layer's sliding window in rows; None attends everything before."""
+    """Return each layer's sliding window in rows; None attends everything before."""
     window = getattr(config, "sliding_window", None)
     if window is None or getattr(config, "use_sliding_window", True) is False:
         return (None,) * len(types)
     if getattr(config, "layer_types", None):
         return tuple(int(window) if kind == "sliding_attention" else None for kind in types)
     return (int(window),) * len(types)
+
+
+_RELOCATABLE = ("full_attention", "sliding_attention")
+_MOVING_TABLES = ("dynamic", "longrope")
+_RECURRENT = ("A_log", "dt_bias")
+
+
+def refuse_unsupported(decoder: nn.Module, layers: Sequence[nn.Module], names: Sequence[str]) -> None:
+    """Raise UnsupportedModelError for layers or rotary tables that cannot be relocated exactly.
+
+    Refused: linear, convolutional, state-space and chunked layers; dynamic NTK and longrope (their tables change with
+    the length of the prompt); query scaling by position; a rotary table cast through bfloat16.
+    """
+    for kind, layer, name in zip(layer_types(decoder, len(layers)), layers, names, strict=True):
+        if kind not in _RELOCATABLE:
+            raise UnsupportedModelError(
+                f"{name} is a {kind.replace('_', ' ')} layer; its state is not a row per token and cannot be relocated."
+            )
+        for path, module in layer.named_modules():
+            if isinstance(module, nn.Conv1d) or any(hasattr(module, mark) for mark in _RECURRENT):
+                where = f"{name}.{path}" if path else name
+                raise UnsupportedModelError(f"{where} is recurrent or convolutional; its state cannot be relocated.")
+    _refuse_tables(decoder, names)
+    _refuse_attention(decoder.config, names[0])
+
+
+def _refuse_tables(decoder: nn.Module, names: Sequence[str]) -> None:
+    rotary = rotary_module(decoder)
+    where = next((name for name, module in decoder.named_modules() if module is rotary), "rotary_emb")
+    root = names[0].rsplit(".layers.", 1)[0] if names else type(decoder).__name__
+    for parameters in rope_parameters(decoder.config):
+        kind = str(parameters.get("rope_type", parameters.get("type", "default")))
+        if kind in _MOVING_TABLES:
+            raise UnsupportedModelError(
+                f"{root}.{where} uses {kind} rotary tables, which change with the prompt's length; "
+                f"the keys of {names[0]} and all later layers cannot be relocated."
+            )
+        if parameters.get("llama_4_scaling_beta"):
+            raise UnsupportedModelError(
+                f"{names[0]}.self_attn scales its queries by position (llama_4_scaling_beta); it cannot be relocated."
+            )
+    for key, table in rotary.named_buffers():
+        if "inv_freq" in key:
+            _refuse_cast(f"{root}.{where}.{key}", table)
+
+
+def _refuse_cast(where: str, table: Tensor) -> None:
+    if table.dtype != torch.float32:
+        raise UnsupportedModelError(
+            f"{where} is {table.dtype}, not float32: the model was cast after loading, which shifts its keys. "
+            "Load it with from_pretrained(..., dtype=...) instead of model.to(dtype)."
+        )
+    values = table.detach().flatten().double()
+    mantissa, _ = torch.frexp(values)
+    telling = values[(mantissa.abs() != 0.5) & (values != 0)]
+    if len(telling) and torch.equal(telling.to(torch.bfloat16).double(), telling):
+        raise UnsupportedModelError(
+            f"{where} holds bfloat16 values: the model was cast to bfloat16 and back, which shifts its keys. "
+            "Load it again with from_pretrained(..., dtype=...)."
+        )
+
+
+def _refuse_attention(config: Any, first: str) -> None:
+    if getattr(config, "attn_temperature_tuning", None):
+        raise UnsupportedModelError(f"{first} scales its queries by position; it cannot be relocated.")
+    kind = getattr(config, "_attn_implementation", None)
+    if kind not in ("sdpa", "eager"):
+        raise ModelError(f"The decoder attends with {kind!r}; load it with attn_implementation='sdpa' or 'eager'.")
+
+
+def rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """Return the rotary parameters of a configuration: one dictionary, or one per layer type."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if found and all(isinstance(value, dict) or value is None for value in found.values()):
+        return [value for value in found.values() if value]
+    return [dict(found)]

@@ -163,11 +163,11 @@ class FrameLog:
         for frame in frames:
             index = bisect_right(self._starts, frame) - 1
             parts.append(self._codes[index].slice(frame - self._starts[index], frame - self._starts[index] + 1))
-        return FrameCodes.joined(parts)
+        return FrameCodes.concatenate(parts)
 
     def state(self) -> StreamState:
         """Return the state for a file; there is a frame."""
-        codes = FrameCodes.joined(self._codes)
+        codes = FrameCodes.concatenate(self._codes)
         layers = {f"deepstack{index}": layer for index, layer in enumerate(codes.deepstack)}
         times = torch.tensor(self.times, dtype=torch.float64)
         tensors = {"times": times, "embeds": codes.embeds, "offsets": codes.offsets, **layers}
