@@ -63,7 +63,7 @@ def test_a_centroid_of_equal_rows_counts_as_all_of_them() -> None:
     count = 5 * places.tokens
     visible = torch.ones(1, 1, dtype=torch.bool)
     centroids = Centroids(keys, values, torch.tensor([3.0]), torch.tensor([count]).log(), visible)
-    context = MemoryContext(adapter, memory, recent, VisibleRange(0, 4, 4), 99, question=True)
+    context = MemoryContext(memory, recent, VisibleRange(0, 4, 4), 99, question=True)
     part = context.place(layout, Selection(centroids=centroids))[0]
     others = LayerRows(torch.randn(heads, 7, width), torch.randn(heads, 7, width))
     query = torch.randn(heads, 2, width)

@@ -8,11 +8,9 @@ from torch import Tensor
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook, relocate
-from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 from emblema.store.identity import chunk_id
 from emblema.store.store import TenantStore
-from emblema.stream.frames import FrameLog
 from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.recent import RecentWindow
 
@@ -32,15 +30,8 @@ class ChunkWriter:
     markers' rows are computed around them.
     """
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        log: FrameLog,
-        recent: RecentWindow,
-        memory: Mosaic,
-        markers: tuple[Sequence[int], Sequence[int]],
-    ) -> None:
-        self.adapter, self.log, self.recent, self.memory, self.markers = adapter, log, recent, memory, markers
+    def __init__(self, recent: RecentWindow, memory: Mosaic, markers: tuple[Sequence[int], Sequence[int]]) -> None:
+        self.adapter, self.recent, self.memory, self.markers = memory.adapter, recent, memory, markers
 
     def store(self, frames: Sequence[int], store: TenantStore) -> Chunk:
         """Put frames into a store as a chunk; its id follows from their embeddings and rows."""
@@ -80,7 +71,7 @@ class ChunkWriter:
     def _encoded(self, frames: Sequence[int]) -> Encoded:
         adapter, positions = self.adapter, self.recent.positions
         device, axes = adapter.device, adapter.axes
-        codes = self.log.codes(list(frames)).to(device)
+        codes = self.memory.context.log.codes(list(frames)).to(device)
         begin, end = (torch.tensor(ids, dtype=torch.int64, device=device) for ids in self.markers)
         media = torch.full((codes.frames * codes.tokens,), codes.token_id, device=device)
         corners = len(begin) + torch.arange(codes.frames, device=device) * positions.span

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.rotation import place, relocate
-from emblema.models.adapter import Adapter
 from emblema.stream.method import Centroids, Method, Query, Selection, VisibleRange
 from emblema.stream.recent import RecentWindow
 
@@ -24,7 +23,6 @@ class MemoryContext:
     """Hands out the recent window and what a memory selects, layer by layer, for one block or one question.
 
     Args:
-        adapter: the model.
         method: the memory.
         recent: the recent window.
         visible: frames that may be seen.
@@ -33,14 +31,12 @@ class MemoryContext:
             rows of a block see one another through its table instead.
     """
 
-    def __init__(
-        self, adapter: Adapter, method: Method, recent: RecentWindow, visible: VisibleRange, end: int, question: bool
-    ) -> None:
-        self.adapter, self.method, self.recent, self.visible = adapter, method, recent, visible
+    def __init__(self, method: Method, recent: RecentWindow, visible: VisibleRange, end: int, question: bool) -> None:
+        self.adapter, self.method, self.recent, self.visible = method.adapter, method, recent, visible
         self.phases, self._end, self._question = recent.phases, end, question
         self._positions = recent.positions
         window = recent.rows(0, block=question)
-        shown = visible.mask(window.frames) & torch.tensor(method.shares_window, device=adapter.device)
+        shown = visible.mask(window.frames) & torch.tensor(method.shares_window, device=self.adapter.device)
         self._shown = None if bool(shown.all()) else shown.nonzero().squeeze(1)
         if self._shown is not None:
             window = window.select(self._shown)

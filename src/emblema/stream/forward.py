@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from emblema.errors import ModelError, PromptError
-from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 from emblema.models.frames import FrameCodes
 from emblema.models.queries import position_free
@@ -96,7 +95,7 @@ class MemoryForward:
         return Query(free, self._groups[start:stop], self._count, layout.keys[0], self._purpose)
 
 
-def encode_block(adapter: Adapter, method: Method, recent: RecentWindow, codes: FrameCodes, batched: bool) -> None:
+def encode_block(method: Method, recent: RecentWindow, codes: FrameCodes, batched: bool) -> None:
     """Run frames of the block under way; there is room for them. Their rows stay in its table.
 
     All see the memory as it was when the block began, and each frame those before it. For a method that does not
@@ -105,22 +104,23 @@ def encode_block(adapter: Adapter, method: Method, recent: RecentWindow, codes: 
     Args:
         batched: in one forward, or as few as the adapter's rows at once allow; else frame by frame.
     """
+    adapter = method.adapter
     together = max(1, adapter.block_rows // codes.tokens) if batched else 1
     visible = VisibleRange(0, recent.done, recent.done)
     for start in range(0, codes.frames, together):
         part = codes.slice(start, min(start + together, codes.frames))
-        batch, groups = _frame_batch(adapter, recent, part)
+        batch, groups = _frame_batch(recent, part)
         if not method.encodes:
             continue
         method.prepare(visible)
         begin = recent.positions.corner(recent.done)
-        context = MemoryContext(adapter, method, recent, visible, begin, question=False)
+        context = MemoryContext(method, recent, visible, begin, question=False)
         MemoryForward(context, batch, groups, part.frames, "frames").run(recent.table)
 
 
-def _frame_batch(adapter: Adapter, recent: RecentWindow, codes: FrameCodes) -> tuple[RowBatch, Tensor]:
+def _frame_batch(recent: RecentWindow, codes: FrameCodes) -> tuple[RowBatch, Tensor]:
     """Return rows of the next frames with slots in the table, and the group of each row: its frame in the batch."""
-    tokens, first = codes.tokens, recent.count
+    adapter, tokens, first = recent.adapter, codes.tokens, recent.count
     numbers = torch.arange(codes.frames, device=adapter.device)
     groups = numbers.repeat_interleave(tokens)
     rows = torch.arange(recent.table.length, recent.table.length + len(groups), device=adapter.device)
@@ -160,7 +160,7 @@ class MemoryRunner:
 
 
 def prefill_question(
-    adapter: Adapter, method: Method, recent: RecentWindow, visible: VisibleRange, question: QuestionTokens, most: int
+    method: Method, recent: RecentWindow, visible: VisibleRange, question: QuestionTokens, most: int
 ) -> tuple[MemoryRunner, DecodeStart]:
     """Prefill a question after what is visible; return what decoding runs on, and where it begins.
 
@@ -170,7 +170,7 @@ def prefill_question(
     Raises:
         PromptError: it does not fit into the model's context.
     """
-    ids = torch.tensor(question.token_ids)
+    adapter, ids = method.adapter, torch.tensor(question.token_ids)
     begin = recent.positions.corner(visible.high)
     longest = begin + len(ids) + most
     if longest > adapter.context_length:
@@ -184,7 +184,7 @@ def prefill_question(
     table.allocate(slots, encoded.groups)
     batch = RowBatch(encoded.embeds, encoded.positions + begin, slots, encoded.visual)
     method.prepare(visible)
-    runner = MemoryRunner(MemoryContext(adapter, method, recent, visible, begin, question=True))
+    runner = MemoryRunner(MemoryContext(method, recent, visible, begin, question=True))
     hidden = runner.forward(batch, table, question.asking)
     logits = adapter.logits(hidden[-1:])[0]
     return runner, DecodeStart(table, logits, table.length, begin + encoded.span, adapter.axes)

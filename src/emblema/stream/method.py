@@ -144,9 +144,6 @@ class Selection:
     placed: bool = False
 
 
-NOTHING = Selection()
-
-
 @dataclass(frozen=True, slots=True)
 class EvictedFrames:
     """Frames that leave the recent window, oldest first.
@@ -220,7 +217,7 @@ class Method:
 
     def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
         """Return rows for the queries of one layer: once a layer for a question, and for each part of a block."""
-        return NOTHING
+        return Selection()
 
     def settle(self) -> None:
         """End a reading. Work that waited for rows on the device is done."""

@@ -3,20 +3,16 @@
 import torch
 
 from emblema.kv.layout import LayerRows
-from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
-from emblema.stream.method import EvictedFrames, StreamRows
-from emblema.stream.positions import FramePositions, PhaseTables
-from emblema.stream.settings import StreamSettings
+from emblema.stream.method import EvictedFrames, StreamContext, StreamRows
 from emblema.stream.state import StreamState
 
 
 class RecentWindow:
     """Rows on the device, as first written; those of complete blocks as tensors, those of the last block in a table.
 
-    Args:
-        opening: token ids in front of the frames; they are prefilled here.
+    The turn's opening is prefilled as it is made.
 
     Attributes:
         done: frames of complete blocks.
@@ -25,15 +21,10 @@ class RecentWindow:
         table: rows of the block under way.
     """
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        settings: StreamSettings,
-        positions: FramePositions,
-        opening: tuple[int, ...],
-        phases: PhaseTables,
-    ) -> None:
-        self.adapter, self.settings, self.positions, self.phases = adapter, settings, positions, phases
+    def __init__(self, context: StreamContext) -> None:
+        adapter, opening = context.adapter, context.opening
+        self.adapter, self.settings = adapter, context.settings
+        self.positions, self.phases = context.positions, context.phases
         self.done = 0
         self.frames = torch.full((len(opening),), -1, dtype=torch.int64, device=adapter.device)
         self.written = torch.arange(len(opening), device=adapter.device).expand(adapter.axes, -1)

@@ -267,7 +267,7 @@ class Stream:
         recent, memory = self._complete()
         if not isinstance(memory, Mosaic):
             raise StreamError(f"a stream with the method {memory.name!r} has no clusters: use mosaic")
-        writer = ChunkWriter(self._adapter, self.log, recent, memory, self.turn.markers)
+        writer = ChunkWriter(recent, memory, self.turn.markers)
         return [writer.store(frames, self._session.store) for frames in chunk_frames(recent, memory, most)]
 
     def close(self) -> None:
@@ -322,7 +322,7 @@ class Stream:
         preparer = self._session.chunk_builder.preparer
         codes = encode_frames(self._adapter, preparer, [frame.picture for frame in frames])
         recent, memory = self._begin(codes.offsets)
-        encode_block(self._adapter, memory, recent, codes, self.settings.ablation.batched)
+        encode_block(memory, recent, codes, self.settings.ablation.batched)
         self.log.add(codes, [frame.at for frame in frames])
         if recent.room == 0:
             evicted = recent.end_block()
@@ -337,9 +337,8 @@ class Stream:
             adapter, settings, turn = self._adapter, self.settings, self.turn
             positions = FramePositions.of(settings, len(turn.opening), offsets)
             phases = PhaseTables(adapter.tables)
-            recent = RecentWindow(adapter, settings, positions, turn.opening, phases)
             context = StreamContext(adapter, settings, positions, self.log, turn.opening, turn.ending, phases)
-            self._parts = recent, self._make(context)
+            self._parts = RecentWindow(context), self._make(context)
         return self._parts
 
     def _begun(self) -> tuple[RecentWindow, Method]:
@@ -368,7 +367,7 @@ class Stream:
 
     def _prefill(self, text: Any, visible: VisibleRange, most: int) -> tuple[MemoryRunner, DecodeStart]:
         recent, memory = self._begun()
-        return prefill_question(self._adapter, memory, recent, visible, self.turn.question(text), most)
+        return prefill_question(memory, recent, visible, self.turn.question(text), most)
 
     def _answer(
         self,

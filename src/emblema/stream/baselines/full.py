@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 
 from emblema.stream.method import (
-    NOTHING,
     EvictedFrames,
     MemoryBytes,
     Method,
@@ -39,7 +38,7 @@ class FullAttention(Method):
                     StreamRows(block.layers[layer], block.positions, frames.repeat_interleave(self.positions.tokens))
                 )
         if not parts:
-            return NOTHING
+            return Selection()
         rows = StreamRows.joined(*parts)
         return Selection(rows, visible.mask(rows.frames)[None])
 

@@ -11,16 +11,7 @@ from torch import Tensor
 
 from emblema.kv.layout import LayerRows
 from emblema.models.batch import RowBatch
-from emblema.stream.method import (
-    NOTHING,
-    MemoryBytes,
-    Method,
-    Query,
-    Selection,
-    StreamContext,
-    StreamRows,
-    VisibleRange,
-)
+from emblema.stream.method import MemoryBytes, Method, Query, Selection, StreamContext, StreamRows, VisibleRange
 
 
 class NoCache(Method):
@@ -78,7 +69,7 @@ class NoCache(Method):
         return owners if self.adapter.kind.bidirectional else torch.full_like(owners, -1)
 
     def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
-        return Selection(self._rows[layer], placed=True) if self._rows else NOTHING
+        return Selection(self._rows[layer], placed=True) if self._rows else Selection()
 
     def settle(self) -> None:
         self._rows = ()

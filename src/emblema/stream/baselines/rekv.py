@@ -15,7 +15,6 @@ from emblema.kv.layout import LayerRows
 from emblema.stream.blocks import BlockStore, Transfers
 from emblema.stream.features import frame_vectors, matched_width
 from emblema.stream.method import (
-    NOTHING,
     EvictedFrames,
     MemoryBytes,
     Method,
@@ -78,7 +77,7 @@ class Rekv(Method):
 
     def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
         if query.purpose == "frames" or not self._count:
-            return NOTHING
+            return Selection()
         scores = (self._keys[layer][: self._count] @ query.pooled[0]).cpu()
         frames = torch.arange(self.first, self.first + self._count)
         seen = visible.mask(frames)
@@ -87,7 +86,7 @@ class Rekv(Method):
         best = frames[scores.topk(most).indices]
         taken = torch.cat((best[visible.mask(best)], frames[seen & (frames >= visible.recent)])).unique()
         if not len(taken):
-            return NOTHING
+            return Selection()
         self._retrieved.update(taken.tolist())
         store, device = self.stores[layer], self.adapter.device
         kv = store.rows(torch.cat([store.fetch(frame, device) for frame in taken.tolist()]))

@@ -12,7 +12,6 @@ from emblema.kv.rotation import place, unplace
 from emblema.models.queries import matched, queries
 from emblema.stream.features import saliency
 from emblema.stream.method import (
-    NOTHING,
     EvictedFrames,
     MemoryBytes,
     Method,
@@ -70,7 +69,7 @@ class StreamMem(Method):
 
     def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
         if query.purpose == "frames" or not self._rows:
-            return NOTHING
+            return Selection()
         rows = self._rows[layer]
         return Selection(rows, visible.mask(rows.frames)[None])
 

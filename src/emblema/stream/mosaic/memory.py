@@ -10,7 +10,6 @@ from torch import Tensor
 from emblema.stream.blocks import BlockFetcher, BlockStore, Transfers
 from emblema.stream.features import frame_vectors
 from emblema.stream.method import (
-    NOTHING,
     EvictedFrames,
     MemoryBytes,
     Method,
@@ -92,7 +91,7 @@ class Mosaic(Method):
         ablation, level = self._ablation, self.layers[layer]
         retrieving = query.purpose == "question" or ablation.retrieve_while_encoding
         if not level.clusters or not (retrieving or ablation.representatives):
-            return NOTHING
+            return Selection()
         chosen = self._choose(layer, query, visible) if retrieving else [set[int]() for _ in range(query.count)]
         recent = recent_clusters(level, visible)
         taken = sorted(recent.union(*chosen))
