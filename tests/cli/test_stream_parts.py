@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from emblema.cli.view.command import Wanted, questions, watch
-from emblema.cli.view.glance import Answer, Glance, clock, size, span, stretches
-from emblema.cli.view.session import Timed
+from emblema.cli.view.command import WatchOptions, read_questions, watch
+from emblema.cli.view.session import TimedQuestion
 from emblema.cli.view.source import open_frames
+from emblema.cli.view.status import StreamAnswer, StreamStatus
 from emblema.cli.view.strip import draw
+from emblema.cli.view.text import clock, size, span
 from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import EmblemaError, MediaError, PromptError
 from emblema.stream.method import MemoryBytes
@@ -21,23 +22,29 @@ from tests.cli.videos import write_video
 
 def test_questions_with_their_times() -> None:
     texts = ["90:where is it ?", "1:30: where is it ?", "1:02:03:who ?", "2.5:now ?", "60:10 little ones ?"]
-    found = questions(["what ?"], texts)
-    assert found[0] == Timed(None, "what ?")
-    assert [one.at for one in found[1:]] == [90, 90, 3723, 2.5, 60]
-    assert [one.text for one in found[1:]] == ["where is it ?", "where is it ?", "who ?", "now ?", "10 little ones ?"]
+    found = read_questions(["what ?"], texts)
+    assert found[0] == TimedQuestion(None, "what ?")
+    assert [question.at for question in found[1:]] == [90, 90, 3723, 2.5, 60]
+    assert [question.text for question in found[1:]] == [
+        "where is it ?",
+        "where is it ?",
+        "who ?",
+        "now ?",
+        "10 little ones ?",
+    ]
     for wrong in ("soon:what ?", "what ?", "-3:what ?", "90", "90:", "90:  "):
         with pytest.raises(PromptError):
-            questions([], [wrong])
+            read_questions([], [wrong])
     with pytest.raises(PromptError):
-        questions([" "], [])
+        read_questions([" "], [])
 
 
 def test_times_for_people() -> None:
-    assert [clock(one) for one in (0, 7, 59.96, 61.5, 3723)] == ["0:00", "0:07", "1:00", "1:01.5", "1:02:03"]
+    assert [clock(seconds) for seconds in (0, 7, 59.96, 61.5, 3723)] == ["0:00", "0:07", "1:00", "1:01.5", "1:02:03"]
 
 
 def test_bytes_for_people() -> None:
-    assert [size(one) for one in (0, 1023, 1536, 2**20 - 1, 5 * 2**20)] == [
+    assert [size(count) for count in (0, 1023, 1536, 2**20 - 1, 5 * 2**20)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",
@@ -79,13 +86,13 @@ def test_what_cannot_be_watched(tmp_path: Path) -> None:
             open_frames(str(tmp_path / "right.mp4"), fps, 448)
 
 
-def wanted(clip: Path, **changes: object) -> Wanted:
+def options(clip: Path, **changes: object) -> WatchOptions:
     given: dict[str, object] = {
         "video": str(clip), "ask": (), "ask_at": (), "model": "none", "fps": 1.0,
         "side": 448, "method": "mosaic", "settings": {}, "strip": None, "store": None, "save": None, "resume": None,
         "most": 4, "as_json": False, "plain": True,
     }  # fmt: skip
-    return Wanted(**{**given, **changes})  # type: ignore[arg-type]
+    return WatchOptions(**{**given, **changes})  # type: ignore[arg-type]
 
 
 def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
@@ -110,35 +117,35 @@ def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> No
         {"video": None},
     ):
         with pytest.raises(EmblemaError):
-            watch(wanted(tmp_path / "clip.mp4", **changes), load)  # type: ignore[arg-type]
+            watch(options(tmp_path / "clip.mp4", **changes), load)  # type: ignore[arg-type]
 
 
-def answered(homes: Sequence[int | None], shares: dict[int, float], text: str = "lake") -> Answer:
+def answered(homes: Sequence[int | None], shares: dict[int, float], text: str = "lake") -> StreamAnswer:
     frames = len(homes)
-    glance = Glance(2.0 * (frames - 1), frames, 1.0, frames, homes, 2, {}, MemoryBytes({}, {}))
+    status = StreamStatus(2.0 * (frames - 1), frames, 1.0, frames, homes, 2, {}, MemoryBytes({}, {}))
     usage = StreamUsage("mosaic", frames, len(shares), 5, 0.05, {})
     moments = tuple(Moment(frame, 2.0 * frame, share) for frame, share in sorted(shares.items()))
     times = [2.0 * frame for frame in range(frames)]
-    return Answer(times[-1], "where ?", StreamReply(text, (1,), "stop", usage, moments), glance, times)
+    return StreamAnswer(times[-1], "where ?", StreamReply(text, (1,), "stop", usage, moments), status, times)
 
 
-def test_stretches_end_where_the_cluster_changes_or_a_frame_is_left_out() -> None:
+def test_scenes_end_where_the_cluster_changes_or_a_frame_is_left_out() -> None:
     homes = [None, 1, 1, 1, 2, 2, 1, 1, None]
     answer = answered(homes, {1: 0.5, 2: 1.0, 3: 0.5, 4: 0.5, 6: 0.5, 7: 0.5})
-    found = stretches(answer, 10)
-    assert [(one.begin, one.end, one.frame, one.share, one.home) for one in found] == [
+    found = answer.scenes(10)
+    assert [(scene.begin, scene.end, scene.frame, scene.share, scene.cluster) for scene in found] == [
         (2, 6, 2, 1.0, 1),
         (8, 8, 4, 0.5, 2),
         (12, 14, 6, 0.5, 1),
     ]
-    assert [span(one) for one in found] == ["0:02\u20130:06", "0:08", "0:12\u20130:14"]
+    assert [span(scene) for scene in found] == ["0:02\u20130:06", "0:08", "0:12\u20130:14"]
     # Of too many those that most layers saw, then the longer ones; still in order.
-    assert [one.frame for one in stretches(answer, 2)] == [2, 6]
+    assert [scene.frame for scene in answer.scenes(2)] == [2, 6]
 
 
-def test_without_clusters_stretches_have_an_end() -> None:
-    found = stretches(answered([None] * 40, dict.fromkeys(range(1, 31), 1.0)), 100)
-    assert [(one.begin, one.end) for one in found][:2] == [(2, 8), (10, 16)]
+def test_without_clusters_scenes_have_an_end() -> None:
+    found = answered([None] * 40, dict.fromkeys(range(1, 31), 1.0)).scenes(100)
+    assert [(scene.begin, scene.end) for scene in found][:2] == [(2, 8), (10, 16)]
 
 
 def test_the_picture_shows_every_answer(tmp_path: Path) -> None:

@@ -7,15 +7,13 @@ import typer
 
 from emblema.cli.options import Device, Plain
 
-Whole = int | None
-
 
 def stream(
     video: Annotated[
         str | None, typer.Argument(help="A video (a path or a URL), or a folder of pictures.", show_default=False)
     ] = None,
     ask: Annotated[
-        list[str] | None, typer.Option(help="A question, asked behind all frames. May come several times.")
+        list[str] | None, typer.Option(help="A question, asked after all frames. May come several times.")
     ] = None,
     ask_at: Annotated[
         list[str] | None,
@@ -27,14 +25,14 @@ def stream(
     fps: Annotated[float, typer.Option(help="Frames a second to sample at.")] = 0.5,
     side: Annotated[int, typer.Option(min=28, help="Longest side of a frame; larger ones are scaled down.")] = 448,
     method: Annotated[str, typer.Option(help="How frames are remembered: mosaic, rekv, sliding, full …")] = "mosaic",
-    budget: Annotated[Whole, typer.Option(help="Frames retrieved in each layer.", show_default="64")] = None,
-    window: Annotated[Whole, typer.Option(help="Latest frames, always seen.", show_default="16")] = None,
-    block: Annotated[Whole, typer.Option(help="Frames that are encoded together.", show_default="8")] = None,
+    budget: Annotated[int | None, typer.Option(help="Frames retrieved in each layer.", show_default="64")] = None,
+    window: Annotated[int | None, typer.Option(help="Latest frames, always seen.", show_default="16")] = None,
+    block: Annotated[int | None, typer.Option(help="Frames that are encoded together.", show_default="8")] = None,
     strip: Annotated[Path | None, typer.Option(help="Picture of what was retrieved for each question (PNG).")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder that streams are saved to.")] = None,
     save: Annotated[str | None, typer.Option(metavar="NAME", help="Save the stream in the end, under a name.")] = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Go on from a saved stream; a video's frames come behind it.")
+        str | None, typer.Option(metavar="NAME", help="Go on from a saved stream; a video's frames come after it.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="An answer's length at most.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
@@ -43,32 +41,31 @@ def stream(
 ) -> None:
     """Watch a video: frames come in, clusters form, and questions are answered at any time.
 
-    On a terminal questions are typed while it runs and behind it; Ctrl-C, quit, or an empty line behind the video ends.
+    On a terminal questions are typed while it runs and after it; Ctrl-C, quit, or an empty line after the video ends.
     With --ask or --ask-at those are answered and nothing is typed. A video that breaks off is asked about as far as it
     could be read, and the command leaves with 1.
     """
     from emblema.cli.screen import console, load_engine
-    from emblema.cli.view.command import Wanted, watch
+    from emblema.cli.view.command import WatchOptions, watch
 
     given = {"budget": budget, "window": window, "block": block}
-    settings = {name: value for name, value in given.items() if value is not None}
-    wanted = Wanted(
-        video,
-        ask or (),
-        ask_at or (),
-        model,
-        fps,
-        side,
-        method,
-        settings,
-        strip,
-        store,
-        save,
-        resume,
-        max_new_tokens,
-        as_json,
-        plain,
+    options = WatchOptions(
+        video=video,
+        ask=ask or (),
+        ask_at=ask_at or (),
+        model=model,
+        fps=fps,
+        side=side,
+        method=method,
+        settings={name: value for name, value in given.items() if value is not None},
+        strip=strip,
+        store=store,
+        save=save,
+        resume=resume,
+        most=max_new_tokens,
+        as_json=as_json,
+        plain=plain,
     )
-    code = watch(wanted, lambda: load_engine(model, device, console(plain, stderr=True), store))
+    code = watch(options, lambda: load_engine(model, device, console(plain, stderr=True), store))
     if code:
         raise typer.Exit(code)

@@ -1,1 +1,1 @@
-"""What `emblema stream` shows: frames coming in, clusters forming, answers, and what was retrieved for them."""
+"""What `emblema stream` shows: frames coming in, clusters, answers, and what was retrieved for them."""

@@ -1,4 +1,4 @@
-"""The command behind its options: everything is checked before a model is loaded for it."""
+"""`emblema stream` after its options: everything is checked before a model is loaded."""
 
 import json
 import re
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from emblema.cli.screen import console
-from emblema.cli.view import wording
+from emblema.cli.view import text
 from emblema.cli.view.plain import PlainViewer
-from emblema.cli.view.session import Sitting, Timed, Viewer
-from emblema.cli.view.source import Source, open_frames
+from emblema.cli.view.session import TimedQuestion, Viewer, WatchSession
+from emblema.cli.view.source import FrameSource, open_frames
 from emblema.cli.view.thumbnails import Thumbnails
-from emblema.cli.view.told import told
 from emblema.errors import EmblemaError, PromptError, StreamError
 from emblema.stream.methods import method_named
 from emblema.stream.settings import StreamSettings, change_settings
@@ -30,18 +29,19 @@ if TYPE_CHECKING:
 
 TIMED = re.compile(r"\s*((?:\d+:){0,2}\d+(?:\.\d+)?)\s*:(.*)", re.DOTALL)
 
-SAVED = ".frames.zip"
-"""Behind a saved stream's name: its thumbnails."""
+THUMBNAILS = ".frames.zip"
+"""Follows a saved stream's name in the name of its thumbnails' file."""
 
-Load = Callable[[], AbstractContextManager["Engine"]]
+EngineLoader = Callable[[], AbstractContextManager["Engine"]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What was asked for; see `emblema stream --help`.
+class WatchOptions:
+    """Options of `emblema stream`; see its help.
 
     Attributes:
         settings: of the stream, by name, those that were given.
+        most: tokens of an answer.
     """
 
     video: str | None
@@ -60,132 +60,132 @@ class Wanted:
     as_json: bool
     plain: bool
 
+    def thumbnails(self, name: str) -> Path:
+        """Return the file of a saved stream's thumbnails."""
+        return (self.store or Path()) / "streams" / (name + THUMBNAILS)
 
-def watch(wanted: Wanted, load: Load) -> int:
-    """Run a sitting; its exit code.
+
+def watch(options: WatchOptions, load: EngineLoader) -> int:
+    """Run the command; return its exit code.
 
     Raises:
         EmblemaError: an option is wrong, nothing can be seen, or a question that was given cannot be answered.
     """
-    timed = questions(wanted.ask, wanted.ask_at)
-    settings = _settings(wanted)
-    _refuse_places(wanted)
-    source = None if wanted.video is None else open_frames(wanted.video, wanted.fps, wanted.side)
-    typing = not (timed or wanted.as_json) and sys.stdin.isatty()
-    drawn = not (wanted.plain or wanted.as_json) and console().is_terminal and (not typing or _has_keys())
-    with load() as engine, _opened(engine, wanted, settings) as stream:
+    questions = read_questions(options.ask, options.ask_at)
+    settings = _settings(options)
+    _refuse_places(options)
+    source = None if options.video is None else open_frames(options.video, options.fps, options.side)
+    typing = not (questions or options.as_json) and sys.stdin.isatty()
+    drawn = not (options.plain or options.as_json) and console().is_terminal and (not typing or _has_keys())
+    with load() as engine, _opened(engine, options, settings) as stream:
         thumbnails, layers = Thumbnails(), len(engine.adapter.layouts)
-        if wanted.resume:
-            thumbnails.load(_frames_of(wanted, wanted.resume))
-        with _viewer(wanted, stream, source, thumbnails, typing, drawn) as viewer:
-            sitting = Sitting(stream, viewer, layers, timed, wanted.most, thumbnails)
-            sitting.run(iter(()) if source is None else source.frames, wanted.fps)
-        _leave(wanted, stream, sitting, thumbnails, drawn)
-    if sitting.interrupted and not typing:
+        if options.resume:
+            thumbnails.load(options.thumbnails(options.resume))
+        with _viewer(options, stream, source, thumbnails, typing, drawn) as viewer:
+            session = WatchSession(stream, viewer, thumbnails, layers, questions, options.most)
+            session.run(iter(()) if source is None else source.frames, options.fps)
+        _leave(options, stream, session, thumbnails, drawn)
+    if session.interrupted and not typing:
         return 130
-    return 1 if sitting.cut else 0
+    return 1 if session.cut else 0
 
 
-def questions(behind: Sequence[str], timed: Sequence[str]) -> list[Timed]:
-    """Questions as options give them.
+def read_questions(later: Sequence[str], timed: Sequence[str]) -> list[TimedQuestion]:
+    """Read questions as options give them: those after all frames, and those with a time in front.
 
     Raises:
         PromptError: one is empty, or has no time in front.
     """
-    found = [Timed(None, text.strip()) for text in behind]
-    for one in timed:
-        parts = TIMED.fullmatch(one)
+    questions = [TimedQuestion(None, question.strip()) for question in later]
+    for question in timed:
+        parts = TIMED.fullmatch(question)
         if parts is None:
-            raise PromptError(f'--ask-at {one!r}: write seconds, or minutes, and the question: 90:"…" or 1:30:"…"')
+            raise PromptError(f'--ask-at {question!r}: write seconds, or minutes, and the question: 90:"…" or 1:30:"…"')
         seconds = 0.0
         for part in parts[1].split(":"):
             seconds = 60 * seconds + float(part)
-        found.append(Timed(seconds, parts[2].strip()))
-    if any(not one.text for one in found):
+        questions.append(TimedQuestion(seconds, parts[2].strip()))
+    if any(not question.text for question in questions):
         raise PromptError("a question is empty: write what you want to know")
-    return found
+    return questions
 
 
-def _settings(wanted: Wanted) -> StreamSettings:
-    """How the stream remembers: packed positions wherever the method has them, so that it may be of any length."""
-    if wanted.resume is not None:
-        if wanted.settings:
-            raise StreamError(f"--resume {wanted.resume}: a saved stream keeps its settings; leave the others out")
+def _settings(options: WatchOptions) -> StreamSettings:
+    """Return the stream's settings; positions are packed wherever the method allows it, for any length."""
+    if options.resume is not None:
+        if options.settings:
+            raise StreamError(f"--resume {options.resume}: a saved stream keeps its settings; leave the others out")
         return StreamSettings()
-    given = change_settings(StreamSettings(), wanted.settings)
-    method = method_named(wanted.method, given)
-    return change_settings(given, {"positions": "packed"}) if method.bounded and given.budget is not None else given
+    given = change_settings(StreamSettings(), options.settings)
+    packed = method_named(options.method, given).bounded and given.budget is not None
+    return change_settings(given, {"positions": "packed"}) if packed else given
 
 
-def _refuse_places(wanted: Wanted) -> None:
+def _refuse_places(options: WatchOptions) -> None:
     """Refuse what could not be written or read in the end."""
-    if wanted.video is None and wanted.resume is None:
+    if options.video is None and options.resume is None:
         raise StreamError("there is nothing to watch: give a video, a folder of pictures, or --resume NAME")
-    for option, name in (("--save", wanted.save), ("--resume", wanted.resume)):
-        if name is not None and wanted.store is None:
+    for option, name in (("--save", options.save), ("--resume", options.resume)):
+        if name is not None and options.store is None:
             raise StreamError(f"{option} {name}: give the folder that streams are saved to with --store")
         if name is not None and NAME.fullmatch(name) is None:
             raise StreamError(f"{option} {name!r}: use letters, digits, dots, dashes and underscores")
-    if wanted.save is not None and wanted.resume is None and wanted.method != "mosaic":
-        raise StreamError(f"--save {wanted.save}: a stream with the method {wanted.method!r} cannot be saved")
-    if wanted.strip is not None and (wanted.strip.is_dir() or not wanted.strip.absolute().parent.is_dir()):
-        raise EmblemaError(
-            f"--strip {wanted.strip}: no picture can be written there; give a file in a folder that is there"
-        )
+    if options.save is not None and options.resume is None and options.method != "mosaic":
+        raise StreamError(f"--save {options.save}: a stream with the method {options.method!r} cannot be saved")
+    strip = options.strip
+    if strip is not None and (strip.is_dir() or not strip.absolute().parent.is_dir()):
+        raise EmblemaError(f"--strip {strip}: no picture can be written there; give a file in a folder that is there")
 
 
-def _opened(engine: "Engine", wanted: Wanted, settings: StreamSettings) -> Stream:
-    return engine.stream(wanted.method, settings) if wanted.resume is None else engine.load_stream(wanted.resume)
+def _opened(engine: "Engine", options: WatchOptions, settings: StreamSettings) -> Stream:
+    return engine.stream(options.method, settings) if options.resume is None else engine.load_stream(options.resume)
 
 
 @contextmanager
 def _viewer(
-    wanted: Wanted, stream: Stream, source: Source | None, thumbnails: Thumbnails, typing: bool, drawn: bool
+    options: WatchOptions, stream: Stream, source: FrameSource | None, thumbnails: Thumbnails, typing: bool, drawn: bool
 ) -> Iterator[Viewer]:
-    out, notes = console(wanted.plain), console(wanted.plain, stderr=True)
-    count = None if source is None or source.count is None else stream.frames + source.count
-    name = wanted.resume if source is None else source.name
+    out, notes = console(options.plain), console(options.plain, stderr=True)
+    expected = None if source is None or source.count is None else stream.frames + source.count
+    name = options.resume if source is None else source.name
     if drawn:
         from emblema.cli.view.panel import PanelViewer
 
-        about = f"{stream.method}, {Path(wanted.model).name}"
-        with PanelViewer(out, name or "", about, count, thumbnails, typing) as panel:
+        with PanelViewer(out, name or "", _about(options, stream), expected, thumbnails, typing) as panel:
             yield panel
         return
-    yield PlainViewer(None if wanted.as_json else out, notes, count, typing)
+    yield PlainViewer(None if options.as_json else out, notes, expected, typing)
 
 
-def _leave(wanted: Wanted, stream: Stream, sitting: Sitting, thumbnails: Thumbnails, drawn: bool) -> None:
-    """Write what is to stay, and say where it stands unless that was drawn."""
-    notes, glance = console(wanted.plain, stderr=True), sitting.glance()
+def _about(options: WatchOptions, stream: Stream) -> str:
+    return f"{stream.method}, {Path(options.model).name}"
+
+
+def _leave(options: WatchOptions, stream: Stream, session: WatchSession, thumbnails: Thumbnails, drawn: bool) -> None:
+    """Write what is to be kept, and print where the stream is unless that was drawn."""
+    notes, status = console(options.plain, stderr=True), session.status
     places: dict[str, str] = {}
-    if wanted.strip is not None and sitting.answers:
+    if options.strip is not None and session.answers:
         from emblema.cli.view.strip import draw
 
-        name, about = Path(wanted.video or wanted.resume or "").name, f"{stream.method}, {Path(wanted.model).name}"
-        title = " \u00b7 ".join((name, about, wording.frames(glance, None), wording.clusters(glance)))
-        places["strip"] = str(draw(sitting.answers, thumbnails, title, wanted.strip))
-    elif wanted.strip is not None:
+        name = Path(options.video or options.resume or "").name
+        title = " \u00b7 ".join((name, _about(options, stream), text.frames(status, None), text.clusters(status)))
+        places["strip"] = str(draw(session.answers, thumbnails, title, options.strip))
+    elif options.strip is not None:
         notes.print("no question was answered: there is nothing to draw", style="yellow")
-    if wanted.save is not None and stream.frames:
-        path = stream.save(wanted.save)
-        thumbnails.save(_frames_of(wanted, wanted.save))
-        places["saved"] = str(path)
-    if wanted.as_json:
-        facts = told(wanted.video, wanted.model, stream, sitting, glance)
-        typer.echo(json.dumps({**facts, **places}, indent=2))
+    if options.save is not None and stream.frames:
+        places["saved"] = str(stream.save(options.save))
+        thumbnails.save(options.thumbnails(options.save))
+    if options.as_json:
+        facts = {"video": options.video, "model": options.model, **session.to_json(), **places}
+        typer.echo(json.dumps(facts, indent=2))
         return
-    for line in () if drawn else wording.summary(glance):
+    for line in () if drawn else text.summary(status):
         notes.print(line, style="dim", soft_wrap=True, markup=False)
     for name, place in places.items():
         notes.print(f"{name}: {place}", soft_wrap=True, markup=False)
 
 
-def _frames_of(wanted: Wanted, name: str) -> Path:
-    """Where a saved stream's thumbnails lie."""
-    return (wanted.store or Path()) / "streams" / (name + SAVED)
-
-
 def _has_keys() -> bool:
-    """Whether a terminal can be read key by key here."""
+    """Return whether a terminal can be read key by key here."""
     return find_spec("termios") is not None

@@ -20,7 +20,7 @@ SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|.)?")
 
 
 class Keyboard:
-    """Reads a terminal on a thread, key by key, without echo; the terminal is as it was when it is left.
+    """Reads a terminal on a thread, key by key, without echo; the terminal is set back at the end.
 
     Attributes:
         line: what has been typed of the next line.
@@ -48,10 +48,10 @@ class Keyboard:
         termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
 
     def next(self, wait: bool) -> str | None:
-        """The next line; None if there is none, or none will come any more."""
+        """Return the next line; None if there is none, or none will come any more."""
         while True:
             try:
-                # Shorter than for ever, so that Ctrl-C is heard.
+                # With a timeout, so that Ctrl-C is noticed.
                 return self._lines.get(timeout=0.1) if wait else self._lines.get_nowait()
             except queue.Empty:
                 if not wait:

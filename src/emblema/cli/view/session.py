@@ -1,4 +1,4 @@
-"""One sitting: frames go into a stream, questions are asked of it when their time has come."""
+"""One run of `emblema stream`: frames go into a stream, and questions are asked of it at their times."""
 
 import signal
 import threading
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from PIL import Image
 
-from emblema.cli.view.glance import Answer, Glance, glance_at
+from emblema.cli.view.status import StreamAnswer, StreamStatus
 from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import CapacityError, EmblemaError, MediaError
 from emblema.stream.reply import StreamReply
@@ -20,41 +20,47 @@ from emblema.stream.stream import Stream
 LEAVING = ("quit", "exit", "q")
 
 EVERY = 0.2
-"""Seconds between glances."""
+"""Seconds between two updates of what is shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """A question to be asked when so many seconds have been seen; None: behind all frames."""
+class TimedQuestion:
+    """A question to be asked when so many seconds have been seen; None: after all frames."""
 
     at: float | None
     text: str
 
 
 class Viewer(Protocol):
-    """Who shows a sitting, and who types questions."""
+    """Shows a run, and takes typed questions."""
 
-    def seen(self, glance: Glance) -> None:
-        """Frames were taken in."""
+    def show_status(self, status: StreamStatus) -> None:
+        """Show the stream after frames were taken in."""
 
-    def trouble(self, text: str) -> None:
-        """No more frames come, or a typed question is refused, and why."""
+    def show_trouble(self, trouble: str) -> None:
+        """Show why no more frames come, or why a typed question is refused."""
 
-    def asking(self, question: str, at: float) -> None:
-        """A question is asked."""
+    def show_question(self, question: str, at: float) -> None:
+        """Show a question that is asked."""
 
-    def said(self, text: str) -> None:
-        """A piece of its answer."""
+    def show_piece(self, piece: str) -> None:
+        """Show a piece of its answer."""
 
-    def answered(self, answer: Answer) -> None:
-        """The answer is complete."""
+    def show_answer(self, answer: StreamAnswer) -> None:
+        """Show the complete answer."""
 
-    def typed(self, wait: bool) -> str | None:
-        """The next question that was typed; None if there is none, or none will come any more."""
+    def next_question(self, wait: bool) -> str | None:
+        """Return the next question that was typed; None if there is none, or none will come any more."""
 
 
-class Sitting:
+class WatchSession:
     """Frames in, questions out, in the order of the stream's time.
+
+    Args:
+        stream: takes frames and questions; this thread owns it.
+        layers: of the model.
+        questions: those given beforehand.
+        most: tokens of an answer.
 
     Attributes:
         answers: in the order in which they were given.
@@ -63,51 +69,83 @@ class Sitting:
     """
 
     def __init__(
-        self, stream: Stream, viewer: Viewer, layers: int, timed: Sequence[Timed], most: int, thumbnails: Thumbnails
+        self,
+        stream: Stream,
+        viewer: Viewer,
+        thumbnails: Thumbnails,
+        layers: int,
+        questions: Sequence[TimedQuestion],
+        most: int,
     ) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[StreamAnswer] = []
         self.cut, self.interrupted = "", False
-        self._stream, self._viewer, self._layers, self._most = stream, viewer, layers, most
-        self._thumbnails = thumbnails
-        self._timed = sorted((one for one in timed if one.at is not None), key=lambda one: one.at or 0)
-        self._later = [one for one in timed if one.at is None]
+        self._stream, self._viewer, self._thumbnails = stream, viewer, thumbnails
+        self._layers, self._most = layers, most
+        timed = [(question.at, question.text) for question in questions if question.at is not None]
+        self._timed = sorted(timed, key=lambda question: question[0])
+        self._later = [question.text for question in questions if question.at is None]
         self._encoding, self._encoded = 0.0, 0
-        self._now, self._next = stream.log.times[-1] if stream.frames else 0.0, 0.0
+        self._now, self._next = self._last_time, 0.0
+
+    @property
+    def _last_time(self) -> float:
+        return self._stream.log.times[-1] if self._stream.frames else 0.0
+
+    @property
+    def status(self) -> StreamStatus:
+        """The stream now."""
+        return StreamStatus.of(self._stream, self._layers, self._encoding, self._encoded)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what became of the stream as plain values that JSON can hold."""
+        status = self.status
+        counts, bytes = status.counts, status.bytes
+        return {
+            "method": self._stream.method,
+            "settings": self._stream.settings.flat(),
+            "frames": status.frames,
+            "seconds": status.seconds,
+            "cut": self.cut or None,
+            "encoding": {"frames": status.encoded, "seconds": status.encoding, "frames_per_second": status.speed},
+            "clusters": {"visual": counts.get("visual_clusters"), "semantic": counts.get("clusters")},
+            "bytes": {"device": dict(bytes.device), "host": dict(bytes.host)},
+            "counts": dict(counts),
+            "answers": [answer.to_json() for answer in self.answers],
+        }
 
     def run(self, frames: Iterator[tuple[float, Image.Image]], fps: float) -> None:
-        """Go through it until frames and questions end.
+        """Go on until frames and questions end.
 
         Raises:
             EmblemaError: the first frames cannot be taken, or a question given beforehand cannot be answered.
         """
         try:
             if self._watch(frames, fps):
-                for one in (*self._timed, *self._later):
-                    self._ask(one.text)
-                self._listen()
+                for text in (*(text for _, text in self._timed), *self._later):
+                    self._ask(text)
+                while (typed := self._viewer.next_question(wait=True)) and typed not in LEAVING:
+                    self._try(typed)
         except KeyboardInterrupt:
             self.interrupted = True
 
-    def glance(self) -> Glance:
-        """The stream as it stands."""
-        return glance_at(self._stream, self._layers, self._encoding, self._encoded)
-
     def _watch(self, frames: Iterator[tuple[float, Image.Image]], fps: float) -> bool:
-        """Whether to go on behind the frames."""
+        """Take all frames in; return whether to go on after them."""
         stream, viewer = self._stream, self._viewer
-        behind = stream.log.times[-1] + 1 / fps if stream.frames else 0.0
+        begin = self._last_time + 1 / fps if stream.frames else 0.0
         try:
             for when, picture in frames:
-                self._ask_due(behind + when)
+                now = begin + when
+                while self._timed and self._timed[0][0] < now:
+                    self._ask(self._timed.pop(0)[1])
                 self._thumbnails.add(stream.frames + stream.waiting, picture)
                 before = stream.frames
                 with self._timing():
-                    stream.push(picture, at=behind + when)
-                self._now = behind + when
+                    stream.push(picture, at=now)
+                self._now = now
                 if stream.frames != before and time.monotonic() > self._next:
-                    viewer.seen(self.glance())
+                    viewer.show_status(self.status)
                     self._next = time.monotonic() + EVERY
-                while (text := viewer.typed(wait=False)) is not None:
+                while (text := viewer.next_question(wait=False)) is not None:
                     if text in LEAVING:
                         return False
                     self._try(text)
@@ -117,7 +155,7 @@ class Sitting:
             if not stream.frames:
                 raise
             self.cut = " ".join(str(error).split())
-            viewer.trouble(f"no more frames: {self.cut}")
+            viewer.show_trouble(f"no more frames: {self.cut}")
         return True
 
     def _finish(self) -> None:
@@ -125,7 +163,7 @@ class Sitting:
             with self._timing():
                 self._stream.advance()
         if self._stream.frames:
-            self._viewer.seen(self.glance())
+            self._viewer.show_status(self.status)
 
     @contextmanager
     def _timing(self) -> Iterator[None]:
@@ -135,44 +173,34 @@ class Sitting:
         self._encoding += time.perf_counter() - began
         self._encoded += self._stream.frames - before
 
-    def _ask_due(self, now: float) -> None:
-        """Questions whose time lies before the frame that comes next."""
-        while self._timed and (self._timed[0].at or 0) < now:
-            self._ask(self._timed.pop(0).text)
-
-    def _listen(self) -> None:
-        while (text := self._viewer.typed(wait=True)) and text not in LEAVING:
-            self._try(text)
-
     def _try(self, text: str) -> None:
-        """Answer a question that somebody typed; one that cannot be is no reason to end."""
+        """Answer a question that was typed; one that cannot be answered does not end the run."""
         if not text:
             return
         try:
             self._ask(text)
         except EmblemaError as error:
-            self._viewer.trouble(" ".join(str(error).split()))
+            self._viewer.show_trouble(" ".join(str(error).split()))
 
     def _ask(self, text: str) -> None:
-        stream = self._stream
-        self._viewer.asking(text, self._now)
+        self._viewer.show_question(text, self._now)
         with finishing():
-            pieces = stream.ask(text, stream=True, max_new_tokens=self._most)
+            pieces = self._stream.ask(text, stream=True, max_new_tokens=self._most)
         reply: StreamReply | None = None
         while reply is None:
             with finishing():
                 piece = next(pieces)
-            self._viewer.said(str(piece))
+            self._viewer.show_piece(str(piece))
             reply = piece.reply
-        glance = self.glance()
-        answer = Answer(glance.seconds, text, reply, glance, tuple(stream.log.times))
+        status = self.status
+        answer = StreamAnswer(status.seconds, text, reply, status, tuple(self._stream.log.times))
         self.answers.append(answer)
-        self._viewer.answered(answer)
+        self._viewer.show_answer(answer)
 
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Ctrl-C waits until the block has ended, so that the stream stays whole; a second one does not wait."""
+    """Let Ctrl-C wait until the block has ended, so that the stream stays whole; a second one does not wait."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Frames with their times: a video's, or a folder's pictures one behind the other."""
+"""Frames with their times: a video's, or a folder's pictures."""
 
 import math
 import re
@@ -18,7 +18,7 @@ from emblema.media.source import is_address, open_source
 UNBOUNDED = replace(
     DEFAULT_LIMITS, file_bytes=sys.maxsize, video_seconds=math.inf, video_frames=sys.maxsize, video_pixels=sys.maxsize
 )
-"""Frames come one at a time and are not kept: how many there are, and how large the file is, is no matter."""
+"""Frames come one at a time and are not kept, so that their number and the file's size do not matter."""
 
 SLOWEST, FASTEST = 1e-5, 1e3
 """Frames a second."""
@@ -27,13 +27,13 @@ Frames = Iterator[tuple[float, Image.Image]]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FrameSource:
     """What is watched.
 
     Attributes:
         name: for people.
         count: frames that will come, as the file says; None where it does not.
-        frames: times in seconds and pictures; to be gone through once.
+        frames: times in seconds and pictures; to be iterated once.
     """
 
     name: str
@@ -41,16 +41,16 @@ class Source:
     frames: Frames
 
 
-def open_frames(video: str, fps: float, side: int) -> Source:
-    """Frames of a video or a folder; the first is read at once.
+def open_frames(video: str, fps: float, side: int) -> FrameSource:
+    """Open the frames of a video or a folder; the first is read at once.
 
     Args:
-        video: a path or an address of a video, or a folder of pictures, which stand 1/fps seconds apart.
+        video: a path or an address of a video, or a folder of pictures, which are 1/fps seconds apart.
         fps: frames a second.
         side: longest side of a frame in pixels; larger ones are scaled down.
 
     Raises:
-        MediaError: there is nothing, it cannot be read, or fps is not right; later ones while the frames are read.
+        MediaError: there is nothing, it cannot be read, or fps is not right; also while the frames are read.
     """
     if not SLOWEST <= fps <= FASTEST:
         raise MediaError(f"--fps {fps:g}: give a number from {SLOWEST:g} to {FASTEST:g}")
@@ -58,12 +58,13 @@ def open_frames(video: str, fps: float, side: int) -> Source:
     if not is_address(video) and path.is_dir():
         pictures = _pictures(path)
         count: int | None = len(pictures)
-        frames: Frames = ((place / fps, load_image(one)) for place, one in enumerate(pictures))
+        frames: Frames = ((number / fps, load_image(picture)) for number, picture in enumerate(pictures))
     else:
         count = None if is_address(video) else _count(video, fps)
         frames = sample_frames(video, fps, UNBOUNDED)
     first = next(frames)
-    return Source(path.name or video, count, ((when, _fitted(one, side)) for when, one in chain([first], frames)))
+    fitted = ((when, _fitted(picture, side)) for when, picture in chain([first], frames))
+    return FrameSource(path.name or video, count, fitted)
 
 
 def _fitted(picture: Image.Image, side: int) -> Image.Image:
@@ -75,16 +76,16 @@ def _fitted(picture: Image.Image, side: int) -> Image.Image:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """Pictures by name, numbers in names by their size."""
+    """Return pictures by name, numbers in names by their value."""
     kinds = Image.registered_extensions()
-    found = [one for one in folder.iterdir() if one.suffix.lower() in kinds and not one.name.startswith(".")]
+    found = [file for file in folder.iterdir() if file.suffix.lower() in kinds and not file.name.startswith(".")]
     if not found:
         raise MediaError(f"there is no picture in the folder {str(folder)!r}: give a video, or a folder of pictures")
-    return sorted(found, key=lambda one: [int(part) if part.isdigit() else part for part in _parts(one.name)])
 
+    def parts(file: Path) -> list[int | str]:
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)]
 
-def _parts(name: str) -> list[str]:
-    return re.split(r"(\d+)", name)
+    return sorted(found, key=parts)
 
 
 def _count(video: str, fps: float) -> int | None:

@@ -6,9 +6,8 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from emblema.cli.view import wording
-from emblema.cli.view.colours import colour
-from emblema.cli.view.glance import Answer, Stretch, clock, span, stretches
+from emblema.cli.view.status import Scene, StreamAnswer
+from emblema.cli.view.text import clock, colour, cost, reply, span
 from emblema.cli.view.thumbnails import SIDE, Thumbnails
 
 TILES = 10
@@ -37,136 +36,115 @@ KEY = (
 INK, FAINT, SAID, EMPTY = "#2b2b2b", "#6b6b6b", "#1d6f8a", "#e6e1d6"
 
 
-def draw(answers: Sequence[Answer], thumbnails: Thumbnails, title: str, path: Path) -> Path:
+def draw(answers: Sequence[StreamAnswer], thumbnails: Thumbnails, title: str, path: Path) -> Path:
     """Write the picture as PNG and return its path."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     shown = answers[-MOST:]
-    tile = (WIDTH - 2 * MARGIN - (TILES - 1) * GAP) / TILES
+    wide = (WIDTH - 2 * MARGIN - (TILES - 1) * GAP) / TILES
     # All frames of a stream have one size.
-    tall = tile * _shape(shown, thumbnails)
+    tall = wide * _shape(shown, thumbnails)
     each = TITLE + tall + LABEL + LINE + FOOT
     height = HEAD + each * len(shown) + 0.2
     figure = Figure(figsize=(WIDTH, height), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
-    sheet = figure.add_axes((0, 0, 1, 1))
-    sheet.set_xlim(0, WIDTH)
-    sheet.set_ylim(height, 0)
-    sheet.set_axis_off()
-    sheet.text(MARGIN, 0.36, _plain(title), fontsize=10.5, color=FAINT)
-    sheet.text(MARGIN, height - 0.14, KEY, fontsize=9, color=FAINT)
-    for place, answer in enumerate(shown):
-        _answer(figure, sheet, answer, thumbnails, HEAD + place * each, tile, tall)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, WIDTH)
+    axes.set_ylim(height, 0)
+    axes.set_axis_off()
+    axes.text(MARGIN, 0.36, _escaped(title), fontsize=10.5, color=FAINT)
+    axes.text(MARGIN, height - 0.14, KEY, fontsize=9, color=FAINT)
+    for number, answer in enumerate(shown):
+        _draw_answer(axes, answer, thumbnails, HEAD + number * each, (wide, tall))
     figure.savefig(path, format="png", pil_kwargs={"optimize": True})
     return path
 
 
-def _shape(answers: Sequence[Answer], thumbnails: Thumbnails) -> float:
-    """Height by width of the tiles: the frames' own, within bounds."""
+def _shape(answers: Sequence[StreamAnswer], thumbnails: Thumbnails) -> float:
+    """Return height by width of the tiles: the frames' own, within bounds."""
     for answer in answers:
-        for one in stretches(answer, TILES):
-            picture = thumbnails.get(one.frame)
+        for scene in answer.scenes(TILES):
+            picture = thumbnails.get(scene.frame)
             if picture is not None:
                 return min(FLAT[1], max(FLAT[0], picture.height / picture.width))
     return 0.6
 
 
-def _answer(
-    figure: Any, sheet: Any, answer: Answer, thumbnails: Thumbnails, top: float, tile: float, tall: float
+def _draw_answer(
+    axes: Any, answer: StreamAnswer, thumbnails: Thumbnails, top: float, tile: tuple[float, float]
 ) -> None:
-    said = " ".join(wording.said(answer).split())
-    sheet.text(MARGIN, top + 0.2, _plain(_cut(answer.question, 90)), fontsize=13.5, fontweight="bold", color=INK)
-    facts = f"asked at {clock(answer.at)}; {wording.answered(answer)}"
-    sheet.text(
-        WIDTH - MARGIN, top + 0.2, _plain(_cut(said, 60)), fontsize=13.5, fontweight="bold", color=SAID, ha="right"
+    head, right = {"fontsize": 13.5, "fontweight": "bold"}, WIDTH - MARGIN
+    axes.text(MARGIN, top + 0.2, _escaped(_shortened(answer.question, 90)), color=INK, **head)
+    axes.text(
+        right, top + 0.2, _escaped(_shortened(" ".join(reply(answer).split()), 60)), color=SAID, ha="right", **head
     )
-    sheet.text(MARGIN, top + 0.42, facts, fontsize=9.5, color=FAINT)
-    found = stretches(answer, TILES)
+    axes.text(MARGIN, top + 0.42, f"asked at {clock(answer.at)}; {cost(answer)}", fontsize=9.5, color=FAINT)
+    scenes, (wide, tall) = answer.scenes(TILES), tile
     line = top + TITLE + tall + LABEL + LINE
-    place = _placing(answer)
-    for number, one in enumerate(found):
-        left = MARGIN + number * (tile + GAP)
-        _tile(figure, sheet, one, thumbnails, (left, top + TITLE, tile, tall))
-        foot, middle = top + TITLE + tall + 0.24, left + tile / 2
-        sheet.plot(
-            (middle, place(one.frame)),
-            (foot, line - RIBBON - BETWEEN - BAR * one.share),
-            color=colour(one.home),
-            linewidth=0.9,
-        )
-    if not found:
-        sheet.text(MARGIN, top + TITLE + tall / 2, "no frame was retrieved for it", fontsize=11, color=FAINT)
-    _time_line(sheet, answer, line, place)
+    for number, scene in enumerate(scenes):
+        left = MARGIN + number * (wide + GAP)
+        _draw_tile(axes, scene, thumbnails.get(scene.frame), (left, top + TITLE, wide, tall))
+        ends = top + TITLE + tall + 0.24, line - RIBBON - BETWEEN - BAR * scene.share
+        across = left + wide / 2, _middle(scene.frame, answer)
+        axes.plot(across, ends, color=colour(scene.cluster), linewidth=0.9)
+    if not scenes:
+        axes.text(MARGIN, top + TITLE + tall / 2, "no frame was retrieved for it", fontsize=11, color=FAINT)
+    _draw_time_line(axes, answer, line)
 
 
-def _tile(
-    figure: Any, sheet: Any, one: Stretch, thumbnails: Thumbnails, box: tuple[float, float, float, float]
-) -> None:
+def _draw_tile(axes: Any, scene: Scene, picture: Image.Image | None, box: tuple[float, float, float, float]) -> None:
     from matplotlib.patches import Rectangle
 
-    left, top, width, tall = box
-    picture = thumbnails.get(one.frame)
-    sheet.add_patch(Rectangle((left, top), width, tall, facecolor=EMPTY, edgecolor="none", zorder=1))
+    left, top, wide, tall = box
+    axes.add_patch(Rectangle((left, top), wide, tall, facecolor=EMPTY, edgecolor="none", zorder=1))
     if picture is None:
-        sheet.text(left + width / 2, top + tall / 2, "not kept", fontsize=9, color=FAINT, ha="center", va="center")
+        axes.text(left + wide / 2, top + tall / 2, "not kept", fontsize=9, color=FAINT, ha="center", va="center")
     else:
-        enlarged = ImageOps.pad(picture, (4 * SIDE, round(4 * SIDE * tall / width)), _filter(picture), EMPTY)
-        sheet.imshow(enlarged, extent=(left, left + width, top + tall, top), aspect="auto", zorder=2)
-    sheet.add_patch(
-        Rectangle((left, top), width, tall, facecolor="none", edgecolor=colour(one.home), linewidth=2.2, zorder=3)
-    )
-    letters = 9.0 if len(span(one)) < 12 else 6.8
-    sheet.text(left, top + tall + 0.19, span(one), fontsize=letters, color=INK)
-    sheet.text(left + width, top + tall + 0.19, f"{one.share:.0%}", fontsize=letters, color=FAINT, ha="right")
+        # Small frames keep their pixels, as the model saw them.
+        sampling = Image.Resampling.NEAREST if max(picture.size) < SIDE else Image.Resampling.LANCZOS
+        enlarged = ImageOps.pad(picture, (4 * SIDE, round(4 * SIDE * tall / wide)), sampling, EMPTY)
+        axes.imshow(enlarged, extent=(left, left + wide, top + tall, top), aspect="auto", zorder=2)
+    edge = colour(scene.cluster)
+    axes.add_patch(Rectangle((left, top), wide, tall, facecolor="none", edgecolor=edge, linewidth=2.2, zorder=3))
+    letters = 9.0 if len(span(scene)) < 12 else 6.8
+    axes.text(left, top + tall + 0.19, span(scene), fontsize=letters, color=INK)
+    axes.text(left + wide, top + tall + 0.19, f"{scene.share:.0%}", fontsize=letters, color=FAINT, ha="right")
 
 
-def _filter(picture: Image.Image) -> Image.Resampling:
-    """Small frames keep their pixels, as what the model saw."""
-    return Image.Resampling.NEAREST if max(picture.size) < SIDE else Image.Resampling.LANCZOS
+def _middle(frame: int, answer: StreamAnswer) -> float:
+    """Return the middle of a frame on the time line, in inches."""
+    return MARGIN + (WIDTH - 2 * MARGIN) * (frame + 0.5) / max(1, answer.status.frames)
 
 
-def _placing(answer: Answer) -> Any:
-    """The middle of a frame on the time line, in inches."""
-    wide, count = WIDTH - 2 * MARGIN, max(1, answer.glance.frames)
-    return lambda frame: MARGIN + wide * (frame + 0.5) / count
-
-
-def _time_line(sheet: Any, answer: Answer, line: float, place: Any) -> None:
-    """A bar for each retrieved frame over the ribbon of clusters, and the times."""
+def _draw_time_line(axes: Any, answer: StreamAnswer, line: float) -> None:
+    """Draw a bar for each retrieved frame over the ribbon of clusters, and the times."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
-    homes, count = answer.glance.homes, answer.glance.frames
+    clusters, count = answer.status.clusters, answer.status.frames
     cell = (WIDTH - 2 * MARGIN) / max(1, count)
-    bars = [
-        Rectangle(
-            (place(one.frame) - cell / 2, line - RIBBON - BETWEEN - BAR * one.share), max(cell, 0.012), BAR * one.share
-        )
-        for one in answer.reply.moments
-    ]
-    inks = [colour(homes[one.frame]) for one in answer.reply.moments]
-    sheet.add_collection(PatchCollection(bars, facecolors=inks, edgecolors="none"))
-    cells = [Rectangle((place(frame) - cell / 2, line - RIBBON), cell, RIBBON) for frame in range(count)]
-    sheet.add_collection(PatchCollection(cells, facecolors=[colour(home) for home in homes], edgecolors="none"))
-    if count:
-        for mark in range(5):
-            frame = round(mark * (count - 1) / 4)
-            sides = {0: "left", 4: "right"}
-            sheet.text(
-                place(frame),
-                line + 0.17,
-                clock(answer.times[frame]),
-                fontsize=8.5,
-                color=FAINT,
-                ha=sides.get(mark, "center"),
-            )
+    bars, cells = [], []
+    for moment in answer.reply.moments:
+        corner = _middle(moment.frame, answer) - cell / 2, line - RIBBON - BETWEEN - BAR * moment.share
+        bars.append(Rectangle(corner, max(cell, 0.012), BAR * moment.share))
+    inks = [colour(clusters[moment.frame]) for moment in answer.reply.moments]
+    axes.add_collection(PatchCollection(bars, facecolors=inks, edgecolors="none"))
+    for frame in range(count):
+        cells.append(Rectangle((_middle(frame, answer) - cell / 2, line - RIBBON), cell, RIBBON))
+    inks = [colour(cluster) for cluster in clusters]
+    axes.add_collection(PatchCollection(cells, facecolors=inks, edgecolors="none"))
+    for mark in range(5 if count else 0):
+        frame = round(mark * (count - 1) / 4)
+        side = {0: "left", 4: "right"}.get(mark, "center")
+        place = _middle(frame, answer), line + 0.17
+        axes.text(*place, clock(answer.times[frame]), fontsize=8.5, color=FAINT, ha=side)
 
 
-def _cut(text: str, most: int) -> str:
+def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "\u2026"
 
 
-def _plain(text: str) -> str:
-    """Without matplotlib's own markup."""
+def _escaped(text: str) -> str:
+    """Return a text without matplotlib's own markup."""
     return text.replace("$", r"\$")

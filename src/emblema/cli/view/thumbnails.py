@@ -16,7 +16,7 @@ QUALITY = 90
 
 
 class Thumbnails:
-    """Copies by the number of their frame; a few kilobytes each."""
+    """Copies of frames by their number, a few kilobytes each."""
 
     def __init__(self) -> None:
         self._held: dict[int, bytes] = {}
@@ -30,7 +30,7 @@ class Thumbnails:
         self._held[frame] = written.getvalue()
 
     def get(self, frame: int) -> Image.Image | None:
-        """A frame's copy; None if there is none."""
+        """Return a frame's copy; None if there is none."""
         held = self._held.get(frame)
         return None if held is None else Image.open(io.BytesIO(held)).convert("RGB")
 
@@ -50,7 +50,7 @@ class Thumbnails:
             raise StoreError(f"{path} cannot be written ({error.strerror}): the stream itself is saved") from error
 
     def load(self, path: Path) -> None:
-        """Take in copies that were saved; a file that is gone or damaged gives none, as they are only shown."""
+        """Add copies that were saved; a file that is missing or damaged gives none, as they are only shown."""
         try:
             with zipfile.ZipFile(path) as folder:
                 self._held |= {int(Path(name).stem): folder.read(name) for name in folder.namelist()}
