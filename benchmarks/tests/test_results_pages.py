@@ -1,0 +1,148 @@
+"""The committed pages of results are what the code makes of the committed figures, pictures aside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+
+import benchmarks.report
+import benchmarks.store.report
+from benchmarks.report import ModelTables, options_text, write_page
+from benchmarks.store.report import markdown
+from benchmarks.store.run import StoreBench
+from benchmarks.stream.report import write_report as write_stream
+from benchmarks.stream.soak.records import Answered, Round, Said
+from benchmarks.stream.soak.verdict import soak_tables
+from benchmarks.table import Bar, Cell, Table
+from benchmarks.vllm.report import page as vllm_page
+from benchmarks.window.report import Measured
+from benchmarks.window.report import write_report as write_window
+from emblema.eval.metrics import Interval, Share
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return found
+
+
+def committed(name: str) -> str:
+    """A committed page without its pictures, which have to lie beside it."""
+    page = RESULTS / name
+    text = page.read_text(encoding="utf-8")
+    for picture in re.findall(r"^!\[.*\]\((.*)\)$", text, re.MULTILINE):
+        assert (page.parent / picture).is_file(), picture
+    return re.sub(r"\n!\[.*\]\(.*\)\n", "", text)
+
+
+def cell_of(value: Any) -> Cell:
+    if not isinstance(value, dict):
+        return value  # type: ignore[no-any-return]
+    known = {name: math.nan if number is None else number for name, number in value.items()}
+    return Interval(**known) if "low" in value else Share(**known)
+
+
+def table_of(data: dict[str, Any]) -> Table:
+    """A table as it was written, without its plots."""
+    bars = tuple(Bar(**{name: value for name, value in bar.items() if name != "holds"}) for bar in data["bars"])
+    rows = tuple(tuple(cell_of(row[column]) for column in data["columns"]) for row in data["rows"])
+    return Table(data["name"], data["title"], data["note"], tuple(data["columns"]), rows, (), bars, data["seconds"])
+
+
+@pytest.fixture
+def measured_there(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have pages say that they were measured where the figures were."""
+
+    def there(data: dict[str, Any]) -> dict[str, Any]:
+        for module in (benchmarks.report, benchmarks.store.report):
+            monkeypatch.setattr(module, "environment", lambda: data["environment"])
+        return data
+
+    return there
+
+
+@pytest.mark.parametrize("folder", ["window", "window-trace", "window-trace-16"])
+def test_windows(folder: str, measured_there: Any, tmp_path: Path) -> None:
+    data = measured_there(read(f"{folder}/window.json"))
+    found = [Measured(row["model"], tuple(map(table_of, row["tables"])), ()) for row in data["rows"]]
+    page = write_window(found, data["asked"], tmp_path)
+    assert page.read_text(encoding="utf-8") == committed(f"{folder}/window.md")
+
+
+def test_streams(measured_there: Any, tmp_path: Path) -> None:
+    data = measured_there(read("stream/stream.json"))
+    tables = [table_of(row) for row in data["rows"]]
+    page = write_stream(data["model"], tables, data["asked"], tmp_path, {})
+    assert page.read_text(encoding="utf-8") == committed("stream/stream.md")
+
+
+def test_soak(measured_there: Any, tmp_path: Path) -> None:
+    data = measured_there(read("soak/soak.json"))
+    model, minutes = str(data["asked"]["model"]), data["seconds"] / 60
+    command = f"`python -m benchmarks soak`: {options_text(data['asked'])}; {minutes:.1f} minutes"
+    tables = tuple(map(table_of, data["tables"]))
+    page = write_page(tmp_path / "soak.md", "A soak of streams", command, [ModelTables(model, tables)])
+    assert page.read_text(encoding="utf-8") == committed("soak/soak.md")
+
+
+def test_the_soak_s_tables_follow_from_its_rounds() -> None:
+    data = read("soak/soak.json")
+    half, kept = Answered(10_000, ((1,),), ((2,),)), [table_of(table) for table in data["tables"]]
+    said = Said([made(Round, row) for row in data["rows"]], 0, half, half, 0, data["seconds"])
+    for before, now in zip(kept, soak_tables(said), strict=True):
+        assert now.columns == before.columns
+        for old, new in zip(before.rows, now.rows, strict=True):
+            if str(new[0]).startswith(("frames that the killed", "megabytes of the saved")):
+                continue
+            assert list(map(number, new)) == list(map(near, old))
+    for old_bar, new_bar in list(zip(kept[0].bars, soak_tables(said)[0].bars, strict=True))[1:]:
+        assert new_bar.value == pytest.approx(old_bar.value, rel=1e-4)
+        assert (new_bar.bound, new_bar.count, new_bar.holds) == (old_bar.bound, old_bar.count, old_bar.holds)
+
+
+def number(cell: Cell) -> Any:
+    return cell.value if isinstance(cell, Share | Interval) else cell
+
+
+def near(cell: Cell) -> Any:
+    found = number(cell)
+    return found if found is None or isinstance(found, str) else pytest.approx(found, rel=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", ["store", "store-quiet/store"])
+def test_stores(name: str, measured_there: Any) -> None:
+    data = measured_there(read(f"{name}.json"))
+    page = markdown(made(StoreBench, data), {})
+    assert page.rstrip("\n") == committed(f"{name}.md").rstrip("\n")
+
+
+def made(kind: Any, data: Any) -> Any:
+    """Plain data as the type that it was made of."""
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{field.name: made(hints[field.name], data[field.name]) for field in dataclasses.fields(kind)})  # type: ignore[operator]
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if data is None else made(inner[0], data)
+    if origin is tuple:
+        each = inner[0] if inner[-1] is Ellipsis else None
+        return tuple(made(each or inner[place], part) for place, part in enumerate(data))
+    if origin is dict:
+        return {name: made(inner[1], part) for name, part in data.items()}
+    return math.nan if kind is float and data is None else data
+
+
+def test_vllm() -> None:
+    data, text = read("vllm.json"), committed("vllm.md")
+    command = re.search(r"^`(.*?)` on", text, re.MULTILINE)
+    assert command is not None
+    page = vllm_page(data, command[1], True)
+    assert re.sub(r"\n!\[.*\]\(.*\)\n", "", page) == text
