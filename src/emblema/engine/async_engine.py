@@ -54,8 +54,7 @@ class AsyncEngine:
 
     async def add(self, source: Any = None, **options: Any) -> Chunk | Clip:
         """As `Engine.add`."""
-        self._refuse_if_closing()
-        return await self._run(lambda: self.engine.add(source, **options))
+        return await self.run(lambda engine: engine.add(source, **options))
 
     async def run(self, work: Callable[[Engine], T]) -> T:
         """Do something with the engine on its own thread, in its turn: `run(lambda engine: engine.files.list())`."""
@@ -64,13 +63,11 @@ class AsyncEngine:
 
     async def encode(self, source: Any, **options: Any) -> tuple[EncodedChunk, ...]:
         """As `Engine.encode`."""
-        self._refuse_if_closing()
-        return await self._run(lambda: self.engine.encode(source, **options))
+        return await self.run(lambda engine: engine.encode(source, **options))
 
     async def prefill(self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any) -> Prefill:
         """As `Engine.prefill`."""
-        self._refuse_if_closing()
-        return await self._run(lambda: self.engine.prefill(parts, strategy, **options))
+        return await self.run(lambda engine: engine.prefill(parts, strategy, **options))
 
     @overload
     async def generate(

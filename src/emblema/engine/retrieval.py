@@ -15,7 +15,7 @@ from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import Strategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.replies import AnsweredRequest, Piece, ReplyState, TextDecoder, TextStream, reply_pieces
-from emblema.session.requests import LinkRequest, LiveTable, Prefill
+from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import Session
 
 Search = Callable[[str], Sequence[Chunk | Clip]]
@@ -192,8 +192,8 @@ class RetrievingReply:
         if max(longer.tokens, longer.next_position) + left > session.adapter.context_length:
             fallback = f"what was found for {query!r} is longer than the context's rest"
             longer, chunks = Prompt.of(front, session.adapter.axes), []
-        live = LiveTable(self.prefill.linked, prompt.tokens + len(since) - 1)
-        self.prefill = session.link(LinkRequest(longer, self._strategy, live=live))
+        table, reused_rows = self.prefill.linked.table, prompt.tokens + len(since) - 1
+        self.prefill = session.link(LinkRequest(longer, self._strategy, table=table, reused_rows=reused_rows))
         usage = self.prefill.usage
         state.found += (AnsweredRequest(query, tuple(chunk.id for chunk in chunks)),)
         state.usage = replace(

@@ -113,13 +113,7 @@ class ChunkBuilder:
     def prepare(
         self, source: Any, *, kind: str | None = None, fps: float = 1.0, frames_per_segment: int = 2
     ) -> PendingMedia:
-        """Load a source and return its pending chunks; nothing is encoded yet.
-
-        Args:
-            source: a path, bytes or address of media, a picture or an array.
-            kind: `image`, `video`, `document` or `audio`; told by the content if None.
-            fps: frames a second to sample a video at.
-            frames_per_segment: frames of a video in one chunk.
+        """Load a source and return its pending chunks; nothing is encoded yet. Arguments are those of `Engine.add`.
 
         Raises:
             MediaError: the source cannot be read, is outside the limits, or the kind is unknown.

@@ -48,7 +48,8 @@ class FidelityLogs:
         if self._folder is None:
             return
         try:
-            write(self._folder / f"{owner}.json", own)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self._folder / f"{owner}.json", [json.dumps(own.to_json()).encode()])
         except OSError as error:
             log.warning("the measurements of %s were not saved: %s", owner[:12], error)
 
@@ -85,12 +86,6 @@ def read_all(folder: Path) -> dict[str, FidelityLog]:
         StoreError: one is damaged.
     """
     return {path.stem: read(path) for path in sorted((folder / FOLDER).glob("*.json"))}
-
-
-def write(path: Path, fidelity: FidelityLog) -> None:
-    """Write a log whole, in place of an earlier file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [json.dumps(fidelity.to_json()).encode()])
 
 
 def _opened(path: Path) -> FidelityLog:

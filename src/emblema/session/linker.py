@@ -90,7 +90,7 @@ class Linker:
 
     def _context(self, request: LinkRequest, model: str, rows: Mapping[str, KVRows]) -> LinkContext:
         """Look-ups of one link; a continued table has no use for a kept prefix."""
-        prefixes = None if request.live is not None else self._prefixes(model)
+        prefixes = None if request.table is not None else self._prefixes(model)
         stored = Knowledge(
             model,
             self.adapter.layouts,
@@ -103,12 +103,11 @@ class Linker:
         context.add(_repairs(request.prompt))
         return context
 
-    def _link(self, request: LinkRequest, asked: Strategy, context: LinkContext, recaptured: int) -> Prefill:
+    def _link(self, request: LinkRequest, strategy: Strategy, context: LinkContext, recaptured: int) -> Prefill:
         """Plan, form what is missing and plan again, execute, remember.
 
         A plan that the executor cannot carry out falls back to `full`.
         """
-        strategy = asked
         plan = _plan(strategy, request, context)
         refusal = self.executor.refusal(plan)
         if refusal is not None:
@@ -119,7 +118,8 @@ class Linker:
             artifacts, formed_rows = form_missing(self.executor, request.prompt, plan, context)
             self._keep_artifacts(artifacts)
             plan = _plan(strategy, request, context)
-        linked = self._execute(plan, request, context)
+        job = LinkJob(plan, request.prompt, context.resources, request.reused_rows)
+        linked = self.executor.run(job, table=request.table, reserve=request.reserve)
         usage = Usage.of(
             plan,
             linked.trace,
@@ -134,13 +134,6 @@ class Linker:
             self.policy_runtime.learn(replace(request, strategy=strategy), prefill, context.knowledge)
         return prefill
 
-    def _execute(self, plan: LinkPlan, request: LinkRequest, context: LinkContext) -> LinkedTable:
-        live = request.live
-        job = LinkJob(plan, request.prompt, context.resources, request.reused_rows)
-        if live is None:
-            return self.executor.run(job, reserve=request.reserve)
-        return self.executor.run(job, table=live.linked.table)
-
     def _keep_artifacts(self, artifacts: Mapping[PatchKey, Artifact]) -> None:
         for key, artifact in artifacts.items():
             kept = self.store.put_patch(key, artifact)
@@ -150,7 +143,7 @@ class Linker:
     def _keep_prefix(self, request: LinkRequest, prefill: Prefill, context: LinkContext) -> None:
         """Keep an exact prompt as a prefix; a chunk deleted meanwhile must not live on in it."""
         prompt = request.prompt
-        if request.live is None and prefill.plan.exact and not prompt.slid_rows and self._all_held(request):
+        if request.table is None and prefill.plan.exact and not prompt.slid_rows and self._all_held(request):
             prefixes = self._prefixes(context.knowledge.model)
             prefixes.put(segments_of(prompt), _copied(prefill.linked, prompt.tokens))
 
@@ -192,7 +185,7 @@ def _canonical_chunks(prompt: Prompt) -> dict[str, Chunk]:
 
 def _plan(strategy: Strategy, request: LinkRequest, context: LinkContext) -> LinkPlan:
     plan = strategy.plan(request.prompt, context.knowledge)
-    return plan if request.live is None else plan.after(request.reused_rows)
+    return plan if request.table is None else plan.after(request.reused_rows)
 
 
 def _repairs(prompt: Prompt) -> dict[PatchKey, Patch]:

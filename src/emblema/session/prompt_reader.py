@@ -1,10 +1,10 @@
 """Reading a prompt: what a caller gives (parts, or messages in OpenAI's form) becomes parts of text and chunks."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from PIL import Image
 
@@ -36,10 +36,8 @@ Message = Mapping[str, Any]
 PromptLike = str | Sequence[PromptPart] | Sequence[Message]
 
 
-class MediaReader(Protocol):
-    """Reads media of a prompt, a source or a piece that the encoder made, and returns a part for each chunk."""
-
-    def __call__(self, source: Any, *, kind: str | None = None) -> Sequence[ChunkPart]: ...
+MediaReader = Callable[[Any, str | None], Sequence[ChunkPart]]
+"""Reads a source of media, or a piece that the encoder made, of a kind or of any; returns a part for each chunk."""
 
 
 def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, ...]:
@@ -57,9 +55,9 @@ def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, .
     if isinstance(part, SlidPart) and isinstance(part.piece, Chunk | Clip):
         return tuple(ChunkPart(item.chunk, slid=True) for item in items_of(part.piece) if isinstance(item, ChunkPart))
     if read is not None and isinstance(part, EncodedChunk | Path | Image.Image):
-        return tuple(read(part))
+        return tuple(read(part, None))
     if read is not None and isinstance(part, list | tuple) and part and isinstance(part[0], EncodedChunk):
-        return tuple(item for piece in part for item in read(piece))
+        return tuple(item for piece in part for item in read(piece, None))
     if isinstance(part, list | tuple) and all(type(token) is int and 0 <= token < 2**63 for token in part):
         return (tuple(part),)
     raise PromptError(
@@ -121,7 +119,7 @@ def _items_of_content(item: Any, index: int, read: MediaReader) -> tuple[Item, .
                 return items_of(source)
             if name.endswith("_url") and not (isinstance(source, str) and is_address(source)):
                 raise PromptError(f"message {index} has an {name} that is no http, https or data address")
-            return tuple(read(source, kind=media))
+            return tuple(read(source, media))
     raise PromptError(
         f"message {index} has a content item of type {kind!r}: use text, image, image_url, video or video_url"
     )

@@ -11,14 +11,7 @@ from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.link.trace import LinkTrace, Usage
-
-
-@dataclass(frozen=True, slots=True)
-class LiveTable:
-    """A table that decoding has written to; its first `rows` rows are those of a continued prompt."""
-
-    linked: LinkedTable
-    rows: int
+from emblema.models.table import KVTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +22,8 @@ class LinkRequest:
         prompt: the prompt as rows.
         strategy: a strategy, or its name.
         reserve: rows to keep room for after the prompt.
-        live: a table to continue; None begins a new one.
+        table: a linked table to continue; None begins a new one.
+        reused_rows: rows at the prompt's front that the table holds.
         inline_media: whether parts without rows are media that came with the prompt, to be made into chunks if they
             come again. A window's are its own.
         began: `time.perf_counter` at the caller's call; time to first token counts from it.
@@ -38,14 +32,10 @@ class LinkRequest:
     prompt: Prompt
     strategy: str | Strategy = "auto"
     reserve: int = 0
-    live: LiveTable | None = None
+    table: KVTable | None = None
+    reused_rows: int = 0
     inline_media: bool = False
     began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def reused_rows(self) -> int:
-        """Rows at the prompt's front that the live table holds."""
-        return 0 if self.live is None else self.live.rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ class Session:
         builder = self.chunk_builder
         made: dict[str, ChunkPart] = {}
 
-        def read(source: Any, *, kind: str | None = None) -> Sequence[ChunkPart]:
+        def read(source: Any, kind: str | None) -> Sequence[ChunkPart]:
             if isinstance(source, EncodedChunk):
                 return [builder.part_of(builder.encoded(source))]
             pending = builder.prepare(source, kind=kind).chunks
