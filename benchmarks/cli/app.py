@@ -212,9 +212,8 @@ def deficit(
 
     folder, figures = report_places(report, json, "deficit.json")
     screen = console(plain)
-    from benchmarks.deficit.measure import measure, measure_untrained
+    from benchmarks.deficit.measure import DeficitOptions, measure, measure_untrained
     from benchmarks.deficit.report import data, write
-    from benchmarks.deficit.result import DeficitOptions
     from benchmarks.models import model_source
     from emblema.eval.figures import write_figures
 

@@ -14,7 +14,7 @@ from emblema.link.taken_rows import Resources
 from emblema.store.keys import ArtifactKind, PatchKey
 
 
-def of_subject(subject: Subject) -> dict[str, float]:
+def depth_figures(subject: Subject) -> dict[str, float]:
     """Per layer, the deficit's relative norm, and its two parts: conditioning, and position with the opening text."""
     blocked, _, _ = behind(subject.adapter, subject.front, subject.antecedents)
     figures: dict[str, float] = {}
@@ -29,7 +29,7 @@ def of_subject(subject: Subject) -> dict[str, float]:
     return figures
 
 
-def of_case(case: Case) -> dict[str, CaseAnswer]:
+def depth_answers(case: Case) -> dict[str, CaseAnswer]:
     """The deficit added in one layer alone, in the deepest and the shallowest layers; layers run again in context."""
     deficits, layers = case.subject.deficits, case.subject.layers
     found = {}
@@ -40,12 +40,12 @@ def of_case(case: Case) -> dict[str, CaseAnswer]:
         found[f"shallowest/{count}"] = case.ask(_from(deficits, 0, count))
     if case.subject.adapter.supports_layerwise:
         for count in range(1, layers + 1):
-            found[f"reprefill/{count}"] = reprefill(case, layers - count)
+            found[f"reprefill/{count}"] = reprefill_from(case, layers - count)
             found[f"reprefill shallow/{count}"] = _refreshed(case, count)
     return found
 
 
-def reprefill(case: Case, cut: int) -> CaseAnswer:
+def reprefill_from(case: Case, cut: int) -> CaseAnswer:
     """The chunk run again in context from layer `cut` on, from the residual stream that it has alone."""
     subject = case.subject
     if cut == 0:
@@ -99,8 +99,9 @@ def _begun(
 def _refreshed(case: Case, count: int) -> CaseAnswer:
     subject = case.subject
     shallow = RowRange(*subject.segment.rows, RowSource.COMPUTED, (0, count))
-    origin = ChunkOrigin(subject.chunk.id)
-    deep = replace(shallow, source=RowSource.TAKEN, layers=(count, subject.layers), origin=origin)
+    deep = replace(
+        shallow, source=RowSource.TAKEN, layers=(count, subject.layers), origin=ChunkOrigin(subject.chunk.id)
+    )
     return case.run([shallow] if count == subject.layers else [shallow, deep])
 
 

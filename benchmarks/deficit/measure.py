@@ -1,28 +1,30 @@
 """One model through every measurement: half of the items teach what is pooled or fitted, the other half is held out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.deficit import (
-    depth,
-    insights,
-    isolation,
-    link,
-    negatives,
-    rank,
-    selectors,
-    shared,
-    slots,
-    tokens,
-    ulp,
-)
 from benchmarks.deficit.answerlog import BLIND, FULL, MULTI, AnswerLog
-from benchmarks.deficit.gather import ItemCases, forget, gather, grey, items_of
-from benchmarks.deficit.result import DeficitOptions, DeficitResult, Examples, facts
+from benchmarks.deficit.cases import Controls, ItemCases, controls_of, forget, gather, grey, isolation_answers, items_of
+from benchmarks.deficit.depth import depth_answers, depth_figures, injected
+from benchmarks.deficit.negatives import (
+    Linear,
+    both,
+    explained,
+    fit_operator,
+    fit_seed,
+    operated,
+    seeded,
+    shallow_layers,
+    sink_answer,
+)
+from benchmarks.deficit.rank import Pool, basis_answers, pool_of, rank_answers, rank_figures, slot_answers
+from benchmarks.deficit.rows import attention_figures, relocation_figures, rounding_figures
+from benchmarks.deficit.selectors import recall_figures, redundancy, selector_answers
 from benchmarks.deficit.subject import Case, CaseAnswer, Subject
+from benchmarks.deficit.tokens import link_figures, token_answers, token_figures
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.eval.metrics import divergence
@@ -31,8 +33,98 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.link.policy.policy import Policy
 
+LEAST = 4
+"""Items from which half can teach and half be held out."""
 TAUGHT = 16
 """Items of the teaching half that are kept in memory, at most."""
+Guesses = dict[str, list[LayerRows]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What kind of model was measured; `widths` are numbers kept per token and layer, keys and values apart."""
+
+    name: str
+    family: str
+    kind: str
+    layers: int
+    widths: tuple[int, int]
+    heads: int
+    experts: int
+    rotary: str
+
+
+@dataclass
+class Examples:
+    """Arrays for figures, of the first held-out item: planes [layers, features, tokens], and curves by token."""
+
+    planes: np.ndarray | None = None
+    attention: np.ndarray | None = None
+    moved: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DeficitOptions:
+    """What to measure on: items of a task, and the task whose directions are carried to it.
+
+    Attributes:
+        questions: multi-hop questions an item; one single-hop question stands beside them.
+
+    Raises:
+        EmblemaError: too few items or questions, or a task that there is not.
+    """
+
+    task: str = "maps"
+    carried: str = "clip"
+    seed: int = 0
+    items: int = 40
+    questions: int = 2
+
+    def __post_init__(self) -> None:
+        if self.items < LEAST:
+            raise EmblemaError(f"--items {self.items}: give {LEAST} or more; half of them teach, half are held out")
+        if self.questions < 1:
+            raise EmblemaError(f"{self.questions} questions an item: give one or more")
+        for task in (self.task, self.carried):
+            items_of(task, self.seed, 1)
+
+
+@dataclass
+class DeficitResult:
+    """One model's log, with what it was measured on.
+
+    Attributes:
+        pairs: for each chunk, its deficit's relative size and what `redundancy` sets beside it.
+        left_out: items that had no chunk behind another.
+        binds: False for a model that was taken along because it should not.
+    """
+
+    model: ModelFacts
+    wanted: DeficitOptions
+    log: AnswerLog
+    examples: Examples
+    pairs: list[tuple[float, dict[str, float]]]
+    left_out: int = 0
+    binds: bool = True
+
+
+def facts(engine: Engine, name: str) -> ModelFacts:
+    """What an engine holds."""
+    adapter = engine.adapter
+    layout = adapter.layouts[-1]
+    band, config = layout.rotary, adapter.config
+    experts = next(
+        (int(getattr(config, key)) for key in ("n_routed_experts", "num_experts", "num_local_experts")
+         if getattr(config, key, None)), 0)  # fmt: skip
+    axes = 1 if band is None else len(set(band.axes))
+    rotary = "none"
+    if band is not None:
+        width = layout.keys[1] if band.slot == "keys" else layout.values[1]
+        rotary = f"{band.pairing}, {band.width} of {width} rotated, {axes} axes"
+    return ModelFacts(
+        name, adapter.family, layout.kind, len(adapter.layouts),
+        (layout.keys[0] * layout.keys[1], layout.values[0] * layout.values[1]), layout.keys[0], experts, rotary,
+    )  # fmt: skip
 
 
 def measure(
@@ -95,15 +187,15 @@ class _DeficitRun:
             self.result.left_out += 1
             return
         if not teaching and not self.brief and self.lessons is None and self.taught:
-            fitted = negatives.seed(self.taught)
-            self.lessons = Lessons(tuple(self.taught), shared.pool(self.taught), self._carried, fitted)
+            fitted = fit_seed(self.taught)
+            self.lessons = Lessons(tuple(self.taught), pool_of(self.taught), self._carried, fitted)
         note_subject(self.result, found, self.brief)
         lessons = None if teaching else self.lessons
         guesses: dict[int, Guesses] = {}
-        controls: dict[int, isolation.Controls] = {}
+        controls: dict[int, Controls] = {}
         for case in found.cases:
             if id(case.subject) not in controls:
-                controls[id(case.subject)] = isolation.controls(case.subject, self.filler)
+                controls[id(case.subject)] = controls_of(case.subject, self.filler)
             answers = basics(case, controls[id(case.subject)])
             if case.hop == MULTI and not self.brief:
                 answers |= structure(case)
@@ -119,16 +211,16 @@ class _DeficitRun:
             forget(self.engine, found.chunks)
 
 
-def basics(case: Case, controls: isolation.Controls) -> dict[str, CaseAnswer]:
+def basics(case: Case, controls: Controls) -> dict[str, CaseAnswer]:
     """Re-prefill, blind reuse, the isolation and the ranks."""
     found = {FULL: case.conditioned(), BLIND: case.blind(), "raw": case.blind(relocated=False)}
-    return found | isolation.of_case(case, controls) | rank.of_case(case)
+    return found | isolation_answers(case, controls) | rank_answers(case)
 
 
 def structure(case: Case) -> dict[str, CaseAnswer]:
     """What needs no other items."""
-    found = depth.of_case(case) | tokens.of_case(case) | slots.of_case(case) | selectors.of_case(case)
-    return found | {"sink": negatives.sink(case)}
+    found = depth_answers(case) | token_answers(case) | slot_answers(case) | selector_answers(case)
+    return found | {"sink": sink_answer(case)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,32 +228,29 @@ class Lessons:
     """What the teaching half leaves: its subjects, pooled and carried directions, the fit from shallow layers."""
 
     subjects: tuple[Subject, ...]
-    pooled: shared.Pool
-    carried: shared.Pool | None
-    fitted: negatives.Linear
-
-
-Guesses = dict[str, list[LayerRows]]
+    pooled: Pool
+    carried: Pool | None
+    fitted: Linear
 
 
 def guess(log: AnswerLog, subject: Subject, lessons: Lessons) -> Guesses:
     """Deficits guessed without the subject's own conditioned forward, and how much of the true ones they explain."""
     guesses = {
-        "linear operator": negatives.operated(subject, negatives.operator(subject, lessons.subjects)),
-        "shallow seed": negatives.seeded(subject, lessons.fitted),
+        "linear operator": operated(subject, fit_operator(subject, lessons.subjects)),
+        "shallow seed": seeded(subject, lessons.fitted),
     }
     for name, deltas in guesses.items():
-        first = negatives.shallow(subject) if name == "shallow seed" else 0
-        log.value(subject.episode, {f"explained/{name}": negatives.explained(subject, deltas, first)})
+        first = shallow_layers(subject) if name == "shallow seed" else 0
+        log.value(subject.episode, {f"explained/{name}": explained(subject, deltas, first)})
     return guesses
 
 
 def held_out(case: Case, lessons: Lessons, guesses: Guesses) -> dict[str, CaseAnswer]:
     """What the teaching half pooled or fitted, on a held-out item."""
     subject = case.subject
-    found = shared.of_case(case, lessons.pooled, lessons.carried)
+    found = basis_answers(case, lessons.pooled, lessons.carried)
     found |= {name: case.ask(deltas) for name, deltas in guesses.items()}
-    cut = negatives.shallow(subject)
+    cut = shallow_layers(subject)
     found["true shallow only"] = case.ask([one if at < cut else None for at, one in enumerate(subject.deficits)])
     return found
 
@@ -169,25 +258,20 @@ def held_out(case: Case, lessons: Lessons, guesses: Guesses) -> dict[str, CaseAn
 def note_subject(result: DeficitResult, found: ItemCases, brief: bool) -> None:
     """Figures of an item's chunk."""
     subject, log = found.subject, result.log
-    figures = rank.of_subject(subject)
+    figures = rank_figures(subject)
     if not brief:
         case = next((one for one in found.cases if one.subject is subject), found.cases[-1])
-        seen, attention, moved = insights.of_case(case)
-        together = selectors.redundancy(subject)
+        seen, attention, moved = attention_figures(case)
+        together = redundancy(subject)
         result.pairs.append((together.pop("size"), together))
-        for part in (depth.of_subject(subject), depth.injected(case), tokens.of_subject(subject),
-                     link.of_subject(subject), selectors.of_subject(subject), ulp.of_subject(subject),
-                     ulp.relocation(subject), seen, together):  # fmt: skip
+        for part in (depth_figures(subject), injected(case), token_figures(subject),
+                     link_figures(subject), recall_figures(subject), rounding_figures(subject),
+                     relocation_figures(subject), seen, together):  # fmt: skip
             figures |= part
         if result.examples.planes is None:
-            sizes = [torch.cat((rank.matrix(one.keys), rank.matrix(one.values)), dim=1) for one in subject.deficits]
-            norms = [torch.cat((rank.matrix(one.keys), rank.matrix(one.values)), dim=1) for one in subject.conditioned]
-            result.examples.planes = np.stack(
-                [
-                    (one.abs() / own.square().mean().sqrt()).T.cpu().numpy()
-                    for one, own in zip(sizes, norms, strict=True)
-                ]
-            )
+            pairs = zip(subject.deficits, subject.conditioned, strict=True)
+            planes = [both(delta).abs() / both(rows).square().mean().sqrt() for delta, rows in pairs]
+            result.examples.planes = np.stack([plane.T.cpu().numpy() for plane in planes])
             result.examples.attention = attention
         result.examples.moved.append(moved)
     log.value(subject.episode, figures)
@@ -204,7 +288,7 @@ def note_case(log: AnswerLog, case: Case, found: dict[str, CaseAnswer]) -> None:
     )
 
 
-def carried_pool(engine: Engine, wanted: DeficitOptions, items: int) -> shared.Pool | None:
+def carried_pool(engine: Engine, wanted: DeficitOptions, items: int) -> Pool | None:
     """Directions pooled over another task's items; None where it has no chunk behind another."""
     subjects: list[Subject] = []
     chunks: list[Chunk] = []
@@ -213,6 +297,6 @@ def carried_pool(engine: Engine, wanted: DeficitOptions, items: int) -> shared.P
         if found is not None:
             subjects.append(found.subject)
             chunks += found.chunks
-    pooled = shared.pool(subjects) if subjects else None
+    pooled = pool_of(subjects) if subjects else None
     forget(engine, chunks)
     return pooled

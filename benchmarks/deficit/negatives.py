@@ -31,14 +31,14 @@ class Linear:
         return (_with_one(features).double() @ self.weights[layer]).float()
 
 
-def sink(case: Case) -> CaseAnswer:
+def sink_answer(case: Case) -> CaseAnswer:
     """The first four rows computed in context: what a boundary fix can do."""
     rows = torch.zeros(case.subject.chunk.tokens, dtype=torch.bool)
     rows[:SINK_TOKENS] = True
     return again(case, rows)
 
 
-def operator(subject: Subject, others: Sequence[Subject]) -> Linear:
+def fit_operator(subject: Subject, others: Sequence[Subject]) -> Linear:
     """What these antecedents do to a chunk, as one linear map a layer, learned from other chunks behind them."""
     inputs: list[list[Tensor]] = [[] for _ in range(subject.layers)]
     outputs: list[list[Tensor]] = [[] for _ in range(subject.layers)]
@@ -55,7 +55,7 @@ def operated(subject: Subject, fitted: Linear) -> list[LayerRows]:
     return [apart(fitted(layer, both(rows)), rows) for layer, rows in enumerate(subject.canonical)]
 
 
-def seed(subjects: Sequence[Subject]) -> Linear:
+def fit_seed(subjects: Sequence[Subject]) -> Linear:
     """From the shallow half's deficits and a layer's canonical rows to that layer's deficit, over many items."""
     layers = subjects[0].layers
     return Linear(
@@ -71,14 +71,14 @@ def seed(subjects: Sequence[Subject]) -> Linear:
 
 def seeded(subject: Subject, fitted: Linear) -> list[LayerRows]:
     """True deficits in the shallow half of the layers, predicted ones in the deep half."""
-    first = shallow(subject)
+    first = shallow_layers(subject)
     return [
         delta if layer < first else apart(fitted(layer, _seen(subject, layer)), rows)
         for layer, (delta, rows) in enumerate(zip(subject.deficits, subject.canonical, strict=True))
     ]
 
 
-def shallow(subject: Subject) -> int:
+def shallow_layers(subject: Subject) -> int:
     """Layers of the shallow half, the first that has a deficit among them."""
     return min(max(2, subject.layers // 2), subject.layers - 1)
 
@@ -109,7 +109,7 @@ def apart(joined: Tensor, like: LayerRows) -> LayerRows:
 
 
 def _seen(subject: Subject, layer: int) -> Tensor:
-    seeds = [both(one) for one in subject.deficits[: shallow(subject)]]
+    seeds = [both(one) for one in subject.deficits[: shallow_layers(subject)]]
     return torch.cat((both(subject.canonical[layer]), *seeds), dim=1)
 
 

@@ -1,4 +1,9 @@
-"""How many directions the deficit has, and how many of them the answer needs (Kamera, section 4 and C.2)."""
+"""How many directions the deficit has, and which of them the answer needs (Kamera, sections 3, 4 and C.2).
+
+The patch cut to a rank, on one slot alone, and on directions pooled over other items, of this task or another.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -6,12 +11,22 @@ from torch import Tensor
 
 from benchmarks.deficit.subject import Case, CaseAnswer, Subject
 from emblema.kv.layout import LayerRows
+from emblema.kv.patch import Factors, LayerPatch, Patch, form_patch
+from emblema.link.forming import Directions, pooled_directions, project
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ENERGY = 0.9
 NOISE = 1e-4
 """Relative norm under which a layer has no deficit to speak of: the first layer's rows depend on nothing in front."""
 SLOTS = ("keys", "values")
+THIN = 16
+SLOT_NAMES = {"heads": ("keys", "values"), "latent": ("latent", "rotary key")}
+BASIS_RANKS = (4, 16, 32)
+KEPT_DIRECTIONS = 64
+"""Directions that each item leaves to the pool."""
+POOLED_SUBJECTS = 16
+"""Items that a pool is made of, at most."""
+Pool = list[Directions | None]
 
 
 def ranks_of(subject: Subject) -> list[int]:
@@ -19,7 +34,7 @@ def ranks_of(subject: Subject) -> list[int]:
     return [rank for rank in RANKS if rank < subject.full_rank] + [subject.full_rank]
 
 
-def of_subject(subject: Subject) -> dict[str, float]:
+def rank_figures(subject: Subject) -> dict[str, float]:
     """Per layer and slot: directions that hold 90 % of the energy, also as a share of the tokens; energy by rank."""
     figures: dict[str, float] = {"tokens": subject.chunk.tokens}
     for layer, (delta, rows) in enumerate(zip(subject.deficits, subject.conditioned, strict=True)):
@@ -41,7 +56,7 @@ def of_subject(subject: Subject) -> dict[str, float]:
     return figures
 
 
-def of_case(case: Case) -> dict[str, CaseAnswer]:
+def rank_answers(case: Case) -> dict[str, CaseAnswer]:
     """The answer with the patch cut to each rank; the last is full rank."""
     subject = case.subject
     found = {f"rank/{rank}": case.patched(subject.patch, rank) for rank in ranks_of(subject)[:-1]}
@@ -71,3 +86,82 @@ def directions(weights: Tensor, share: float = ENERGY) -> int:
 def relative(delta: LayerRows, rows: LayerRows) -> dict[str, float]:
     """Norms of a deficit over the norms of the rows, by slot."""
     return {slot: float(getattr(delta, slot).norm() / getattr(rows, slot).norm()) for slot in SLOTS}
+
+
+def slot_answers(case: Case) -> dict[str, CaseAnswer]:
+    """The patch on one slot of every layer, at full rank and at rank 16; the rotated and the fixed part of keys apart.
+
+    Where only a part of each key is rotated, and for a latent cache, position and content are apart already.
+    """
+    subject = case.subject
+    found = {}
+    for place, name in enumerate(slot_names(subject)):
+        for label, rank in (("full", subject.full_rank), (str(THIN), THIN)):
+            found[f"{name} only/{label}"] = case.patched(one_slot(subject.patch, place), rank)
+    layouts = subject.adapter.layouts
+    if all(one.rotary is not None and one.rotary.slot == "keys" for one in layouts) and any(
+        one.rotary is not None and one.rotary.width < one.keys[1] for one in layouts
+    ):
+        found["rotated keys only/full"] = case.ask(_band(subject, rotated=True))
+        found["fixed keys only/full"] = case.ask(_band(subject, rotated=False))
+    return found
+
+
+def slot_names(subject: Subject) -> tuple[str, str]:
+    """What the two slots are called, by the kind of cache."""
+    return SLOT_NAMES[subject.adapter.layouts[0].kind]
+
+
+def one_slot(patch: Patch, place: int) -> Patch:
+    """The patch on the first or the second slot alone."""
+
+    def nothing(factors: Factors) -> Factors:
+        return Factors(factors.left[:, :0], factors.right[:0])
+
+    return Patch(
+        tuple(
+            None
+            if one is None
+            else LayerPatch(
+                one.keys if place == 0 else nothing(one.keys), one.values if place == 1 else nothing(one.values)
+            )
+            for one in patch.layers
+        )
+    )
+
+
+def _band(subject: Subject, *, rotated: bool) -> list[LayerRows]:
+    kept = []
+    for layout, delta in zip(subject.adapter.layouts, subject.deficits, strict=True):
+        mask = delta.keys.new_zeros(delta.keys.shape[2])
+        if layout.rotary is not None:
+            mask[layout.rotary.start : layout.rotary.start + layout.rotary.width] = 1
+        kept.append(LayerRows(delta.keys * (mask if rotated else 1 - mask), delta.values * 0))
+    return kept
+
+
+def pool_of(subjects: Sequence[Subject]) -> Pool:
+    """The leading directions of several subjects' deficits, per layer."""
+    kept = [
+        form_patch(one.deficits, min(KEPT_DIRECTIONS, one.full_rank), one.adapter.dtype)
+        for one in subjects[:POOLED_SUBJECTS]
+    ]
+    return pooled_directions(kept, max(BASIS_RANKS))
+
+
+def basis_answers(case: Case, own: Pool, carried: Pool | None) -> dict[str, CaseAnswer]:
+    """The deficit as coefficients on pooled directions; `rank/M` is what the item's own directions give."""
+    found = {}
+    for rank in BASIS_RANKS:
+        if rank > case.subject.full_rank:
+            continue
+        found[f"pooled basis/{rank}"] = _on(case, own, rank)
+        if carried is not None:
+            found[f"carried basis/{rank}"] = _on(case, carried, rank)
+    return found
+
+
+def _on(case: Case, directions: Pool, rank: int) -> CaseAnswer:
+    cut = [None if one is None else (one[0][:rank], one[1][:rank]) for one in directions]
+    patch = project(case.subject.deficits, cut, case.subject.adapter.dtype)
+    return case.patched(patch, rank)

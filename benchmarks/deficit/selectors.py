@@ -11,11 +11,13 @@ from benchmarks.deficit.rank import matrix
 from benchmarks.deficit.subject import Case, CaseAnswer, Subject, alone, chunk_of, masked
 from benchmarks.deficit.tokens import token_energies
 
+REDUNDANCY = ("motion", "similarity", "embedding difference")
+"""What `redundancy` sets beside a deficit's size."""
 PERCENT = 25
 """Share of the tokens that each selector names."""
 
 
-def of_subject(subject: Subject) -> dict[str, float]:
+def recall_figures(subject: Subject) -> dict[str, float]:
     """Of the quarter of tokens with the largest deficit, the share that each signal's own quarter holds."""
     count = ceil(subject.chunk.tokens * PERCENT / 100)
     true = set(token_energies(subject).topk(count).indices.tolist())
@@ -25,7 +27,7 @@ def of_subject(subject: Subject) -> dict[str, float]:
     }
 
 
-def of_case(case: Case) -> dict[str, CaseAnswer]:
+def selector_answers(case: Case) -> dict[str, CaseAnswer]:
     """True rows for the quarter of tokens that a signal names."""
     subject = case.subject
     count = ceil(subject.chunk.tokens * PERCENT / 100)
@@ -101,8 +103,3 @@ def _energy(subject: Subject, layer: int) -> Tensor:
     one = subject.deficits[layer]
     energy: Tensor = (one.keys.square().sum(dim=(0, 2)) + one.values.square().sum(dim=(0, 2))).cpu()
     return energy
-
-
-def redundancy_names() -> tuple[str, ...]:
-    """What `redundancy` sets beside a deficit's size."""
-    return ("motion", "similarity", "embedding difference")

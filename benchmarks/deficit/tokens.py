@@ -1,4 +1,4 @@
-"""How the deficit spreads over tokens and heads (Kamera, section 4 and C.3)."""
+"""How the deficit spreads over tokens and heads, and how few antecedent keys carry it (Kamera, sections 4 and C.3)."""
 
 from itertools import groupby
 from math import ceil
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.deficit.rank import directions, singular
 from benchmarks.deficit.subject import Case, CaseAnswer, Subject, masked
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import ChunkOrigin, RowRange, RowSource
@@ -20,7 +21,7 @@ CELLS = (10, 25, 50, 75)
 ENERGY = 0.9
 
 
-def of_subject(subject: Subject) -> dict[str, float]:
+def token_figures(subject: Subject) -> dict[str, float]:
     """Shares of tokens and of (layer, head) cells that hold 90 % of the deficit's energy."""
     cells = cell_energies(subject.deficits)
     return {
@@ -29,7 +30,7 @@ def of_subject(subject: Subject) -> dict[str, float]:
     }
 
 
-def of_case(case: Case) -> dict[str, CaseAnswer]:
+def token_answers(case: Case) -> dict[str, CaseAnswer]:
     """True rows for the tokens of largest deficit, for the first tokens, and for the cells of largest deficit."""
     subject = case.subject
     best = token_energies(subject).argsort(descending=True)
@@ -103,3 +104,24 @@ def again(case: Case, rows: Tensor) -> CaseAnswer:
             origin = ChunkOrigin(subject.chunk.id, held[0])
             ranges.append(RowRange(first, stop, RowSource.TAKEN, (0, layers), origin))
     return case.run(ranges)
+
+
+def link_figures(subject: Subject) -> dict[str, float]:
+    """Per layer, of the attention that the chunk's rows pay to antecedents' keys in the conditioned forward:
+
+    how many keys carry 90 % of it, their share of the keys, the directions that hold 90 % of its energy, and how much
+    of all attention it is.
+    """
+    rows = [row for start, stop in subject.antecedents for row in range(start, stop)]
+    figures: dict[str, float] = {"antecedent keys": len(rows)}
+    for layer, weights in sorted(subject.seen.attention.items()):
+        own = weights[:, torch.tensor(rows, device=weights.device)].float().cpu()
+        share = needed(own.sum(dim=0))
+        figures[f"landmarks/{layer}"] = share * len(rows)
+        figures[f"landmarks per key/{layer}"] = share
+        figures[f"link rank/{layer}"] = directions(singular(own))
+        figures[f"link mass/{layer}"] = float(own.sum() / weights.sum())
+    found = [value for name, value in figures.items() if name.startswith("landmarks/")]
+    if found:
+        figures["landmarks/mean"] = sum(found) / len(found)
+    return figures

@@ -5,14 +5,13 @@ import pytest
 import torch
 
 from benchmarks.deficit.answerlog import BLIND, FULL, MULTI, AnswerLog
-from benchmarks.deficit.findings import Finding, found
-from benchmarks.deficit.insights import THRESHOLDS
+from benchmarks.deficit.findings import Finding, findings
+from benchmarks.deficit.measure import DeficitOptions, DeficitResult, Examples, ModelFacts
 from benchmarks.deficit.negatives import apart, both
 from benchmarks.deficit.rank import directions, singular
 from benchmarks.deficit.recorder import Recording
-from benchmarks.deficit.result import DeficitOptions, DeficitResult, Examples, ModelFacts
+from benchmarks.deficit.rows import THRESHOLDS, in_ulp
 from benchmarks.deficit.tokens import chosen, needed
-from benchmarks.deficit.ulp import in_ulp
 from emblema.kv.layout import LayerRows
 
 
@@ -141,7 +140,7 @@ def result_of(losses: dict[str, list[float]], items: int = 12) -> DeficitResult:
 
 
 def by_name(result: DeficitResult) -> dict[str, Finding]:
-    return {one.name: one for one in found(result, "slid")}
+    return {one.name: one for one in findings(result, "slid")}
 
 
 def test_plateau_and_budgets_are_the_first_that_reach_their_bound() -> None:

@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.deficit.answerlog import BLIND, MULTI, SLID
-from benchmarks.deficit.measure import measure, measure_untrained
+from benchmarks.deficit.measure import DeficitOptions, DeficitResult, measure, measure_untrained
 from benchmarks.deficit.report import data, write
-from benchmarks.deficit.result import DeficitOptions, DeficitResult
 from benchmarks.report import labels_of, models_of, report_places
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError

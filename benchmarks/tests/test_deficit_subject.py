@@ -5,21 +5,24 @@ from functools import cache
 import pytest
 import torch
 
-from benchmarks.deficit import (
-    depth,
-    insights,
-    isolation,
-    link,
-    negatives,
-    rank,
-    selectors,
-    shared,
-    slots,
-    tokens,
-    ulp,
+from benchmarks.deficit.cases import controls_of, filled, isolation_answers
+from benchmarks.deficit.depth import depth_answers, depth_figures, injected
+from benchmarks.deficit.negatives import explained, fit_operator, fit_seed, operated, seeded, shallow_layers
+from benchmarks.deficit.rank import (
+    BASIS_RANKS,
+    basis_answers,
+    one_slot,
+    pool_of,
+    rank_answers,
+    ranks_of,
+    slot_answers,
+    slot_names,
 )
 from benchmarks.deficit.recorder import recorded
+from benchmarks.deficit.rows import THRESHOLDS, TOP_SHARE, attention_figures, relocation_figures, rounding_figures
+from benchmarks.deficit.selectors import recall_figures, signals
 from benchmarks.deficit.subject import Case, Subject, masked
+from benchmarks.deficit.tokens import again, cell_energies, link_figures, on_cells
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.eval.metrics import divergence
@@ -83,7 +86,7 @@ def test_a_full_rank_patch_of_keys_and_values_loses_nothing(case: Case) -> None:
 
 def test_a_mask_that_blocks_nothing_costs_nothing(case: Case) -> None:
     full = case.conditioned().logits
-    found = isolation.of_case(case, isolation.controls(case.subject, None))
+    found = isolation_answers(case, controls_of(case.subject, None))
     assert abs(found["unblocked"].logits - full).max() == 0
     assert abs(found["blocked"].logits - full).max() > 1e-2
     assert set(found) == {"blocked", "unblocked", "moved"}
@@ -91,15 +94,15 @@ def test_a_mask_that_blocks_nothing_costs_nothing(case: Case) -> None:
 
 def test_conditioning_does_not_depend_on_the_place(case: Case) -> None:
     full = case.conditioned().logits
-    assert abs(isolation.of_case(case, isolation.controls(case.subject, None))["moved"].logits - full).max() < CLOSE
+    assert abs(isolation_answers(case, controls_of(case.subject, None))["moved"].logits - full).max() < CLOSE
 
 
 def test_neutral_filler_conditions_otherwise(case: Case) -> None:
     adapter, subject = case.subject.adapter, case.subject
     filler = subject.front.chunk_segments[0][1].encoded
-    found = isolation.of_case(case, isolation.controls(subject, filler))["filler"].logits
+    found = isolation_answers(case, controls_of(subject, filler))["filler"].logits
     assert abs(found - case.conditioned().logits).max() > 1e-3
-    changed = isolation.filled(subject.front, filler)
+    changed = filled(subject.front, filler)
     assert torch.equal(changed.positions, subject.front.positions)
     first, last = (one.part.chunk.encoded for one in changed.segments if isinstance(one.part, ChunkPart))
     rows = first.embeds[first.visual]
@@ -113,38 +116,38 @@ def test_no_rows_is_blind_and_every_row_is_re_prefill(case: Case) -> None:
     everything = torch.ones(subject.chunk.tokens, dtype=torch.bool)
     assert abs(case.ask(masked(subject.deficits, ~everything)).logits - case.blind().logits).max() < CLOSE
     assert abs(case.ask(masked(subject.deficits, everything)).logits - case.conditioned().logits).max() < CLOSE
-    assert abs(tokens.again(case, everything).logits - case.conditioned().logits).max() < CLOSE
+    assert abs(again(case, everything).logits - case.conditioned().logits).max() < CLOSE
 
 
 def test_every_cell_is_the_whole_deficit(case: Case) -> None:
     deficits = case.subject.deficits
-    cells = torch.ones(len(tokens.cell_energies(deficits)), dtype=torch.bool)
-    for one, other in zip(tokens.on_cells(deficits, cells), deficits, strict=True):
+    cells = torch.ones(len(cell_energies(deficits)), dtype=torch.bool)
+    for one, other in zip(on_cells(deficits, cells), deficits, strict=True):
         assert torch.equal(one.keys, other.keys)
         assert torch.equal(one.values, other.values)
-    nothing = tokens.on_cells(deficits, ~cells)
+    nothing = on_cells(deficits, ~cells)
     assert all(float(one.keys.abs().max()) == float(one.values.abs().max()) == 0 for one in nothing)
 
 
 def test_the_two_slots_make_up_the_patch(case: Case) -> None:
     subject = case.subject
-    names = slots.slot_names(subject)
+    names = slot_names(subject)
     assert names == (("latent", "rotary key") if subject.adapter.layouts[0].kind == "latent" else ("keys", "values"))
-    first, second = (slots.one_slot(subject.patch, place) for place in (0, 1))
+    first, second = (one_slot(subject.patch, place) for place in (0, 1))
     assert first.bytes + second.bytes == subject.patch.bytes
     for layer in range(subject.layers):
         left, right = first.layers[layer], second.layers[layer]
         assert left is not None and right is not None
         assert left.values.rank == right.keys.rank == 0
         assert left.keys.rank > 0 and right.values.rank > 0
-    found = slots.of_case(case)
+    found = slot_answers(case)
     assert {f"{name} only/full" for name in names} <= set(found)
     both = case.conditioned().logits
     assert all(abs(found[f"{name} only/full"].logits - both).max() > 1e-4 for name in names)
 
 
 def test_running_every_layer_again_is_re_prefill(case: Case) -> None:
-    found = depth.of_case(case)
+    found = depth_answers(case)
     layers, full = case.subject.layers, case.conditioned().logits
     assert abs(found[f"reprefill/{layers}"].logits - full).max() < CLOSE
     assert abs(found[f"reprefill shallow/{layers}"].logits - full).max() < CLOSE
@@ -152,14 +155,14 @@ def test_running_every_layer_again_is_re_prefill(case: Case) -> None:
 
 
 def test_the_last_stream_explains_the_last_deficit(case: Case) -> None:
-    found = depth.injected(case)
+    found = injected(case)
     last = case.subject.layers - 1
     assert found[f"injected/{last}"] == pytest.approx(1, abs=1e-6)
     assert found["injected/1"] < found[f"injected/{last}"]
 
 
 def test_norms_by_layer_add_up(case: Case) -> None:
-    found = depth.of_subject(case.subject)
+    found = depth_figures(case.subject)
     assert found["deficit/keys/0"] < 1e-5, "the first layer's rows depend on nothing in front"
     for layer in range(1, case.subject.layers):
         whole = found[f"deficit/keys/{layer}"]
@@ -183,7 +186,7 @@ def test_attention_is_recorded_and_nothing_is_left_behind(case: Case) -> None:
 
 
 def test_landmarks_are_antecedent_keys(case: Case) -> None:
-    found = link.of_subject(case.subject)
+    found = link_figures(case.subject)
     keys = sum(stop - start for start, stop in case.subject.antecedents)
     assert found["antecedent keys"] == keys
     for layer in range(case.subject.layers):
@@ -192,16 +195,16 @@ def test_landmarks_are_antecedent_keys(case: Case) -> None:
 
 
 def test_signals_score_every_token(case: Case) -> None:
-    found = selectors.signals(case.subject)
+    found = signals(case.subject)
     assert {"first", "key similarity", "attention mass", "deviation"} <= set(found)
     assert all(score.shape == (case.subject.chunk.tokens,) for score in found.values())
     assert int(found["first"].argmax()) == 0
-    recall = selectors.of_subject(case.subject)
+    recall = recall_figures(case.subject)
     assert all(0 <= one <= 1 for one in recall.values())
 
 
 def test_rounding_grows_smaller_with_the_rank(case: Case) -> None:
-    found = ulp.of_subject(case.subject)
+    found = rounding_figures(case.subject)
     assert found["ulp/patched full/keys"] < 1 < found["ulp/relocated/keys"]
     assert found["within one ulp/patched full/keys"] > 0.99
     kind = case.subject.adapter.layouts[0].kind
@@ -209,49 +212,49 @@ def test_rounding_grows_smaller_with_the_rank(case: Case) -> None:
     fixed = "keys" if kind == "latent" else "values"
     assert found[f"ulp/raw/{turned}"] != found[f"ulp/relocated/{turned}"]
     assert found[f"ulp/raw/{fixed}"] == found[f"ulp/relocated/{fixed}"]
-    assert all(0 <= one <= 1 for one in ulp.relocation(case.subject).values())
+    assert all(0 <= one <= 1 for one in relocation_figures(case.subject).values())
 
 
 def test_a_pool_of_one_item_is_its_own_basis(case: Case) -> None:
     subject = case.subject
-    pool = shared.pool([subject])
-    ranks = [one for one in shared.RANKS if one <= subject.full_rank]
-    found = shared.of_case(case, pool, None)
+    pool = pool_of([subject])
+    ranks = [one for one in BASIS_RANKS if one <= subject.full_rank]
+    found = basis_answers(case, pool, None)
     assert set(found) == {f"pooled basis/{one}" for one in ranks}
     own = case.patched(subject.patch, ranks[0]).logits
     assert abs(found[f"pooled basis/{ranks[0]}"].logits - own).max() < 1e-3, "a pool of one item is its own basis"
 
 
 def test_the_paper_s_insights_are_measured_on_the_chunk(case: Case) -> None:
-    figures, cumulative, moved = insights.of_case(case)
+    figures, cumulative, moved = attention_figures(case)
     assert cumulative.shape == (case.subject.layers, case.subject.chunk.tokens)
     assert cumulative[:, -1] == pytest.approx(1, abs=1e-5)
     assert (cumulative[:, 1:] >= cumulative[:, :-1] - 1e-9).all()
-    above = [figures[f"attention above/{one:g}"] for one in insights.THRESHOLDS]
+    above = [figures[f"attention above/{one:g}"] for one in THRESHOLDS]
     assert above == sorted(above, reverse=True)
-    assert moved.sum() == pytest.approx(max(1, round(insights.TOP * case.subject.chunk.tokens)))
+    assert moved.sum() == pytest.approx(max(1, round(TOP_SHARE * case.subject.chunk.tokens)))
 
 
 def test_ranks_end_with_full_rank(case: Case) -> None:
-    ranks = rank.ranks_of(case.subject)
+    ranks = ranks_of(case.subject)
     assert ranks == sorted(set(ranks))
     assert ranks[-1] == case.subject.full_rank
-    found = rank.of_case(case)
+    found = rank_answers(case)
     assert list(found) == [*(f"rank/{one}" for one in ranks[:-1]), "rank/full"]
 
 
 def test_an_operator_learned_from_the_chunk_itself_knows_its_deficit() -> None:
     subjects = [case_of("qwen2_5_vl", seed=one).subject for one in (0, 10, 20)]
-    own = negatives.operated(subjects[0], negatives.operator(subjects[0], [subjects[0]]))
-    other = negatives.operated(subjects[0], negatives.operator(subjects[0], subjects[1:]))
-    assert negatives.explained(subjects[0], own) > 0.9
-    assert negatives.explained(subjects[0], own) > negatives.explained(subjects[0], other)
+    own = operated(subjects[0], fit_operator(subjects[0], [subjects[0]]))
+    other = operated(subjects[0], fit_operator(subjects[0], subjects[1:]))
+    assert explained(subjects[0], own) > 0.9
+    assert explained(subjects[0], own) > explained(subjects[0], other)
 
 
 def test_the_shallow_half_is_handed_on_as_it_is() -> None:
     subjects = [case_of("qwen2_5_vl", seed=one).subject for one in (0, 10)]
-    found = negatives.seeded(subjects[1], negatives.seed(subjects[:1]))
-    cut = negatives.shallow(subjects[1])
+    found = seeded(subjects[1], fit_seed(subjects[:1]))
+    cut = shallow_layers(subjects[1])
     assert 0 < cut < subjects[1].layers
     for layer, delta in enumerate(found):
         assert (delta is subjects[1].deficits[layer]) == (layer < cut)
