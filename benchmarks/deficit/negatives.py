@@ -12,7 +12,7 @@ from benchmarks.deficit.tokens import again
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import deficit
 from emblema.link.prompt import ChunkPart, Prompt
-from emblema.link.strategies.sink import SINK_TOKENS
+from emblema.link.strategies.first_tokens import SINK_TOKENS
 
 OTHERS = 6
 """Other chunks that stand behind the same antecedents to teach the linear operator."""

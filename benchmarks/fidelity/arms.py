@@ -19,14 +19,12 @@ from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.blind import Blind
 from emblema.link.strategies.cacheblend import CacheBlend
-from emblema.link.strategies.epic import Epic
+from emblema.link.strategies.first_tokens import FirstTokens
 from emblema.link.strategies.lowrank_keys import LowRankKeys
-from emblema.link.strategies.mpic import Mpic
 from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.registry import parse
-from emblema.link.strategies.reprefill_deep import ReprefillDeep
-from emblema.link.strategies.reprefill_shallow import ReprefillShallow
+from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
 
 FULL, BLIND = "full", "blind"
@@ -126,11 +124,11 @@ def _first(budget: Budget) -> int:
 
 
 def _mpic(budget: Budget) -> Strategy:
-    return Mpic(_first(budget)) if _first(budget) else Blind()
+    return FirstTokens("mpic", _first(budget)) if _first(budget) else Blind()
 
 
 def _epic(budget: Budget) -> Strategy:
-    return Epic(_first(budget)) if _first(budget) else Blind()
+    return FirstTokens("epic", _first(budget)) if _first(budget) else Blind()
 
 
 def _cacheblend(budget: Budget, two_steps: bool = False) -> Strategy:
@@ -160,7 +158,7 @@ def _layers(budget: Budget, *, deepest: bool) -> Strategy:
     fits = [layers for layers in range(1, count + 1) if price(layers) <= budget.numbers + 1e-6]
     if not fits:
         return Blind()
-    return (ReprefillDeep if deepest else ReprefillShallow)(100 * fits[-1] / count)
+    return Reprefill(100 * fits[-1] / count, deepest)
 
 
 MAKERS: dict[str, Maker] = {

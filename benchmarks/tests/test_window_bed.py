@@ -12,8 +12,7 @@ from emblema.engine.engine import Engine
 from emblema.eval.metrics import divergence
 from emblema.kv.patch import form_patch, rank_for_share
 from emblema.link.strategies.blind import Blind
-from emblema.link.strategies.reprefill_deep import ReprefillDeep
-from emblema.link.strategies.reprefill_shallow import ReprefillShallow
+from emblema.link.strategies.reprefill import Reprefill
 
 MODELS = ("reference", "reference-mla")
 ORDER = ("legend0", "map0", "legend1", SUBJECT)
@@ -60,9 +59,9 @@ def test_strategies_make_the_rows_that_they_say(model: str) -> None:
     size = norm(rows)
     assert norm(difference(front.under(Blind()), canonical)) < CLOSE * size
     # The first layer depends on nothing in front: running it again changes nothing.
-    assert norm(difference(front.under(ReprefillShallow(20)), canonical)) < CLOSE * size
-    assert norm(difference(front.under(ReprefillDeep(100)), rows)) < 1e-4 * size
-    deep = front.under(ReprefillDeep(80))
+    assert norm(difference(front.under(Reprefill(20, deep=False)), canonical)) < CLOSE * size
+    assert norm(difference(front.under(Reprefill(100, deep=True)), rows)) < 1e-4 * size
+    deep = front.under(Reprefill(80, deep=True))
     assert CLOSE * size < norm(difference(deep, rows)) < norm(difference(canonical, rows))
     # The rows that were read do not change with the table, which is as it was.
     assert norm(difference(rows, front.rows())) == 0

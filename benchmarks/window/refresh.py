@@ -11,8 +11,7 @@ from benchmarks.window.probe import COLUMNS, READING, cells, measured, note, qua
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch
 from emblema.link.forming import Directions, pooled_directions, project
-from emblema.link.strategies.reprefill_deep import ReprefillDeep
-from emblema.link.strategies.reprefill_shallow import ReprefillShallow
+from emblema.link.strategies.reprefill import Reprefill
 
 RANK = 32
 EVERY = 5
@@ -66,8 +65,8 @@ class Refresh:
                 UPDATE: front.ask({-1: added(held, update)}),
                 QUARTER: front.ask({-1: added(held, update.slice(small))}),
                 REBUILT: front.ask({-1: added(canonical, form_patch(deficits, RANK, dtype))}),
-                DEEP: front.ask({-1: front.under(ReprefillDeep(75))}),
-                SHALLOW: front.ask({-1: front.under(ReprefillShallow(50))}),
+                DEEP: front.ask({-1: front.under(Reprefill(75, deep=True))}),
+                SHALLOW: front.ask({-1: front.under(Reprefill(50, deep=False))}),
                 BASIS: front.ask({-1: added(canonical, project(deficits, self._basis, dtype))}),
             }
             note(self._log, bed, f"d = {count}", answers, known=False)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.errors import StrategyError
-from emblema.link.strategies.base import share_of
 from emblema.link.strategies.registry import KINDS, parse, strategies
+from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
 
 NAMES = (
@@ -81,6 +81,7 @@ def test_a_layer_adaptive_budget_falls_with_depth_and_adds_up(tokens: int, layer
 
 @given(st.integers(1, 80), st.floats(0.01, 100))
 def test_a_share_of_layers_is_the_nearest_whole_number(layers: int, percent: float) -> None:
-    assert 1 <= share_of(layers, percent) <= layers
-    assert abs(share_of(layers, percent) - max(1.0, layers * percent / 100)) <= 0.5
-    assert share_of(layers, 100) == layers
+    count = Reprefill(percent, deep=True).count(layers)
+    assert 1 <= count <= layers
+    assert abs(count - max(1.0, layers * percent / 100)) <= 0.5
+    assert Reprefill(100, deep=False).count(layers) == layers

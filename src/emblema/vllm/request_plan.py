@@ -9,7 +9,7 @@ import torch
 
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk, Encoded
-from emblema.link.plan import ChunkOrigin, LinkPlan, RowSource
+from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.policy import COMPUTED
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
@@ -179,8 +179,7 @@ def _needs_of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) ->
         if decision.lane not in COMPUTED or rank == 0:
             continue
         key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
-        patch = knowledge.find_patch(key)
-        if patch is None or patch.rank < rank or not patch.covers(layers):
+        if not knowledge.holds(PatchUse(key, rank)):
             needs[key] = (key, rank, layers)
     return tuple(needs.values())
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from emblema.kv.chunk import Chunk
+from emblema.link.plan import PatchUse
 from emblema.link.policy.policy import Decision, Lane, LaneVerdict, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.base import Knowledge
@@ -163,14 +164,15 @@ class Chooser:
         rank = rank_of(chunk, self.knowledge, self.policy)
         if rank > 0:
             key = PatchKey(model, chunk.id, before)
-            if self._usable(key, rank):
+            if self.knowledge.holds(PatchUse(key, rank)):
                 yield Lane.PATCH, "these antecedents are known", key, rank
             elif len(before) > 1 and len(set(before)) == len(before):
                 key = orbit_key(model, chunk.id, before)
-                if self._usable(key, rank):
+                if self.knowledge.holds(PatchUse(key, rank)):
                     yield Lane.ORBIT, "this set of antecedents is known", key, rank
             for key, drift in self._stored(chunk, before):
-                if drift.change is not Change.SAME and drift.small(self.policy.drift) and self._usable(key, rank):
+                changed_little = drift.change is not Change.SAME and drift.small(self.policy.drift)
+                if changed_little and self.knowledge.holds(PatchUse(key, rank)):
                     yield Lane.DRIFT, str(drift), key, rank
                     break
         yield Lane.BARE, f"{chunk.kind} shows no gap on this model", None, 0
@@ -189,10 +191,6 @@ class Chooser:
         """Return the chunk's plain patches of this model, the nearest antecedents first."""
         keys = [key for key in self.knowledge.patch_keys(chunk.id) if key.model == self.knowledge.model]
         return nearest(keys, before)
-
-    def _usable(self, key: PatchKey, rank: int) -> bool:
-        patch = self.knowledge.find_patch(key)
-        return patch is not None and patch.rank >= rank and patch.covers(range(self.knowledge.layers))
 
     def _verdict(self, chunk: Chunk, lane: Lane, key: PatchKey | None) -> LaneVerdict:
         """Return whether the lane keeps the bounds, and computing the rows instead would not be quicker as well."""

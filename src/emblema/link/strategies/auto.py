@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
-from emblema.link.plan import LinkPlan, PrefixOrigin, RowRange, RowSource
+from emblema.link.plan import LinkPlan, PatchUse, PrefixOrigin, RowRange, RowSource
 from emblema.link.policy.choosing import Chooser, Trial
 from emblema.link.policy.policy import COMPUTED, Lane, Policy, name_of
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
@@ -17,9 +17,9 @@ class Auto:
     """The menu of operating points (Kamera, table 2), chunk by chunk.
 
     What an earlier prompt began with is taken exactly; then a patch for the chunk's antecedents, an orbit patch for
-    their set, a stored patch behind a small change of them, or the bare chunk where that was measured to show no gap.
-    All else is computed in its place, exact for what stands before it, and leaves a patch behind for the next time. A
-    stored patch whose antecedents changed materially is stale and never taken. The plan's `decisions` say why.
+    their set, a stored patch whose antecedents changed little, or the bare chunk where that was measured to show no
+    gap. All else is computed in its place, exact for what is before it, and leaves a patch for the next time. A stored
+    patch whose antecedents changed materially is stale and never taken. The plan's `decisions` say why.
 
     Attributes:
         policy: the bounds; None for the engine's.
@@ -37,61 +37,48 @@ class Auto:
         layers = knowledge.layers
         policy = self.policy or knowledge.policy_inputs.policy
         match = None if self.trial else knowledge.find_prefix(prompt)
-        exact = 0 if match is None else min(match.rows, prompt.tokens - 1, _first_apart(prompt))
+        exact = 0 if match is None else min(match.rows, prompt.tokens - 1, _first_inexact(prompt))
         chooser = Chooser(prompt, knowledge, policy, exact, self.trial)
         decisions = tuple(chooser.decide(segment, chunk) for segment, chunk in prompt.chunk_segments)
-        lanes = {one.start: one for one in decisions}
+        by_row = {decision.start: decision for decision in decisions}
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
-            own = lanes[segment.start]
+            own = by_row[segment.start]
             if own.lane in COMPUTED or own.lane is Lane.PREFIX:
                 return computed(prompt, layers, *segment.rows)
-            ranges = taken(segment, chunk, layers)
-            return ranges if own.key is None else patched(ranges, own.key, own.rank)
+            if own.key is None:
+                return taken(segment, chunk, layers)
+            return patched(segment, chunk, layers, PatchUse(own.key, own.rank))
 
         slid = {start for start, _ in prompt.slid_rows}
-        # Slid chunks are in the table only while a chunk behind them is computed that has to absorb them.
-        in_context = bool(slid) and any(
-            one.lane in (*COMPUTED, Lane.FRESH) and one.start > min(slid) and one.start not in slid for one in decisions
-        )
+        computed_rows = {decision.start for decision in decisions if decision.lane in (*COMPUTED, Lane.FRESH)}
+        # Slid chunks are in the table only while a chunk after them is computed that has to absorb them.
+        in_context = bool(slid) and any(row > min(slid) for row in computed_rows - slid)
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=in_context)
         if match is not None and exact > 0:
             front = RowRange(0, exact, RowSource.TAKEN, (0, layers), PrefixOrigin(match.entry))
             ranges = (front, *(part.after(exact) for part in ranges if part.stop > exact))
         if not in_context:
-            decisions = tuple(one for one in decisions if one.start not in slid)
-        return LinkPlan(
-            name_of(decisions) if decisions else _name_of_text(exact),
-            prompt.tokens,
-            layers,
-            ranges,
-            leaving=prompt.slid_rows if in_context else (),
-            decisions=decisions,
-        )
+            decisions = tuple(decision for decision in decisions if decision.start not in slid)
+        name = "auto:prefix" if exact and not decisions else name_of(decisions)
+        leaving = prompt.slid_rows if in_context else ()
+        return LinkPlan(name, prompt.tokens, layers, ranges, leaving=leaving, decisions=decisions)
 
 
-def _first_apart(prompt: Prompt) -> int:
-    """The row of the first part that no exact prefix stands for: one that a window wrote, or that has slid."""
-    parts = ((one.start, one.part) for one in prompt.segments)
-    return next(
-        (
-            start
-            for start, part in parts
-            if isinstance(part, ChunkPart) and (part.slid or part.state is RowState.WRITTEN)
-        ),
-        prompt.tokens,
-    )
-
-
-def _name_of_text(exact: int) -> str:
-    return "auto:prefix" if exact else "auto:full"
+def _first_inexact(prompt: Prompt) -> int:
+    """Return the row of the first part that no exact prefix can hold: one that a window wrote, or that has slid."""
+    for segment in prompt.segments:
+        part = segment.part
+        if isinstance(part, ChunkPart) and (part.slid or part.state is RowState.WRITTEN):
+            return segment.start
+    return prompt.tokens
 
 
 def bounded(strategy: str | Strategy, policy: Policy | None) -> str | Strategy:
-    """A strategy under a request's own policy.
+    """Return a strategy under a request's own policy.
 
     Raises:
-        StrategyError: it is another than `auto`, which alone has bounds.
+        StrategyError: it is another strategy than `auto`, which alone has bounds.
     """
     if policy is None:
         return strategy

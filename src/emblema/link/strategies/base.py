@@ -1,17 +1,17 @@
 """What a strategy is, what it may know, and the row ranges that all of them share."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from emblema.kv.artifacts import Artifact
+from emblema.kv.artifacts import Artifact, KeyFactors
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
 from emblema.link.policy.policy import PolicyInputs
-from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
-from emblema.store.keys import PatchKey
+from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
+from emblema.store.keys import ArtifactKind, PatchKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class PrefixMatch:
     Attributes:
         entry: what a plan calls the table.
         rows: how many.
-        table: the table's rows; empty for a strategy that only plans.
+        table: the table's rows; empty where a prompt is only planned.
     """
 
     entry: str
@@ -36,10 +36,10 @@ class Knowledge:
     Attributes:
         model: the model's fingerprint.
         layouts: per layer, how rows are kept.
-        find_artifact: the stored patch or other artifact of a key, or None.
-        find_prefix: the longest exact prefix of earlier prompts, or None.
-        others: how many items other than a patch's own have left their directions to pool.
-        patch_keys: keys of the stored patches of a chunk, whatever stood before it.
+        find_artifact: returns the stored patch or other artifact of a key, or None.
+        find_prefix: returns the longest exact prefix of earlier prompts, or None.
+        others: returns how many items other than a patch's own have left their directions to pool.
+        patch_keys: returns the keys of a chunk's stored patches, whatever was before it.
         policy_inputs: the policy of `auto`, and what was measured of its lanes.
     """
 
@@ -56,9 +56,16 @@ class Knowledge:
         return len(self.layouts)
 
     def find_patch(self, key: PatchKey) -> Patch | None:
-        """The stored patch of a key; None where there is none, or an artifact of another kind."""
+        """Return the stored patch of a key; None where there is none, or an artifact of another kind."""
         found = self.find_artifact(key)
         return found if isinstance(found, Patch) else None
+
+    def holds(self, use: PatchUse, layers: Collection[int] | None = None) -> bool:
+        """Return whether a patch, or key factors, are stored with the rank at least and on the layers (None: all)."""
+        found = self.find_artifact(use.key)
+        if isinstance(found, Patch):
+            return found.rank >= use.rank and found.covers(range(self.layers) if layers is None else layers)
+        return isinstance(found, KeyFactors) and found.rank >= use.rank
 
 
 class Strategy(Protocol):
@@ -69,67 +76,46 @@ class Strategy(Protocol):
         """The full name, knob included, as `parse` reads it."""
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
-        """The plan for a prompt."""
+        """Return the plan for a prompt."""
 
 
 ChunkRanges = Callable[[Segment, Chunk], Iterable[RowRange]]
+"""Returns the ranges of one chunk."""
 
 
-def computed(prompt: Prompt, layers: int, start: int, stop: int) -> list[RowRange]:
-    """Rows computed in every layer; those of text are blind to slid chunks."""
-    ranges = []
-    for segment in prompt.segments:
-        first, last = max(start, segment.start), min(stop, segment.stop)
-        if first < last:
-            hidden = () if isinstance(segment.part, ChunkPart) else slid_before(prompt, first)
-            ranges.append(RowRange(first, last, RowSource.COMPUTED, (0, layers), hidden=hidden))
-    return ranges
-
-
-def slid_before(prompt: Prompt, row: int) -> tuple[Rows, ...]:
-    """The slid chunks' rows that stand before a row."""
-    return tuple(rows for rows in prompt.slid_rows if rows[0] < row)
-
-
-def taken(segment: Segment, chunk: Chunk, layers: int, *, relocated: bool = True) -> list[RowRange]:
-    """A whole chunk taken as it was prefilled alone."""
-    return [RowRange(segment.start, segment.stop, RowSource.TAKEN, (0, layers), ChunkOrigin(chunk.id, 0, relocated))]
-
-
-def first_computed(
-    segment: Segment, chunk: Chunk, layers: int, counts: tuple[int, ...], *, relocated: bool = True
-) -> list[RowRange]:
-    """A chunk whose first `counts[l]` rows are computed in layer l, the others taken; counts do not grow with depth."""
-    counts = tuple(min(count, chunk.tokens) for count in counts)
-    edges = sorted({0, chunk.tokens, *counts})
-    ranges = []
-    for first, last in zip(edges, edges[1:], strict=False):
-        deep = sum(count >= last for count in counts)
-        rows = (segment.start + first, segment.start + last)
-        if deep > 0:
-            ranges.append(RowRange(*rows, RowSource.COMPUTED, (0, deep)))
-        if deep < layers:
-            ranges.append(RowRange(*rows, RowSource.TAKEN, (deep, layers), ChunkOrigin(chunk.id, first, relocated)))
-    return ranges
-
-
-def share_of(layers: int, percent: float) -> int:
-    """The nearest number of layers to a share of them, one at least."""
-    return max(1, int(layers * percent / 100 + 0.5))
+def plan_chunks(
+    strategy: str, prompt: Prompt, knowledge: Knowledge, chunk_ranges: ChunkRanges, *, in_context: bool = False
+) -> LinkPlan:
+    """Return the plan of ranges laid out by `lay_out`; artifacts that they use and the store lacks are to be formed."""
+    ranges = lay_out(prompt, knowledge.layers, chunk_ranges, in_context=in_context)
+    forming: dict[PatchKey, None] = {}
+    for part in ranges:
+        if part.residual is not None and knowledge.find_artifact(part.residual.key) is None:
+            forming[part.residual.key] = None
+        use = part.patch
+        if use is None or use.key.kind is ArtifactKind.REPAIR:
+            continue
+        if not knowledge.holds(use, range(*part.layers)):
+            forming[use.key] = None
+    leaving = prompt.slid_rows if in_context else ()
+    return LinkPlan(strategy, prompt.tokens, knowledge.layers, ranges, forming=tuple(forming), leaving=leaving)
 
 
 def lay_out(
     prompt: Prompt, layers: int, chunk_ranges: ChunkRanges, *, in_context: bool = False
 ) -> tuple[RowRange, ...]:
-    """Text computed, chunks as `chunk_ranges` says, the last row computed in any case.
+    """Return ranges with text computed, chunks as `chunk_ranges` says, and the last row computed in any case.
 
     So every method has the same exact rows in front: the text before the first chunk, or a chunk at row 0, which has
     absorbed nothing and is taken as it is. Kept prompts are for `prefix` and `auto` alone: they may hold what another
     method was measured on.
 
     Args:
-        in_context: slid chunks are there while chunk rows are computed, as `chunk_ranges` says too, and have to leave
-            afterwards; without it they are absent.
+        prompt: the prompt.
+        layers: decoder layers.
+        chunk_ranges: returns the ranges of a chunk.
+        in_context: slid chunks are in the table while chunk rows are computed, as `chunk_ranges` says too, and have to
+            leave afterwards; without it they are absent.
     """
     ranges: list[RowRange] = []
     for segment in prompt.segments:
@@ -143,29 +129,53 @@ def lay_out(
         elif segment.start == 0 or part.state is RowState.WRITTEN:
             own = taken(segment, part.chunk, layers)
             if part.repair is not None and part.state is RowState.WRITTEN:
-                own = [replace(one, patch=PatchUse(part.repair_key, part.repair.rank)) for one in own]
+                repair = PatchUse(part.repair_key, part.repair.rank)
+                own = [replace(rows, patch=repair) for rows in own]
             ranges += own
         else:
             ranges += chunk_ranges(segment, part.chunk)
-    return with_last_computed(prompt, layers, ranges)
+    return _with_last_computed(prompt, layers, ranges)
 
 
-def with_last_computed(prompt: Prompt, layers: int, ranges: Iterable[RowRange]) -> tuple[RowRange, ...]:
-    """The ranges with the prompt's last row computed: where a chunk ends the prompt, its last row gives the logits."""
-    last = prompt.tokens - 1
-    kept: list[RowRange] = []
-    for part in ranges:
-        if part.stop <= last or (part.source is RowSource.COMPUTED and part.layers == (0, layers)):
-            kept.append(part)
-        elif part.start < last:
-            kept.append(replace(part, stop=last))
-    if not any(part.stop > last for part in kept):
-        kept += computed(prompt, layers, last, last + 1)
-    return tuple(kept)
+def computed(prompt: Prompt, layers: int, start: int, stop: int) -> list[RowRange]:
+    """Return ranges of rows computed in every layer; those of text are blind to slid chunks."""
+    ranges = []
+    for segment in prompt.segments:
+        first, last = max(start, segment.start), min(stop, segment.stop)
+        if first < last:
+            slid = tuple(rows for rows in prompt.slid_rows if rows[0] < first)
+            hidden = () if isinstance(segment.part, ChunkPart) else slid
+            ranges.append(RowRange(first, last, RowSource.COMPUTED, (0, layers), hidden=hidden))
+    return ranges
+
+
+def taken(segment: Segment, chunk: Chunk, layers: int, *, relocated: bool = True) -> list[RowRange]:
+    """Return a whole chunk taken as it was prefilled alone."""
+    return [RowRange(*segment.rows, RowSource.TAKEN, (0, layers), ChunkOrigin(chunk.id, 0, relocated))]
+
+
+def first_computed(
+    segment: Segment, chunk: Chunk, layers: int, counts: tuple[int, ...], *, relocated: bool = True
+) -> list[RowRange]:
+    """Return a chunk whose first `counts[l]` rows are computed in layer l, the others taken.
+
+    Counts do not grow with depth.
+    """
+    counts = tuple(min(count, chunk.tokens) for count in counts)
+    edges = sorted({0, chunk.tokens, *counts})
+    ranges = []
+    for first, last in zip(edges, edges[1:], strict=False):
+        deep = sum(count >= last for count in counts)
+        rows = (segment.start + first, segment.start + last)
+        if deep > 0:
+            ranges.append(RowRange(*rows, RowSource.COMPUTED, (0, deep)))
+        if deep < layers:
+            ranges.append(RowRange(*rows, RowSource.TAKEN, (deep, layers), ChunkOrigin(chunk.id, first, relocated)))
+    return ranges
 
 
 def blind_text_first(prompt: Prompt, ranges: Iterable[RowRange]) -> tuple[RowRange, ...]:
-    """The two steps of MPIC's baselines: text is computed before, and blind to, every chunk; then all the rest."""
+    """Return ranges in the two steps of MPIC's baselines: text, blind to every chunk; then all the rest."""
     media = tuple(segment.rows for segment, _ in prompt.chunk_segments)
     last, text = prompt.tokens - 1, prompt.text_rows
     staged: list[RowRange] = []
@@ -181,3 +191,17 @@ def blind_text_first(prompt: Prompt, ranges: Iterable[RowRange]) -> tuple[RowRan
             if part.stop > last:
                 staged.append(replace(part, start=max(part.start, last), stage=1))
     return tuple(staged)
+
+
+def _with_last_computed(prompt: Prompt, layers: int, ranges: Iterable[RowRange]) -> tuple[RowRange, ...]:
+    """Return the ranges with the prompt's last row computed: where a chunk ends the prompt, it gives the logits."""
+    last = prompt.tokens - 1
+    kept: list[RowRange] = []
+    for part in ranges:
+        if part.stop <= last or (part.source is RowSource.COMPUTED and part.layers == (0, layers)):
+            kept.append(part)
+        elif part.start < last:
+            kept.append(replace(part, stop=last))
+    if not any(part.stop > last for part in kept):
+        kept += computed(prompt, layers, last, last + 1)
+    return tuple(kept)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from emblema.kv.chunk import Chunk
-from emblema.link.plan import LinkPlan, RowRange
+from emblema.link.plan import LinkPlan, PatchUse, RowRange
 from emblema.link.prompt import Prompt, Segment
-from emblema.link.strategies.base import Knowledge, lay_out, taken
+from emblema.link.strategies.base import Knowledge, plan_chunks
 from emblema.link.strategies.patch import PatchStrategy, patched
 from emblema.store.keys import ArtifactKind, PatchKey
 
@@ -15,9 +15,9 @@ class Basis:
     """Relocated chunks with the deficit projected on `rank` directions a layer that other items' patches share.
 
     The pool is the patches formed before for other chunks of the same model, at most 32 of them; an item's own patch is
-    kept as its share in it. The first item has nobody to learn from and takes its own patch, which the reply says.
-    Knob: M. Cost: text computed; all chunks' KV and M/F of their bytes read. The directions are the model's, and their
-    bytes no item's.
+    kept as its share in it. The first item finds no pool and takes its own patch, which the reply says. Knob: M. Cost:
+    text computed; all chunks' KV and M/F of their bytes read. The directions are the model's, and their bytes no
+    item's.
     """
 
     rank: int
@@ -27,25 +27,20 @@ class Basis:
         return f"basis-{self.rank}"
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
-        layers = knowledge.layers
-        forming: list[PatchKey] = []
         alone: list[str] = []
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rank = PatchStrategy(rank=self.rank).rank_for(chunk.tokens, knowledge)
             own = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
-            key = replace(own, kind=ArtifactKind.BASIS, rank=rank)
-            patch = knowledge.find_patch(key)
-            if patch is not None:
-                return patched(taken(segment, chunk, layers), key, min(rank, patch.rank))
-            if knowledge.others(key) == 0:
+            use = PatchUse(replace(own, kind=ArtifactKind.BASIS, rank=rank), rank)
+            stored = knowledge.find_patch(use.key)
+            if stored is not None:
+                use = replace(use, rank=min(rank, stored.rank))
+            elif knowledge.others(use.key) == 0:
                 alone.append(chunk.id)
-                key = own
-                patch = knowledge.find_patch(key)
-            if patch is None or patch.rank < rank or not patch.covers(range(layers)):
-                forming.append(key)
-            return patched(taken(segment, chunk, layers), key, rank)
+                use = PatchUse(own, rank)
+            return patched(segment, chunk, knowledge.layers, use)
 
-        ranges = lay_out(prompt, layers, chunk_ranges)
+        plan = plan_chunks(self.name, prompt, knowledge, chunk_ranges)
         remark = f"{len(alone)} chunks found no other item's directions: taken with their own patch" if alone else None
-        return LinkPlan(self.name, prompt.tokens, layers, ranges, forming=tuple(dict.fromkeys(forming)), remark=remark)
+        return replace(plan, remark=remark)

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from emblema.kv.chunk import Chunk
-from emblema.link.plan import LinkPlan, RowRange
-from emblema.link.prompt import Prompt, Segment
-from emblema.link.strategies.base import Knowledge, lay_out, taken
+from emblema.link.plan import LinkPlan
+from emblema.link.prompt import Prompt
+from emblema.link.strategies.base import Knowledge, plan_chunks, taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +16,4 @@ class Blind:
         return "blind"
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
-        def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
-            return taken(segment, chunk, knowledge.layers)
-
-        return LinkPlan(self.name, prompt.tokens, knowledge.layers, lay_out(prompt, knowledge.layers, chunk_ranges))
+        return plan_chunks(self.name, prompt, knowledge, lambda segment, chunk: taken(segment, chunk, knowledge.layers))

@@ -1,12 +1,12 @@
 """`cacheblend-R`, `cacheblend2-R`: the rows whose KV deviates most are computed again (CacheBlend, EuroSys 2025)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource, Selector
 from emblema.link.prompt import Prompt, Segment
-from emblema.link.strategies.base import Knowledge, blind_text_first, lay_out
+from emblema.link.strategies.base import Knowledge, blind_text_first, plan_chunks
 
 CHECK_LAYER = 1
 """The second layer, as in the authors' code: keys and values of the first do not depend on what stands before."""
@@ -46,10 +46,11 @@ class CacheBlend:
                 RowRange(*rows, RowSource.TAKEN, (check + 1, layers), ChunkOrigin(chunk.id)),
             ]
 
-        ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)
+        plan = plan_chunks(self.name, prompt, knowledge, chunk_ranges, in_context=True)
+        ranges = plan.ranges
         candidates = tuple((part.start, part.stop) for part in ranges if part.layers == (0, check + 1))
         rows = sum(stop - start for start, stop in candidates)
         selectors = (Selector("deviation", candidates, check, ceil(rows * self.percent / 100)),) if candidates else ()
         if self.two_steps:
             ranges = blind_text_first(prompt, ranges)
-        return LinkPlan(self.name, prompt.tokens, layers, ranges, selectors, leaving=prompt.slid_rows)
+        return replace(plan, ranges=ranges, selectors=selectors)

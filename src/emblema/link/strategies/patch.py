@@ -6,7 +6,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.patch import rank_for_share
 from emblema.link.plan import LinkPlan, PatchUse, RowRange
 from emblema.link.prompt import Prompt, Segment
-from emblema.link.strategies.base import Knowledge, lay_out, taken
+from emblema.link.strategies.base import Knowledge, plan_chunks, taken
 from emblema.store.keys import PatchKey
 
 
@@ -14,8 +14,8 @@ from emblema.store.keys import PatchKey
 class PatchStrategy:
     """A rank-`rank` patch, or the largest rank within `share` of the chunk's bytes, on all layers or the deepest half.
 
-    A chunk's patch is looked up by the model, the chunk and the ordered chunks before it. What is missing is listed in
-    the plan's `forming`. A chunk at row 0 has absorbed nothing and is exact without one.
+    A chunk's patch is found by the model, the chunk and the ordered chunks before it. A chunk at row 0 has absorbed
+    nothing and is exact without one.
     """
 
     rank: int | None = None
@@ -28,45 +28,32 @@ class PatchStrategy:
         return f"patch-{knob}" + ("-deep" if self.deep else "")
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
-        layers = knowledge.layers
-        first = layers // 2 if self.deep else 0
-        forming: list[PatchKey] = []
+        first = knowledge.layers // 2 if self.deep else 0
         bare: list[str] = []
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rank = self.rank_for(chunk.tokens, knowledge)
             if rank == 0:
                 bare.append(chunk.id)
-                return taken(segment, chunk, layers)
+                return taken(segment, chunk, knowledge.layers)
             key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
-            patch = knowledge.find_patch(key)
-            if patch is None or patch.rank < rank or not patch.covers(range(first, layers)):
-                forming.append(key)
-            return patched(taken(segment, chunk, layers), key, rank, first)
+            return patched(segment, chunk, knowledge.layers, PatchUse(key, rank), first)
 
-        ranges = lay_out(prompt, layers, chunk_ranges)
+        plan = plan_chunks(self.name, prompt, knowledge, chunk_ranges)
         remark = f"{len(bare)} chunks are too short for this share: taken without a patch" if bare else None
-        return LinkPlan(self.name, prompt.tokens, layers, ranges, forming=tuple(forming), remark=remark)
+        return replace(plan, remark=remark)
 
     def rank_for(self, tokens: int, knowledge: Knowledge) -> int:
-        """The rank for a chunk of so many tokens, at most full rank; 0 where not even one fits the share."""
+        """Return the rank for a chunk of so many tokens, at most full rank; 0 where not even one fits the share."""
         layouts = knowledge.layouts
-        kept = range(len(layouts) // 2 if self.deep else 0, len(layouts))
-        full = min(
-            tokens,
-            max(
-                max(layouts[i].keys[0] * layouts[i].keys[1], layouts[i].values[0] * layouts[i].values[1]) for i in kept
-            ),
-        )
-        wanted = self.rank if self.rank is not None else rank_for_share(self.share or 1.0, tokens, layouts, kept)
-        return min(wanted, full)
+        layers = range(len(layouts) // 2 if self.deep else 0, len(layouts))
+        slots = [slot for layout in layouts[layers.start :] for slot in (layout.keys, layout.values)]
+        wanted = self.rank if self.rank is not None else rank_for_share(self.share or 1.0, tokens, layouts, layers)
+        return min(wanted, tokens, max(heads * width for heads, width in slots))
 
 
-def patched(ranges: list[RowRange], key: PatchKey, rank: int, first: int = 0) -> list[RowRange]:
-    """Ranges taken in all layers with a patch added from layer `first` on."""
-    kept: list[RowRange] = []
-    for part in ranges:
-        last = part.layers[1]
-        kept += [replace(part, layers=(0, first))] if first else []
-        kept.append(replace(part, layers=(first, last), patch=PatchUse(key, rank)))
-    return kept
+def patched(segment: Segment, chunk: Chunk, layers: int, use: PatchUse, first: int = 0) -> list[RowRange]:
+    """Return a whole chunk taken in all layers, with a patch added from layer `first` on."""
+    (rows,) = taken(segment, chunk, layers)
+    plain = [replace(rows, layers=(0, first))] if first else []
+    return [*plain, replace(rows, layers=(first, layers), patch=use)]

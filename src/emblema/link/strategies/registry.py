@@ -10,17 +10,14 @@ from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.blind import Blind
 from emblema.link.strategies.cacheblend import CacheBlend
-from emblema.link.strategies.epic import Epic
+from emblema.link.strategies.first_tokens import FirstTokens
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.full_reuse import FullReuse
 from emblema.link.strategies.lowrank_keys import LowRankKeys
-from emblema.link.strategies.mpic import Mpic
 from emblema.link.strategies.orbit import Orbit
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.prefix import Prefix
-from emblema.link.strategies.reprefill_deep import ReprefillDeep
-from emblema.link.strategies.reprefill_shallow import ReprefillShallow
-from emblema.link.strategies.sink import Sink
+from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
 
 LARGEST_RANK = 65_536
@@ -28,7 +25,14 @@ LARGEST_RANK = 65_536
 
 @dataclass(frozen=True, slots=True)
 class StrategyKind:
-    """A family of strategy names: how it is written, one line of what it does, its pattern and its maker."""
+    """A family of strategy names.
+
+    Attributes:
+        usage: how it is written.
+        summary: one line of what it does.
+        pattern: regular expression of its names.
+        make: returns the strategy of a match.
+    """
 
     usage: str
     summary: str
@@ -46,10 +50,10 @@ def _whole(match: re.Match[str], what: str) -> int:
     return number
 
 
-def _percent(match: re.Match[str], what: str = "the share") -> float:
+def _percent(match: re.Match[str]) -> float:
     percent = float(match["number"])
     if not 0 < percent <= 100:
-        raise StrategyError(f"{match[0]!r}: {what} must be above 0 and at most 100 percent")
+        raise StrategyError(f"{match[0]!r}: the share must be above 0 and at most 100 percent")
     return percent
 
 
@@ -65,7 +69,7 @@ def _patch(match: re.Match[str]) -> Strategy:
 
 def _mpic(match: re.Match[str]) -> Strategy:
     tokens = None if match["number"] is None else _whole(match, "the number of tokens")
-    return Mpic(tokens, relocated=match["raw"] is None)
+    return FirstTokens("mpic", tokens, relocated=match["raw"] is None)
 
 
 KINDS: tuple[StrategyKind, ...] = (
@@ -132,7 +136,7 @@ KINDS: tuple[StrategyKind, ...] = (
         "epic-K",
         "LegoLink: text and the first K tokens of every chunk computed",
         rf"epic-{NUMBER}",
-        lambda match: Epic(_whole(match, "the number of tokens")),
+        lambda match: FirstTokens("epic", _whole(match, "the number of tokens")),
     ),
     StrategyKind(
         "vlcache-R",
@@ -146,7 +150,9 @@ KINDS: tuple[StrategyKind, ...] = (
         rf"vlcache-{NUMBER}-uniform",
         lambda match: VLCache(_percent(match), uniform=True),
     ),
-    StrategyKind("sink", "text and the first four tokens of every chunk computed", "sink", lambda match: Sink()),
+    StrategyKind(
+        "sink", "text and the first four tokens of every chunk computed", "sink", lambda match: FirstTokens("sink")
+    ),
     StrategyKind(
         "lowrank-k-M",
         "chunks with their own keys rebuilt from rank-M factors: a control",
@@ -157,24 +163,24 @@ KINDS: tuple[StrategyKind, ...] = (
         "reprefill-deep-F",
         "chunks computed again in the deepest F % of the layers, from a kept residual stream",
         rf"reprefill-deep-{NUMBER}",
-        lambda match: ReprefillDeep(_percent(match)),
+        lambda match: Reprefill(_percent(match), deep=True),
     ),
     StrategyKind(
         "reprefill-shallow-F",
         "chunks computed again in the shallowest F % of the layers only",
         rf"reprefill-shallow-{NUMBER}",
-        lambda match: ReprefillShallow(_percent(match)),
+        lambda match: Reprefill(_percent(match), deep=False),
     ),
 )
 
 
 def strategies() -> dict[str, str]:
-    """The strategies that can be named, with one line each."""
+    """Return the strategies that can be named, with one line each."""
     return {kind.usage: kind.summary for kind in KINDS}
 
 
 def parse(name: str | Strategy) -> Strategy:
-    """The strategy of a name such as `full` or `patch-25%`.
+    """Return the strategy of a name such as `full` or `patch-25%`.
 
     Raises:
         StrategyError: the name is unknown, or its knob is out of range.

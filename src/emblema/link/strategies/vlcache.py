@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan, RowRange
 from emblema.link.prompt import Prompt, Segment
-from emblema.link.strategies.base import Knowledge, first_computed, lay_out
+from emblema.link.strategies.base import Knowledge, first_computed, plan_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,14 @@ class VLCache:
         return f"vlcache-{self.percent:.12g}" + ("-uniform" if self.uniform else "")
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
-        layers = knowledge.layers
-
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
-            return first_computed(segment, chunk, layers, self.counts(chunk.tokens, layers))
+            counts = self.counts(chunk.tokens, knowledge.layers)
+            return first_computed(segment, chunk, knowledge.layers, counts)
 
-        ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)
-        return LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
+        return plan_chunks(self.name, prompt, knowledge, chunk_ranges, in_context=True)
 
     def counts(self, tokens: int, layers: int) -> tuple[int, ...]:
-        """How many of a chunk's first rows each layer computes; at least one row in the first layer."""
+        """Return how many of a chunk's first rows each layer computes; at least one row in the first layer."""
         share = self.percent / 100
         if self.uniform:
             return (max(1, round(share * tokens)),) * layers
