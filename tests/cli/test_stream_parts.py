@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from emblema.cli.view.command import WatchOptions, read_questions, watch
-from emblema.cli.view.session import TimedQuestion
+from emblema.cli.view.session import ScheduledQuestion
 from emblema.cli.view.source import open_frames
 from emblema.cli.view.status import StreamAnswer, StreamStatus
 from emblema.cli.view.strip import draw
@@ -23,7 +23,7 @@ from tests.cli.videos import write_video
 def test_questions_with_their_times() -> None:
     texts = ["90:where is it ?", "1:30: where is it ?", "1:02:03:who ?", "2.5:now ?", "60:10 little ones ?"]
     found = read_questions(["what ?"], texts)
-    assert found[0] == TimedQuestion(None, "what ?")
+    assert found[0] == ScheduledQuestion(None, "what ?")
     assert [question.at for question in found[1:]] == [90, 90, 3723, 2.5, 60]
     assert [question.text for question in found[1:]] == [
         "where is it ?",

@@ -120,16 +120,8 @@ class PhaseTables:
         """Return phases at positions [axes, tokens] int64, 0 or more."""
         return _TableBook(self, positions)
 
-    def at(self, band: RotaryBand, positions: Tensor, top: int) -> Phases:
-        """Return phases of a band at positions [axes, tokens], the largest of which is `top`."""
-        known = self._until(band, top, positions.device)
-        if len(set(band.axes)) == 1:
-            rows = positions[band.axes[0]]
-            return Phases(known.cos.index_select(0, rows), known.sin.index_select(0, rows))
-        own = positions.T[:, list(band.axes)]
-        return Phases(known.cos.gather(0, own), known.sin.gather(0, own))
-
-    def _until(self, band: RotaryBand, top: int, device: torch.device) -> Phases:
+    def until(self, band: RotaryBand, top: int, device: torch.device) -> Phases:
+        """Return phases of a band at positions 0 to `top` and perhaps more, [positions, frequencies]."""
         key = (band.table, band.axes, band.frequencies)
         known = self._known.get(key)
         have = 0 if known is None else known.cos.shape[0]
@@ -152,7 +144,15 @@ class _TableBook(PhaseBook):
     def __call__(self, band: RotaryBand) -> Phases:
         key = (band.table, band.axes, band.frequencies)
         if key not in self._known:
-            if self._top < 0 and self.positions.numel():
-                self._top = int(self.positions.max())
-            self._known[key] = self._phases.at(band, self.positions, self._top)
+            positions = self.positions
+            if self._top < 0 and positions.numel():
+                self._top = int(positions.max())
+            tables = self._phases.until(band, self._top, positions.device)
+            if len(set(band.axes)) == 1:
+                rows = positions[band.axes[0]]
+                own = Phases(tables.cos.index_select(0, rows), tables.sin.index_select(0, rows))
+            else:
+                columns = positions.T[:, list(band.axes)]
+                own = Phases(tables.cos.gather(0, columns), tables.sin.gather(0, columns))
+            self._known[key] = own
         return self._known[key]

@@ -15,7 +15,7 @@ import typer
 from emblema.cli.screen import console
 from emblema.cli.view import text
 from emblema.cli.view.plain import PlainViewer
-from emblema.cli.view.session import TimedQuestion, Viewer, WatchSession
+from emblema.cli.view.session import ScheduledQuestion, Viewer, WatchSession
 from emblema.cli.view.source import FrameSource, open_frames
 from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import EmblemaError, PromptError, StreamError
@@ -90,13 +90,13 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
     return 1 if session.cut else 0
 
 
-def read_questions(later: Sequence[str], timed: Sequence[str]) -> list[TimedQuestion]:
+def read_questions(later: Sequence[str], timed: Sequence[str]) -> list[ScheduledQuestion]:
     """Read questions as options give them: those after all frames, and those with a time in front.
 
     Raises:
         PromptError: one is empty, or has no time in front.
     """
-    questions = [TimedQuestion(None, question.strip()) for question in later]
+    questions = [ScheduledQuestion(None, question.strip()) for question in later]
     for question in timed:
         parts = TIMED.fullmatch(question)
         if parts is None:
@@ -104,7 +104,7 @@ def read_questions(later: Sequence[str], timed: Sequence[str]) -> list[TimedQues
         seconds = 0.0
         for part in parts[1].split(":"):
             seconds = 60 * seconds + float(part)
-        questions.append(TimedQuestion(seconds, parts[2].strip()))
+        questions.append(ScheduledQuestion(seconds, parts[2].strip()))
     if any(not question.text for question in questions):
         raise PromptError("a question is empty: write what you want to know")
     return questions

@@ -24,7 +24,7 @@ EVERY = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class TimedQuestion:
+class ScheduledQuestion:
     """A question to be asked when so many seconds have been seen; None: after all frames."""
 
     at: float | None
@@ -74,7 +74,7 @@ class WatchSession:
         viewer: Viewer,
         thumbnails: Thumbnails,
         layers: int,
-        questions: Sequence[TimedQuestion],
+        questions: Sequence[ScheduledQuestion],
         most: int,
     ) -> None:
         self.answers: list[StreamAnswer] = []

@@ -121,11 +121,6 @@ class CentroidIndex:
 
     @property
     def bytes(self) -> int:
-        """Bytes on the device, spare rows included."""
-        return 0 if self.quantized is None else self.quantized.bytes
-
-    @property
-    def host_bytes(self) -> int:
         """Bytes on the host, spare rows included."""
         return self._means.nbytes + self._lengths.nbytes + self._facts.nbytes
 

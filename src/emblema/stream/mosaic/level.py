@@ -313,7 +313,7 @@ class SemanticLevel(ClusterLevel):
     @property
     def device_bytes(self) -> dict[str, int]:
         """Bytes on the device by what they are for."""
-        return {"index": self.index.bytes, "waiting": sum(line.nbytes for line in self.waiting.values())}
+        return {"index": self.quantized.bytes, "waiting": sum(line.nbytes for line in self.waiting.values())}
 
     def hold(self, frame: int, line: Tensor, vector: Tensor) -> None:
         """Take a frame's line [features] and vector, before it is taken into a cluster."""

@@ -193,7 +193,7 @@ class Mosaic(Method):
         host = {
             "rows": sum(level.store.bytes for level in self.layers),
             "vectors": sum(level.vectors.bytes for level in levels),
-            "index": sum(level.index.host_bytes for level in levels),
+            "index": sum(level.index.bytes for level in levels),
         }
         return MemoryBytes(dict(device), host)
 
