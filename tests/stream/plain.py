@@ -1,4 +1,4 @@
-"""Streams written down plainly: rows of a turn, where they stand, and one forward over all of them."""
+"""Streams written down plainly: the rows of a turn, their positions, and one forward over all of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def shown(name: str, count: int, seed: int = 0) -> list[Image.Image]:
 
 
 def plain_logits(made: Engine, opening: Sequence[int], frames: Sequence[Any], closing: Sequence[int]) -> Tensor:
-    """Logits behind a whole turn: one forward of opening, frames and question, each row over all before it."""
+    """Return logits after a whole turn: one forward of opening, frames and question, each row over all before it."""
     adapter, preparer = made.adapter, made.session.chunk_builder.preparer
     begin, end = (adapter.embed(torch.tensor(list(ids), dtype=torch.int64)) for ids in (opening, closing))
     # Each frame goes through the encoder alone.
@@ -27,8 +27,8 @@ def plain_logits(made: Engine, opening: Sequence[int], frames: Sequence[Any], cl
     span, axes, tokens = codes[0].span, adapter.axes, codes[0].tokens
     positions = [torch.arange(len(opening)).expand(axes, -1)]
     positions += [code.offsets + len(opening) + index * span for index, code in enumerate(codes)]
-    behind = len(opening) + len(frames) * span
-    positions.append(torch.arange(behind, behind + len(closing)).expand(axes, -1))
+    after = len(opening) + len(frames) * span
+    positions.append(torch.arange(after, after + len(closing)).expand(axes, -1))
     embeds = torch.cat([begin, *(code.embeds[0] for code in codes), end])
     visual = torch.zeros(len(embeds), dtype=torch.bool)
     visual[len(opening) : len(opening) + len(frames) * tokens] = True

@@ -1,4 +1,4 @@
-"""Videos pushed into a stream: whole, cut short, of uneven rate, one behind the other."""
+"""Videos pushed into a stream: whole, cut short, of uneven rate, one after another."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ def opened(**changes: Any) -> Stream:
     return engine("qwen2_5_vl").stream("mosaic", template=False, **{"window": 2, "block": 2, "first": 4, **changes})
 
 
-def test_a_video_and_one_behind_it(clip: Clip, tmp_path: Path) -> None:
+def test_a_video_and_one_after_it(clip: Clip, tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(clip(frames=20, rate=10))
     with opened() as stream:

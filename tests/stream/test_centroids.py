@@ -1,4 +1,4 @@
-"""Centroids that are seen in place of their members: as many rows as they stand for, and no row twice."""
+"""Centroids that are seen in place of their members: weighted by their rows, and no row twice."""
 
 from typing import Any
 
@@ -69,13 +69,13 @@ def test_a_centroid_of_equal_rows_counts_as_all_of_them() -> None:
     query = torch.randn(heads, 2, width)
 
     def attended(rows: list[LayerRows], bias: torch.Tensor) -> torch.Tensor:
-        every = [torch.cat([getattr(one, side) for one in rows], 1) for side in ("keys", "values")]
+        every = [torch.cat([getattr(part, side) for part in rows], 1) for side in ("keys", "values")]
         return torch.nn.functional.scaled_dot_product_attention(query, every[0], every[1], attn_mask=bias)
 
     once = attended([part.rows, others], torch.cat((part.bias, torch.zeros(1, 7)), 1))
     several = attended([part.rows] * count + [others], torch.zeros(1, count + 7))
     torch.testing.assert_close(once, several, rtol=1e-4, atol=1e-5)
-    # It stands amid frame 3.
+    # It is in the middle of frame 3.
     assert layout.rotary is not None
     middle = places.corner(3) + places.offsets.float().mean(1).floor().long()
     book = PhaseBook(adapter.tables, middle[:, None])

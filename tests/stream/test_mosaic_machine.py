@@ -67,7 +67,7 @@ class StreamMachine(RuleBasedStateMachine):
         clusters = self.shape()
         first = self.stream.prefill(QUESTION, at=at, window=window)
         assert torch.isfinite(first).all()
-        # What is asked leaves nothing behind; but a cut that was put off may be made for it.
+        # A question does not change the stream; but a cut that was put off may be made for it.
         if self.shape() == clusters:
             assert self.stream.prefill(QUESTION, at=at, window=window).equal(first)
 

@@ -1,4 +1,4 @@
-"""Streams that are saved, killed and loaded answer as before; their clusters stand in other prompts."""
+"""Streams that are saved, killed and loaded answer as before; their clusters are chunks for other prompts."""
 
 import subprocess
 import sys
@@ -83,7 +83,7 @@ def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
 
 
 def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
-    """Every frame is in one of them, and its rows stand in another prompt as the stream wrote them, relocated."""
+    """Every frame is in one of them, and its rows in another prompt are those that the stream wrote, relocated."""
     with kept(tmp_path) as made:
         with made.stream(**SMALL) as stream:
             stream.push(shown(NAME, 22))
@@ -102,7 +102,7 @@ def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
             target = (corners[None, :, None] + recent.positions.offsets[:, None]).flatten(1)
             for layer, (layout, rows) in enumerate(zip(adapter.layouts, near, strict=True)):
                 own = (rows.frames >= 0).nonzero().squeeze(1)
-                books = (PhaseBook(adapter.tables, one) for one in (rows.positions[:, own], target))
+                books = (PhaseBook(adapter.tables, places) for places in (rows.positions[:, own], target))
                 expected = relocate(rows.kv.select(own), layout, *books)
                 found = prefill.kv[layer].slice(start, start + frames * tokens)
                 assert largest_error(found.keys, expected.keys) < 1e-4
@@ -122,7 +122,7 @@ import sys, os, signal, torch
 from emblema import Engine
 from tests.families import loaded, words
 from tests.stream.plain import shown
-from tests.stream.test_saving import NAME, QUESTION, SMALL, kept
+from tests.stream.test_state import NAME, QUESTION, SMALL, kept
 made = kept(sys.argv[1])
 stream = made.stream(**SMALL)
 for number, frame in enumerate(shown(NAME, 40)):

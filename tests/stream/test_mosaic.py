@@ -14,7 +14,7 @@ SMALL: dict[str, Any] = {"window": 2, "block": 4, "sinks": 1, "first": 6, "large
 
 
 def answered(name: str, method: str, count: int = 27, **changes: Any) -> tuple[Tensor, dict[str, float]]:
-    """Logits behind a stream, and what was counted."""
+    """Return logits after a stream, and what was counted."""
     with engine(name).stream(method, template=False, **{**SMALL, **changes}) as stream:
         for frame in shown(name, count):
             stream.push(frame)

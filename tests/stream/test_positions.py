@@ -1,4 +1,4 @@
-"""Packed positions: what is seen stands one behind the other, and the stream stays in the model's range."""
+"""Packed positions: what is seen is next to one another, and the stream stays in the model's range."""
 
 from typing import Any
 
@@ -23,14 +23,14 @@ def logits(name: str, method: str, count: int, **changes: Any) -> torch.Tensor:
         return stream.prefill(QUESTION)
 
 
-def test_a_stream_that_fits_stands_as_it_came() -> None:
+def test_a_stream_that_fits_is_as_it_came() -> None:
     """As long as everything can be seen at once, packing moves nothing."""
     packed = logits("qwen2_5_vl", "sliding", 8, positions="packed")
     assert packed.equal(logits("qwen2_5_vl", "sliding", 8, positions="native"))
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "kimi_k25_yarn"])
-def test_a_window_far_out_stands_right_behind_the_sinks(name: str) -> None:
+def test_a_window_far_out_comes_right_after_the_sinks(name: str) -> None:
     """Rows as first written, turned by hand to where packing sets them, and the stock forward of the question."""
     made, budget = engine(name), 3
     with made.stream("sliding", **{**SMALL, "positions": "packed", "budget": budget}) as stream:
@@ -41,7 +41,7 @@ def test_a_window_far_out_stands_right_behind_the_sinks(name: str) -> None:
         places = recent.positions
         tokens, span = places.tokens, places.span
         closing = turn.question(QUESTION).token_ids
-        # The sink, four frames of the window and two of the block under way; the question behind 1 + 3 + 4 + 2 places.
+        # The sink, four frames of the window and two of the block under way; the question after 1 + 3 + 4 + 2 places.
         end = opening + (1 + budget + 4 + 2) * span
         frames = [0, *range(20, 26)]
         corners = [opening, *(end - (6 - index) * span for index in range(6))]
