@@ -51,13 +51,13 @@ class ArrivingRows(Sequence[LayerRows]):
             return self._error
 
     def arrive(self, layer: int, rows: LayerRows) -> None:
-        """A layer is here and verified."""
+        """Give a layer that is here and verified."""
         with self._changed:
             self._layers[layer] = rows
             self._changed.notify_all()
 
     def fail(self, error: LoadError) -> None:
-        """The rest will not come; the first error stands."""
+        """Say that the rest will not come; the first error is kept."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
@@ -69,7 +69,7 @@ class ArrivingRows(Sequence[LayerRows]):
     def __getitem__(self, layer: slice) -> tuple[LayerRows, ...]: ...
 
     def __getitem__(self, layer: int | slice) -> LayerRows | tuple[LayerRows, ...]:
-        """A layer's rows, waited for.
+        """Wait for a layer and return its rows.
 
         Raises:
             LoadError: the load failed, or the layer is not here by the deadline.
@@ -95,7 +95,7 @@ class ArrivingRows(Sequence[LayerRows]):
         return (self[index] for index in range(len(self)))
 
     def wait(self) -> tuple[LayerRows, ...]:
-        """All layers, waited for.
+        """Wait for all layers and return them.
 
         Raises:
             LoadError: as reading a layer.

@@ -74,15 +74,15 @@ class LayerRows:
         return self.keys.nbytes + self.values.nbytes
 
     def slice(self, start: int, stop: int) -> "LayerRows":
-        """Rows `start` to `stop`, as views."""
+        """Return rows `start` to `stop`, as views."""
         return LayerRows(self.keys[:, start:stop], self.values[:, start:stop])
 
     def select(self, rows: Tensor) -> "LayerRows":
-        """The rows of an index tensor, copied."""
+        """Return the rows of an index tensor, copied."""
         return LayerRows(self.keys.index_select(1, rows), self.values.index_select(1, rows))
 
     def to(self, device: torch.device) -> "LayerRows":
-        """The same rows on another device."""
+        """Return the same rows on another device."""
         return LayerRows(self.keys.to(device), self.values.to(device))
 
 
@@ -91,6 +91,6 @@ KVRows = Sequence[LayerRows]
 
 
 def kv_bytes(rows: KVRows) -> int:
-    """Bytes of the rows of all layers; rows under way are not waited for."""
+    """Return bytes of the rows of all layers; rows under way are not waited for."""
     known = getattr(rows, "bytes", None)
     return sum(layer.bytes for layer in rows) if known is None else int(known)

@@ -34,15 +34,15 @@ class Factors:
         return self.left.nbytes + self.right.nbytes
 
     def slice(self, rank: int) -> "Factors":
-        """The leading `rank` directions."""
+        """Return the leading `rank` directions."""
         return Factors(self.left[:, :rank], self.right[:rank])
 
     def to(self, device: torch.device) -> "Factors":
-        """The factors on a device."""
+        """Return the factors on a device."""
         return Factors(self.left.to(device), self.right.to(device))
 
     def dense(self, heads: int) -> Tensor:
-        """The matrix as rows [heads, tokens, width], float32."""
+        """Return the matrix as rows [heads, tokens, width], float32."""
         matrix = self.left.float() @ self.right.float()
         return matrix.reshape(matrix.shape[0], heads, -1).transpose(0, 1)
 
@@ -59,7 +59,7 @@ class LayerPatch:
         return self.keys.bytes + self.values.bytes
 
     def apply(self, rows: LayerRows) -> LayerRows:
-        """Position-free rows with the patch added, float32."""
+        """Return position-free rows with the patch added, float32."""
         keys = rows.keys.float() + self.keys.dense(rows.keys.shape[0])
         return LayerRows(keys, rows.values.float() + self.values.dense(rows.values.shape[0]))
 
@@ -80,7 +80,7 @@ class Patch:
         return sum(layer.bytes for layer in self.layers if layer is not None)
 
     def to(self, device: torch.device) -> "Patch":
-        """The patch on a device."""
+        """Return the patch on a device."""
         return Patch(
             tuple(
                 None if layer is None else LayerPatch(layer.keys.to(device), layer.values.to(device))
@@ -89,7 +89,7 @@ class Patch:
         )
 
     def slice(self, rank: int) -> "Patch":
-        """The patch cut to a lower rank; a rank beyond what is held keeps all."""
+        """Return the patch cut to a lower rank; a rank beyond what is held keeps all."""
         return Patch(
             tuple(
                 None if layer is None else LayerPatch(layer.keys.slice(rank), layer.values.slice(rank))
@@ -98,23 +98,23 @@ class Patch:
         )
 
     def keep(self, layers: Collection[int]) -> "Patch":
-        """The patch on the given layers only."""
+        """Return the patch on the given layers only."""
         return Patch(tuple(layer if index in layers else None for index, layer in enumerate(self.layers)))
 
     def covers(self, layers: Collection[int]) -> bool:
-        """Whether every one of the given layers is patched."""
+        """Return whether every one of the given layers is patched."""
         return all(self.layers[index] is not None for index in layers)
 
 
 def deficit(conditioned: LayerRows, canonical: LayerRows) -> LayerRows:
-    """What the canonical rows lack (Kamera, equation 2), float32; both position-free."""
+    """Return what the canonical rows lack (Kamera, equation 2), float32; both are position-free."""
     return LayerRows(
         conditioned.keys.float() - canonical.keys.float(), conditioned.values.float() - canonical.values.float()
     )
 
 
 def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dtype) -> Patch:
-    """The patch of rank `rank` of position-free deficits, kept in `dtype`; a None leaves its layer unpatched."""
+    """Form the patch of rank `rank` of position-free deficits, kept in `dtype`; a None leaves its layer unpatched."""
     return Patch(
         tuple(
             None if rows is None else LayerPatch(factor(rows.keys, rank, dtype), factor(rows.values, rank, dtype))
@@ -124,7 +124,7 @@ def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dty
 
 
 def remaining(deficits: Sequence[LayerRows | None], patch: Patch) -> list[LayerRows | None]:
-    """What a patch leaves of position-free deficits, float32; a layer that it lacks stays as it is."""
+    """Return what a patch leaves of position-free deficits, float32; a layer that it lacks stays as it is."""
     left: list[LayerRows | None] = []
     for rows, layer in zip(deficits, patch.layers, strict=True):
         if rows is None or layer is None:
@@ -137,7 +137,7 @@ def remaining(deficits: Sequence[LayerRows | None], patch: Patch) -> list[LayerR
 
 
 def compose(patch: Patch, update: Patch, rank: int | None = None) -> Patch:
-    """The sum of two patches of one chunk, as one of their joint rank, or cut to `rank` by its leading directions.
+    """Add two patches of a chunk: one patch of their joint rank, or cut to the `rank` leading directions.
 
     A layer that one of them lacks is the other's. Kamera, appendix D: an update carries only what changed.
     """
@@ -163,7 +163,7 @@ def _sum(one: Factors, other: Factors, rank: int | None) -> Factors:
 
 
 def factor(rows: Tensor, rank: int, dtype: torch.dtype) -> Factors:
-    """The leading factors of rows [heads, tokens, width], taken as one matrix [tokens, heads * width]."""
+    """Return the leading factors of rows [heads, tokens, width], taken as one matrix [tokens, heads * width]."""
     matrix = rows.transpose(0, 1).reshape(rows.shape[1], -1).float()
     rank = min(rank, *matrix.shape)
     if min(matrix.shape) <= EXACT_SIDE or 4 * rank > min(matrix.shape):
@@ -174,7 +174,7 @@ def factor(rows: Tensor, rank: int, dtype: torch.dtype) -> Factors:
 
 
 def rank_for_share(share: float, tokens: int, layouts: Sequence[LayerLayout], layers: Collection[int]) -> int:
-    """The largest rank whose patch on `layers` weighs at most `share` of the chunk's KV; 0 where none fits.
+    """Return the largest rank whose patch on `layers` weighs at most `share` of the chunk's KV; 0 where none fits.
 
     A slot of width F costs `rank (tokens + F)` numbers; beyond full rank a slot costs no more.
     """

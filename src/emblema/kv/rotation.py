@@ -25,19 +25,19 @@ class Phases:
     sin: Tensor
 
     def inverse(self) -> "Phases":
-        """The rotation back."""
+        """Return the rotation back."""
         return Phases(self.cos, -self.sin)
 
     def then(self, other: "Phases") -> "Phases":
-        """This rotation followed by another one."""
+        """Return this rotation followed by another one."""
         return Phases(self.cos * other.cos - self.sin * other.sin, self.sin * other.cos + self.cos * other.sin)
 
     def slice(self, start: int, stop: int) -> "Phases":
-        """The phases of tokens `start` to `stop`."""
+        """Return the phases of tokens `start` to `stop`."""
         return Phases(self.cos[start:stop], self.sin[start:stop])
 
     def to(self, dtype: torch.dtype) -> "Phases":
-        """The same phases in another dtype (float64 for a reference)."""
+        """Return the same phases in another dtype (float64 for a reference)."""
         return Phases(self.cos.to(dtype), self.sin.to(dtype))
 
 
@@ -86,7 +86,7 @@ def rotate(rows: Tensor, band: RotaryBand, turn: Phases) -> Tensor:
 
 
 def relocate(rows: LayerRows, layout: LayerLayout, source: PhaseBook, target: PhaseBook) -> LayerRows:
-    """Rows as first written at the source positions, turned to the target positions, in their own dtype."""
+    """Relocate rows, as first written at the source positions, to the target positions, in their own dtype."""
     band = layout.rotary
     if band is None:
         return rows
@@ -97,12 +97,12 @@ def relocate(rows: LayerRows, layout: LayerLayout, source: PhaseBook, target: Ph
 
 
 def unplace(rows: LayerRows, layout: LayerLayout, source: PhaseBook) -> LayerRows:
-    """Rows with their position taken out, float32: the frame in which patches are formed and added."""
+    """Take the position out of rows, float32: the frame in which patches are formed and added."""
     return _turn(rows, layout, None if layout.rotary is None else source(layout.rotary).inverse())
 
 
 def place(rows: LayerRows, layout: LayerLayout, target: PhaseBook, dtype: torch.dtype) -> LayerRows:
-    """Position-free rows set at the target positions, cast once to `dtype`."""
+    """Place position-free rows at the target positions; cast once to `dtype`."""
     placed = _turn(rows, layout, None if layout.rotary is None else target(layout.rotary))
     return LayerRows(placed.keys.to(dtype), placed.values.to(dtype))
 

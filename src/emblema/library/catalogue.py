@@ -70,7 +70,7 @@ class Catalogue:
             )
 
     def _read(self, body: str, digest: str, *fields: object) -> Listing | None:
-        """The entry of a row; None, counted, where the row is not as it was written."""
+        """Return the entry of a row; None, counted, where the row is not as it was written."""
         try:
             if digest == row_digest(*fields, body):
                 return Listing.read(body)
@@ -80,12 +80,12 @@ class Catalogue:
         return None
 
     def version(self, scope: str, library: str) -> int:
-        """The library's version, 0 before anything was put into it."""
+        """Return the library's version, 0 before anything was put into it."""
         with self._file.transaction() as rows:
             return version_of(rows, scope, library)
 
     def entries(self, scope: str, library: str, version: int | None = None) -> dict[str, Listing]:
-        """The library's entries by name, as of a version (None: now), in the order they came in."""
+        """Return the library's entries by name, as of a version (None: now), in the order they came in."""
         with self._file.transaction() as rows:
             at = version_of(rows, scope, library) if version is None else version
             found = rows.execute(
@@ -101,7 +101,7 @@ class Catalogue:
         return {name: entry for name, entry in read.items() if entry is not None and name not in hidden}
 
     def entry(self, scope: str, library: str, name: str) -> Listing | None:
-        """The library's entry of a name, now."""
+        """Return the library's entry of a name, now."""
         with self._file.transaction() as rows:
             found = rows.execute(
                 "SELECT since, until, expires, body, digest FROM items "
@@ -246,7 +246,7 @@ class Catalogue:
                 rows.executemany("DELETE FROM doomed WHERE scope = ? AND part = ?", gone)
 
     def lingers(self, scope: str, library: str, name: str) -> bool:
-        """Whether something of an entry that was taken out has still to be deleted."""
+        """Return whether something of an entry that was taken out has still to be deleted."""
         query = (
             "SELECT 1 FROM doomed WHERE scope = ?1 AND library = ?2 AND name = ?3 UNION ALL "
             "SELECT 1 FROM items WHERE scope = ?1 AND library = ?2 AND name = ?3 AND until IS NOT NULL"
@@ -255,7 +255,7 @@ class Catalogue:
             return rows.execute(query, (scope, library, name)).fetchone() is not None
 
     def only_in(self, scope: str, library: str, name: str) -> tuple[list[str], list[str]]:
-        """The chunks and the sources that an entry names and no other."""
+        """Return the chunks and the sources that an entry names and no other."""
         query = (
             "SELECT kind, part FROM parts JOIN items ON number = item AND items.scope = ?1 AND library = ?2 "
             "AND name = ?3 AND until IS NULL WHERE NOT EXISTS "
@@ -265,7 +265,7 @@ class Catalogue:
             return by_kind(rows.execute(query, (scope, library, name)))
 
     def named(self, scope: str, chunks: Iterable[str]) -> set[str]:
-        """Those of some chunks that an entry of the scope names."""
+        """Return those of some chunks that an entry of the scope names."""
         one = "SELECT 1 FROM parts WHERE scope = ? AND part = ?"
         with self._file.transaction() as rows:
             return {chunk for chunk in chunks if rows.execute(one, (scope, chunk)).fetchone() is not None}
@@ -277,7 +277,7 @@ class Catalogue:
             return {str(digest): int(size) for digest, size in found}
 
     def setting(self, scope: str, name: str) -> str | None:
-        """A text kept under a name."""
+        """Return a text kept under a name."""
         with self._file.transaction() as rows:
             found = rows.execute("SELECT body FROM settings WHERE scope = ? AND name = ?", (scope, name)).fetchone()
             return None if found is None else str(found[0])
@@ -322,13 +322,13 @@ INSERT INTO versions SELECT scope, library, max(max(since, coalesce(until, 0))) 
 
 
 def version_of(rows: sqlite3.Connection, scope: str, library: str) -> int:
-    """The library's version, 0 before anything was put into it."""
+    """Return the library's version, 0 before anything was put into it."""
     found = rows.execute("SELECT version FROM versions WHERE scope = ? AND library = ?", (scope, library)).fetchone()
     return 0 if found is None else int(found[0])
 
 
 def doomed(rows: sqlite3.Connection, scope: str) -> tuple[list[str], list[str]]:
-    """The chunks and the sources of a scope that are still to be deleted."""
+    """Return the chunks and the sources of a scope that are still to be deleted."""
     return by_kind(rows.execute("SELECT kind, part FROM doomed WHERE scope = ?", (scope,)))
 
 
@@ -356,17 +356,17 @@ def insert_entry(
 
 
 def row_digest(*fields: object) -> str:
-    """A checksum of a row; what differs in any field or type differs here."""
+    """Return a checksum of a row; what differs in any field or type differs here."""
     return xxhash.xxh3_128_hexdigest(repr(fields).encode("utf-8", "surrogatepass"))
 
 
 def this_process() -> str:
-    """A text that names this process and no later one with the same number."""
+    """Return a text that names this process and no later one with the same number."""
     return f"{os.getpid()} {_started(os.getpid())}"
 
 
 def is_running(process: str) -> bool:
-    """Whether the process of such a text still runs on this machine."""
+    """Return whether the process of such a text still runs on this machine."""
     number, _, started = process.partition(" ")
     if not number.isdigit():
         return False

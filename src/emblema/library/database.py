@@ -53,7 +53,7 @@ class DatabaseFile:
 
     @contextmanager
     def transaction(self, write: bool = False, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """Everything within is done or, after an exception, nothing.
+        """Run a transaction: everything within is done or, after an exception, nothing.
 
         Raises:
             StoreError: it is closed, locked, cannot be written, or was damaged: the next transaction has it mended.
@@ -95,7 +95,7 @@ class DatabaseFile:
 
     @contextmanager
     def _current(self) -> Iterator[sqlite3.Connection]:
-        """The connection to the file that is there, which stays in its place meanwhile."""
+        """Yield the connection to the file that is there; the file stays in its place meanwhile."""
         while True:
             with self._guarded(shared=True):
                 if not self._was_replaced():
@@ -177,7 +177,7 @@ def _primary(error: sqlite3.Error) -> int | None:
 
 
 def _is_read_only(error: Exception, folder: Path) -> bool:
-    """Whether an error says that nothing can be written here, whatever is there."""
+    """Return whether an error says that nothing can be written here, whatever is there."""
     if isinstance(error, sqlite3.Error):
         # Where it cannot make its log, sqlite only says that it cannot open it.
         unlogged = _primary(error) == sqlite3.SQLITE_CANTOPEN and not os.access(folder, os.W_OK)
@@ -186,7 +186,7 @@ def _is_read_only(error: Exception, folder: Path) -> bool:
 
 
 def _connect(path: Path | str, tables: str) -> sqlite3.Connection:
-    """A connection for all threads (the caller locks), its tables made and its pages checked.
+    """Open a connection for all threads (the caller locks); make its tables and check its pages.
 
     Raises:
         OSError: it cannot be made, or is a link.

@@ -34,7 +34,7 @@ class Snapshot:
         return not self._dropped.alive
 
     def __getitem__(self, name: str) -> ChunkOrClip:
-        """An item as a part of a prompt.
+        """Return an item as a part of a prompt.
 
         Raises:
             StoreError: there is none of this name in this version, or the snapshot is closed.
@@ -54,7 +54,7 @@ class Snapshot:
         return len(self.entries)
 
     def search(self, query: str, count: int = 3) -> tuple[Hit, ...]:
-        """The chunks of this version that are nearest to a query, the nearest first. Runs the model.
+        """Return the chunks of this version that are nearest to a query, the nearest first. Runs the model.
 
         Raises:
             StoreError: the query is empty, count is below 1, or the snapshot is closed.
@@ -113,7 +113,7 @@ class DynamicLibrary:
         return self._libraries.catalogue.version(self._library.scope, self.key)
 
     def snapshot(self) -> Snapshot:
-        """The collection as it is now, to be closed at the end of a request (or used in a `with`)."""
+        """Return the collection as it is now; close it at the end of the request, or use it in a `with`."""
         self._libraries.release_dropped()
         scope, holder = self._library.scope, uuid.uuid4().hex
         version = self._libraries.catalogue.hold(scope, self.key, holder)
@@ -122,7 +122,7 @@ class DynamicLibrary:
         return Snapshot(self._library, VersionHold(scope, self.key, version, holder), self._read[2])
 
     def __getitem__(self, name: str) -> ChunkOrClip:
-        """An item of the present version; StoreError where there is none of this name."""
+        """Return an item of the present version; StoreError where there is none of this name."""
         with self.snapshot() as now:
             return now[name]
 
@@ -139,7 +139,7 @@ class DynamicLibrary:
             return len(now)
 
     def search(self, query: str, count: int = 3) -> tuple[Hit, ...]:
-        """The chunks of the present version that are nearest to a query, the nearest first. Runs the model.
+        """Return the chunks of the present version that are nearest to a query, the nearest first. Runs the model.
 
         Raises:
             StoreError: the query is empty, or count is below 1.

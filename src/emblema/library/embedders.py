@@ -24,10 +24,10 @@ class Embedder(Protocol):
         """Everything that shapes the vectors: those made under another name are made again."""
 
     def chunk(self, chunk: Chunk) -> Vectors:
-        """One or several vectors [vectors, width] of a chunk."""
+        """Return one or several vectors [vectors, width] of a chunk."""
 
     def query(self, text: str) -> Vectors:
-        """One or several vectors [vectors, width] of a query, for each of which a chunk's nearest counts."""
+        """Return one or several vectors [vectors, width] of a query, for each of which a chunk's nearest counts."""
 
 
 class MeanEmbedder:
@@ -110,7 +110,7 @@ class AttentionEmbedder:
 
 
 def farthest(keys: Tensor, count: int) -> Tensor:
-    """Of keys [heads, tokens, width], per head the mean and the `count` - 1 farthest from it and from one another."""
+    """Return, per head of keys [heads, tokens, width], the mean and the `count` - 1 farthest from it and each other."""
     mean = keys.mean(1)
     chosen = [mean]
     distance = (keys - mean[:, None]).norm(dim=-1)
@@ -123,7 +123,7 @@ def farthest(keys: Tensor, count: int) -> Tensor:
 
 
 def choose_space(adapter: Adapter, chunks: Sequence[Chunk], summary: int = SUMMARY) -> Space:
-    """The head that answers different questions with different chunks, found without any labels.
+    """Choose the head that answers different questions with different chunks, without labels.
 
     Tokens drawn from the vocabulary stand for questions. Of each head's scores, the share of variance is taken that
     belongs to neither the question nor the chunk alone: a head that likes one chunk whatever is asked has none of it.

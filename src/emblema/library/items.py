@@ -65,18 +65,18 @@ class Listing:
         expires: float | None = None,
         source: SourceNote | None = None,
     ) -> "Listing":
-        """The listing of a piece."""
+        """Return the listing of a piece."""
         chunks = tuple(chunk.id for chunk in chunks_of(piece))
         clip = not isinstance(piece, Chunk)
         return cls(name, piece.id, piece.kind, chunks, clip, piece.tokens, piece.bytes, created, expires, source)
 
     def json(self) -> str:
-        """The listing as text."""
+        """Return the listing as text."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def read(cls, text: str) -> "Listing":
-        """The listing of a text that `json` wrote.
+        """Return the listing of a text that `json` wrote.
 
         Raises:
             ValueError: it is another text.
@@ -116,7 +116,7 @@ class Hit:
 
 
 def checked_name(name: object) -> str:
-    """The name, if it is one.
+    """Return the name if it is valid.
 
     Raises:
         StoreError: it is empty, too long, or holds characters that cannot be read.
@@ -129,5 +129,5 @@ def checked_name(name: object) -> str:
 
 
 def chunks_of(piece: ChunkOrClip) -> tuple[Chunk, ...]:
-    """The chunks of a piece, in order."""
+    """Return the chunks of a piece, in order."""
     return piece.chunks if isinstance(piece, Clip) else (piece,)

@@ -86,29 +86,29 @@ class Libraries:
         return LibraryStatistics(self._remade, *damaged, self._unread, self._uncollected)
 
     def now(self) -> float:
-        """The clock, which does not run back while the libraries is open: what has expired stays so."""
+        """Return the time, which never runs back while this is open: what has expired stays expired."""
         with self._lock:
             self._latest = max(self._latest, self._clock())
             return self._latest
 
     def count_remade(self) -> None:
-        """An item's media were added again."""
+        """Count an item whose media were added again."""
         with self._lock:
             self._remade += 1
 
     def count_unread(self) -> None:
-        """A chunk's rows could not be read for its vectors."""
+        """Count a chunk whose rows could not be read for its vectors."""
         with self._lock:
             self._unread += 1
 
     def count_uncollected(self, error: Exception) -> None:
-        """What nothing needs any more could not be let go of now; it is tried again later."""
+        """Count and log what could not be deleted now; it is tried again later."""
         with self._lock:
             self._uncollected += 1
         _LOG.warning("not deleted yet, and tried again later: %s", error)
 
     def register(self, scope: str, library: str, collect: Callable[[], int]) -> None:
-        """A library that may delete chunks: its method that frees what no version needs; not kept alive by this."""
+        """Register the `collect` of a library that may delete chunks; it is not kept alive by this."""
         self._collectors[scope, library] = WeakMethod(collect)
 
     def release(self, held: VersionHold) -> None:

@@ -45,7 +45,7 @@ class Library:
         return self.tenant.scope(self.owner)
 
     def piece(self, entry: Listing) -> ChunkOrClip:
-        """The chunk or clip of an entry; made again from its media where the store has lost it.
+        """Return the chunk or clip of an entry; made again from its media where the store has lost it.
 
         Raises:
             StoreError: it was lost and its media were not kept, or are gone.
@@ -58,7 +58,7 @@ class Library:
         return chunks[0]
 
     def find(self, query: str, count: int, entries: Mapping[str, Listing]) -> list[Hit]:
-        """The chunks of some entries that are nearest to a query, the nearest first.
+        """Return the chunks of some entries that are nearest to a query, the nearest first.
 
         Raises:
             StoreError: the query is empty, or count is below 1.
@@ -148,5 +148,5 @@ class Library:
 
 
 def chunk_ids(pieces: Iterable[ChunkOrClip]) -> list[str]:
-    """Ids of all chunks of some pieces, each once."""
+    """Return ids of all chunks of some pieces, each once."""
     return list(dict.fromkeys(chunk.id for piece in pieces for chunk in chunks_of(piece)))

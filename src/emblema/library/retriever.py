@@ -32,7 +32,7 @@ class Retriever:
         self._tried: tuple[int, Space] | None = None
 
     def search(self, scope: str, query: str, count: int, chunks: Sequence[str]) -> list[tuple[str, float]]:
-        """The `count` nearest of some chunks of a scope, with their scores, the nearest first.
+        """Return the `count` nearest of some chunks of a scope, with their scores, the nearest first.
 
         Vectors that are missing are made on the way; a chunk whose rows cannot be read is left out, and counted.
 

@@ -95,7 +95,7 @@ class Indexes:
         self._made: dict[tuple[str, str], SavedIndex] = {}
 
     def of(self, scope: str, embedder: str) -> SavedIndex:
-        """The index of one scope's chunks under one embedder."""
+        """Return the index of one scope's chunks under one embedder."""
         with self._lock:
             if (scope, embedder) not in self._made:
                 about = f"{scope} {embedder}"
@@ -160,7 +160,7 @@ def write_vectors(path: Path, about: str, vectors: Mapping[str, Vectors]) -> Non
 
 
 def read_vectors(path: Path, about: str, limit: int = FILE_BYTES) -> dict[str, Vectors]:
-    """The vectors of a file that `write_vectors` wrote about the same.
+    """Read the vectors of a file that `write_vectors` wrote about the same.
 
     Raises:
         FileNotFoundError: there is no such file.

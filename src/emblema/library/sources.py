@@ -38,7 +38,7 @@ class Sources:
         self._held: dict[tuple[str, str], bytes] = {}
 
     def keep(self, scope: str, source: Any, options: Mapping[str, Any], held: Mapping[str, int]) -> SourceNote | None:
-        """A note by which the source can be had again; None where it cannot be kept.
+        """Keep a source; return a note by which it is found again, or None where it cannot be kept.
 
         Args:
             scope: whose it is.
@@ -69,7 +69,7 @@ class Sources:
         return SourceNote(digest, len(data), options=options)
 
     def read(self, scope: str, note: SourceNote) -> Any:
-        """The source of a note; None is a source too, where the options hold everything.
+        """Read the source of a note; None is a source too, where the options hold everything.
 
         Raises:
             StoreError: it is gone, or not what was kept.

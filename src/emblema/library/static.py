@@ -70,13 +70,13 @@ class StaticLibrary:
         return entry
 
     def list(self) -> tuple[Listing, ...]:
-        """Every file, in the order they were added."""
+        """Return every file, in the order they were added."""
         self._expire()
         entries = self._libraries.catalogue.entries(self._library.scope, _KEY).values()
         return tuple(entry for entry in entries if not self._is_over(entry))
 
     def entry(self, name: str) -> Listing:
-        """What is kept of a file.
+        """Return what is known of a file.
 
         Raises:
             StoreError: there is none of this name, or its time is over.
@@ -87,7 +87,7 @@ class StaticLibrary:
         return found
 
     def get(self, name: str) -> ChunkOrClip:
-        """A file as a part of a prompt; made again where the store has lost it.
+        """Return a file as a part of a prompt; made again where the store has lost it.
 
         Raises:
             StoreError: there is none of this name, its time is over, or it was lost with its media.
@@ -126,7 +126,7 @@ class StaticLibrary:
             )
 
     def search(self, query: str, count: int = 3) -> "tuple[Hit, ...]":
-        """The chunks of all files that are nearest to a query, the nearest first. Runs the model.
+        """Return the chunks of all files that are nearest to a query, the nearest first. Runs the model.
 
         Raises:
             StoreError: the query is empty, or count is below 1.

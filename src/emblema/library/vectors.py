@@ -52,7 +52,7 @@ class VectorIndex:
             return next((int(vectors.shape[1]) for vectors in self._vectors.values()), None)
 
     def snapshot(self) -> dict[str, Vectors]:
-        """Every chunk's vectors by id."""
+        """Return every chunk's vectors by id."""
         with self._lock:
             return dict(self._vectors)
 
@@ -91,7 +91,7 @@ class VectorIndex:
             return len(gone)
 
     def search(self, query: Vectors, count: int, among: Sequence[str]) -> list[tuple[str, float]]:
-        """The `count` nearest of some chunks, with their scores, the nearest first.
+        """Return the `count` nearest of some chunks, with their scores, the nearest first.
 
         A query of several vectors is scored by the nearest vector of the chunk for each of them, those counting most
         that tell the candidates apart.

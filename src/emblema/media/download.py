@@ -29,7 +29,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def fetch(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
-    """The bytes behind an http, https or data address. What they are is found out by decoding them.
+    """Fetch the bytes of an http, https or data address.
 
     Raises:
         MediaError: another scheme, a name or password in the address, a host that cannot be found or lies in a
@@ -50,7 +50,7 @@ def fetch(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
 
 
 def redirected(url: str, place: str) -> str:
-    """The address that a redirect from `url` to `place` leads to.
+    """Return the address that a redirect from `url` to `place` leads to.
 
     Raises:
         MediaError: it cannot be read, or leads from https to http, where anybody on the way could change the answer.
@@ -66,7 +66,7 @@ def redirected(url: str, place: str) -> str:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address lies in the public internet, the IPv4 address inside a translated IPv6 one included."""
+    """Return whether an address is in the public internet, also the IPv4 address inside a translated IPv6 one."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
@@ -150,7 +150,7 @@ class _PinnedConnection(HTTPConnection):
 
 
 def _request(target: _Target, deadline: _Deadline, limits: MediaLimits) -> bytes | str:
-    """The body, or the place that a redirect points to."""
+    """Request one address; return the body, or where a redirect points to."""
     connection = _PinnedConnection(target, _addresses(target, deadline, limits), deadline)
     name = _short(target.url)
     try:
@@ -218,7 +218,7 @@ def _parse(url: str) -> _Target:
 
 
 def _addresses(target: _Target, deadline: _Deadline, limits: MediaLimits) -> list[str]:
-    """The host's addresses, looked up once, all of them public unless the host is allowed by name."""
+    """Look the host's addresses up once; all have to be public unless the host is allowed by name."""
     found = _look_up(target, deadline)
     if target.host not in limits.allowed_hosts:
         for text in found:
@@ -252,7 +252,7 @@ def _look_up(target: _Target, deadline: _Deadline) -> list[str]:
 
 
 def _inline(url: str, limits: MediaLimits) -> bytes:
-    """The bytes of a `data:` address (RFC 2397)."""
+    """Return the bytes of a `data:` address (RFC 2397)."""
     head, comma, body = url[5:].partition(",")
     if not comma:
         raise MediaError("A data: address needs a comma before its data.")
@@ -275,12 +275,12 @@ def _inline(url: str, limits: MediaLimits) -> bytes:
 
 
 def _one_line(text: object) -> str:
-    """What a server sent, for messages: one line of printable characters, not too long."""
+    """Return what a server sent as one short line of printable characters, for messages."""
     printable = "".join(character if character.isprintable() else " " for character in str(text)[:240])
     return " ".join(printable.split())
 
 
 def _short(url: str) -> str:
-    """An address for messages: without its query, which may hold keys, and not too long."""
+    """Return a short address for messages, without its query, which may hold keys."""
     plain = url.partition("?")[0].partition("#")[0]
     return repr(plain if len(plain) <= 120 else plain[:117] + "…")

@@ -23,7 +23,7 @@ _warnings_guard = threading.Lock()
 
 
 def load_image(source: ImageSource, limits: MediaLimits = DEFAULT_LIMITS) -> Image.Image:
-    """A picture as upright 8-bit RGB.
+    """Load a picture as upright 8-bit RGB.
 
     EXIF orientation is applied, transparency is laid on white, of an animation the first frame is taken (of a Pillow
     image the frame it stands at). Colour profiles are ignored, as image processors do.
@@ -123,7 +123,7 @@ def _from_floats(values: NDArray[np.generic], name: str) -> NDArray[np.uint8]:
 
 
 def _narrow(values: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """16 bits to 8, rounded."""
+    """Round 16 bits to 8."""
     return ((values * 255 + 32_767) // 65_535).astype(np.uint8)
 
 

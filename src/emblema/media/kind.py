@@ -14,7 +14,7 @@ _NETPBM = (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")
 
 
 def media_kind(source: Source, limits: MediaLimits = DEFAULT_LIMITS) -> MediaKind:
-    """The kind of a path, bytes or address; an animated GIF or WebP is a picture.
+    """Return the kind of a path, bytes or address; an animated GIF or WebP is a picture.
 
     An address is fetched for it: fetch it first where the content is wanted too.
 

@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r"^(data:|[a-z][a-z0-9+.-]+://)", re.IGNORECASE)
 
 
 def describe(source: object) -> str:
-    """A short name of a source, for messages."""
+    """Return a short name of a source, for messages."""
     if isinstance(source, bytes | bytearray | memoryview):
         return f"{len(source)} bytes of data"
     if isinstance(source, str | os.PathLike):
@@ -27,12 +27,12 @@ def describe(source: object) -> str:
 
 
 def is_address(source: object) -> bool:
-    """Whether a source is written as a URL rather than as a path."""
+    """Return whether a source is written as a URL rather than as a path."""
     return isinstance(source, str) and _ADDRESS.match(source) is not None
 
 
 def open_source(source: Source, limits: MediaLimits) -> BinaryIO:
-    """A seekable stream over the source, not empty and within the limits; the caller closes it.
+    """Open a seekable stream over the source, not empty and within the limits; the caller closes it.
 
     Raises:
         MediaError: the file is missing, a folder, no regular file, empty, unreadable or too large, or an address
@@ -49,7 +49,7 @@ def open_source(source: Source, limits: MediaLimits) -> BinaryIO:
 
 
 def read_source(source: Source, limits: MediaLimits) -> bytes:
-    """The bytes of the source; errors as `open_source`."""
+    """Read the bytes of the source; errors as `open_source`."""
     if isinstance(source, bytes):
         _check_size(len(source), describe(source), limits.file_bytes)
         return source

@@ -304,7 +304,7 @@ class Adapter:
         return table, batch
 
     def _layerwise_agrees(self) -> bool:
-        """Whether the layer-by-layer loop gives what the decoder's own forward gives, deepstack included."""
+        """Return whether the layer-by-layer loop gives what the decoder's own forward gives, deepstack included."""
         if not hasattr(self.decoder, "norm"):
             return False
         rows = min(6, self._embedding.num_embeddings)

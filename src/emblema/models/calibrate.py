@@ -97,13 +97,13 @@ def calibrate(
 
 
 def layer_types(decoder: Any, count: int) -> list[str]:
-    """Each layer's attention type as the decoder's config names it (`full_attention` where it does not)."""
+    """Return each layer's attention type as the decoder's config names it (`full_attention` where it does not)."""
     types = getattr(decoder.config, "layer_types", None)
     return list(types) if types else ["full_attention"] * count
 
 
 def rotary_module(decoder: nn.Module) -> Any:
-    """The decoder's rotary module, wherever it keeps it."""
+    """Return the decoder's rotary module, wherever it keeps it."""
     for name in ("rotary_emb", "rotary_pos_emb", "rotary"):
         if isinstance(module := getattr(decoder, name, None), nn.Module):
             return module
@@ -114,7 +114,7 @@ def rotary_module(decoder: nn.Module) -> Any:
 
 
 def rotary_tables(decoder: Any, axes: int) -> dict[str, DecoderTable]:
-    """The decoder's rotary tables by name: one called `default`, or one per layer type."""
+    """Return the decoder's rotary tables by name: one called `default`, or one per layer type."""
     rotary = rotary_module(decoder)
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         return {name: DecoderTable(rotary, axes, name) for name in dict.fromkeys(decoder.config.layer_types)}
@@ -173,7 +173,7 @@ def _fit_layer(
 
 
 def _is_full_precision(rows: Tensor) -> bool:
-    """Whether rows carry more than bfloat16 or float16 digits."""
+    """Return whether rows carry more than bfloat16 or float16 digits."""
     return not (torch.equal(rows, rows.bfloat16().double()) or torch.equal(rows, rows.half().double()))
 
 
@@ -190,7 +190,7 @@ def _table_at(table: DecoderTable, points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _columns(cos: Tensor, sin: Tensor) -> list[int]:
-    """One column per frequency: tables often hold each twice, side by side or half against half."""
+    """Return one column per frequency: tables often hold each twice, side by side or half against half."""
     count = cos.shape[-1]
     half = count // 2
     both = torch.stack((cos, sin))
@@ -230,7 +230,7 @@ def _pairs(rows: Tensor, band: RotaryBand) -> Tensor:
 def _assign(
     rows: Tensor, band: RotaryBand, points: Tensor, fitted: int, cos: Tensor, sin: Tensor, columns: list[int]
 ) -> RotaryBand:
-    """The axis and the column that explain each pair best; a pair keeps its own column where that one explains it."""
+    """Return the axis and column that explain each pair best; its own column where that explains it."""
     pairs = _pairs(rows, band)
     origin, seen = pairs[0], pairs[1 : 1 + fitted]
     turns = torch.complex(cos, sin)[1 : 1 + fitted]

@@ -11,7 +11,7 @@ _INCIDENTAL = ("_name_or_path", "architectures", "transformers_version", "torch_
 
 
 def fingerprint(model: nn.Module) -> str:
-    """256-bit hex digest over the configuration and every parameter's and buffer's name, shape, dtype and contents.
+    """Return a 256-bit hex digest over configuration and every parameter's and buffer's name, shape, dtype, contents.
 
     Quantisation and adapters change it, since they change modules or contents; where the model lies on disk does not,
     nor does saving it.

@@ -36,7 +36,7 @@ def bundled_folder(name: str) -> Path:
 def load_model(
     name: str | Path, device: str | torch.device | None = None, dtype: torch.dtype | str | None = None
 ) -> tuple[Any, Any]:
-    """A model in eval mode, and its processor (or a Bundle of the processor's parts).
+    """Load a model in eval mode, and its processor (or a Bundle of the processor's parts).
 
     Args:
         name: one of `BUNDLED`, a folder, or a Hugging Face id.
@@ -76,7 +76,7 @@ def load_model(
 
 
 def _usable(device: str | torch.device) -> torch.device:
-    """The device, after something could be put there."""
+    """Return the device, once something could be put there."""
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
@@ -124,7 +124,7 @@ def _model_class(config: Any) -> Any:
 
 
 def load_processor(source: str) -> Any:
-    """The full processor where it can be imported, else its parts: tokenizer, image processor, feature extractor."""
+    """Load the full processor where it can be imported, else its parts."""
     from transformers import AutoProcessor
 
     try:
@@ -156,7 +156,7 @@ def load_parts(source: str) -> Bundle:
 
 
 def _pil_image_processor(source: str) -> Any:
-    """The image processor's PIL form by its name: before 5.19 the automatic loader wants torchvision even for that."""
+    """Load the image processor's PIL form by its name: before 5.19 the automatic loader wants torchvision for it."""
     import transformers
 
     path = _file(source, "preprocessor_config.json")

@@ -56,7 +56,7 @@ class Preparer:
         return self.family.markers(self.kit, kind)
 
     def image(self, image: Image.Image) -> Prepared:
-        """A picture."""
+        """Prepare a picture."""
         return self.family.prepare_image(self.kit, image)
 
     @property
@@ -65,14 +65,14 @@ class Preparer:
         return self.family.time_stamps
 
     def video(self, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0) -> Prepared:
-        """A segment of video: frames of one size, evenly spaced, the first `start` seconds into the clip.
+        """Prepare a segment of video: frames of one size, evenly spaced, the first `start` seconds into the clip.
 
         Families that write time stamps into the text write these; a segment that should serve at any time keeps 0.
         """
         return self.family.prepare_video(self.kit, frames, seconds_per_frame, start)
 
     def audio(self, samples: Any, rate: int) -> Prepared:
-        """A piece of sound: samples [n] float, at `rate` per second."""
+        """Prepare a piece of sound: samples [n] float, at `rate` per second."""
         return self.family.prepare_audio(self.kit, samples, rate)
 
 

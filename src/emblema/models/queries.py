@@ -66,7 +66,7 @@ def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
 
 
 def key_states(adapter: Adapter, encoded: Encoded, rows: Sequence[LayerRows], layer: int) -> Tensor:
-    """A chunk's keys in one layer, [key heads, tokens, width] float32, position-free: what `queries` are asked of.
+    """Return a chunk's keys in a layer, [key heads, tokens, width] float32, position-free, to match `queries` with.
 
     Key heads divide query heads; query head h asks key head h // (query heads / key heads).
     """
@@ -153,5 +153,5 @@ def _keys(rows: LayerRows, layout: LayerLayout, book: PhaseBook) -> Tensor:
 
 
 def matched(free: LayerRows, layout: LayerLayout) -> Tensor:
-    """What queries meet of position-free rows, [key heads, tokens, width]: keys, or a latent with its rotary key."""
+    """Return what queries match of position-free rows, [key heads, tokens, width]: keys, or latent and rotary key."""
     return torch.cat((free.keys, free.values), dim=-1) if layout.kind == "latent" else free.keys

@@ -74,7 +74,7 @@ def selfcheck(adapter: Adapter, tokens: int = 24) -> SelfCheck:
 
 
 def probe(adapter: Adapter, tokens: int, seed: int = 7) -> Encoded:
-    """A passage of random tokens as a chunk."""
+    """Return a passage of random tokens as a chunk."""
     generator = torch.Generator().manual_seed(seed)
     limit = min(adapter.vocab_size, adapter.decoder.get_input_embeddings().num_embeddings)
     return adapter.encode_text(torch.randint(0, limit, (tokens,), generator=generator))
@@ -85,7 +85,7 @@ def _worst(adapter: Adapter, errors: tuple[float, ...]) -> str:
 
 
 def _select_all(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
-    """Every row through the adapter against the decoder's own forward with its own masks and cache."""
+    """Compare every row through the adapter with the decoder's own forward, its own masks and cache."""
     _, hidden = adapter.prefill(encoded)
     with torch.inference_mode():
         stock = adapter.decoder(inputs_embeds=encoded.embeds[None], use_cache=False).last_hidden_state[0]
@@ -128,8 +128,11 @@ def shifted(adapter: Adapter, rows: KVRows, encoded: Encoded, shift: int) -> KVR
 
 
 def _full_rank(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
-    """The second half of a passage, conditioned on the first: canonical rows and the whole deficit, formed at one place
-    and set at another, against a prefill of everything at that other place."""
+    """Check a full-rank patch against a prefill.
+
+    The second half of a passage follows the first. Its canonical rows and the whole deficit are formed at one place and
+    set at another, and compared with a prefill of everything at that other place.
+    """
     half = encoded.tokens // 2
     front, back = (adapter.encode_text(ids) for ids in (encoded.token_ids[:half], encoded.token_ids[half:]))
     together, _ = adapter.prefill(encoded)

@@ -104,7 +104,7 @@ class KVTable(Cache):
             self._fill(layer)
 
     def read(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows:
-        """Rows of one layer in slots `start` to `stop` (all in use by default), as views."""
+        """Return rows of a layer in slots `start` to `stop` (all in use by default), as views."""
         self._ready(layer)
         stop = self.length if stop is None else stop
         return LayerRows(self._keys[layer][0, :, start:stop], self._values[layer][0, :, start:stop])
@@ -149,7 +149,7 @@ class KVTable(Cache):
         return 0
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
-        """Rows attended and their offset, whichever argument (query length or cache positions) this release passes."""
+        """Return how many rows are attended, and their offset, whichever argument this release passes."""
         return self.length, 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:

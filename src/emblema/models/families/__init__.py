@@ -17,7 +17,7 @@ class FamilyNote:
 
 
 def known() -> tuple[Family, ...]:
-    """One object per family; they hold no state."""
+    """Return an object per family; they hold no state."""
     from emblema.models.families.gemma3 import Gemma3
     from emblema.models.families.glm4v import Glm4v
     from emblema.models.families.idefics3 import Idefics3
@@ -47,12 +47,12 @@ def known() -> tuple[Family, ...]:
 
 
 def families() -> list[FamilyNote]:
-    """Every family that works, with one line each."""
+    """Return every family that works, with one line each."""
     return [FamilyNote(family.name, family.model_types, family.notes) for family in known()]
 
 
 def family_of(config: Any) -> Family:
-    """The family that serves a model's configuration."""
+    """Return the family that serves a model's configuration."""
     kind = getattr(config, "model_type", "")
     for family in known():
         if kind in family.model_types:

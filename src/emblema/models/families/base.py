@@ -48,7 +48,7 @@ class Toolkit:
     feature_extractor: Any = None
 
     def ids(self, *tokens: str) -> list[int]:
-        """Ids of special tokens that the tokenizer must know."""
+        """Return ids of special tokens that the tokenizer must know."""
         found = []
         unknown = self.tokenizer.unk_token_id
         for token in tokens:
@@ -59,11 +59,11 @@ class Toolkit:
         return found
 
     def text(self, text: str) -> list[int]:
-        """Ids of a piece of text, no special tokens added."""
+        """Return ids of a piece of text, no special tokens added."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def images(self, images: Sequence[Image.Image], **options: Any) -> dict[str, Any]:
-        """The stock image processor's output for pictures, as tensors."""
+        """Return the stock image processor's output for pictures, as tensors."""
         if self.image_processor is None:
             raise ModelError("This model came without an image processor; load it with one to add pictures.")
         pictures = [image.convert("RGB") for image in images]
@@ -122,17 +122,17 @@ class Family:
         return [], []
 
     def prepare_image(self, kit: Toolkit, image: Image.Image) -> Prepared:
-        """A picture: markers, placeholders and the encoder's arguments."""
+        """Prepare a picture: markers, placeholders and the encoder's arguments."""
         raise NotImplementedError
 
     def prepare_video(
         self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
     ) -> Prepared:
-        """A segment of video, `start` seconds into its clip; frames as pictures, joined, without native video."""
+        """Prepare a segment of video, `start` seconds into its clip; as joined pictures without native video."""
         return join([self.prepare_image(kit, frame) for frame in frames])
 
     def prepare_audio(self, kit: Toolkit, samples: Any, rate: int) -> Prepared:
-        """A piece of sound."""
+        """Prepare a piece of sound."""
         raise MediaError(f"{self.name} takes no audio.")
 
     def encode(self, model: nn.Module, prepared: Prepared) -> Features:
@@ -149,13 +149,13 @@ class Family:
 
 
 def image_features(model: nn.Module, features: dict[str, Tensor]) -> Any:
-    """The model's own feature path: tower, projector, packing, newline tokens."""
+    """Run the model's own feature path: tower, projector, packing, newline tokens."""
     output = feature_path(model, "image")(**features)
     return getattr(output, "pooler_output", output)
 
 
 def feature_path(model: Any, kind: str) -> Any:
-    """`get_image_features` and its kin, on the model or, in some families, on the base model inside it."""
+    """Return `get_image_features` or its like, of the model or, in some families, of the base model inside it."""
     name = f"get_{kind}_features"
     found = getattr(model, name, None) or getattr(getattr(model, "model", None), name, None)
     if found is None:
@@ -171,7 +171,7 @@ def joined(features: Any) -> Tensor:
 
 
 def join(pieces: Sequence[Prepared]) -> Prepared:
-    """Several pictures one after another as one video chunk; their encoder arguments are stacked."""
+    """Join pictures to one video chunk; their encoder arguments are stacked."""
     if not pieces:
         raise MediaError("A video segment needs at least one frame.")
     names = pieces[0].features

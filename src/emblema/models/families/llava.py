@@ -20,7 +20,7 @@ class Llava(Family):
         return Prepared("image", tokens(self.wrap(kit, "image", count)), {"pixel_values": batch["pixel_values"]})
 
     def count(self, config: Any) -> int:
-        """Tokens of one picture."""
+        """Return the number of tokens of a picture."""
         vision = config.vision_config
         patches = (vision.image_size // vision.patch_size) ** 2
         if getattr(config, "vision_feature_select_strategy", "default") == "default":

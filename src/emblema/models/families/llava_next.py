@@ -22,7 +22,7 @@ class LlavaNext(Family):
         return Prepared("image", tokens(self.wrap(kit, "image", self.count(kit.config, height, width))), features)
 
     def count(self, config: Any, height: int, width: int) -> int:
-        """Tokens of a picture of this size: the base view, the unpadded tiles, one newline a row."""
+        """Return tokens of a picture of this size: the base view, the unpadded tiles, one newline a row."""
         side = config.vision_config.image_size // config.vision_config.patch_size
         rows, columns = unpadded(config, side, height, width)
         return side * side + rows * columns + rows
@@ -46,7 +46,7 @@ class LlavaOnevision(LlavaNext):
 
 
 def unpadded(config: Any, side: int, height: int, width: int) -> tuple[int, int]:
-    """Rows and columns of patches that the picture itself covers in its grid of tiles, padding cut away."""
+    """Return rows and columns of patches that the picture itself covers in its grid of tiles, padding cut away."""
     tile = config.vision_config.image_size
     best_height, best_width = best_grid(config.image_grid_pinpoints, height, width)
     rows, columns = best_height // tile * side, best_width // tile * side
@@ -60,7 +60,7 @@ def unpadded(config: Any, side: int, height: int, width: int) -> tuple[int, int]
 
 
 def best_grid(candidates: list[list[int]], height: int, width: int) -> tuple[int, int]:
-    """The (height, width) that keeps most of the picture's pixels, then wastes least."""
+    """Return the (height, width) that keeps most of the picture's pixels, then wastes least."""
 
     def merit(candidate: list[int]) -> tuple[int, int]:
         scale = min(candidate[1] / width, candidate[0] / height)

@@ -34,7 +34,7 @@ class Omni(QwenVL):
         return float(config.position_id_per_seconds) * seconds_per_step
 
     def audio_tokens(self, config: Any, frames: int) -> int:
-        """Tokens of a sound of so many mel frames."""
+        """Return the number of tokens of a sound of so many mel frames."""
         halved = (frames - 1) // 2 + 1
         return (halved - 2) // 2 + 1
 
@@ -84,7 +84,7 @@ class Qwen3Omni(Omni):
 
 
 def marked(kit: Toolkit, names: Sequence[tuple[str, str]], start: int | None) -> tuple[list[int], list[int]]:
-    """The first pair of markers that the tokenizer knows; the configuration's own start goes first."""
+    """Return the first pair of markers that the tokenizer knows; the configuration's own start goes first."""
     for before, after in names:
         try:
             first, last = kit.ids(before, after)
