@@ -142,23 +142,23 @@ def compose(patch: Patch, update: Patch, rank: int | None = None) -> Patch:
     A layer that one of them lacks is the other's. Kamera, appendix D: an update carries only what changed.
     """
     layers: list[LayerPatch | None] = []
-    for one, other in zip(patch.layers, update.layers, strict=True):
-        if one is None or other is None:
-            layers.append(one or other)
+    for first, other in zip(patch.layers, update.layers, strict=True):
+        if first is None or other is None:
+            layers.append(first or other)
         else:
-            layers.append(LayerPatch(_sum(one.keys, other.keys, rank), _sum(one.values, other.values, rank)))
+            layers.append(LayerPatch(_sum(first.keys, other.keys, rank), _sum(first.values, other.values, rank)))
     return Patch(tuple(layers))
 
 
-def _sum(one: Factors, other: Factors, rank: int | None) -> Factors:
-    left = torch.cat([one.left, other.left.to(one.left)], dim=1)
-    right = torch.cat([one.right, other.right.to(one.right)])
+def _sum(first: Factors, other: Factors, rank: int | None) -> Factors:
+    left = torch.cat([first.left, other.left.to(first.left)], dim=1)
+    right = torch.cat([first.right, other.right.to(first.right)])
     if rank is None or rank >= left.shape[1]:
         return Factors(left, right)
     tall, inner = torch.linalg.qr(left.float())
     wide, outer = torch.linalg.qr(right.float().T)
-    first, weights, second = torch.linalg.svd(inner @ outer.T, full_matrices=False)
-    cut = tall @ (first[:, :rank] * weights[:rank])
+    turned, weights, second = torch.linalg.svd(inner @ outer.T, full_matrices=False)
+    cut = tall @ (turned[:, :rank] * weights[:rank])
     return Factors(cut.to(left.dtype).contiguous(), (second[:rank] @ wide.T).to(right.dtype).contiguous())
 
 

@@ -164,5 +164,5 @@ def answering(states: Tensor, summaries: Tensor) -> Tensor:
 
 
 def _padded(keys: Tensor, count: int) -> Tensor:
-    """Summaries [heads, count, width] of chunks with fewer tokens than that: the last key stands again."""
+    """Summaries [heads, count, width] of chunks with fewer tokens than that: the last key is repeated."""
     return torch.cat((keys, keys[:, -1:].expand(-1, count - keys.shape[1], -1)), dim=1)

@@ -88,7 +88,7 @@ class Library:
         return len(set(freed) & set(chunks))
 
     def try_collect(self) -> None:
-        """`collect`, where whoever calls asked for something else: an error is counted and logged."""
+        """Collect where the caller asked for something else: an error is counted and logged."""
         if self.libraries.catalogue.read_only:
             return
         try:

@@ -82,7 +82,7 @@ class SavedIndex:
             try:
                 self.flush()
             except StoreError as error:
-                # They stay in memory and can be made again; `flush` says so to whoever asks.
+                # They stay in memory and can be made again; `flush` raises.
                 _LOG.warning("%s", error)
 
 
@@ -106,22 +106,22 @@ class Indexes:
     def forget(self, scope: str, chunks: Collection[str]) -> None:
         """Forget chunks of a scope, under every embedder in use."""
         with self._lock:
-            saved = [one for (owner, _), one in self._made.items() if owner == scope]
-        for one in saved:
-            one.remove(chunks)
+            saved = [index for (owner, _), index in self._made.items() if owner == scope]
+        for index in saved:
+            index.remove(chunks)
 
     @property
     def damaged(self) -> int:
         """Files that could not be trusted."""
         with self._lock:
-            return sum(one.damaged for one in self._made.values())
+            return sum(index.damaged for index in self._made.values())
 
     def flush(self) -> None:
         """Write what has changed. StoreError where the folder cannot be written."""
         with self._lock:
             saved = list(self._made.values())
-        for one in saved:
-            one.flush()
+        for index in saved:
+            index.flush()
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -143,7 +143,7 @@ def write_vectors(path: Path, about: str, vectors: Mapping[str, Vectors]) -> Non
         StoreError: the folder cannot be written.
     """
     ids = numpy.frombuffer(bytes.fromhex("".join(vectors)), numpy.uint8).reshape(-1, 32)
-    counts = numpy.array([len(one) for one in vectors.values()], numpy.int64)
+    counts = numpy.array([len(part) for part in vectors.values()], numpy.int64)
     stacked = numpy.concatenate(list(vectors.values())) if vectors else numpy.zeros((0, 1), numpy.float32)
     described = json.dumps({"version": 1, "of": about, "checksum": _checksum(about, ids, counts, stacked)}).encode()
     arrays: dict[str, numpy.ndarray] = {

@@ -1,6 +1,6 @@
 """Downloads, guarded: public addresses only, and never more bytes, hops or seconds than the limits allow.
 
-A host's name is looked up once, every address it stands for is checked, and the connection goes to a checked address,
+A host's name is looked up once, every address of it is checked, and the connection goes to a checked address,
 so a name that changes its mind between check and use (DNS rebinding) gains nothing. Proxies are not used.
 """
 
@@ -105,7 +105,7 @@ class _Deadline:
 
     @contextmanager
     def watching(self, connection: "_PinnedConnection") -> Iterator[None]:
-        """Cut the connection at the deadline: a socket's own time-out starts anew at each byte that drips in."""
+        """Cut the connection at the deadline: a socket's own time-out starts again at each byte that drips in."""
         timer = threading.Timer(self.left(connection.target.url), connection.cut)
         timer.daemon = True
         timer.start()

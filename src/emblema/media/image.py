@@ -26,7 +26,7 @@ def load_image(source: ImageSource, limits: MediaLimits = DEFAULT_LIMITS) -> Ima
     """Load a picture as upright 8-bit RGB.
 
     EXIF orientation is applied, transparency is laid on white, of an animation the first frame is taken (of a Pillow
-    image the frame it stands at). Colour profiles are ignored, as image processors do.
+    image the current frame). Colour profiles are ignored, as image processors do.
 
     Grey deeper than 8 bits is scaled to 8: PNG and PNM files and Pillow's modes `I;16` from 16 bits. Pillow's mode `I`
     and TIFF of 32 bits do not say how many bits are used: 8 if no value is above 255, else 16.

@@ -1,6 +1,6 @@
 """How each layer of a decoder rotates its rows, measured on the decoder itself.
 
-A forward of one token attends to itself only, so no layer's hidden state depends on where the token stands, and the
+A forward of one token attends to itself only, so no layer's hidden state depends on where the token is, and the
 row it caches at position p is exactly its row at position 0 turned by R(p). One token is therefore run at many
 positions, on all axes and on each alone, and for every layer the slot, pairing, width, axis and table column of each
 pair are fitted.

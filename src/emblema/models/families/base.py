@@ -102,8 +102,8 @@ class Family:
         return "1"
 
     def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
-        """Token id that stands for one media token of a kind."""
-        # Frames given as pictures stand behind the image token.
+        """Return the token id that holds the place of a media token of a kind."""
+        # Frames given as pictures follow the image token.
         video = "video" if self.video == "native" else "image"
         names = {"image": "image", "page": "image", "video": video, "audio": "audio"}
         if kind not in names:

@@ -1,4 +1,4 @@
-"""GLM-4V: Qwen's grids with GLM's markers; each frame of a video stands alone with its second after it."""
+"""GLM-4V: Qwen's grids with GLM's markers; each frame of a video is alone, its second after it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ class Glm4v(QwenVL):
     time_stamps = True
 
     def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
-        # Frames of a video stand behind the image token too.
+        # Frames of a video follow the image token too.
         return None if kind == "audio" else int(config.image_token_id)
 
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:

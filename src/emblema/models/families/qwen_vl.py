@@ -66,7 +66,7 @@ class QwenVL(Family):
 
 
 class Qwen3VL(QwenVL):
-    """Qwen3-VL, dense and with experts: deepstack; every grid step of a video stands alone behind its time stamp."""
+    """Qwen3-VL, dense and with experts: deepstack; every grid step of a video is alone after its time stamp."""
 
     name = "Qwen3-VL"
     model_types = ("qwen3_vl", "qwen3_vl_moe")
