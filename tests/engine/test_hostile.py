@@ -305,12 +305,12 @@ def test_a_template_that_trims_sees_the_white_space(reference: Engine) -> None:
             written.append(messages[0]["content"])
             return reader.write(messages, answer=answer)
 
-    from emblema.session.prompt_reader import Turn
+    from emblema.session.prompt_reader import ChatTurn
     from emblema.session.rendering import render
 
-    render([Turn("user", ("  hello  ",), plain=True)], Listening())  # type: ignore[arg-type]
+    render([ChatTurn("user", ("  hello  ",), plain=True)], Listening())  # type: ignore[arg-type]
     assert written[0].startswith("  \ue000") and written[0].endswith("\ue001  ") and "hello" in stock
-    render([Turn("user", (" \n ",), plain=True)], Listening())  # type: ignore[arg-type]
+    render([ChatTurn("user", (" \n ",), plain=True)], Listening())  # type: ignore[arg-type]
     assert written[1] == " \n "
 
 

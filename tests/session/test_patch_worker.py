@@ -18,8 +18,7 @@ from emblema.link.executor import LinkedTable
 from emblema.link.policy.costs import Costs
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.session.linker import Linker
-from emblema.session.patch_job import PatchJob
-from emblema.session.patch_worker import PatchWorker
+from emblema.session.patch_worker import PatchJob, PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest
 from emblema.store.keys import PatchKey

@@ -17,7 +17,7 @@ Item = str | TokenIds | ChunkPart
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """A message: its role and items. `plain` keeps content that was a single string in that form."""
 
     role: str

@@ -1,4 +1,7 @@
-"""The thread that forms patches after the answers: bounded, counted, and ended when there is nothing to do."""
+"""Patches formed after the answers, from rows that a request computed in context anyway, on a thread of their own.
+
+Kamera forms a patch by one conditioned forward; here that forward is a request's own, so the patch costs no rows.
+"""
 
 import atexit
 import logging
@@ -10,9 +13,14 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
+import torch
+
 from emblema.errors import EmblemaError, LoadError
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes
+from emblema.kv.patch import Patch, compose, deficit, form_patch, remaining
+from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.policy.policy import Policy
-from emblema.session.patch_job import PatchJob
 from emblema.store.keys import PatchKey
 from emblema.store.store import TenantStore
 
@@ -23,6 +31,54 @@ IDLE_SECONDS = 0.2
 """How long the thread waits for more before it ends."""
 CLOSING_SECONDS = 30.0
 """How long `close` waits for what is queued."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatchJob:
+    """One chunk's rows as they were computed in context, with all that its patch is formed from.
+
+    Attributes:
+        store: the tenant's store that will hold the patch.
+        key: what it will be found by.
+        chunk: the chunk, with its canonical rows.
+        rows: the conditioned rows, copied out of the table.
+        layouts, dtype: of the model.
+        source, target: phases of the canonical and of the conditioned rows, worked out already: no model is asked.
+        rank: of the patch.
+        base: a stored patch to update instead, by `update` directions.
+    """
+
+    store: TenantStore
+    key: PatchKey
+    chunk: Chunk
+    rows: KVRows
+    layouts: tuple[LayerLayout, ...]
+    dtype: torch.dtype
+    source: PhaseBook
+    target: PhaseBook
+    rank: int
+    base: PatchKey | None = None
+    update: int = 32
+
+    @property
+    def bytes(self) -> int:
+        return kv_bytes(self.rows)
+
+    @torch.inference_mode()
+    def form(self) -> Patch:
+        """The patch; algebra only, on any thread.
+
+        Raises:
+            LoadError: the canonical rows are lost.
+        """
+        deficits: list[LayerRows | None] = []
+        for conditioned, canonical, layout in zip(self.rows, self.chunk.rows, self.layouts, strict=True):
+            own = unplace(canonical.to(conditioned.keys.device), layout, self.source)
+            deficits.append(deficit(unplace(conditioned, layout, self.target), own))
+        stored = None if self.base is None else self.store.find_patch(self.base)
+        if stored is None:
+            return form_patch(deficits, self.rank, self.dtype)
+        return compose(stored, form_patch(remaining(deficits, stored), self.update, self.dtype), self.rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,25 @@
 """What is learnt from the prompts linked for one tenant: patches for the next time, costs, and fidelity."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import KVRows
+from emblema.kv.rotation import PhaseBook
+from emblema.link.executor import LinkedTable
+from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.costs import Costs, Rates
 from emblema.link.policy.fidelity import LaneReport, Sample
 from emblema.link.policy.policy import Lane, Policy, PolicyInputs
-from emblema.link.prompt import Prompt, RowState
+from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.models.adapter import Adapter
 from emblema.session.canary import Canary, CanaryStatistics
 from emblema.session.fidelity_logs import FidelityLogs
-from emblema.session.patch_job import PatchJob, patch_jobs
-from emblema.session.patch_worker import FormingStatistics, PatchWorker
+from emblema.session.patch_worker import FormingStatistics, PatchJob, PatchWorker
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.seen_media import InlineMediaStatistics, SeenMedia
 from emblema.store.keys import PatchKey
@@ -130,20 +136,72 @@ class PolicyRuntime:
 
     def _queue_patches(self, request: LinkRequest, prefill: Prefill, knowledge: Knowledge, policy: Policy) -> None:
         """Queue patches of what was computed in context; those of media still to be made into chunks come after."""
-
-        def wants(key: PatchKey, size: int) -> bool:
-            return self.patch_worker.wants(self.store.owner, key, size, policy)
-
         due = self._seen_media.due(request.prompt, policy) if request.inline_media else {}
         later: list[PatchJob] = []
-        computed = patch_jobs(self.adapter, self.store, prefill, knowledge, policy, wants, request.reused_rows, due)
-        for job in computed:
+        for job in self._patch_jobs(request, prefill, knowledge, policy, due):
             if due.keys().isdisjoint(job.key.chunks):
                 self.patch_worker.submit(job, policy)
             else:
                 later.append(job)
         if request.inline_media:
             self._seen_media.keep(due, later, prefill.trace.computed, policy)
+
+    def _patch_jobs(
+        self, request: LinkRequest, prefill: Prefill, knowledge: Knowledge, policy: Policy, due: Collection[str]
+    ) -> Iterator[PatchJob]:
+        """Yield a job for each chunk whose patch is worth forming; its rows are copied when it is asked for.
+
+        Such a chunk was computed in every layer, with all that precedes it in the table, and no patch of it is known.
+
+        Args:
+            due: ids of chunks that are not in the store, and will be by the time the patch is formed.
+        """
+        adapter, prompt, plan, linked = self.adapter, prefill.prompt, prefill.plan, prefill.linked
+        if not (plan.strategy in ("full", "prefix") or plan.strategy.startswith("auto:")):
+            return
+        codes = plan.sources()
+        decisions = {decision.start: decision for decision in plan.decisions}
+        held = linked.table.rows[: linked.rows].cpu()
+        for segment, chunk in prompt.chunk_segments:
+            computed = not (codes[:, segment.start : segment.stop] != 0).any()
+            if segment.start == 0 or segment.start < request.reused_rows or not computed:
+                continue
+            canonical = chunk if chunk.id in due else self._canonical(segment)
+            if canonical is None:
+                continue
+            key = PatchKey(chunk.model, canonical.id, prompt.antecedents(segment))
+            if not all(name in due or name in self.store for name in key.antecedents):
+                # No patch is kept of what is not: media that came once, or pieces that a window alone knows.
+                continue
+            decision, rank = decisions.get(segment.start), rank_of(canonical, knowledge, policy)
+            # `auto` looked for a patch and found none that serves, though there may be a thinner one.
+            lacking = decision is not None and decision.lane in (Lane.FULL, Lane.REFRESH)
+            slots = ((held >= segment.start) & (held < segment.stop)).nonzero().squeeze(1)
+            if rank == 0 or len(slots) != chunk.tokens or not (lacking or not self.store.has_patch(key)):
+                continue
+            size = chunk.tokens * adapter.dtype.itemsize * sum(layout.features for layout in adapter.layouts)
+            if not self.patch_worker.wants(self.store.owner, key, size, policy):
+                continue
+            yield PatchJob(
+                self.store,
+                key,
+                canonical,
+                _copied(linked, slots),
+                tuple(adapter.layouts),
+                adapter.dtype,
+                _phases(adapter, canonical.encoded.positions),
+                _phases(adapter, prompt.positions[:, segment.start : segment.stop]),
+                rank,
+                decision.key if decision is not None and decision.lane is Lane.REFRESH else None,
+                policy.refresh_rank,
+            )
+
+    def _canonical(self, segment: Segment) -> Chunk | None:
+        """Return the chunk with canonical rows of a part, if the store has it."""
+        part = segment.part
+        if not isinstance(part, ChunkPart) or not part.name or part.name not in self.store:
+            return None
+        return part.chunk if part.state is RowState.CANONICAL else self.store.find(part.name)
 
     @property
     def waiting(self) -> bool:
@@ -178,3 +236,16 @@ class PolicyRuntime:
         parts = [part for part in prompt.chunk_parts if part.name]
         canonical = (part.name for part in parts if part.state is RowState.CANONICAL)
         return not self.store.deleted(part.name for part in parts) and all(name in self.store for name in canonical)
+
+
+def _copied(linked: LinkedTable, slots: Tensor) -> KVRows:
+    where = slots.to(linked.table.rows.device)
+    return tuple(linked.table.read(layer, 0, linked.rows).select(where) for layer in range(len(linked.table.layouts)))
+
+
+def _phases(adapter: Adapter, positions: Tensor) -> PhaseBook:
+    book = PhaseBook(adapter.tables, positions.to(adapter.device))
+    for layout in adapter.layouts:
+        if layout.rotary is not None:
+            book(layout.rotary)
+    return book

@@ -13,7 +13,7 @@ from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.prompt import ChunkPart, Part, TextPart
 from emblema.media.source import is_address
 from emblema.models.prepare import Preparer
-from emblema.session.chat_template import ChatTemplate, Item, Turn
+from emblema.session.chat_template import ChatTemplate, ChatTurn, Item
 from emblema.session.rendering import TextPiece, plain, render, tokenize
 
 
@@ -81,7 +81,7 @@ def readable(text: Any) -> str:
     return text
 
 
-def turns_of(messages: Sequence[Message], read: MediaReader) -> list[Turn]:
+def turns_of(messages: Sequence[Message], read: MediaReader) -> list[ChatTurn]:
     """Return turns of messages in OpenAI's form; media in them are read by `read`.
 
     Raises:
@@ -95,14 +95,14 @@ def turns_of(messages: Sequence[Message], read: MediaReader) -> list[Turn]:
         if ROLE.fullmatch(role) is None:
             raise PromptError(f"message {index} has the role {role[:40]!r}: a role is a short word such as user")
         if isinstance(content, str):
-            turns.append(Turn(role, (readable(content),), plain=True))
+            turns.append(ChatTurn(role, (readable(content),), plain=True))
             continue
         if not isinstance(content, list | tuple):
             raise PromptError(f"message {index} has a content of type {type(content).__name__}: give a text or a list")
         items: list[Item] = []
         for item in content:
             items += _items_of_content(item, index, read)
-        turns.append(Turn(role, tuple(items)))
+        turns.append(ChatTurn(role, tuple(items)))
     return turns
 
 
@@ -163,7 +163,7 @@ class PromptReader:
             return render(turns_of(messages, read), self.template)
         items = [item for part in parts if not isinstance(part, Mapping) for item in items_of(part, read)]
         if template:
-            return render([Turn("user", tuple(items))], self.template)
+            return render([ChatTurn("user", tuple(items))], self.template)
         written = any(isinstance(item, str) for item in items)
         return plain(items, self.template.tokenizer if written else None)
 

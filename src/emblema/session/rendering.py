@@ -7,7 +7,7 @@ from typing import Any
 
 from emblema.errors import PromptError
 from emblema.link.prompt import ChunkPart, Part, TextPart
-from emblema.session.chat_template import ChatTemplate, Item, TokenIds, Turn, special_tokens
+from emblema.session.chat_template import ChatTemplate, ChatTurn, Item, TokenIds, special_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ TemplatePiece = TextPiece | ChunkPart | TokenIds
 Span = tuple[int, int]
 
 
-def render(turns: Sequence[Turn], template: ChatTemplate) -> list[Part]:
+def render(turns: Sequence[ChatTurn], template: ChatTemplate) -> list[Part]:
     """Return prompt parts of a conversation, wrapped by the model's chat template with its generation prompt.
 
     The template writes private marks in the place of texts, and media itself, so that no user text can pass for a

@@ -9,7 +9,7 @@ from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt, RowState
 from emblema.models.adapter import Adapter
-from emblema.session.patch_job import PatchJob
+from emblema.session.patch_worker import PatchJob
 from emblema.store.store import TenantStore
 
 REMEMBERED = 4096

@@ -8,7 +8,7 @@ from typing import Any
 from emblema.errors import PromptError
 from emblema.kv.chunk import ChunkKind
 from emblema.link.prompt import Part, TextPart
-from emblema.session.chat_template import TokenIds, Turn
+from emblema.session.chat_template import ChatTurn, TokenIds
 from emblema.session.prompt_reader import ROLE, PromptReader, items_of, readable
 from emblema.session.rendering import plain, render
 
@@ -52,7 +52,7 @@ class TurnTokenizer:
         self._reader = reader
         if system is not None and not template:
             raise PromptError("without a template there is no system turn: append its text as the first part")
-        self._system = () if system is None else (Turn("system", (readable(system),), plain=True),)
+        self._system = () if system is None else (ChatTurn("system", (readable(system),), plain=True),)
         self._around: dict[ChunkKind, tuple[str, str]] = {}
 
     def opening(self) -> TokenIds:
@@ -103,7 +103,7 @@ class TurnTokenizer:
             raise PromptError("without a template there are no roles: append the turn's markup as text")
         if not isinstance(role, str) or ROLE.fullmatch(role) is None:
             raise PromptError(f"there is no role {role!r}: a role is a short word such as assistant")
-        turns = [Turn("user", (ANCHOR,)), Turn(role, (readable(text),)), Turn("user", (ANCHOR,))]
+        turns = [ChatTurn("user", (ANCHOR,)), ChatTurn(role, (readable(text),)), ChatTurn("user", (ANCHOR,))]
         return _ids(render([*self._system, *turns], self._reader.template))[2]
 
     def around(self, kind: ChunkKind) -> tuple[str, str]:
@@ -117,7 +117,7 @@ class TurnTokenizer:
     def _texts(self, items: Sequence[Any]) -> list[TokenIds]:
         """Token ids of items, in order: runs of text, each after the token ids that come between them."""
         if self.templated:
-            return _ids(render([*self._system, Turn("user", tuple(items))], self._reader.template))
+            return _ids(render([*self._system, ChatTurn("user", tuple(items))], self._reader.template))
         written = any(isinstance(item, str) for item in items)
         return _ids(plain(items, self._reader.template.tokenizer if written else None))
 
