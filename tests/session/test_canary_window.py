@@ -11,7 +11,6 @@ from emblema import AsyncEngine, Engine, Policy, Store
 from emblema.eval.metrics import divergence as expected
 from emblema.link.policy.fidelity import LaneReport
 from emblema.link.policy.policy import Lane
-from emblema.session.replies import Reply
 from emblema.session.requests import Prefill
 from emblema.window.parts import PartHandle
 from emblema.window.staleness import Staleness, unseen
@@ -37,7 +36,7 @@ class Agent:
             return unseen(change) or not own.policy_runtime.trusts("image", "survivor")
 
         self.own, self.trace = own, trace
-        self.window: Window[Prefill, Reply] = own.window(cascade=cascade)
+        self.window: Window = own.window(cascade=cascade)
         self.handles: dict[int, PartHandle] = {}
 
     def walk(self) -> Iterator[tuple[Prefill, bool]]:

@@ -22,7 +22,7 @@ from tests.window.windows import QUESTION, filled, row_bytes, settled, shown
 UNBOUND = Auto(Policy(max_kl=None, canary=0))
 
 
-REFUSED: dict[str, tuple[Callable[[Window[Any, Any], list[PartHandle], PartHandle], object], str]] = {
+REFUSED: dict[str, tuple[Callable[[Window, list[PartHandle], PartHandle], object], str]] = {
     "recall of what never was": (lambda w, p, other: w.recall(replace(p[0], number=99)), "another window"),
     "recall of another window's": (lambda w, p, other: w.recall(other), "another window"),
     "recall of what stands": (lambda w, p, other: w.recall(p[0]), "is in the window"),

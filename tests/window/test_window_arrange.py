@@ -37,7 +37,7 @@ def shown(seed: int) -> Any:
     return picture(*loaded("qwen2_5_vl").case.sizes[seed % 2], seed=5000 + seed)
 
 
-def filled(made: Engine, *given: Any, **options: Any) -> tuple[Window[Any, Any], list[PartHandle]]:
+def filled(made: Engine, *given: Any, **options: Any) -> tuple[Window, list[PartHandle]]:
     """Pictures by number, and texts, with their rows."""
     window = made.window(template=False, **{"cascade": unseen, **options})
     handles = [window.append(shown(one) if isinstance(one, int) else one) for one in given]
@@ -45,14 +45,14 @@ def filled(made: Engine, *given: Any, **options: Any) -> tuple[Window[Any, Any],
     return window, handles
 
 
-def to_compute(window: Window[Any, Any]) -> int:
+def to_compute(window: Window) -> int:
     """Rows of media and their texts that the next question computes, texts at the end left out."""
     return rows_of(window) - len(QUESTION)
 
 
-def rows_of(window: Window[Any, Any]) -> int:
+def rows_of(window: Window) -> int:
     found = window.prefill(QUESTION, QUIET, keep=False)
-    window._host.session.linker.forget_prompts()
+    window._session.linker.forget_prompts()
     computed: int = found.trace.computed
     return computed
 

@@ -40,7 +40,7 @@ def pieces(name: str, seed: int) -> tuple[tuple[EncodedChunk, ...], ...]:
 class Branch:
     """A window, its plain counterpart, and the snapshots of both."""
 
-    window: Window[Any, Any]
+    window: Window
     plain: PlainWindow
     kept: list[tuple[WindowSnapshot, PlainWindow]] = field(default_factory=list)
 
@@ -59,7 +59,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.made.forget_prompts()
         row = sum(one.features for one in self.made.adapter.layouts) * self.made.adapter.dtype.itemsize
         self.row, self.sources = row, {}
-        self.streams: list[tuple[Window[Any, Any], Any, Any, Any]] = []
+        self.streams: list[tuple[Window, Any, Any, Any]] = []
         self.budget = WindowBudget(tokens=tokens, bytes=100 * row if byte else None)
         window = self.made.window(template=False, budget=self.budget, cascade=unseen)
         self.branches = [Branch(window, PlainWindow(self.made.adapter))]
@@ -211,17 +211,18 @@ class WindowMachine(RuleBasedStateMachine):
         plain.evicted = [one for one in plain.evicted if one.number not in order]
         known = {one.number: one for one in (*plain.items, *(Item(one.number, one.encoded) for one in back))}
         plain.items = [known[number] for number in order]
-        lanes, names, unit = list(placed.lanes), list(placed.order), []
+        lanes, names, unit, served = list(placed.lanes), list(placed.order), [], []
         for item in plain.items:
             unit.append(item)
             if self.sources[item.number]:
                 assert names.pop(0) == str(item.number)
                 serves = lanes.pop(0) == "settled"
-                for one in unit:
-                    one.rows = one.rows if serves else None
-                    assert not serves or not plain.unseen(plain.items.index(one))
+                for each in unit:
+                    each.rows = each.rows if serves else None
+                served += unit if serves else []
                 unit = []
-        assert not names, "texts without media behind them stand at the end"
+        assert not names, "texts without media after them are at the end"
+        assert not any(plain.unseen(plain.items.index(item)) for item in served)
 
     @rule()
     def stream(self) -> None:

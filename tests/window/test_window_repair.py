@@ -22,7 +22,7 @@ def shown(name: str, seed: int) -> Any:
     return picture(*loaded(name).case.sizes[seed % 2], seed=3000 + seed)
 
 
-def filled(made: Engine, name: str, **options: Any) -> tuple[Window[Any, Any], list[PartHandle]]:
+def filled(made: Engine, name: str, **options: Any) -> tuple[Window, list[PartHandle]]:
     """Text and pictures with their rows."""
     window = made.window(template=False, **{"cascade": unseen, **options})
     given = [shown(name, 0), shown(name, 1), [70, 71, 72], shown(name, 2)]
@@ -98,7 +98,7 @@ def test_more_directions_leave_less_and_a_later_repair_replaces_an_earlier_one()
     assert largest_error(again.prefill(QUESTION).logits, straight.prefill(QUESTION).logits) < 1e-4
 
 
-def distance(one: Window[Any, Any], other: Window[Any, Any]) -> float:
+def distance(one: Window, other: Window) -> float:
     """Of all rows of two windows, squared."""
     pairs = zip(one.prefill(QUESTION).kv, other.prefill(QUESTION).kv, strict=True)
     return float(sum((a.keys - b.keys).square().sum() + (a.values - b.values).square().sum() for a, b in pairs))

@@ -16,12 +16,12 @@ def shown(seed: int) -> Any:
     return picture(*loaded("qwen2_5_vl").case.sizes[0], seed=2000 + seed)
 
 
-def filled(made: Engine, *seeds: int, **options: Any) -> tuple[Window[Any, Any], list[PartHandle]]:
+def filled(made: Engine, *seeds: int, **options: Any) -> tuple[Window, list[PartHandle]]:
     window = made.window(template=False, **options)
     return window, [window.append(shown(seed)) for seed in seeds]
 
 
-def settled(window: Window[Any, Any]) -> Tensor:
+def settled(window: Window) -> Tensor:
     """The logits once every part has rows: the same each time from then on, to the bit."""
     window.prefill(QUESTION)
     logits: Tensor = window.prefill(QUESTION).logits

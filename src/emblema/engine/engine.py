@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from emblema.engine.retrieval import Retrieval, RetrievingReply, question_of
-from emblema.engine.windows import EngineHost
 from emblema.errors import EmblemaError, PromptError, StoreError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.library.dynamic import DynamicLibrary
@@ -369,7 +368,7 @@ class Engine:
         system: str | None = None,
         template: bool = True,
         cascade: Cascade | None = None,
-    ) -> Window[Prefill, Reply]:
+    ) -> Window:
         """Return a window on a growing context: append, slide, reorder and recall, fork, and ask; see `Window`.
 
         Args:
@@ -384,7 +383,7 @@ class Engine:
             PromptError: the template refuses the system turn.
         """
         tokenizer = self.session.turn_tokenizer(template, system)
-        return Window.of(EngineHost(self.session, tokenizer), budget or WindowBudget(), cascade)
+        return Window(self.session, tokenizer, budget or WindowBudget(), cascade)
 
     def stream(
         self,

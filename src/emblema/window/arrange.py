@@ -3,18 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
 from emblema.errors import CapacityError, WindowError
 from emblema.link.policy.costs import MEGABYTE, Rates
 from emblema.link.policy.policy import Lane
+from emblema.session.session import Session
 from emblema.store.keys import ArtifactKind
 from emblema.window.budget import WindowBudget, weigh
 from emblema.window.parts import PartHandle, WindowPart
 from emblema.window.placement.problem import AvailableRows, Candidate, Placement, PlacementLimits
 from emblema.window.placement.solver import solve_placement
-from emblema.window.row_sources import AUTO
-from emblema.window.seam import Host
+from emblema.window.row_sources import AUTO, has_rows
 from emblema.window.staleness import Cascade, Staleness, find_uncomputed
 from emblema.window.state import WindowState
 
@@ -143,7 +142,7 @@ class Prices:
 
 
 def arrange_parts(
-    host: Host[Any, Any],
+    session: Session,
     state: WindowState,
     wanted: Sequence[WindowPart],
     budget: WindowBudget,
@@ -163,19 +162,19 @@ def arrange_parts(
     if text is not None:
         raise WindowError(f"part {text.number} is text that has left, and has no place of its own: recall it")
     groups = GroupedParts.of(state, recalled)
-    prices = Prices.of(groups.every, host.rates, host.row_bytes)
+    prices = Prices.of(groups.every, session.policy_runtime.rates, session.row_bytes)
     value = _recency_worth(groups.movable) if worth is None else worth
 
     def candidate(group: PartGroup) -> Candidate:
         kept = any(part.pinned or part.handle in handles for part in group.parts)
         rows = inf if kept else sum(float(value(part.handle)) for part in group.parts if part.sources)
-        return Candidate(group.name, *weigh(group.parts, host.row_bytes), worth=prices.of_rows(rows))
+        return Candidate(group.name, *weigh(group.parts, session.row_bytes), worth=prices.of_rows(rows))
 
     candidates = [candidate(group) for group in (*groups.movable, *groups.recalled)]
     able = [chunk for chunk in candidates if chunk.required or chunk.worth != 0]
     front = [candidate(group) for group in groups.fixed]
-    rows, exact_orders = _find_available(host, groups, cascade)
-    placement = solve_placement(able, rows, _limits(groups, budget, host.row_bytes), prices, front)
+    rows, exact_orders = _find_available(session, groups, cascade)
+    placement = solve_placement(able, rows, _limits(groups, budget, session.row_bytes), prices, front)
     return _carry_out(placement, state, groups, exact_orders, prices, cascade)
 
 
@@ -230,7 +229,7 @@ def _carry_out(
 
 
 def _find_available(
-    host: Host[Any, Any], groups: GroupedParts, cascade: Cascade
+    session: Session, groups: GroupedParts, cascade: Cascade
 ) -> tuple[AvailableRows, dict[str, tuple[str, ...]]]:
     """Return the rows that are available, and by group the one order after which its own rows are valid.
 
@@ -244,14 +243,14 @@ def _find_available(
         absorbed = _absorbed(group, groups)
         written |= {} if absorbed is None else {group.name: absorbed}
     exact_orders = {} if survive else _exact_orders(groups)
-    patches, orbits = _find_patches(host, groups.every)
+    patches, orbits = _find_patches(session, groups.every)
     for name, before in exact_orders.items():
         patches.setdefault(name, set()).add(before)
     leads = not (groups.opening or groups.front)
     canonical = {
         group.name
         for group in (*groups.movable, *groups.recalled)
-        if leads and group.text_tokens == 0 and len(group.sources) == 1 and host.held(group.sources)
+        if leads and group.text_tokens == 0 and len(group.sources) == 1 and has_rows(session, group.sources)
     }
     rows = AvailableRows(
         {name: frozenset(found) for name, found in patches.items()},
@@ -304,25 +303,26 @@ def _name_rows(part: WindowPart) -> tuple[int, int]:
 
 
 def _find_patches(
-    host: Host[Any, Any], groups: Sequence[PartGroup]
+    session: Session, groups: Sequence[PartGroup]
 ) -> tuple[dict[str, set[tuple[str, ...]]], dict[str, set[frozenset[str]]]]:
     """Return, by group, the orders and the sets of other groups after which the store has patches `auto` would take."""
     patches: dict[str, set[tuple[str, ...]]] = {}
     orbits: dict[str, set[frozenset[str]]] = {}
+    model = session.adapter.fingerprint
     for group in groups:
-        if not host.held(group.sources):
+        if not has_rows(session, group.sources):
             continue
         others = [other for other in groups if other is not group]
         kinds = group.parts[-1].kinds - {"text"} or {"text"}
-        keys = [{key for key in host.patch_keys(source) if key.model == host.model} for source in group.sources]
+        keys = [{key for key in session.store.patch_keys(source) if key.model == model} for source in group.sources]
         plain = [{key.antecedents for key in found if key.kind is ArtifactKind.PATCH} for found in keys]
-        if all(host.trusts(kind, Lane.PATCH, AUTO) for kind in kinds):
+        if all(session.trusts(kind, Lane.PATCH, AUTO) for kind in kinds):
             for first in plain[0]:
                 before = _name_groups(first, others)
                 whole = all((*first, *group.sources[:index]) in plain[index] for index in range(len(plain)))
                 if before is not None and whole:
                     patches.setdefault(group.name, set()).add(before)
-        if len(keys) == 1 and all(host.trusts(kind, Lane.ORBIT, AUTO) for kind in kinds):
+        if len(keys) == 1 and all(session.trusts(kind, Lane.ORBIT, AUTO) for kind in kinds):
             for key in keys[0]:
                 named = _name_groups(key.antecedents, others) if key.orbit and key.held_out is None else None
                 if named is not None:

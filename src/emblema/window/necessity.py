@@ -1,17 +1,14 @@
 """Whether a question needs a part: the answers with and without it, side by side."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from emblema.window.seam import A, Answer
-
-N = TypeVar("N", bound=Answer)
+from emblema.session.replies import Reply
 
 
 @dataclass(frozen=True, slots=True)
-class NecessityCheck(Generic[A]):
+class NecessityCheck:
     """What a part is worth to a question.
 
     Attributes:
@@ -25,11 +22,11 @@ class NecessityCheck(Generic[A]):
     needed: bool
     margin: float
     margin_without: float
-    answer: A
-    answer_without: A
+    answer: Reply
+    answer_without: Reply
 
 
-def compare_answers(logits: Tensor, without: Tensor, answer: N, answer_without: N) -> NecessityCheck[N]:
+def compare_answers(logits: Tensor, without: Tensor, answer: Reply, answer_without: Reply) -> NecessityCheck:
     """Compare two answers and their first logits, [vocab] each."""
     token = int(logits.argmax())
     return NecessityCheck(

@@ -1,13 +1,13 @@
 """Which rows each part takes in a prompt: its written ones first, and stored ones before computing."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from emblema.errors import WindowError
 from emblema.link.prompt import RowState
+from emblema.session.session import Session
 from emblema.store.keys import orbit_key
 from emblema.window.parts import WindowPart
-from emblema.window.seam import Host
 from emblema.window.staleness import Cascade, Staleness, find_stale
 from emblema.window.state import WindowState
 
@@ -18,7 +18,7 @@ EXACT = ("full", "prefix")
 RowsAfter = Literal["clean", "kept", "fresh"]
 
 
-def question_sources(host: Host[Any, Any], state: WindowState, cascade: Cascade, strategy: str) -> dict[int, RowState]:
+def question_sources(session: Session, state: WindowState, cascade: Cascade, strategy: str) -> dict[int, RowState]:
     """Return which rows each part takes for a question, by number.
 
     Rows that the window wrote are taken, but for those that the cascade computes again, and those that an orbit patch
@@ -33,11 +33,11 @@ def question_sources(host: Host[Any, Any], state: WindowState, cascade: Cascade,
     for part in state.all_parts:
         staleness = stale.get(part.number)
         again = staleness is not None and (
-            cascade(staleness) or (strategy == AUTO and _has_orbits(host, part, staleness, before))
+            cascade(staleness) or (strategy == AUTO and _has_orbits(session, part, staleness, before))
         )
         if part.rows is not None and not again:
             sources[part.number] = RowState.WRITTEN
-        elif part.sources and (strategy != AUTO or host.held(part.sources)):
+        elif part.sources and (strategy != AUTO or has_rows(session, part.sources)):
             sources[part.number] = RowState.CANONICAL
         else:
             sources[part.number] = RowState.MISSING
@@ -69,11 +69,15 @@ def sources_without(state: WindowState, at: int, rows_after: RowsAfter) -> dict[
     return sources
 
 
-def _has_orbits(host: Host[Any, Any], part: WindowPart, staleness: Staleness, before: Sequence[str]) -> bool:
+def _has_orbits(session: Session, part: WindowPart, staleness: Staleness, before: Sequence[str]) -> bool:
     """Return whether the store has orbit patches for a part whose antecedents are in another order."""
-    if not (part.sources and staleness.reordered and staleness.same_set and host.held(part.sources)):
+    if not (part.sources and staleness.reordered and staleness.same_set and has_rows(session, part.sources)):
         return False
-    keys = [
-        orbit_key(host.model, source, (*before, *part.sources[:index])) for index, source in enumerate(part.sources)
-    ]
-    return all(host.stored(key) for key in keys)
+    model = session.adapter.fingerprint
+    keys = [orbit_key(model, source, (*before, *part.sources[:index])) for index, source in enumerate(part.sources)]
+    return all(session.store.find_patch(key) is not None for key in keys)
+
+
+def has_rows(session: Session, chunks: Sequence[str]) -> bool:
+    """Return whether the store has the canonical rows of all chunks."""
+    return all(id in session.store for id in chunks)

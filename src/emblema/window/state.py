@@ -6,6 +6,7 @@ from itertools import count
 from typing import Literal
 from uuid import uuid4
 
+from emblema.kv.chunk import Chunk
 from emblema.session.turn_tokenizer import PrecedingText
 from emblema.window.parts import PartHandle, WindowPart, WrittenRows
 from emblema.window.staleness import PartVersion
@@ -51,6 +52,12 @@ class WindowState:
         """Ids of every chunk that is here, has left, or may have left something in the rows."""
         parts = (*self.parts, *self.evicted)
         return frozenset(id for part in parts for id in part.sources).union(*(rows.absorbed for rows in self.rows))
+
+    def find_chunk(self, ids: Iterable[str]) -> Chunk | None:
+        """Return a chunk of one of the ids, where a part in the window, or one that has left, has it encoded."""
+        members = [member for part in (*self.parts, *self.evicted) for member in part.members]
+        known = {member.source: member.chunk for member in members if member.chunk is not None}
+        return next((known[id] for id in ids if id in known), None)
 
     def last_text(self) -> PrecedingText:
         """Return the text at the window's end."""

@@ -3,34 +3,33 @@
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, get_args, overload
+from typing import Any, Literal, Self, get_args, overload
 from uuid import uuid4
 
 from emblema.errors import CapacityError, WindowError
 from emblema.link.policy.policy import Lane
 from emblema.link.prompt import RowState
 from emblema.link.strategies.base import Strategy
+from emblema.session.decoding import Sampling
+from emblema.session.replies import Piece, Reply, last_reply
+from emblema.session.requests import Prefill
+from emblema.session.session import Session
+from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.window.arrange import PartWorth, arrange_parts
 from emblema.window.budget import WindowBudget
-from emblema.window.layout import copy_rows, lay_out
+from emblema.window.layout import copy_rows
+from emblema.window.linking import WindowQuestion, link_parts
 from emblema.window.log import LogEntry, logged
 from emblema.window.necessity import NecessityCheck, compare_answers
-from emblema.window.part_reader import read_opening, read_part
+from emblema.window.part_reader import PartReader
 from emblema.window.parts import PartHandle, WindowPart, WrittenRows
 from emblema.window.placement.problem import Placement
 from emblema.window.repair import RepairRank, repair_rows
 from emblema.window.row_sources import AUTO, EXACT, RowsAfter, clean_sources, question_sources, sources_without
-from emblema.window.seam import A, AnswerPiece, Host, L
-from emblema.window.staleness import (
-    Cascade,
-    Staleness,
-    find_dependents,
-    find_stale,
-    find_uncomputed,
-    measured_cascade,
-)
+from emblema.window.staleness import Cascade, Staleness, find_dependents, find_stale, find_uncomputed, measured_cascade
 from emblema.window.state import (
     RowView,
     WindowFamily,
@@ -41,55 +40,48 @@ from emblema.window.state import (
     measure_memory,
 )
 
-Question = str | Sequence[int]
-Knobs = Mapping[str, Any]
+Text = str | Sequence[int]
 REPAIR_RANK = 64
 """Directions of a removal patch that the paper states."""
 MOVING = ("slide", "evict", "reorder", "recall", "arrange", "restore")
 """Operations that change which parts are before parts with rows."""
 
 
-class Window(Generic[L, A]):
+class Window:
     """Parts in order, with their rows as first written.
 
     An operation moves parts about and runs no decoder; the next question computes what has no rows and the question,
     and takes all other rows as they are kept, relocated. Rows of parts are kept; those of questions and answers are
     not. One thread uses a window, its engine's. Made by `Engine.window`.
+
+    Args:
+        session: links prompts and decodes answers.
+        turn: tokenizes the pieces of the window's turn.
+        budget: what the window may hold.
+        cascade: whether to compute the rows of a part again when what is before it has changed; by default what was
+            measured of survivors decides.
+
+    Attributes:
+        log: an entry for every operation.
+
+    Raises:
+        CapacityError: the template's opening alone does not fit into the budget.
     """
 
     def __init__(
-        self,
-        host: Host[L, A],
-        family: WindowFamily,
-        state: WindowState,
-        view: RowView,
-        budget: WindowBudget,
-        cascade: Cascade | None,
+        self, session: Session, turn: TurnTokenizer, budget: WindowBudget, cascade: Cascade | None = None
     ) -> None:
-        self._host, self._family, self._state, self._view = host, family, state, view
-        self._budget, self._cascade = budget, cascade
+        self._session, self._turn, self._budget, self._cascade = session, turn, budget, cascade
+        self._family = WindowFamily()
+        self._reader = PartReader(session, turn, self._family)
+        self._state = WindowState(self._reader.opening())
+        self._view: RowView = "conditioned"
         self._name = uuid4().hex
         self._closed = False
         # The store's count of deletions when it was last asked which chunks were deleted.
         self._deletions = -1
         self.log: list[LogEntry] = []
-
-    @classmethod
-    def of(cls, host: Host[L, A], budget: WindowBudget, cascade: Cascade | None = None) -> Self:
-        """Return a new window.
-
-        Args:
-            host: the engine.
-            budget: what it may hold.
-            cascade: whether to compute the rows of a part again when what is before it has changed; by default what
-                was measured of survivors decides.
-
-        Raises:
-            CapacityError: the template's opening alone does not fit into the budget.
-        """
-        state = WindowState(read_opening(host))
-        budget.choose_leaving(state, None, host.row_bytes)
-        return cls(host, WindowFamily(), state, "conditioned", budget, cascade)
+        budget.choose_leaving(self._state, None, session.row_bytes)
 
     @property
     def parts(self) -> tuple[PartHandle, ...]:
@@ -119,7 +111,7 @@ class Window(Generic[L, A]):
     @property
     def memory(self) -> WindowMemory:
         """The window's bytes by what they are, with those kept of parts that have left."""
-        return measure_memory(self._state, self._host.row_bytes)
+        return measure_memory(self._state, self._session.row_bytes)
 
     @property
     def closed(self) -> bool:
@@ -141,7 +133,7 @@ class Window(Generic[L, A]):
                 raise WindowError(f"there is no view {view!r}: a window is conditioned or clean")
             self._view = view
 
-    def bytes_with(self, *others: "Window[Any, Any]") -> int:
+    def bytes_with(self, *others: "Window") -> int:
         """Return bytes that the window and others hold together; what forks share counts once."""
         return count_bytes([self._state, *(other._state for other in others)])
 
@@ -180,7 +172,7 @@ class Window(Generic[L, A]):
             MediaError, PromptError: the part cannot be read.
         """
         with self._operation("append") as entry:
-            added = read_part(self._host, self._family, self._state, part, role, pinned, options, entry)
+            added = self._reader.read(part, self._state, role=role, pinned=pinned, options=options, entry=entry)
             entry.parts = (added.number,)
             self._insert(added, len(self._state.parts), entry)
             return added.handle
@@ -277,7 +269,7 @@ class Window(Generic[L, A]):
                 raise WindowError(self._explain(strange))
             bounds = self._budget if budget is None else self._budget.tighten(budget)
             parts = [known[handle] for handle in wanted]
-            found = arrange_parts(self._host, state, parts, bounds, worth, self._cascade_for(AUTO))
+            found = arrange_parts(self._session, state, parts, bounds, worth, self._cascade_for(AUTO))
             handles = {part.handle for part in found.parts}
             evicted = tuple(part for part in state.evicted if part.handle not in handles)
             self._state = replace(state, evicted=evicted)
@@ -332,7 +324,9 @@ class Window(Generic[L, A]):
         It shares every row that is written; neither window sees what the other does.
         """
         with self._operation("fork"):
-            return type(self)(self._host, self._family, self._state, self._view, self._budget, self._cascade)
+            branch = copy(self)
+            branch._name, branch.log = uuid4().hex, []
+            return branch
 
     def snapshot(self) -> WindowSnapshot:
         """Return the window as it is, to be restored."""
@@ -367,34 +361,28 @@ class Window(Generic[L, A]):
     @overload
     def ask(
         self,
-        text: Question = ...,
+        text: Text = ...,
         strategy: str | Strategy = ...,
         *,
         stream: Literal[False] = ...,
         keep: bool = ...,
         **knobs: Any,
-    ) -> A: ...
+    ) -> Reply: ...
 
     @overload
     def ask(
-        self,
-        text: Question = ...,
-        strategy: str | Strategy = ...,
-        *,
-        stream: Literal[True],
-        keep: bool = ...,
-        **knobs: Any,
-    ) -> Iterator[AnswerPiece[A]]: ...
+        self, text: Text = ..., strategy: str | Strategy = ..., *, stream: Literal[True], keep: bool = ..., **knobs: Any
+    ) -> Iterator[Piece]: ...
 
     def ask(
         self,
-        text: Question = "",
+        text: Text = "",
         strategy: str | Strategy = AUTO,
         *,
         stream: bool = False,
         keep: bool = True,
         **knobs: Any,
-    ) -> A | Iterator[AnswerPiece[A]]:
+    ) -> Reply | Iterator[Piece]:
         """Answer a question about the window.
 
         Parts without rows are computed in their place, in the same forward as the question, and keep those rows.
@@ -419,26 +407,26 @@ class Window(Generic[L, A]):
             self._refuse_if_closed()
             return self._stream(text, strategy, knobs, keep)
         with self._operation("ask") as entry:
-            reply = self._answer(text, strategy, knobs, keep, entry)[1]
-        self._host.rest()
+            reply = self._answer(WindowQuestion(text, strategy, Sampling.of(**knobs)), keep, entry)[1]
+        self._session.after_answer()
         return reply
 
-    def prefill(self, text: Question = "", strategy: str | Strategy = AUTO, *, keep: bool = True) -> L:
-        """Return a question's last logits, with the linked prompt; see `ask`."""
+    def prefill(self, text: Text = "", strategy: str | Strategy = AUTO, *, keep: bool = True) -> Prefill:
+        """Link a question without decoding; see `ask`."""
         with self._operation("prefill") as entry:
-            prefill = self._prefill(text, strategy, None, keep, entry)
-        self._host.rest()
+            prefill = self._prefill(WindowQuestion(text, strategy), keep, entry)
+        self._session.after_answer()
         return prefill
 
     def needed(
         self,
         part: PartHandle,
-        text: Question = "",
+        text: Text = "",
         strategy: str | Strategy = AUTO,
         *,
         rest: RowsAfter = "clean",
         **knobs: Any,
-    ) -> NecessityCheck[A]:
+    ) -> NecessityCheck:
         """Answer a question with and without a part, to see whether it needs the part (Kamera, appendix E).
 
         Args:
@@ -456,19 +444,19 @@ class Window(Generic[L, A]):
         with self._operation("needed", part) as entry:
             place = self._place(part)
             sources_without(self._state, place, rest)
-            prefill, answer = self._answer(text, strategy, knobs, True, entry)
+            question = WindowQuestion(text, strategy, Sampling.of(**knobs))
+            prefill, answer = self._answer(question, True, entry)
             state = self._state.evict([self._state.parts[place]])
             sources = clean_sources(state) if self._view == "clean" else sources_without(state, place, rest)
-            without = self._link_question(state, sources, text, "blind", knobs, entry)
-            reply = self._host.reply(without, "blind", knobs, time.perf_counter())
-            entry.rows_decoded += len(reply.token_ids)
-            return compare_answers(prefill.linked.logits, without.linked.logits, answer, reply)
+            without = self._link(state, sources, replace(question, strategy="blind"), entry)
+            reply = self._decode(without, question, time.perf_counter(), entry)
+            return compare_answers(prefill.logits, without.logits, answer, reply)
 
-    def _stream(self, text: Question, strategy: str | Strategy, knobs: Knobs, keep: bool) -> Iterator[AnswerPiece[A]]:
+    def _stream(self, text: Text, strategy: str | Strategy, knobs: Mapping[str, Any], keep: bool) -> Iterator[Piece]:
         with self._operation("ask") as entry:
-            began = time.perf_counter()
-            prefill = self._prefill(text, strategy, knobs, keep, entry)
-            for piece in self._host.pieces(prefill, strategy, knobs, began):
+            began, sampling = time.perf_counter(), Sampling.of(**knobs)
+            prefill = self._prefill(WindowQuestion(text, strategy, sampling), keep, entry)
+            for piece in self._session.decode(prefill, sampling, began):
                 done = piece.reply is not None
                 entry.rows_decoded = entry.rows_decoded + 1 if piece.reply is None else len(piece.reply.token_ids)
                 if not (piece.text or done):
@@ -481,25 +469,27 @@ class Window(Generic[L, A]):
                     return
                 finally:
                     entry.seconds -= time.perf_counter() - paused
-        self._host.rest()
+        self._session.after_answer()
 
-    def _answer(
-        self, text: Question, strategy: str | Strategy, knobs: Knobs, keep: bool, entry: LogEntry
-    ) -> tuple[L, A]:
+    def _answer(self, question: WindowQuestion, keep: bool, entry: LogEntry) -> tuple[Prefill, Reply]:
         began = time.perf_counter()
-        prefill = self._prefill(text, strategy, knobs, keep, entry)
-        reply = self._host.reply(prefill, strategy, knobs, began)
-        entry.rows_decoded += len(reply.token_ids)
-        return prefill, reply
+        prefill = self._prefill(question, keep, entry)
+        return prefill, self._decode(prefill, question, began, entry)
 
-    def _prefill(self, text: Question, strategy: str | Strategy, knobs: Knobs | None, keep: bool, entry: LogEntry) -> L:
-        state, name = self._state, strategy if isinstance(strategy, str) else strategy.name
+    def _decode(self, prefill: Prefill, question: WindowQuestion, began: float, entry: LogEntry) -> Reply:
+        reply = last_reply(self._session.decode(prefill, question.sampling or Sampling(), began))
+        entry.rows_decoded += len(reply.token_ids)
+        return reply
+
+    def _prefill(self, question: WindowQuestion, keep: bool, entry: LogEntry) -> Prefill:
+        """Link a question, and keep the rows that it computed for parts."""
+        state, name = self._state, question.strategy_name
         if self._view == "clean":
             if name not in (AUTO, "blind"):
                 raise WindowError(f"the clean view takes pieces as they are alone, not by {name!r}")
-            return self._link_question(state, clean_sources(state), text, "blind", knobs, entry)
-        sources = question_sources(self._host, state, self._cascade_for(strategy), name)
-        prefill = self._link_question(state, sources, text, strategy, knobs, entry)
+            return self._link(state, clean_sources(state), replace(question, strategy="blind"), entry)
+        sources = question_sources(self._session, state, self._cascade_for(question.strategy), name)
+        prefill = self._link(state, sources, question, entry)
         if keep:
             new = {
                 part.number
@@ -511,18 +501,33 @@ class Window(Generic[L, A]):
             self._state = state.rewrite(written)
         return prefill
 
+    def _link(
+        self, state: WindowState, sources: Mapping[int, RowState], question: WindowQuestion, entry: LogEntry
+    ) -> Prefill:
+        closing = self._turn.closing(state.last_text(), question.text)
+        return link_parts(self._session, state.all_parts, sources, closing, question, entry)
+
+    def _copy_rows(
+        self, parts: Sequence[WindowPart], wanted: Collection[int], prefill: Prefill, entry: LogEntry
+    ) -> dict[int, WrittenRows]:
+        """Copy the rows of some parts, by number, out of the linked table."""
+        versions = self._family.new_versions(wanted)
+        written = copy_rows(parts, versions, prefill.linked.table, self._session.adapter.fingerprint)
+        entry.bytes_moved += sum(rows.bytes for rows in written.values())
+        return written
+
     def _repair(self, front: Sequence[WindowPart], wanted: Collection[int], rank: RepairRank, entry: LogEntry) -> None:
         """Repair some of the parts at the window's front, and write rows for those there that have none."""
         new = {part.number for part in front if part.number in wanted or part.rows is None}
         sources = {part.number: RowState.MISSING if part.number in new else RowState.WRITTEN for part in front}
-        prefill = self._link(front, sources, (), "blind", None, entry)
+        prefill = link_parts(self._session, front, sources, (), WindowQuestion("", "blind"), entry)
         written = self._copy_rows(front, new, prefill, entry)
         for part in front:
             if part.number in wanted and part.rows is not None:
-                written[part.number] = repair_rows(self._host.shape, part.rows, written[part.number], rank)
+                written[part.number] = repair_rows(self._session.adapter, part.rows, written[part.number], rank)
         state = self._state.rewrite(written)
         size = sum(rows.repair_bytes for rows in written.values())
-        if not self._budget.holds(state, self._host.row_bytes):
+        if not self._budget.holds(state, self._session.row_bytes):
             raise CapacityError(
                 f"repairs of {size} bytes do not fit into the window's budget: keep fewer directions, or refresh the "
                 "parts, which takes no more than their rows"
@@ -532,46 +537,9 @@ class Window(Generic[L, A]):
         entry.bytes_moved += size
         self._state = state
 
-    def _link_question(
-        self,
-        state: WindowState,
-        sources: Mapping[int, RowState],
-        text: Question,
-        strategy: str | Strategy,
-        knobs: Knobs | None,
-        entry: LogEntry,
-    ) -> L:
-        closing = self._host.close(state.last_text(), text)
-        return self._link(state.all_parts, sources, closing, strategy, knobs, entry)
-
-    def _link(
-        self,
-        parts: Sequence[WindowPart],
-        sources: Mapping[int, RowState],
-        closing: tuple[int, ...],
-        strategy: str | Strategy,
-        knobs: Knobs | None,
-        entry: LogEntry,
-    ) -> L:
-        prompt = self._host.lay(lay_out(parts, sources, closing))
-        formed = self._host.patches
-        prefill = self._host.link(prompt, strategy, knobs)
-        entry.count(prefill.usage, prefill.linked.trace)
-        entry.patches_formed += self._host.patches - formed
-        return prefill
-
-    def _copy_rows(
-        self, parts: Sequence[WindowPart], wanted: Collection[int], prefill: L, entry: LogEntry
-    ) -> dict[int, WrittenRows]:
-        """Copy the rows of some parts, by number, out of the linked table."""
-        versions = self._family.new_versions(wanted)
-        written = copy_rows(parts, versions, prefill.linked.table, self._host.model)
-        entry.bytes_moved += sum(rows.bytes for rows in written.values())
-        return written
-
     def _insert(self, part: WindowPart, at: int, entry: LogEntry) -> None:
         """Put a part before the place `at`, and let parts leave for it."""
-        leaving = self._budget.choose_leaving(self._state, part, self._host.row_bytes)
+        leaving = self._budget.choose_leaving(self._state, part, self._session.row_bytes)
         at -= sum(other in leaving for other in self._state.parts[:at])
         evicted = tuple(other for other in self._state.evicted if other.handle != part.handle)
         self._state = replace(self._state, evicted=evicted)
@@ -598,10 +566,10 @@ class Window(Generic[L, A]):
 
     def _forget_deleted(self, entry: LogEntry) -> None:
         """Drop parts of chunks that the store deleted, and rows that may hold something of them."""
-        state, deletions = self._state, self._host.deletions
+        state, deletions = self._state, self._session.store.deletions
         if deletions == self._deletions:
             return
-        deleted = self._host.gone(state.sources)
+        deleted = self._session.store.deleted(state.sources)
         self._deletions = deletions
         if deleted:
             self._state = state.forget(deleted)
@@ -613,7 +581,7 @@ class Window(Generic[L, A]):
         if self._cascade is not None:
             return self._cascade
         kinds = {part.number: part.kinds for part in self._state.all_parts}
-        return measured_cascade(kinds, lambda kind: self._host.trusts(kind, Lane.SURVIVOR, strategy))
+        return measured_cascade(kinds, lambda kind: self._session.trusts(kind, Lane.SURVIVOR, strategy))
 
     def _place(self, handle: PartHandle) -> int:
         """Return a part's place among the parts; WindowError if it is not in the window."""
