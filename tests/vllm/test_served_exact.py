@@ -39,11 +39,11 @@ def prompts(subject: Any) -> dict[str, Any]:
     """The prompts of these tests, by name."""
     return {
         **{f"pictures {count}": subject.prompt(count, seed=count) for count in (1, 2, 8)},
-        "mix": subject.prompt(4, seed=40),
+        "mix": subject.prompt(4, seed=41),
         "patch": subject.prompt(3, seed=50),
         "after": subject.prompt(3, seed=90),
         "first": subject.prompt(2, seed=70),
-        "second": subject.prompt(3, seed=71, lead=17),
+        "second": subject.prompt(3, seed=72, lead=17),
     }
 
 
@@ -142,7 +142,7 @@ def test_a_mix_of_stored_and_new_pictures(both) -> None:
 def test_a_picture_that_comes_twice(both) -> None:
     subject, served, engine = both.subject, both.served, both.engine
     if subject.name == "reference":
-        pytest.skip("float32 is no yardstick here: transformers' own is 3e-5 from its float64, and so is plain vLLM's")
+        pytest.skip("rounding alone exceeds the bar here: stock vLLM is 1.7e-5 from transformers in float32")
     given = subject.prompt(3, seed=45)
     given = type(given)(subject, given.texts, [given.pictures[0], given.pictures[1], given.pictures[0]])
     wanted = reference(engine, given)
