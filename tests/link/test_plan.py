@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from emblema.errors import PlanError
 from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, ResidualUse, RowRange, RowSource, Selector
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
-from emblema.link.show import plan_map, plan_table
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.store.keys import ArtifactKind, PatchKey
@@ -119,13 +118,8 @@ def test_selectors_are_costed_by_their_budget_and_checked() -> None:
 
 @given(prompt=prompts(), known=knowledges())
 def test_plans_can_be_read(prompt: Prompt, known: Knowledge) -> None:
-    from rich.console import Console
-
     plan = parse("patch-4").plan(prompt, known)
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(plan_table(plan))
-    console.print(plan_map(plan))
-    assert str(plan.rows) in console.export_text() and str(plan).count("\n") >= len(plan.ranges)
+    assert str(plan).count("\n") >= len(plan.ranges)
 
 
 def simple(**changes: object) -> LinkPlan:

@@ -76,7 +76,7 @@ def ask(
         style="dim",
     )
     if show_plan:
-        from emblema.link.show import plan_map, plan_table
+        from emblema.cli.plan_view import plan_map, plan_table
 
         notes.print(plan_table(reply.plan))
         notes.print(plan_map(reply.plan))

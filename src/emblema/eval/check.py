@@ -12,9 +12,9 @@ from emblema.errors import PromptError
 from emblema.eval.metrics import PLATEAU, Share, agreement, divergence, eta, flip_recovery, median_eta
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
+from emblema.link.executor import LinkTrace
 from emblema.link.policy.fidelity import Sample
 from emblema.link.policy.policy import Lane
-from emblema.link.trace import LinkTrace
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import PromptPart, slid

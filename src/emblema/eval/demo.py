@@ -21,10 +21,10 @@ from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk, Clip
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Policy
-from emblema.link.trace import Usage
 from emblema.models.load import load_model
 from emblema.session.prompt_reader import PromptPart
 from emblema.session.replies import Reply
+from emblema.session.requests import Usage
 
 STRATEGIES = ("full", "prefix", "blind", "patch-25%")
 PATCHED = STRATEGIES[-1]

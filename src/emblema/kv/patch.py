@@ -97,24 +97,20 @@ class Patch:
             )
         )
 
-    def keep(self, layers: Collection[int]) -> "Patch":
-        """Return the patch on the given layers only."""
-        return Patch(tuple(layer if index in layers else None for index, layer in enumerate(self.layers)))
-
     def covers(self, layers: Collection[int]) -> bool:
-        """Return whether every one of the given layers is patched."""
+        """Return whether all the given layers are patched."""
         return all(self.layers[index] is not None for index in layers)
 
 
 def deficit(conditioned: LayerRows, canonical: LayerRows) -> LayerRows:
-    """Return what the canonical rows lack (Kamera, equation 2), float32; both are position-free."""
+    """Return what the canonical rows lack (Kamera, equation 2), float32; both position-free."""
     return LayerRows(
         conditioned.keys.float() - canonical.keys.float(), conditioned.values.float() - canonical.values.float()
     )
 
 
 def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dtype) -> Patch:
-    """Form the patch of rank `rank` of position-free deficits, kept in `dtype`; a None leaves its layer unpatched."""
+    """Return the patch of rank `rank` of position-free deficits, in `dtype`; a None leaves its layer unpatched."""
     return Patch(
         tuple(
             None if rows is None else LayerPatch(factor(rows.keys, rank, dtype), factor(rows.values, rank, dtype))
@@ -137,22 +133,22 @@ def remaining(deficits: Sequence[LayerRows | None], patch: Patch) -> list[LayerR
 
 
 def compose(patch: Patch, update: Patch, rank: int | None = None) -> Patch:
-    """Add two patches of a chunk: one patch of their joint rank, or cut to the `rank` leading directions.
+    """Return the sum of two patches of a chunk, of their joint rank, or cut to `rank` by its leading directions.
 
-    A layer that one of them lacks is the other's. Kamera, appendix D: an update carries only what changed.
+    A layer that one patch lacks is the other's. Kamera, appendix D: an update carries only what changed.
     """
     layers: list[LayerPatch | None] = []
-    for first, other in zip(patch.layers, update.layers, strict=True):
-        if first is None or other is None:
-            layers.append(first or other)
+    for stored, added in zip(patch.layers, update.layers, strict=True):
+        if stored is None or added is None:
+            layers.append(stored or added)
         else:
-            layers.append(LayerPatch(_sum(first.keys, other.keys, rank), _sum(first.values, other.values, rank)))
+            layers.append(LayerPatch(_sum(stored.keys, added.keys, rank), _sum(stored.values, added.values, rank)))
     return Patch(tuple(layers))
 
 
-def _sum(first: Factors, other: Factors, rank: int | None) -> Factors:
-    left = torch.cat([first.left, other.left.to(first.left)], dim=1)
-    right = torch.cat([first.right, other.right.to(first.right)])
+def _sum(stored: Factors, added: Factors, rank: int | None) -> Factors:
+    left = torch.cat([stored.left, added.left.to(stored.left)], dim=1)
+    right = torch.cat([stored.right, added.right.to(stored.right)])
     if rank is None or rank >= left.shape[1]:
         return Factors(left, right)
     tall, inner = torch.linalg.qr(left.float())
@@ -174,7 +170,7 @@ def factor(rows: Tensor, rank: int, dtype: torch.dtype) -> Factors:
 
 
 def rank_for_share(share: float, tokens: int, layouts: Sequence[LayerLayout], layers: Collection[int]) -> int:
-    """Return the largest rank whose patch on `layers` weighs at most `share` of the chunk's KV; 0 where none fits.
+    """Return the largest rank whose patch on `layers` has at most `share` of the bytes of the chunk's KV; 0 if none.
 
     A slot of width F costs `rank (tokens + F)` numbers; beyond full rank a slot costs no more.
     """

@@ -29,20 +29,16 @@ class Phases:
         return Phases(self.cos, -self.sin)
 
     def then(self, other: "Phases") -> "Phases":
-        """Return this rotation followed by another one."""
+        """Return this rotation followed by another."""
         return Phases(self.cos * other.cos - self.sin * other.sin, self.sin * other.cos + self.cos * other.sin)
 
     def slice(self, start: int, stop: int) -> "Phases":
         """Return the phases of tokens `start` to `stop`."""
         return Phases(self.cos[start:stop], self.sin[start:stop])
 
-    def to(self, dtype: torch.dtype) -> "Phases":
-        """Return the same phases in another dtype (float64 for a reference)."""
-        return Phases(self.cos.to(dtype), self.sin.to(dtype))
-
 
 def phases(table: RotaryTable, band: RotaryBand, positions: Tensor) -> Phases:
-    """Phases of a band at positions [axes, tokens]; each frequency reads the axis and the table column that turn it."""
+    """Return phases of a band at positions [axes, tokens]; each frequency reads the axis and column that turn it."""
     unique, inverse = torch.unique(positions, return_inverse=True)
     cos, sin = table(unique)
     axes = torch.tensor(band.axes, device=positions.device)
@@ -67,9 +63,9 @@ class PhaseBook:
 
 
 def rotate(rows: Tensor, band: RotaryBand, turn: Phases) -> Tensor:
-    """Turn the band of rows [heads, tokens, width]; the rest of each row is passed through.
+    """Return rows [heads, tokens, width] with their band turned; the rest of each row is passed through.
 
-    Returns a new tensor in the phases' dtype (float32, or float64 when the phases are).
+    It is a new tensor in the phases' dtype (float32, or float64 when the phases are).
     """
     turned = rows.to(turn.cos.dtype, copy=True)
     half = band.width // 2
@@ -86,32 +82,30 @@ def rotate(rows: Tensor, band: RotaryBand, turn: Phases) -> Tensor:
 
 
 def relocate(rows: LayerRows, layout: LayerLayout, source: PhaseBook, target: PhaseBook) -> LayerRows:
-    """Relocate rows, as first written at the source positions, to the target positions, in their own dtype."""
+    """Return rows as first written at the source positions, turned to the target positions, in their own dtype."""
     band = layout.rotary
     if band is None:
         return rows
-    turn = source(band).inverse().then(target(band))
-    if band.slot == "keys":
-        return LayerRows(rotate(rows.keys, band, turn).to(rows.keys.dtype), rows.values)
-    return LayerRows(rows.keys, rotate(rows.values, band, turn).to(rows.values.dtype))
+    turned = turn_rows(rows, band, source(band).inverse().then(target(band)))
+    return LayerRows(turned.keys.to(rows.keys.dtype), turned.values.to(rows.values.dtype))
 
 
 def unplace(rows: LayerRows, layout: LayerLayout, source: PhaseBook) -> LayerRows:
-    """Take the position out of rows, float32: the frame in which patches are formed and added."""
-    return _turn(rows, layout, None if layout.rotary is None else source(layout.rotary).inverse())
+    """Return rows with their position taken out, float32: the frame in which patches are formed and added."""
+    band = layout.rotary
+    turned = rows if band is None else turn_rows(rows, band, source(band).inverse())
+    return LayerRows(turned.keys.float(), turned.values.float())
 
 
 def place(rows: LayerRows, layout: LayerLayout, target: PhaseBook, dtype: torch.dtype) -> LayerRows:
-    """Place position-free rows at the target positions; cast once to `dtype`."""
-    placed = _turn(rows, layout, None if layout.rotary is None else target(layout.rotary))
+    """Return position-free rows set at the target positions, cast once to `dtype`."""
+    band = layout.rotary
+    placed = rows if band is None else turn_rows(rows, band, target(band))
     return LayerRows(placed.keys.to(dtype), placed.values.to(dtype))
 
 
-def _turn(rows: LayerRows, layout: LayerLayout, turn: Phases | None) -> LayerRows:
-    keys, values = rows.keys.float(), rows.values.float()
-    band = layout.rotary
-    if band is None or turn is None:
-        return LayerRows(keys, values)
+def turn_rows(rows: LayerRows, band: RotaryBand, turn: Phases) -> LayerRows:
+    """Return rows whose rotated slot is turned, in float32; the other slot is passed through."""
     if band.slot == "keys":
-        return LayerRows(rotate(keys, band, turn), values)
-    return LayerRows(keys, rotate(values, band, turn))
+        return LayerRows(rotate(rows.keys, band, turn), rows.values)
+    return LayerRows(rows.keys, rotate(rows.values, band, turn))

@@ -13,10 +13,38 @@ from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan, RowRange, RowSource, Selector
 from emblema.link.prompt import Prompt, TextPart
 from emblema.link.taken_rows import LinkJob, TakenRows, relocated
-from emblema.link.trace import LinkTrace
 from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTrace:
+    """Counts of one executed plan.
+
+    Attributes:
+        computed: rows computed in at least one layer.
+        cached: rows taken in every layer.
+        patched: cached rows with a patch.
+        absent: rows that the prompt names and the table never held.
+        row_layers: rows computed, summed over layers.
+        bytes_read: bytes of KV read from chunks and kept prefixes, patches aside.
+        patch_bytes: bytes of patches added.
+        selected: per selector, the rows that it chose to go on computing.
+        seconds: wall time of assembling and of the forwards.
+        residual_bytes: bytes of kept residual streams that rows began from.
+    """
+
+    computed: int
+    cached: int
+    patched: int
+    absent: int
+    row_layers: int
+    bytes_read: int
+    patch_bytes: int
+    selected: tuple[tuple[int, ...], ...]
+    seconds: float
+    residual_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,8 +100,8 @@ class Segment:
 class Prompt:
     """Segments in order, with the position that follows the last of them.
 
-    Text advances every axis by one a token; a chunk keeps its own geometry from its start, and what follows it stands
-    past its largest coordinate.
+    Text advances every axis by one a token. A chunk keeps its own geometry from its start, and what follows it begins
+    after its largest coordinate.
     """
 
     segments: tuple[Segment, ...]
@@ -110,10 +110,10 @@ class Prompt:
 
     @classmethod
     def of(cls, parts: Iterable[Part], axes: int) -> "Prompt":
-        """Lay parts out; neighbouring text parts become one.
+        """Return a prompt of parts; neighbouring text parts are joined.
 
         Raises:
-            PromptError: the prompt has no tokens, or ends with a slid chunk, behind which nobody would answer.
+            PromptError: the prompt has no tokens, or ends with a slid chunk, which no row would see.
         """
         segments: list[Segment] = []
         row = position = 0
@@ -125,7 +125,7 @@ class Prompt:
             raise PromptError("the prompt is empty: give it at least one part of text or a chunk")
         last = segments[-1].part
         if isinstance(last, ChunkPart) and last.slid:
-            raise PromptError("the prompt ends with a slid part: put the question behind it")
+            raise PromptError("the prompt ends with a slid part: put the question after it")
         return cls(tuple(segments), axes, position)
 
     @property
@@ -190,12 +190,12 @@ class Prompt:
         )
 
     def antecedents(self, segment: Segment) -> tuple[str, ...]:
-        """Ids of the chunks that stand before a segment, in order, slid ones included."""
-        before = (one.part for one in self.segments if one.start < segment.start)
+        """Return the ids of the chunks before a segment, in order, slid ones included."""
+        before = (other.part for other in self.segments if other.start < segment.start)
         return tuple(part.name for part in before if isinstance(part, ChunkPart) and part.name)
 
     def until(self, row: int) -> "Prompt":
-        """The prompt's segments that end at or before a row."""
+        """Return the prompt of the segments that end at or before a row."""
         kept = tuple(segment for segment in self.segments if segment.stop <= row)
         following = next((segment.position for segment in self.segments if segment.start >= row), self.next_position)
         return Prompt(kept, self.axes, following)

@@ -12,7 +12,7 @@ from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.patch import Factors, Patch
-from emblema.kv.rotation import PhaseBook, RotaryTable, rotate
+from emblema.kv.rotation import PhaseBook, RotaryTable, turn_rows
 from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import Prompt
 from emblema.store.keys import ArtifactKind, PatchKey
@@ -265,10 +265,7 @@ class _RelocatedGroup:
         band = layout.rotary
         if band is None or self.source is self.target:
             return LayerRows(keys, values)
-        turn = self.source(band).inverse().then(self.target(band))
-        if band.slot == "keys":
-            return LayerRows(rotate(keys, band, turn), values)
-        return LayerRows(keys, rotate(values, band, turn))
+        return turn_rows(LayerRows(keys, values), band, self.source(band).inverse().then(self.target(band)))
 
     def patched(self, rows: LayerRows, layer: int, layout: LayerLayout) -> tuple[LayerRows, int]:
         """Return relocated rows with `R(p) U V` added wherever a range names a patch, and the bytes of all factors.
@@ -283,19 +280,18 @@ class _RelocatedGroup:
             return rows, 0
         factors = [self.resources.factors(part, layer) for part in self.ranges]
         device = self.target.positions.device
-        keys = self._shifts([keys for keys, _ in factors], layout.keys, device)
-        values = self._shifts([values for _, values in factors], layout.values, device)
-        band = layout.rotary
-        if band is not None and band.slot == "keys":
-            keys = rotate(keys, band, self.target(band))
-        elif band is not None:
-            values = rotate(values, band, self.target(band))
+        shifts = LayerRows(
+            self._shifts([keys for keys, _ in factors], layout.keys, device),
+            self._shifts([values for _, values in factors], layout.values, device),
+        )
+        if layout.rotary is not None:
+            shifts = turn_rows(shifts, layout.rotary, self.target(layout.rotary))
         own = rows.keys.float()
         if any(part.replaces_keys for part in self.ranges):
             kept = [torch.full((part.rows, 1), not part.replaces_keys, device=device) for part in self.ranges]
             own = own * torch.cat(kept)
         read = sum(_bytes(part, slots) for part, slots in zip(self.ranges, factors, strict=True))
-        return LayerRows(own + keys, rows.values.float() + values), read
+        return LayerRows(own + shifts.keys, rows.values.float() + shifts.values), read
 
     def _shifts(self, factors: Sequence[Factors | None], shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return what patches add to the rows, [heads, rows, width] float32; zero where a range has none."""

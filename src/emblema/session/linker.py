@@ -20,10 +20,9 @@ from emblema.link.strategies.base import Knowledge, PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob
-from emblema.link.trace import Usage
 from emblema.models.adapter import Adapter
 from emblema.session.policy_runtime import PolicyRuntime
-from emblema.session.requests import LinkRequest, Prefill
+from emblema.session.requests import LinkRequest, Prefill, Usage
 from emblema.store.identity import owner_id
 from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.leases import Lease

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from emblema.errors import PromptError
 from emblema.link.plan import LinkPlan
-from emblema.link.trace import Usage
+from emblema.session.requests import Usage
 
 FinishReason = Literal["stop", "length"]
 

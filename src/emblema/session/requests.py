@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from emblema.kv.layout import KVRows
-from emblema.link.executor import LinkedTable
+from emblema.link.executor import LinkedTable, LinkTrace
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
-from emblema.link.trace import LinkTrace, Usage
 from emblema.models.table import KVTable
 
 
@@ -36,6 +35,54 @@ class LinkRequest:
     reused_rows: int = 0
     inline_media: bool = False
     began: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a reply cost.
+
+    Attributes:
+        lane: the strategy taken; `auto:` and its lanes for what `auto` chose.
+        prompt_tokens: `cached_tokens + computed_tokens`.
+        cached_tokens: rows taken in every layer.
+        computed_tokens: rows computed.
+        patched_tokens: those of the cached ones that have a patch.
+        forming_tokens: rows run to form patches.
+        recaptured_tokens: rows of chunks whose stored KV was lost, prefilled alone once more.
+        linked_tokens: rows of chunks set in while decoding.
+        ttft_seconds: from the call, forming included, to the first token; for a prefill alone, to its logits.
+        completion_tokens: tokens made, the end token too.
+        fallback: why the lane is not the strategy asked for, or what it could not do as asked; None if all is as asked.
+    """
+
+    lane: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    patched_tokens: int
+    forming_tokens: int
+    ttft_seconds: float
+    completion_tokens: int = 0
+    recaptured_tokens: int = 0
+    linked_tokens: int = 0
+    fallback: str | None = None
+
+    @classmethod
+    def of(
+        cls, plan: LinkPlan, trace: LinkTrace, *, forming: int, recaptured: int, seconds: float, fallback: str | None
+    ) -> "Usage":
+        """Return the usage of one executed plan."""
+        return cls(
+            lane=plan.strategy,
+            prompt_tokens=trace.cached + trace.computed,
+            cached_tokens=trace.cached,
+            computed_tokens=trace.computed,
+            patched_tokens=trace.patched,
+            forming_tokens=forming,
+            ttft_seconds=seconds,
+            recaptured_tokens=recaptured,
+            fallback=fallback,
+        )
 
 
 @dataclass(frozen=True, slots=True)

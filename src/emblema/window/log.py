@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from emblema.errors import EmblemaError
-from emblema.link.trace import LinkTrace, Usage
+from emblema.link.executor import LinkTrace
+from emblema.session.requests import Usage
 
 
 @dataclass(slots=True)

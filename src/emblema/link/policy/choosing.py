@@ -142,13 +142,13 @@ class Chooser:
         if segment.stop <= self.exact:
             return decided(Lane.PREFIX, "an earlier prompt began with the same")
         if part.state is RowState.WRITTEN and part.survivor:
-            return decided(Lane.SURVIVOR, "its rows were written in this window, behind what has changed since")
+            return decided(Lane.SURVIVOR, "its rows were written in this window, after chunks that have changed since")
         if part.state is RowState.WRITTEN:
             return decided(Lane.SETTLED, "its rows were written in this window")
         if part.state is RowState.MISSING:
             return replace(decided(Lane.FRESH, "it has no rows that are trusted"), closed=distrusted)
         if segment.start == 0:
-            return decided(Lane.LEADING, "nothing stands before it")
+            return decided(Lane.LEADING, "nothing is before it")
         closed: dict[Lane, str] = {}
         for lane, why, key, rank in self._candidates(segment, chunk):
             verdict = self._verdict(chunk, lane, key)

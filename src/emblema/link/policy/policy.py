@@ -128,7 +128,7 @@ class Decision:
         reason: why, in a few words.
         key: the patch that is added, or that a refresh updates; None for the other lanes.
         rank: of the patch that is added.
-        closed: lanes that had something to take and were not trusted.
+        closed: lanes that could have been taken and were not trusted.
     """
 
     chunk: str

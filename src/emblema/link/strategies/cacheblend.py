@@ -9,7 +9,7 @@ from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, blind_text_first, plan_chunks
 
 CHECK_LAYER = 1
-"""The second layer, as in the authors' code: keys and values of the first do not depend on what stands before."""
+"""The second layer, as in the authors' code: keys and values of the first do not depend on context."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from emblema.link.strategies.base import Knowledge, computed
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Exact, like `full`; a chunk that moved, or stands behind other text, is computed again."""
+    """Exact, like `full`; a chunk that moved, or is after other text, is computed again."""
 
     @property
     def name(self) -> str:
