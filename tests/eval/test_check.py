@@ -105,7 +105,7 @@ def test_other_families_are_measured_and_full_rank_reaches_re_prefill(name: str)
 
 def test_a_policy_learns_what_was_measured(engine: Engine, result: CheckResult) -> None:
     own = Engine(engine.adapter.model, engine.processor)
-    plateau, count = teach_policy(result, own.policy)
+    plateau, count = teach_policy(result, own.policy_runtime)
     assert plateau is not None and plateau == result.plateau and plateau in {row.rank for row in result.rows}
     blind, patched = result.samples[BLIND], result.samples[next(r.strategy for r in result.rows if r.rank == plateau)]
     assert count == len(blind) + len(patched) == 2 * 2 * 2 * 3

@@ -144,7 +144,7 @@ class Linker:
         prompt = request.prompt
         if request.table is None and prefill.plan.exact and not prompt.slid_rows and self._all_held(request):
             prefixes = self._prefixes(context.knowledge.model)
-            prefixes.put(segments_of(prompt), _copied(prefill.linked, prompt.tokens))
+            prefixes.put(_segments(prompt), _copied(prefill.linked, prompt.tokens))
 
     def _all_held(self, request: LinkRequest) -> bool:
         """Whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile."""
@@ -159,7 +159,7 @@ class Linker:
         return self.store.prefixes(owner_id(model, self.adapter.dtype, self.store.salt))
 
 
-def segments_of(prompt: Prompt) -> list[Segment]:
+def _segments(prompt: Prompt) -> list[Segment]:
     """Return a prompt's segments as the prefix store compares them."""
     return [
         TextSegment(_text(segment.part))
@@ -197,7 +197,7 @@ def _repairs(prompt: Prompt) -> dict[PatchKey, Patch]:
 
 
 def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> PrefixMatch | None:
-    found = None if prefixes is None else prefixes.longest(segments_of(prompt), prompt.tokens - 1)
+    found = None if prefixes is None else prefixes.longest(_segments(prompt), prompt.tokens - 1)
     if found is None:
         return None
     rows, prefix = found
