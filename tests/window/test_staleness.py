@@ -1,12 +1,12 @@
 """The dependency graph against plain histories of windows: who is stale, and the order of forming anew."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emblema.window.parts import PartHandle, WindowPart, WrittenRows
 from emblema.window.staleness import (
-    PartVersion,
     Staleness,
     changed,
     find_dependents,
@@ -25,13 +25,15 @@ class History:
     written: dict[int, tuple[int, list[tuple[int, int]]]] = field(default_factory=dict)
     versions: int = 0
 
-    def nodes(self) -> list[PartVersion]:
-        return [
-            PartVersion(one, self.written[one][0], tuple(self.written[one][1]))
-            if one in self.written
-            else PartVersion(one)
-            for one in self.order
-        ]
+    def parts(self) -> list[WindowPart]:
+        found = [WindowPart(PartHandle(number, "image", 1, ""), ()) for number in self.order]
+        return [replace(part, rows=self.rows(part.number)) for part in found]
+
+    def rows(self, number: int) -> WrittenRows | None:
+        if number not in self.written:
+            return None
+        version, before = self.written[number]
+        return WrittenRows((), version, tuple(before), frozenset())
 
     def write(self, wanted: set[int]) -> None:
         """Write the wanted, front to back."""
@@ -72,7 +74,7 @@ def history(moves: list[tuple[str, int]]) -> History:
 @given(steps)
 def test_staleness_is_the_difference_to_what_stood_before(moves: list[tuple[str, int]]) -> None:
     made = history(moves)
-    found = {one.number: one for one in find_stale(made.nodes())}
+    found = {one.number: one for one in find_stale(made.parts())}
     assert list(found) == [one for one in made.order if one in found], "front to back"
     for place, number in enumerate(made.order):
         if number not in made.written:
@@ -97,10 +99,10 @@ def test_staleness_is_the_difference_to_what_stood_before(moves: list[tuple[str,
 @given(steps)
 def test_one_forward_in_the_forming_order_leaves_nothing_to_form(moves: list[tuple[str, int]]) -> None:
     made = history(moves)
-    order = find_uncomputed(made.nodes())
+    order = find_uncomputed(made.parts())
     assert list(order) == [one for one in made.order if one in order]
     made.write(set(order))
-    after = made.nodes()
+    after = made.parts()
     assert find_uncomputed(after) == ()
     assert not any(map(unseen, find_stale(after)))
     assert find_uncomputed(after, lambda one: one.stale) == tuple(one.number for one in find_stale(after))
@@ -110,7 +112,7 @@ def test_one_forward_in_the_forming_order_leaves_nothing_to_form(moves: list[tup
 def test_dependents_hold_something_of_a_part_and_others_do_not(moves: list[tuple[str, int]]) -> None:
     made = history(moves)
     for part in made.order:
-        assert find_dependents(made.nodes(), part) == tuple(
+        assert find_dependents(made.parts(), part) == tuple(
             one for one in made.order if one != part and holds(made, one, part)
         )
 
@@ -139,7 +141,7 @@ def test_survivors_are_formed_anew_where_one_of_their_kinds_is_not_trusted(
         return kind in trusted
 
     cascade = measured_cascade(kinds, trusts)
-    for change in find_stale(made.nodes()):
+    for change in find_stale(made.parts()):
         kept = trusted.issuperset(kinds[change.number])
         assert cascade(change) == (unseen if kept else changed)(change)
     assert len(asked) == len(set(asked)), "each kind is asked for once"

@@ -311,7 +311,7 @@ class WindowMachine(RuleBasedStateMachine):
             rows = sum(one.tokens for one in plain.items if one.rows is not None)
             assert window.memory.rows == rows * self.row
             assert window.memory.repairs == sum(map(self.repairs, plain.items))
-            assert window.evicted_bytes == sum(
+            assert window.memory.evicted == sum(
                 e.bytes for one in plain.evicted if self.sources[one.number] for e in one.encoded
             )
             assert window.memory.evicted_rows == sum(one.tokens for one in plain.evicted) * self.row

@@ -219,7 +219,7 @@ def _carry_out(
     parts = (*groups.front, *moved, *groups.tail)
     numbers = {part.number for part in parts}
     leaving = tuple(part for part in state.parts if part.number not in numbers)
-    again = set(find_uncomputed(replace(state, parts=parts).versions, cascade))
+    again = set(find_uncomputed(replace(state, parts=parts).all_parts, cascade))
     for place, name in enumerate(placement.order):
         if lanes[place] is Lane.SETTLED and any(part.number in again for part in prices.groups[name].parts):
             lanes[place] = Lane.FRESH

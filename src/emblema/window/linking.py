@@ -1,17 +1,27 @@
-"""Linking a window as a prompt of its session."""
+"""A window linked as a prompt of its session, and the rows of its parts read back."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from uuid import uuid4
 
-from emblema.link.prompt import RowState
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import LayerRows
+from emblema.link.prompt import ChunkPart, Part, RowState, TextPart
 from emblema.link.strategies.base import Strategy
+from emblema.models.table import KVTable
+from emblema.session.chat_template import TokenIds
 from emblema.session.decoding import Sampling
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import DECODE_RESERVE, Session
+from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.store.keys import ArtifactKind
-from emblema.window.layout import lay_out
 from emblema.window.log import LogEntry
-from emblema.window.parts import WindowPart
+from emblema.window.parts import PartMember, WindowPart, WrittenRows
+from emblema.window.staleness import find_stale, unseen
+from emblema.window.state import WindowFamily, WindowState
+
+RowSources = Mapping[int, RowState]
+"""By a part's number, which rows it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +43,129 @@ class WindowQuestion:
         return self.strategy if isinstance(self.strategy, str) else self.strategy.name
 
 
-def link_parts(
-    session: Session,
-    parts: Sequence[WindowPart],
-    sources: Mapping[int, RowState],
-    closing: tuple[int, ...],
-    question: WindowQuestion,
-    entry: LogEntry,
-) -> Prefill:
-    """Link parts and token ids after them as a prompt, and count what it cost.
+class WindowLinker:
+    """Links the parts of a window, and of its forks, and copies the rows that were computed for them.
 
     Args:
-        session: links the prompt.
-        parts: the window's, from the first.
-        sources: for each part's number, which rows it takes.
-        closing: token ids after the parts.
-        question: says the strategy, and how many rows are decoded after the prompt.
-        entry: counts the cost.
-
-    Raises:
-        PromptError: the model's context has no room.
+        session: links prompts.
+        turn: tokenizes the question after the parts.
+        family: numbers the rows.
     """
-    prompt = session.prompt_of(lay_out(parts, sources, closing))
-    new_tokens = 0 if question.sampling is None else question.sampling.max_new_tokens
-    session.refuse_without_room(prompt, new_tokens)
-    chunks = {part.chunk.id for part in prompt.chunk_parts if part.state is RowState.CANONICAL}
-    stored = {key for chunk in chunks for key in session.store.patch_keys(chunk)}
-    queued = session.policy_runtime.patches_queued
-    prefill = session.link(LinkRequest(prompt, question.strategy, min(new_tokens, DECODE_RESERVE)))
-    patches = [rows.patch.key for rows in prefill.plan.ranges if rows.patch]
-    formed = {key for key in patches if key.kind is not ArtifactKind.REPAIR} - stored
-    entry.count(prefill.usage, prefill.trace)
-    entry.patches_formed += len(formed) + session.policy_runtime.patches_queued - queued
-    return prefill
+
+    def __init__(self, session: Session, turn: TurnTokenizer, family: WindowFamily) -> None:
+        self._session, self._turn, self._family = session, turn, family
+
+    def link_question(
+        self, state: WindowState, sources: RowSources, question: WindowQuestion, entry: LogEntry
+    ) -> Prefill:
+        """Link a window with a question after it.
+
+        Raises:
+            PromptError: there is nothing to ask, or the model's context has no room.
+        """
+        return self.link(
+            state.all_parts, sources, self._turn.closing(state.last_text(), question.text), question, entry
+        )
+
+    def link(
+        self,
+        parts: Sequence[WindowPart],
+        sources: RowSources,
+        closing: TokenIds,
+        question: WindowQuestion,
+        entry: LogEntry,
+    ) -> Prefill:
+        """Link parts and token ids after them, and count what it cost in a log entry."""
+        session, runtime = self._session, self._session.policy_runtime
+        prompt = session.prompt_of(lay_out(parts, sources, closing))
+        new_tokens = 0 if question.sampling is None else question.sampling.max_new_tokens
+        session.refuse_without_room(prompt, new_tokens)
+        chunks = {part.chunk.id for part in prompt.chunk_parts if part.state is RowState.CANONICAL}
+        stored = {key for chunk in chunks for key in session.store.patch_keys(chunk)}
+        queued = runtime.patches_queued
+        prefill = session.link(LinkRequest(prompt, question.strategy, min(new_tokens, DECODE_RESERVE)))
+        patches = [rows.patch.key for rows in prefill.plan.ranges if rows.patch]
+        formed = {key for key in patches if key.kind is not ArtifactKind.REPAIR} - stored
+        entry.count(prefill.usage, prefill.trace)
+        entry.patches_formed += len(formed) + runtime.patches_queued - queued
+        return prefill
+
+    def copy_rows(
+        self, parts: Sequence[WindowPart], wanted: Collection[int], prefill: Prefill, entry: LogEntry
+    ) -> dict[int, WrittenRows]:
+        """Copy the rows of some parts out of the linked table; return them by number.
+
+        Args:
+            parts: the window's parts, whose rows are the table's first.
+            wanted: numbers of the parts to copy.
+            prefill: the linked parts.
+            entry: counts the bytes.
+        """
+        written: dict[int, WrittenRows] = {}
+        preceding: list[tuple[int, int]] = []
+        absorbed: frozenset[str] = frozenset()
+        table, model = prefill.linked.table, self._session.adapter.fingerprint
+        row = position = 0
+        for part in parts:
+            pieces = []
+            for member in part.members:
+                if part.number in wanted:
+                    pieces.append(_copy_member(member, table, model, row, position))
+                row, position = row + member.tokens, position + member.encoded.span
+            rows = part.rows
+            if part.number in wanted:
+                version, own = self._family.new_version(), absorbed.union(part.sources)
+                rows = written[part.number] = WrittenRows(tuple(pieces), version, tuple(preceding), own)
+                entry.bytes_moved += rows.bytes
+            if rows is not None:
+                absorbed |= rows.absorbed
+                preceding.append((part.number, rows.version))
+        return written
+
+
+def lay_out(parts: Sequence[WindowPart], sources: RowSources, closing: TokenIds) -> list[Part]:
+    """Return parts of a prompt, with token ids after them; survivors are marked as such, for the policy."""
+    survivors = _survivors(parts, sources)
+    found: list[Part] = []
+    for part in parts:
+        for index in range(len(part.members)):
+            found.append(_prompt_part(part, index, sources[part.number], part.number in survivors))
+    return [*found, TextPart(closing)]
+
+
+def _prompt_part(part: WindowPart, index: int, source: RowState, survivor: bool) -> Part:
+    member, rows = part.members[index], part.rows
+    piece = None if rows is None else rows.pieces[index]
+    repair = None if rows is None or not rows.repairs else rows.repairs[index]
+    if source == RowState.WRITTEN and piece is not None:
+        return ChunkPart(piece, state=source, source=member.source, survivor=survivor, repair=repair)
+    distrusted, repair = (piece, repair) if survivor else (None, None)
+    if member.chunk is not None:
+        state = RowState.CANONICAL if source == RowState.CANONICAL else RowState.MISSING
+        return ChunkPart(member.chunk, state=state, distrusted=distrusted, repair=repair)
+    if distrusted is not None:
+        bare = replace(distrusted, rows=())
+        return ChunkPart(bare, state=RowState.MISSING, source="", distrusted=distrusted, repair=repair)
+    return TextPart(member.token_ids)
+
+
+def _survivors(parts: Sequence[WindowPart], sources: RowSources) -> frozenset[int]:
+    """Return numbers of the parts that have seen all parts before them, some of which have left or are computed again.
+
+    None where no part keeps its rows. None either where a part keeps its rows without having seen all parts before it:
+    what that does to an answer must not be blamed on survivors.
+    """
+    kept = {part.number for part in parts if sources[part.number] == RowState.WRITTEN}
+    as_taken = find_stale([part if part.number in kept else part.without_rows() for part in parts])
+    if not kept or any(unseen(staleness) for staleness in as_taken if staleness.number in kept):
+        return frozenset()
+    as_written = find_stale(parts)
+    again = {staleness.number for staleness in as_written if staleness.number not in kept and not unseen(staleness)}
+    return frozenset(again.union(staleness.number for staleness in as_taken if staleness.number in kept))
+
+
+def _copy_member(member: PartMember, table: KVTable, model: str, row: int, position: int) -> Chunk:
+    layers = (table.read(layer, row, row + member.tokens) for layer in range(len(table.layouts)))
+    rows = tuple(LayerRows(layer.keys.clone(), layer.values.clone()) for layer in layers)
+    kind = "text" if member.chunk is None else member.chunk.kind
+    return Chunk(uuid4().hex + uuid4().hex, kind, model, member.encoded, rows, base=position)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.patch import Patch
-from emblema.window.staleness import PartVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +117,6 @@ class WindowPart:
     def embedding_bytes(self) -> int:
         """Bytes of the encoder's output, from which the part can be computed again without the encoder."""
         return sum(member.encoded.bytes for member in self.members if member.chunk is not None)
-
-    @property
-    def version(self) -> PartVersion:
-        """The part as staleness sees it."""
-        if self.rows is None:
-            return PartVersion(self.number)
-        return PartVersion(self.number, self.rows.version, self.rows.preceding)
 
     def without_rows(self) -> "WindowPart":
         """Return the part without rows."""

@@ -1,6 +1,7 @@
 """Patches that bring survivors' rows close to those that the parts before them now would give (Kamera, section 5)."""
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -10,8 +11,11 @@ from emblema.errors import WindowError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch, deficit, form_patch, rank_for_share
 from emblema.kv.rotation import PhaseBook, unplace
+from emblema.link.prompt import RowState
 from emblema.link.taken_rows import ModelGeometry
-from emblema.window.parts import WrittenRows
+from emblema.window.linking import WindowLinker, WindowQuestion
+from emblema.window.log import LogEntry
+from emblema.window.parts import WindowPart, WrittenRows
 
 PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
@@ -46,7 +50,37 @@ class RepairRank:
         return rank_for_share(self.share or 1.0, tokens, geometry.layouts, range(len(geometry.layouts)))
 
 
-def repair_rows(geometry: ModelGeometry, first: WrittenRows, new: WrittenRows, rank: RepairRank) -> WrittenRows:
+def repair_parts(
+    linker: WindowLinker,
+    geometry: ModelGeometry,
+    parts: Sequence[WindowPart],
+    stale: Collection[int],
+    rank: RepairRank,
+    entry: LogEntry,
+) -> dict[int, WrittenRows]:
+    """Compute stale parts in one forward, and return their rows with repairs, by number.
+
+    Parts that have no rows get theirs by the same forward.
+
+    Args:
+        linker: runs the forward.
+        geometry: the model's.
+        parts: the window's, from the first to the last stale one.
+        stale: numbers of the parts to repair.
+        rank: how many directions are kept.
+        entry: counts the cost of the forward.
+    """
+    new = {part.number for part in parts if part.number in stale or part.rows is None}
+    sources = {part.number: RowState.MISSING if part.number in new else RowState.WRITTEN for part in parts}
+    prefill = linker.link(parts, sources, (), WindowQuestion("", "blind"), entry)
+    written = linker.copy_rows(parts, new, prefill, entry)
+    for part in parts:
+        if part.number in stale and part.rows is not None:
+            written[part.number] = _repair_rows(geometry, part.rows, written[part.number], rank)
+    return written
+
+
+def _repair_rows(geometry: ModelGeometry, first: WrittenRows, new: WrittenRows, rank: RepairRank) -> WrittenRows:
     """Return rows as first written, with patches that bring them close to new rows, which are let go.
 
     A piece too short for a share has the new rows instead. The first rows may hold something of what has left, so they

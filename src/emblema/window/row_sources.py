@@ -1,9 +1,7 @@
 """Which rows each part takes in a prompt: its written ones first, and stored ones before computing."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
 
-from emblema.errors import WindowError
 from emblema.link.prompt import RowState
 from emblema.session.session import Session
 from emblema.store.keys import orbit_key
@@ -15,8 +13,6 @@ AUTO = "auto"
 EXACT = ("full", "prefix")
 """Strategies that take no rows of a window."""
 
-RowsAfter = Literal["clean", "kept", "fresh"]
-
 
 def question_sources(session: Session, state: WindowState, cascade: Cascade, strategy: str) -> dict[int, RowState]:
     """Return which rows each part takes for a question, by number.
@@ -27,7 +23,7 @@ def question_sources(session: Session, state: WindowState, cascade: Cascade, str
     """
     if strategy in EXACT:
         return {part.number: RowState.MISSING for part in state.all_parts}
-    stale = {staleness.number: staleness for staleness in find_stale(state.versions)}
+    stale = {staleness.number: staleness for staleness in find_stale(state.all_parts)}
     before: list[str] = []
     sources: dict[int, RowState] = {}
     for part in state.all_parts:
@@ -48,25 +44,6 @@ def question_sources(session: Session, state: WindowState, cascade: Cascade, str
 def clean_sources(state: WindowState) -> dict[int, RowState]:
     """Return canonical rows for every chunk; text is computed over them."""
     return {part.number: RowState.CANONICAL if part.sources else RowState.MISSING for part in state.all_parts}
-
-
-def sources_without(state: WindowState, at: int, rows_after: RowsAfter) -> dict[int, RowState]:
-    """Return which rows each part takes in a window that a part has left.
-
-    Args:
-        state: the window.
-        at: place of the first part after the one that has left.
-        rows_after: which rows the parts from there on take; see `Window.needed`.
-
-    Raises:
-        WindowError: `rows_after` is unknown.
-    """
-    if rows_after not in get_args(RowsAfter):
-        raise WindowError(f"rest is {rows_after!r}: the rows after a part can be clean, kept or fresh")
-    sources = {part.number: RowState.WRITTEN for part in state.all_parts}
-    for part in state.parts[at:] if rows_after != "kept" else ():
-        sources[part.number] = RowState.CANONICAL if rows_after == "clean" and part.sources else RowState.MISSING
-    return sources
 
 
 def _has_orbits(session: Session, part: WindowPart, staleness: Staleness, before: Sequence[str]) -> bool:

@@ -3,20 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class PartVersion:
-    """A part in its place in the window.
-
-    Attributes:
-        number: the part's.
-        version: of its rows; None where there are none.
-        preceding: number and version of the parts before it when its rows were written, in order.
-    """
-
-    number: int
-    version: int | None = None
-    preceding: tuple[tuple[int, int], ...] = ()
+from emblema.window.parts import WindowPart, WrittenRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,49 +83,51 @@ def measured_cascade(kinds: Mapping[int, Collection[str]], trusts: Callable[[str
     return cascade
 
 
-def find_stale(parts: Sequence[PartVersion]) -> tuple[Staleness, ...]:
+def find_stale(parts: Sequence[WindowPart]) -> tuple[Staleness, ...]:
     """Return what is stale, front to back; parts without rows are left out."""
-    versions = {part.number: part.version for part in parts}
+    versions = {part.number: None if part.rows is None else part.rows.version for part in parts}
     before: dict[int, None] = {}
     found: list[Staleness] = []
     for part in parts:
-        if part.version is not None:
-            found.append(_compare(part, before, versions))
+        if part.rows is not None:
+            found.append(_compare(part.number, part.rows, before, versions))
         before[part.number] = None
     return tuple(staleness for staleness in found if staleness.stale)
 
 
-def _compare(part: PartVersion, before: Mapping[int, None], versions: Mapping[int, int | None]) -> Staleness:
+def _compare(
+    number: int, rows: WrittenRows, before: Mapping[int, None], versions: Mapping[int, int | None]
+) -> Staleness:
     kept, passed, gone, rewritten = [], [], [], []
-    for number, version in part.preceding:
-        if number in before:
-            kept.append(number)
-            rewritten += [number] if versions[number] != version else []
-        elif versions.get(number) == version:
-            passed.append(number)
+    for other, version in rows.preceding:
+        if other in before:
+            kept.append(other)
+            rewritten += [other] if versions[other] != version else []
+        elif versions.get(other) == version:
+            passed.append(other)
         else:
-            gone.append(number)
-    seen = {number for number, _ in part.preceding}
-    added = tuple(number for number in before if number not in seen)
-    reordered = kept != [number for number in before if number in seen]
-    return Staleness(part.number, added, tuple(passed), tuple(gone), tuple(rewritten), reordered)
+            gone.append(other)
+    seen = {other for other, _ in rows.preceding}
+    added = tuple(other for other in before if other not in seen)
+    reordered = kept != [other for other in before if other in seen]
+    return Staleness(number, added, tuple(passed), tuple(gone), tuple(rewritten), reordered)
 
 
-def find_uncomputed(parts: Sequence[PartVersion], cascade: Cascade = unseen) -> tuple[int, ...]:
+def find_uncomputed(parts: Sequence[WindowPart], cascade: Cascade = unseen) -> tuple[int, ...]:
     """Return numbers of the parts to compute, front to back: those without rows, and those that the cascade names.
 
     A part depends on those before it alone, so a single forward in the window's order computes each of them after rows
     that are there by then.
     """
     again = {staleness.number for staleness in find_stale(parts) if cascade(staleness)}
-    return tuple(part.number for part in parts if part.version is None or part.number in again)
+    return tuple(part.number for part in parts if part.rows is None or part.number in again)
 
 
-def find_dependents(parts: Sequence[PartVersion], number: int) -> tuple[int, ...]:
+def find_dependents(parts: Sequence[WindowPart], number: int) -> tuple[int, ...]:
     """Return numbers of the parts whose rows were written after a part, directly or through others, in order."""
     reached = {number}
-    waiting = [part for part in parts if part.number != number]
-    while found := [part for part in waiting if any(before in reached for before, _ in part.preceding)]:
-        reached.update(part.number for part in found)
-        waiting = [part for part in waiting if part.number not in reached]
+    waiting = {part.number: part.rows.preceding for part in parts if part.rows is not None and part.number != number}
+    while found := [name for name, preceding in waiting.items() if any(before in reached for before, _ in preceding)]:
+        reached.update(found)
+        waiting = {name: preceding for name, preceding in waiting.items() if name not in reached}
     return tuple(part.number for part in parts if part.number in reached and part.number != number)

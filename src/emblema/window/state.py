@@ -9,7 +9,6 @@ from uuid import uuid4
 from emblema.kv.chunk import Chunk
 from emblema.session.turn_tokenizer import PrecedingText
 from emblema.window.parts import PartHandle, WindowPart, WrittenRows
-from emblema.window.staleness import PartVersion
 
 RowView = Literal["conditioned", "clean"]
 
@@ -41,11 +40,6 @@ class WindowState:
     def rows(self) -> Iterator[WrittenRows]:
         """The rows of all parts that have some."""
         return (part.rows for part in self.all_parts if part.rows is not None)
-
-    @property
-    def versions(self) -> list[PartVersion]:
-        """The parts as staleness sees them."""
-        return [part.version for part in self.all_parts]
 
     @property
     def sources(self) -> frozenset[str]:
@@ -121,9 +115,9 @@ class WindowFamily:
         self._last = next(self._numbers)
         return PartHandle(self._last, kind, tokens, self.name)
 
-    def new_versions(self, parts: Iterable[int]) -> dict[int, int]:
-        """Return a version that no rows have yet for each of some parts, by number."""
-        return {number: next(self._versions) for number in parts}
+    def new_version(self) -> int:
+        """Return a version that no rows have yet."""
+        return next(self._versions)
 
     def knows(self, handle: PartHandle) -> bool:
         """Return whether the family ever had the part."""

@@ -1,7 +1,7 @@
 """A window on a growing context: parts come, slide out, are reordered and recalled, and keep the rows once written."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -20,15 +20,14 @@ from emblema.session.session import Session
 from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.window.arrange import PartWorth, arrange_parts
 from emblema.window.budget import WindowBudget
-from emblema.window.layout import copy_rows
-from emblema.window.linking import WindowQuestion, link_parts
+from emblema.window.linking import WindowLinker, WindowQuestion
 from emblema.window.log import LogEntry, logged
-from emblema.window.necessity import NecessityCheck, compare_answers
+from emblema.window.necessity import NecessityCheck, RowsAfter, compare_answers, sources_without
 from emblema.window.part_reader import PartReader
-from emblema.window.parts import PartHandle, WindowPart, WrittenRows
+from emblema.window.parts import PartHandle, WindowPart
 from emblema.window.placement.problem import Placement
-from emblema.window.repair import RepairRank, repair_rows
-from emblema.window.row_sources import AUTO, EXACT, RowsAfter, clean_sources, question_sources, sources_without
+from emblema.window.repair import RepairRank, repair_parts
+from emblema.window.row_sources import AUTO, EXACT, clean_sources, question_sources
 from emblema.window.staleness import Cascade, Staleness, find_dependents, find_stale, find_uncomputed, measured_cascade
 from emblema.window.state import (
     RowView,
@@ -71,9 +70,10 @@ class Window:
     def __init__(
         self, session: Session, turn: TurnTokenizer, budget: WindowBudget, cascade: Cascade | None = None
     ) -> None:
-        self._session, self._turn, self._budget, self._cascade = session, turn, budget, cascade
+        self._session, self._budget, self._cascade = session, budget, cascade
         self._family = WindowFamily()
         self._reader = PartReader(session, turn, self._family)
+        self._linker = WindowLinker(session, turn, self._family)
         self._state = WindowState(self._reader.opening())
         self._view: RowView = "conditioned"
         self._name = uuid4().hex
@@ -100,13 +100,8 @@ class Window:
 
     @property
     def bytes(self) -> int:
-        """Bytes of written rows and of the encoder output of parts; `evicted_bytes` come on top."""
+        """Bytes of written rows and of the encoder output of parts; `memory.evicted` comes on top."""
         return count_bytes([self._state])
-
-    @property
-    def evicted_bytes(self) -> int:
-        """Bytes kept of parts that have left, so that they can be recalled."""
-        return self.memory.evicted
 
     @property
     def memory(self) -> WindowMemory:
@@ -140,12 +135,12 @@ class Window:
     def stale(self) -> tuple[Staleness, ...]:
         """Return how the parts before each part differ from those its rows were written after, front to back."""
         self._refuse_if_closed()
-        return find_stale(self._state.versions)
+        return find_stale(self._state.all_parts)
 
     def forming(self) -> tuple[int, ...]:
         """Return numbers of the parts that the next question computes, front to back; the template's opening has 0."""
         self._refuse_if_closed()
-        return find_uncomputed(self._state.versions, self._cascade_for(AUTO))
+        return find_uncomputed(self._state.all_parts, self._cascade_for(AUTO))
 
     def dependents(self, part: PartHandle) -> tuple[int, ...]:
         """Return numbers of the parts whose rows hold something of a part, directly or through other parts.
@@ -154,7 +149,7 @@ class Window:
             WindowError: it is not in the window.
         """
         self._refuse_if_closed()
-        return find_dependents(self._state.versions, self._state.parts[self._place(part)].number)
+        return find_dependents(self._state.all_parts, self._state.parts[self._place(part)].number)
 
     def append(self, part: Any, *, pinned: bool = False, role: str | None = None, **options: Any) -> PartHandle:
         """Add a part at the end; its rows are computed with the next question.
@@ -310,13 +305,26 @@ class Window:
         with self._operation("repair", *parts) as entry:
             chosen_rank, state = RepairRank.of(rank), self._state
             named = {state.parts[self._place(part)].number for part in parts}
-            stale = {staleness.number for staleness in find_stale(state.versions)}
-            wanted = stale & named if parts else stale
+            wanted = {staleness.number for staleness in find_stale(state.all_parts)}
+            wanted = wanted & named if parts else wanted
             last = max((place for place, part in enumerate(state.all_parts) if part.number in wanted), default=-1)
             front = state.all_parts[: last + 1]
-            if front:
-                self._repair(front, wanted, chosen_rank, entry)
-            return tuple(part.handle for part in front if part.number in wanted)
+            if not front:
+                return ()
+            written = repair_parts(self._linker, self._session.adapter, front, wanted, chosen_rank, entry)
+            state = state.rewrite(written)
+            size = sum(rows.repair_bytes for rows in written.values())
+            if not self._budget.holds(state, self._session.row_bytes):
+                raise CapacityError(
+                    f"repairs of {size} bytes do not fit into the window's budget: keep fewer directions, or refresh "
+                    "the parts, which takes no more than their rows"
+                )
+            repaired = [part for part in front if part.number in wanted]
+            entry.lane, entry.repaired = "repair", tuple(part.number for part in repaired)
+            entry.patches_formed += sum(patch is not None for rows in written.values() for patch in rows.repairs)
+            entry.bytes_moved += size
+            self._state = state
+            return tuple(part.handle for part in repaired)
 
     def fork(self) -> Self:
         """Return a branch that goes on from here.
@@ -403,13 +411,9 @@ class Window:
         Raises:
             PromptError, StrategyError: the question, a knob or the strategy's name is not right.
         """
-        if stream:
-            self._refuse_if_closed()
-            return self._stream(text, strategy, knobs, keep)
-        with self._operation("ask") as entry:
-            reply = self._answer(WindowQuestion(text, strategy, Sampling.of(**knobs)), keep, entry)[1]
-        self._session.after_answer()
-        return reply
+        self._refuse_if_closed()
+        pieces = self._stream(text, strategy, knobs, keep)
+        return pieces if stream else last_reply(pieces)
 
     def prefill(self, text: Text = "", strategy: str | Strategy = AUTO, *, keep: bool = True) -> Prefill:
         """Link a question without decoding; see `ask`."""
@@ -445,10 +449,12 @@ class Window:
             place = self._place(part)
             sources_without(self._state, place, rest)
             question = WindowQuestion(text, strategy, Sampling.of(**knobs))
-            prefill, answer = self._answer(question, True, entry)
+            began = time.perf_counter()
+            prefill = self._prefill(question, True, entry)
+            answer = self._decode(prefill, question, began, entry)
             state = self._state.evict([self._state.parts[place]])
             sources = clean_sources(state) if self._view == "clean" else sources_without(state, place, rest)
-            without = self._link(state, sources, replace(question, strategy="blind"), entry)
+            without = self._linker.link_question(state, sources, replace(question, strategy="blind"), entry)
             reply = self._decode(without, question, time.perf_counter(), entry)
             return compare_answers(prefill.logits, without.logits, answer, reply)
 
@@ -471,11 +477,6 @@ class Window:
                     entry.seconds -= time.perf_counter() - paused
         self._session.after_answer()
 
-    def _answer(self, question: WindowQuestion, keep: bool, entry: LogEntry) -> tuple[Prefill, Reply]:
-        began = time.perf_counter()
-        prefill = self._prefill(question, keep, entry)
-        return prefill, self._decode(prefill, question, began, entry)
-
     def _decode(self, prefill: Prefill, question: WindowQuestion, began: float, entry: LogEntry) -> Reply:
         reply = last_reply(self._session.decode(prefill, question.sampling or Sampling(), began))
         entry.rows_decoded += len(reply.token_ids)
@@ -487,55 +488,19 @@ class Window:
         if self._view == "clean":
             if name not in (AUTO, "blind"):
                 raise WindowError(f"the clean view takes pieces as they are alone, not by {name!r}")
-            return self._link(state, clean_sources(state), replace(question, strategy="blind"), entry)
+            return self._linker.link_question(state, clean_sources(state), replace(question, strategy="blind"), entry)
         sources = question_sources(self._session, state, self._cascade_for(question.strategy), name)
-        prefill = self._link(state, sources, question, entry)
+        prefill = self._linker.link_question(state, sources, question, entry)
         if keep:
             new = {
                 part.number
                 for part in state.all_parts
                 if part.rows is None or (sources[part.number] != RowState.WRITTEN and name not in EXACT)
             }
-            written = self._copy_rows(state.all_parts, new, prefill, entry)
+            written = self._linker.copy_rows(state.all_parts, new, prefill, entry)
             entry.refreshed = tuple(part.number for part in state.all_parts if part.number in new and part.rows)
             self._state = state.rewrite(written)
         return prefill
-
-    def _link(
-        self, state: WindowState, sources: Mapping[int, RowState], question: WindowQuestion, entry: LogEntry
-    ) -> Prefill:
-        closing = self._turn.closing(state.last_text(), question.text)
-        return link_parts(self._session, state.all_parts, sources, closing, question, entry)
-
-    def _copy_rows(
-        self, parts: Sequence[WindowPart], wanted: Collection[int], prefill: Prefill, entry: LogEntry
-    ) -> dict[int, WrittenRows]:
-        """Copy the rows of some parts, by number, out of the linked table."""
-        versions = self._family.new_versions(wanted)
-        written = copy_rows(parts, versions, prefill.linked.table, self._session.adapter.fingerprint)
-        entry.bytes_moved += sum(rows.bytes for rows in written.values())
-        return written
-
-    def _repair(self, front: Sequence[WindowPart], wanted: Collection[int], rank: RepairRank, entry: LogEntry) -> None:
-        """Repair some of the parts at the window's front, and write rows for those there that have none."""
-        new = {part.number for part in front if part.number in wanted or part.rows is None}
-        sources = {part.number: RowState.MISSING if part.number in new else RowState.WRITTEN for part in front}
-        prefill = link_parts(self._session, front, sources, (), WindowQuestion("", "blind"), entry)
-        written = self._copy_rows(front, new, prefill, entry)
-        for part in front:
-            if part.number in wanted and part.rows is not None:
-                written[part.number] = repair_rows(self._session.adapter, part.rows, written[part.number], rank)
-        state = self._state.rewrite(written)
-        size = sum(rows.repair_bytes for rows in written.values())
-        if not self._budget.holds(state, self._session.row_bytes):
-            raise CapacityError(
-                f"repairs of {size} bytes do not fit into the window's budget: keep fewer directions, or refresh the "
-                "parts, which takes no more than their rows"
-            )
-        entry.lane, entry.repaired = "repair", tuple(part.number for part in front if part.number in wanted)
-        entry.patches_formed += sum(patch is not None for rows in written.values() for patch in rows.repairs)
-        entry.bytes_moved += size
-        self._state = state
 
     def _insert(self, part: WindowPart, at: int, entry: LogEntry) -> None:
         """Put a part before the place `at`, and let parts leave for it."""
@@ -562,7 +527,7 @@ class Window:
             yield entry
             entry.tokens, entry.bytes = self.tokens, self.bytes
             if name in MOVING:
-                entry.stale = tuple(staleness.number for staleness in find_stale(self._state.versions))
+                entry.stale = tuple(staleness.number for staleness in find_stale(self._state.all_parts))
 
     def _forget_deleted(self, entry: LogEntry) -> None:
         """Drop parts of chunks that the store deleted, and rows that may hold something of them."""
