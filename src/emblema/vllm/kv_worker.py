@@ -41,7 +41,7 @@ class CopiedRows:
 
 
 def _log_failure(what: str, error: Exception) -> None:
-    """Log an error, with its trace where it is none of those to be expected."""
+    """Log an error; an unexpected one with its trace."""
     _log.warning("emblema: %s: %s", what, error, exc_info=not isinstance(error, EmblemaError | OSError))
 
 

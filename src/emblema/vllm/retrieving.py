@@ -74,7 +74,7 @@ class PictureRetrieval(RetrievalRules):
         return json.dumps(asdict(self))
 
     def for_request(self, option: object) -> "PictureRetrieval | None":
-        """Return how one request wants it, by its option `retrieval`; None for not at all. The library is the server's.
+        """Return the retrieval that a request's option asks for, from the server's library; None if it wants none.
 
         Raises:
             EmblemaError: the option is unknown or not right.
@@ -91,7 +91,7 @@ class PictureRetrieval(RetrievalRules):
         return replace(self, **option)
 
     def for_chat(self, body: Any) -> "PictureRetrieval | None":
-        """Return how a chat request wants it; None where the request is to be passed on unchanged.
+        """Return the retrieval that a chat request asks for; None where it is to be passed on unchanged.
 
         Raises:
             EmblemaError: its option is not right.
