@@ -1,94 +1,57 @@
-"""The bundled model's bars: fresh episodes, legends visible or slid, re-prefilled or reused."""
+"""The bundled models' bars: fresh episodes, legends visible or slid, answered by re-prefill and by reuse."""
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import numpy as np
 from rich.console import Console
-from torch import Tensor
 
-from benchmarks.tasks import Episode, Legend, SceneClip, generate, write_clip
+from benchmarks.fidelity.arms import BLIND, FULL
+from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, TaskSource
+from benchmarks.fidelity.summary import rows_of
+from benchmarks.fidelity.tables import FigureRow
+from benchmarks.recordfile import RecordFile
+from benchmarks.report import ModelTables, show_tables
+from benchmarks.table import Bar, Table
+from benchmarks.tasks.episodes import EPISODE_PLANS
+from benchmarks.tasks.items import TaskItem
+from benchmarks.tasks.prompts import SETTINGS, answer_token, messages, pieces
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
-from emblema.eval.metrics import (
-    Interval,
-    Share,
-    agreement,
-    bootstrap,
-    bootstrap_eta,
-    divergence,
-    flip_recovery,
-    median_eta,
-)
-from emblema.eval.progress import steps
-from emblema.kv.chunk import Chunk
-from emblema.kv.chunk import Clip as ClipPiece
-from emblema.session.prompt_reader import PromptPart, slid
+from emblema.eval.metrics import Interval, Share
 
-SETTINGS = ("visible", "slid")
-FULL, BLIND = "full", "blind"
-STRATEGIES = (FULL, BLIND, "patch-25%", "patch-6%")
-KINDS = ("colour", "land")
+PATCH = "patch-25%"
+STRATEGIES = (FULL, BLIND, PATCH, "patch-6%")
+QUESTIONS = ("colour", "land")
 HOPS = {"colour": "single-hop", "land": "multi-hop"}
 SAMPLED = 20
-"""One episode in so many is also checked for `prefix` against `full`, logits against logits."""
-
-
-@dataclass(slots=True)
-class Answers:
-    """The answers of one strategy in one setting, item by item: token, right or not, nats from re-prefill."""
-
-    tokens: list[int] = field(default_factory=list)
-    right: list[bool] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-
-    def add(self, logits: Tensor, reference: Tensor, expected: int) -> None:
-        """Take in the logits of an item's answer."""
-        token = int(logits.argmax())
-        self.tokens.append(token)
-        self.right.append(token == expected)
-        self.losses.append(0.0 if logits is reference else divergence(reference.cpu().numpy(), logits.cpu().numpy()))
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the result: a strategy on the questions of one kind in one setting.
-
-    Attributes:
-        loss: paired accuracy lost against re-prefill.
-        eta, median_eta, flips, agreement: see `emblema.eval.metrics`.
-    """
-
-    setting: str
-    kind: str
-    strategy: str
-    items: int
-    accuracy: Interval
-    loss: Interval
-    agreement: float
-    divergence: float
-    eta: Interval
-    median_eta: Share
-    flips: Share
+"""Of so many episodes one is also checked for `prefix` against `full`, logits against logits."""
+EXACT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class BarsResult:
-    """Everything that was measured; `exactness` is the largest |logit(prefix) - logit(full)| of the sample."""
+    """Everything that was measured.
+
+    Attributes:
+        rows: figures of each setting, kind of question and strategy, as `fidelity.summary` makes them, with `kind`.
+        exactness: the largest |logit(prefix) - logit(full)| of `exactness_items` questions.
+    """
 
     model: str
     task: str
     seed: int
     episodes: int
-    rows: tuple[Row, ...]
+    rows: tuple[FigureRow, ...]
     exactness: float
     exactness_items: int
 
-    def row(self, setting: str, kind: str, strategy: str) -> Row:
-        """One line."""
-        return next(one for one in self.rows if (one.setting, one.kind, one.strategy) == (setting, kind, strategy))
+    def row(self, setting: str, kind: str, strategy: str) -> FigureRow:
+        """Return the figures of a strategy on the questions of a kind in a setting."""
+        asked = (setting, kind, strategy)
+        return next(row for row in self.rows if (row["setting"], row["kind"], row["strategy"]) == asked)
 
 
 def measure(
@@ -97,120 +60,115 @@ def measure(
     seed: int,
     episodes: int,
     *,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = QUESTIONS,
     strategies: Sequence[str] = STRATEGIES,
     screen: Console | None = None,
 ) -> BarsResult:
-    """Ask every question of `episodes` fresh episodes in both settings under every strategy.
-
-    Within an episode the first visible question is re-prefilled by `full` and the others by `prefix`, which is exact;
-    that it is, is checked on one episode in `SAMPLED`.
-    """
-    answers = {(setting, strategy): Answers() for setting in SETTINGS for strategy in strategies}
-    owners: list[int] = []
-    asked: list[str] = []
-    gaps: list[float] = []
-    with steps(screen or Console(quiet=True), f"{task}, seed {seed}: {episodes} episodes", episodes) as advance:
-        for episode in generate(task, seed, episodes):
-            with tempfile.TemporaryDirectory() as folder:
-                pieces = list(pages_of(engine, episode, Path(folder)))
-            questions = [one for one in episode.questions if one.kind in kinds]
-            owners += [episode.item] * len(questions)
-            asked += [one.kind for one in questions]
-            for index, question in enumerate(questions):
-                expected = answer_token(engine, question.answer)
-                for setting in SETTINGS:
-                    parts = [*parts_of(pieces, setting), question.text]
-                    exact = FULL if index == 0 or setting == "slid" else "prefix"
-                    reference = engine.prefill(parts, exact).logits
-                    if exact == "prefix" and index == 1 and episode.item % SAMPLED == 0:
-                        gaps.append(float((engine.prefill(parts, FULL).logits - reference).abs().max()))
-                    for strategy in strategies:
-                        logits = reference if strategy == FULL else engine.prefill(parts, strategy).logits
-                        answers[setting, strategy].add(logits, reference, expected)
-            forget(engine, pieces)
-            advance()
-    rows = [
-        row_of(answers, np.array(owners), np.array(asked) == kind, setting, kind, strategy)
-        for setting in SETTINGS
-        for kind in kinds
-        if kind in asked
-        for strategy in strategies
-    ]
-    model = str(engine.adapter.model.config.name_or_path or engine.adapter.family)
-    return BarsResult(Path(model).name, task, seed, episodes, tuple(rows), max(gaps, default=0.0), len(gaps))
-
-
-def pages_of(engine: Engine, episode: Episode, folder: Path) -> Iterator[tuple[Chunk, bool]]:
-    """The episode's chunks in order, each with whether it is a legend."""
-    for index, page in enumerate(episode.pages):
-        if isinstance(page, SceneClip):
-            path = folder / f"{index}.mp4"
-            write_clip(page, path)
-            clip = engine.add(path, kind="video", frames_per_segment=page.seconds)
-            if isinstance(clip, ClipPiece):
-                yield from ((chunk, isinstance(scene, Legend)) for chunk, scene in zip(clip, page.scenes, strict=True))
-            continue
-        chunk = engine.add(page.image())
-        if isinstance(chunk, Chunk):
-            yield chunk, isinstance(page, Legend)
-
-
-def parts_of(pieces: Sequence[tuple[Chunk, bool]], setting: str) -> list[PromptPart]:
-    """The pages of a prompt; in the slid setting the window has moved past the legends."""
-    return [slid(chunk) if legend and setting == "slid" else chunk for chunk, legend in pieces]
-
-
-def answer_token(engine: Engine, answer: str) -> int:
-    """The first token of an answer.
+    """Ask every question of some kinds about fresh episodes in both settings under every strategy.
 
     Raises:
-        EmblemaError: the model's vocabulary does not hold it.
+        EmblemaError: there is no such task, or the model's vocabulary does not hold an answer.
     """
-    tokenizer = engine.template.tokenizer
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    if not ids or ids[0] == getattr(tokenizer, "unk_token_id", None):
-        raise EmblemaError(f"the model's vocabulary does not hold {answer!r}: these tasks suit the bundled model")
-    return int(ids[0])
+    if task not in EPISODE_PLANS:
+        raise EmblemaError(f"unknown task {task!r}: choose one of {', '.join(EPISODE_PLANS)}")
+    source = TaskSource(task, "emblema", None, True, tuple(kinds))
+    items = list(source.first(seed, episodes))
+    answers = {question.answer for item in items for question in item.questions}
+    unknown = sorted(answer for answer in answers if answer_token(engine, answer) is None)
+    if unknown:
+        raise EmblemaError(f"the model's vocabulary does not hold {unknown[0]!r}: give a bundled model")
+    model = Path(str(engine.adapter.model.config.name_or_path or engine.adapter.family)).name
+    with TemporaryDirectory() as folder, RecordFile(Path(folder) / "bars.jsonl", FidelityRecord) as records:
+        options = FidelityOptions(tuple(strategies), SETTINGS, episodes, seed)
+        FidelityRun(engine, model, options, records).run([source], screen or Console(quiet=True))
+        held = list(records.held.values())
+    asked = {item.id: [question.kind for question in item.questions] for item in items}
+    rows = [{**row, "kind": HOPS.get(kind, kind)} for kind in kinds for row in rows_of(_of_kind(held, asked, kind))]
+    rows.sort(key=lambda row: SETTINGS.index(row["setting"]))
+    gaps = [gap for item in items[::SAMPLED] for gap in _prefix_gap(engine, item)]
+    return BarsResult(model, task, seed, episodes, tuple(rows), max(gaps, default=0.0), len(gaps))
 
 
-def forget(engine: Engine, pieces: Sequence[tuple[Chunk, bool]]) -> None:
-    """Let go of an episode's chunks, patches and prefixes."""
+def _of_kind(records: Sequence[FidelityRecord], asked: dict[str, list[str]], kind: str) -> list[FidelityRecord]:
+    """Return the records with the questions of one kind alone."""
+    kept = []
+    for record in records:
+        places = [place for place, own in enumerate(asked[record.item]) if own == kind]
+        if places:
+            kept.append(record.only(places))
+    return kept
+
+
+def _prefix_gap(engine: Engine, item: TaskItem) -> list[float]:
+    """Return the largest difference of a logit between `prefix` and `full` at an item's second question, if any."""
+    if len(item.questions) < 2:
+        return []
+    made = pieces(engine, item)
+    first, second = (messages(item, index, made, "visible") for index in (0, 1))
+    engine.prefill(first, FULL)
+    gap = engine.prefill(second, "prefix").logits - engine.prefill(second, FULL).logits
     engine.forget_prompts()
-    for chunk, _ in pieces:
+    for chunk in (chunk for piece in made for chunk in piece):
         engine.store.delete(chunk.id)
+    return [float(gap.abs().max())]
 
 
-def row_of(
-    answers: dict[tuple[str, str], Answers],
-    owners: np.ndarray,
-    chosen: np.ndarray,
-    setting: str,
-    kind: str,
-    strategy: str,
-) -> Row:
-    """One line, from the items `chosen`."""
-    full, blind, own = (_chosen(answers[setting, name], chosen) for name in (FULL, BLIND, strategy))
-    episodes = owners[chosen]
-    return Row(
-        setting=setting,
-        kind=HOPS.get(kind, kind),
-        strategy=strategy,
-        items=int(chosen.sum()),
-        accuracy=bootstrap(own.right, episodes),
-        loss=bootstrap(np.subtract(full.right, own.right, dtype=np.float64), episodes),
-        agreement=agreement(full.tokens, own.tokens),
-        divergence=float(np.mean(own.losses)),
-        eta=bootstrap_eta(own.losses, blind.losses, episodes),
-        median_eta=median_eta(own.losses, blind.losses),
-        flips=flip_recovery(full.tokens, blind.tokens, own.tokens),
-    )
+def bars_of(result: BarsResult) -> tuple[Bar, ...]:
+    """Return the bars of task `maps`; none for other tasks, or where what they speak of was left out."""
+    measured = {(row["kind"], row["strategy"]) for row in result.rows}
+    needed = {(kind, strategy) for kind in HOPS.values() for strategy in (FULL, BLIND, PATCH)}
+    if result.task != "maps" or not needed <= measured:
+        return ()
+    bars = [
+        Bar(f"re-prefill, {kind}, {setting}", result.row(setting, kind, FULL)["accuracy"], least)
+        for setting in SETTINGS
+        for kind, least in (("single-hop", 0.97), ("multi-hop", 0.95))
+    ]
+    for setting in SETTINGS:
+        lost = abs(result.row(setting, "single-hop", BLIND)["accuracy_lost"])
+        bars.append(Bar(f"blind against re-prefill, single-hop, {setting}", lost, 0.01, least=False))
+    for setting in reversed(SETTINGS):
+        aim = setting == "visible"
+        floor = result.row(setting, "multi-hop", BLIND)["accuracy"]
+        bars.append(Bar(f"blind, multi-hop, {setting}", floor, 0.5, least=False, aim=aim))
+        for kind in ("multi-hop", "single-hop"):
+            _, upper = result.row(setting, kind, PATCH)["intervals"]["accuracy_lost"]
+            bars.append(Bar(f"{PATCH} loses, {kind}, {setting}, upper bound", upper, 0.01, least=False, aim=aim))
+    bars.append(Bar("prefix against full, largest difference of a logit", result.exactness, EXACT, least=False))
+    return tuple(bars)
 
 
-def _chosen(answers: Answers, chosen: np.ndarray) -> Answers:
-    places = np.flatnonzero(chosen)
-    return Answers(
-        [answers.tokens[place] for place in places],
-        [answers.right[place] for place in places],
-        [answers.losses[place] for place in places],
-    )
+def bars_table(result: BarsResult) -> Table:
+    """Return a line for each setting, kind of question and strategy, and the bars."""
+    return Table(
+        "reference",
+        f"{result.episodes} episodes of {result.task}, seed {result.seed}",
+        "Intervals: 95 %, bootstrap by episode. loss ≤: accuracy lost against re-prefill, paired, upper bound. same: "
+        "answers equal to re-prefill's. eta: 1 - KL / KL of blind, and its median over questions that blind moves. "
+        "flips: share of the answers changed by blind reuse that this restored.",
+        ("setting", "questions", "strategy", "n", "accuracy", "loss ≤", "same", "eta", "median eta", "flips"),
+        tuple(
+            (
+                row["setting"], row["kind"], row["strategy"], row["n"], _interval(row, "accuracy"),
+                *((row["intervals"]["accuracy_lost"][1], row["agreement"]) if row["strategy"] != FULL else (None,) * 2),
+                *((row["eta"], row["eta_median"], Share(row["flip_recovery"], row["flips"]))
+                  if row["strategy"] not in (FULL, BLIND) else (None,) * 3),
+            )
+            for row in result.rows
+        ),
+        bars=bars_of(result),
+    )  # fmt: skip
+
+
+def _interval(row: FigureRow, name: str) -> Interval:
+    return Interval(row[name], *row["intervals"][name])
+
+
+def show(screen: Console, result: BarsResult) -> None:
+    """Print the result and its bars."""
+    show_tables(screen, ModelTables(result.model, (bars_table(result),)))
+
+
+def report(result: BarsResult) -> dict[str, Any]:
+    """Return the result as plain data."""
+    return {**asdict(result), "bars": [bar.data() for bar in bars_of(result)]}

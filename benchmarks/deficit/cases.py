@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.deficit.answerlog import MULTI, SINGLE
 from benchmarks.deficit.subject import Case, CaseAnswer, Subject, behind, chunk_of, subject_segment
 from benchmarks.tasks.items import TaskItem
-from benchmarks.tasks.prompts import SETTINGS, Piece, expected, messages, pieces, plain_parts, slides
+from benchmarks.tasks.prompts import SETTINGS, Piece, answer_token, expected, messages, pieces, plain_parts, slides
 from benchmarks.tasks.registry import task_of
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
@@ -64,7 +64,7 @@ def gather(engine: Engine, item: TaskItem, multi: int, single: int) -> ItemCases
                 subjects[front].pictures = _pictures(item, made, subjects[front])
             question = item.questions[index]
             hop = MULTI if question.multi_hop else SINGLE
-            cases.append(Case(subjects[front], prompt, setting, hop, _token(engine, expected(question))))
+            cases.append(Case(subjects[front], prompt, setting, hop, answer_token(engine, expected(question))))
     return ItemCases(tuple(cases), chunks) if cases else None
 
 
@@ -113,13 +113,6 @@ def _front(prompt: Prompt) -> Front:
         (one.part.chunk.id, one.part.slid) if isinstance(one.part, ChunkPart) else one.part.token_ids
         for one in prompt.segments
     )
-
-
-def _token(engine: Engine, answer: str) -> int | None:
-    """The first token of an answer; None where the vocabulary does not hold it."""
-    tokenizer = engine.template.tokenizer
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return None if not ids or ids[0] == getattr(tokenizer, "unk_token_id", None) else int(ids[0])
 
 
 def _pictures(item: TaskItem, made: Sequence[Piece], subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.data.forms import FORMS, load_items
 from benchmarks.fidelity.arms import FULL, Arm, AtShare, arm_of
-from benchmarks.fidelity.linking import Linking, LinkingCost
+from benchmarks.fidelity.linking import Linking
 from benchmarks.recordfile import RecordFile, digest, fields_of
 from benchmarks.tasks.items import TaskItem, describe
 from benchmarks.tasks.judge import Judge
@@ -47,7 +47,7 @@ from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.store.keys import PatchKey
 
 POOL_SEED = 0x0BA515
-"""TaskSource that others learn from are drawn by another seed than any that is measured."""
+"""Items that others learn from are drawn by another seed than any that is measured."""
 POOLED_ITEMS = 16
 """Items whose patches are pooled, for strategies that learn from items which are not measured.
 
@@ -66,25 +66,32 @@ class TaskSource:
         name: as it is asked for; of a data set its file's name stands behind the form.
         path: the data set's file or folder; None for a generated task.
         familiar: whether the bundled models were trained on such items.
+        kinds: of the questions that are asked; all of them without any.
     """
 
     name: str
     form: str
     path: Path | None
     familiar: bool
+    kinds: tuple[str, ...] = ()
 
     def first(self, seed: int, count: int) -> Iterator[TaskItem]:
-        """The first `count` items.
+        """Return the first `count` items; those without a question of the kinds are left out.
 
         Raises:
             DataError: the data set is broken; it names file and line.
         """
-        if self.path is None:
-            return task_of(self.name).items(seed, count)
-        return islice(load_items(self.path, self.form), count)
+        drawn = task_of(self.name).items(seed, count) if self.path is None else load_items(self.path, self.form)
+        return self._of_kinds(islice(drawn, count))
+
+    def _of_kinds(self, items: Iterable[TaskItem]) -> Iterator[TaskItem]:
+        for item in items:
+            asked = tuple(question for question in item.questions if question.kind in self.kinds or not self.kinds)
+            if asked:
+                yield replace(item, questions=asked)
 
     def others(self, seed: int, measured: int, count: int) -> Iterator[TaskItem]:
-        """`count` items that are not among the first `measured`; fewer where a data set has no more."""
+        """Return `count` items that are not among the first `measured`; fewer where a data set has no more."""
         if self.path is None:
             return task_of(self.name).items(seed ^ POOL_SEED, count)
         return islice(load_items(self.path, self.form), measured, measured + count)
@@ -162,9 +169,16 @@ class FidelityRecord:
     rows_computed_share: float
     judged: tuple[int, ...] = ()
 
-    @property
-    def spent(self) -> LinkingCost:
-        return LinkingCost(self.kv_bytes_share, self.rows_computed_share)
+    def only(self, places: Sequence[int]) -> Self:
+        """Return the record of some of its questions, without a judge's scores."""
+        return replace(
+            self,
+            multi_hop=tuple(self.multi_hop[place] for place in places),
+            answers=tuple(self.answers[place] for place in places),
+            right=tuple(self.right[place] for place in places),
+            divergences=tuple(self.divergences[place] for place in places),
+            judged=(),
+        )
 
     @classmethod
     def read(cls, line: str) -> Self:

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.bars import answer_token, parts_of
 from benchmarks.tasks import Legend, generate
+from benchmarks.tasks.prompts import answer_token
 from emblema.engine.engine import Engine
-from emblema.errors import StoreError
+from emblema.errors import EmblemaError, StoreError
 from emblema.eval.metrics import Interval, agreement, bootstrap, divergence
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.link.policy.policy import Policy
-from emblema.session.prompt_reader import PromptPart
+from emblema.session.prompt_reader import PromptPart, slid
 from emblema.store import codec, format
 from emblema.store.compression import COMPRESSIONS, Compression
 from emblema.store.record import SHARED
@@ -107,10 +107,16 @@ def measure(model: Any, processor: Any, episodes: int, seed: int, screen: Consol
                 files[name] += sum(whole for whole, _ in sizes)
                 rows[name] += sum(own for _, own in sizes)
             for question in (one for one in episode.questions if one.kind in KINDS):
-                expected.append(answer_token(original, question.answer))
+                token = answer_token(original, question.answer)
+                if token is None:
+                    raise EmblemaError(f"the model's vocabulary does not hold {question.answer!r}: give a bundled one")
+                expected.append(token)
                 owners.append(episode.item)
                 for setting in SETTINGS:
-                    parts = [*parts_of(pieces, setting), question.text]
+                    parts: list[PromptPart] = [
+                        slid(chunk) if legend and setting == "slid" else chunk for chunk, legend in pieces
+                    ]
+                    parts.append(question.text)
                     references[setting].logits.append(original.prefill(parts, "full").logits.numpy())
                     share_patches(original, engines.values(), parts)
                     # On uncompressed rows, which come back from the format bit by bit, `original` answers.

@@ -187,3 +187,10 @@ def _laid(
 def slides(item: TaskItem) -> bool:
     """Whether anything is absent in the setting slid."""
     return any(media.slides > 0 for media in item.media)
+
+
+def answer_token(engine: Engine, answer: str) -> int | None:
+    """Return the first token of an answer; None where the model's vocabulary does not hold it."""
+    tokenizer = engine.template.tokenizer
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    return None if not ids or ids[0] == getattr(tokenizer, "unk_token_id", None) else int(ids[0])

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from emblema import __version__
-from tests.e2e.commands import SOURCE, benchmarks, emblema, refused
+from tests.e2e.commands import SOURCE, emblema, refused
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 DEMO = Path(str(files("emblema"))) / "assets" / "demo"
@@ -57,28 +57,6 @@ def test_strategies() -> None:
         assert name in done.stdout
 
 
-def test_episodes_are_written(tmp_path: Path) -> None:
-    options = ["--task", "maps", "--seed", "4", "--items", "2"]
-    done = benchmarks("episodes", *options, "--out", str(tmp_path / "deep"))
-    assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "deep" / "episodes.jsonl").read_text().splitlines()
-    assert len(lines) == 2
-    for page in json.loads(lines[0])["pages"]:
-        with Image.open(tmp_path / "deep" / page["file"]) as picture:
-            picture.load()
-
-
-def test_streams_are_written(tmp_path: Path) -> None:
-    options = ["--kind", "live", "--frames", "12", "--items", "2", "--times", "3", "--seed", "4"]
-    done = benchmarks("videos", *options, "--out", str(tmp_path / "deep"))
-    assert done.returncode == 0, done.stderr
-    entries = json.loads((tmp_path / "deep" / "streams.json").read_text())
-    assert len(entries) == 2
-    for entry in entries:
-        assert (tmp_path / "deep" / entry["video_path"]).stat().st_size > 0
-        assert {each["end_time"] for each in entry["conversations"]} == {8.0, 16.0, 24.0}
-
-
 def test_a_missing_file_is_one_line() -> None:
     assert "nowhere.png" in refused("ask", "--image", "nowhere.png", "what ?")
     assert "nowhere.mp4" in refused("ask", "--video", "nowhere.mp4", "what ?")
@@ -100,13 +78,6 @@ def test_an_unknown_strategy_or_a_knob_out_of_range_is_one_line() -> None:
 
 
 def test_other_bad_input_is_one_line(tmp_path: Path) -> None:
-    assert "unknown task 'chess'" in refused("episodes", "--task", "chess", "--out", str(tmp_path), module="benchmarks")
-    assert "unknown kind of stream 'soap'" in refused(
-        "videos", "--kind", "soap", "--out", str(tmp_path), module="benchmarks"
-    )
-    assert "unknown task 'chess'" in refused(
-        "reference", "--task", "chess", "--out", str(tmp_path), module="benchmarks"
-    )
     assert "empty" in refused("ask", "  ")
     assert "--slide 1" in refused("ask", "--slide", "1", "what ?")
     assert "two or more" in refused("check", MODEL, "--image", str(DEMO / "map-01.png"))
@@ -179,14 +150,6 @@ def test_check_writes_its_report_and_plot(tmp_path: Path) -> None:
     assert {(one["kind"], one["lane"]) for one in told} == {("image", "bare"), ("image", "patch")}
     shown = emblema("policy", *kept, "--plain").stdout
     assert all(one["plateau"] is None or f"rank {one['plateau']}" in shown for one in told)
-
-
-@pytest.mark.slow
-def test_bench_reference_writes_its_figures(tmp_path: Path) -> None:
-    done = benchmarks("reference", "--episodes", "3", "--seed", "9", "--model", MODEL, "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "re-prefill, multi-hop, slid" in done.stdout
-    assert json.loads((tmp_path / "reference-maps-9.json").read_text())["episodes"] == 3
 
 
 @pytest.mark.slow
