@@ -21,7 +21,7 @@ from emblema.link.strategies.blind import Blind
 from emblema.link.strategies.cacheblend import CacheBlend
 from emblema.link.strategies.first_tokens import FirstTokens
 from emblema.link.strategies.lowrank_keys import LowRankKeys
-from emblema.link.strategies.orbit import Orbit
+from emblema.link.strategies.orbit import OrbitStrategy
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.registry import parse
 from emblema.link.strategies.reprefill import Reprefill
@@ -98,7 +98,7 @@ Maker = Callable[[Budget], Strategy]
 
 def _orbit(budget: Budget) -> Strategy:
     rank = budget.largest(max(budget.slots), lambda m: _factors(budget, budget.slots, m))
-    return Orbit(rank) if rank else Blind()
+    return OrbitStrategy(rank) if rank else Blind()
 
 
 def _basis(budget: Budget) -> Strategy:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from emblema.errors import LoadError
-from emblema.kv.arriving import ArrivingRows
 from emblema.link.executor import Executor
 from emblema.link.prompt import ChunkPart, Part, Prompt
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob, Resources
 from emblema.models.adapter import Adapter
+from emblema.store.arriving import ArrivingRows
 from tests.engine.engines import engine, kv_error, largest_error, pictures, text
 from tests.families import CASES
 

@@ -15,7 +15,7 @@ from emblema.link.forming import conditioned_table, deficits_of, mean_deficits, 
 from emblema.link.plan import LinkPlan, RowSource
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge, Strategy
-from emblema.link.strategies.orbit import Orbit
+from emblema.link.strategies.orbit import OrbitStrategy
 from emblema.link.strategies.registry import KINDS, parse
 from emblema.link.taken_rows import LinkJob, Resources
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
@@ -216,7 +216,8 @@ def test_an_orbit_patch_is_the_mean_over_the_other_orderings(name: str) -> None:
         assert float((values - rows.values).abs().max()) <= 1e-4 * max(scale, 1.0)
     assert one.link(LinkRequest(swapped, "orbit-8")).linked.trace.patched > 0
     # Strict ones leave out each the order that asks; only the third picture has two.
-    strict = [one.link(LinkRequest(asked, Orbit(8, strict=True))) for asked in (prompt, swapped, prompt, swapped)]
+    asked = [LinkRequest(ordering, OrbitStrategy(8, strict=True)) for ordering in (prompt, swapped, prompt, swapped)]
+    strict = [one.link(request) for request in asked]
     assert all(one.usage.forming_tokens > 0 for one in strict[:2]) and not any(
         one.usage.forming_tokens for one in strict[2:]
     )

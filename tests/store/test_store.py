@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from emblema.errors import CapacityError, StoreError
-from emblema.kv.arriving import ArrivingRows
 from emblema.store import PatchKey, Store
+from emblema.store.arriving import ArrivingRows
 from emblema.store.disk import DiskTier
 from emblema.store.settings import StoreSettings, free_bytes
 from tests.store.pieces import is_numbered, name, numbered, patch

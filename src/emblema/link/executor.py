@@ -105,7 +105,7 @@ class Executor:
         if reason is not None:
             raise PlanError(reason)
         began = time.perf_counter()
-        run = _Run(self.adapter, job, reserve, table)
+        run = _PlanRun(self.adapter, job, reserve, table)
         try:
             hidden = run.compute()
             run.table.settle()
@@ -132,7 +132,7 @@ class Executor:
         return LinkedTable(run.table, run.table.length, logits, trace)
 
 
-class _Run:
+class _PlanRun:
     """One plan being carried out: the table, and the map from logical rows to physical slots (-1: no slot).
 
     Attributes:
@@ -262,7 +262,7 @@ class _Narrowing:
         joining: by layer, logical rows that join the batch there.
     """
 
-    def __init__(self, run: _Run, rows: Tensor, joining: Mapping[int, Tensor]) -> None:
+    def __init__(self, run: _PlanRun, rows: Tensor, joining: Mapping[int, Tensor]) -> None:
         self.selected: tuple[tuple[int, ...], ...] = ()
         self.row_layers = len(rows)
         self._slots, self._table, self._held = run.slots, run.table, run.would_take(rows)

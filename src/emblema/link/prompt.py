@@ -66,12 +66,12 @@ class ChunkPart:
 
     @property
     def repair_key(self) -> PatchKey:
-        """What a plan calls the repair; it is in no store."""
+        """The key of the repair in a plan; it is in no store."""
         return PatchKey(self.chunk.model, self.chunk.id, kind=ArtifactKind.REPAIR)
 
     @property
     def name(self) -> str:
-        """What the part is called as an antecedent; empty for text."""
+        """The part's id as an antecedent; empty for text."""
         return self.chunk.id if self.source is None else self.source
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from emblema.errors import LoadError, StoreError
-from emblema.kv.arriving import ArrivingRows
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
+from emblema.store.arriving import ArrivingRows
 from emblema.store.clock import SteadyClock
 from emblema.store.handles import HandleTable, StoredRows
 from emblema.store.identity import patch_id

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from emblema.errors import EmblemaError, LoadError, StoreError
-from emblema.kv.arriving import ArrivingRows
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.store import codec
+from emblema.store.arriving import ArrivingRows
 from emblema.store.disk.entry import terms_of, with_terms
 from emblema.store.format import is_passing
 from emblema.store.identity import patch_id

@@ -10,8 +10,8 @@ from queue import SimpleQueue
 import torch
 
 from emblema.errors import LoadError, StoreError
-from emblema.kv.arriving import ArrivingRows
 from emblema.kv.layout import KVRows, LayerRows
+from emblema.store.arriving import ArrivingRows
 from emblema.store.pieces import CachedPiece
 from emblema.store.state import CacheState
 from emblema.store.tiers import DISK, TierReader, move_encoding

@@ -11,7 +11,7 @@ from emblema.store.keys import orbit_key
 
 
 @dataclass(frozen=True, slots=True)
-class Orbit:
+class OrbitStrategy:
     """Relocated chunks with a rank-`rank` patch of the deficit averaged over the orderings of the antecedents.
 
     Its key is the set of antecedents, so reordering them finds it again. It is formed over all orderings but the one

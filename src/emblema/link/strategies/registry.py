@@ -14,7 +14,7 @@ from emblema.link.strategies.first_tokens import FirstTokens
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.full_reuse import FullReuse
 from emblema.link.strategies.lowrank_keys import LowRankKeys
-from emblema.link.strategies.orbit import Orbit
+from emblema.link.strategies.orbit import OrbitStrategy
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.prefix import Prefix
 from emblema.link.strategies.reprefill import Reprefill
@@ -100,7 +100,7 @@ KINDS: tuple[StrategyKind, ...] = (
         "orbit-M",
         "one rank-M patch for every ordering of the chunks in front",
         rf"orbit-{NUMBER}",
-        lambda match: Orbit(_whole(match, "the rank")),
+        lambda match: OrbitStrategy(_whole(match, "the rank")),
     ),
     StrategyKind(
         "basis-M",

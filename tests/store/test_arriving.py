@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from emblema.errors import LoadError
-from emblema.kv.arriving import ArrivingRows
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows, kv_bytes
+from emblema.store.arriving import ArrivingRows
 from tests.link.pieces import chunk as piece
 
 
