@@ -12,7 +12,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import CapacityError, EmblemaError, PlanError, WindowError
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
-from emblema.window.arrange import Prices
+from emblema.window.arrange import GroupPrices
 from emblema.window.budget import WindowBudget
 from emblema.window.parts import PartHandle
 from emblema.window.placement.problem import Placement
@@ -222,8 +222,8 @@ def test_seconds_are_the_price_once_they_are_known() -> None:
     placed: Placement = window.arrange(handles[0])
     kept = rates.taken * 2 * handles[0].tokens
     assert placed.cost == pytest.approx(rates.computed * handles[0].tokens + kept, rel=1e-6)
-    assert Prices.of((), rates, 1).rates is rates
-    assert Prices.of((), None, 1).of_rows(3) == 3
+    assert GroupPrices.of(rates, 1).rates is rates
+    assert GroupPrices.of(None, 1).of_rows(3) == 3
 
 
 def test_an_arranged_window_answers_as_one_that_was_moved_by_hand() -> None:

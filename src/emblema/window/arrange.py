@@ -25,21 +25,6 @@ PartWorth = Callable[[PartHandle], float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrangement:
-    """A placement, and the window that it comes to.
-
-    Attributes:
-        placement: groups by their names.
-        parts: in order; those whose rows are not valid there without.
-        leaving: parts that were in the window and leave it.
-    """
-
-    placement: Placement
-    parts: tuple[WindowPart, ...]
-    leaving: tuple[WindowPart, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PartGroup:
     """A part of media, after the texts right before it: they move together, and are named by the part's number."""
 
@@ -107,29 +92,24 @@ class GroupedParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class GroupPrices:
     """What a group costs: seconds, where costs were measured on this machine, else rows computed."""
 
-    groups: dict[str, PartGroup]
     rates: Rates | None
     row_bytes: int
 
     @classmethod
-    def of(cls, groups: Sequence[PartGroup], rates: Rates | None, row_bytes: int) -> "Prices":
+    def of(cls, rates: Rates | None, row_bytes: int) -> "GroupPrices":
         """Return prices by rates, if these say that computing a row costs more than taking one; else by rows."""
         usable = rates is not None and rates.computed > max(0.0, rates.taken)
-        return cls({group.name: group for group in groups}, rates if usable else None, row_bytes)
+        return cls(rates if usable else None, row_bytes)
 
     def of_rows(self, rows: float) -> float:
         """Return the price of rows that are computed."""
         return rows if self.rates is None else rows * self.rates.computed
 
-    def __call__(self, candidate: Candidate, lane: Lane) -> float:
-        return self.of_group(candidate.id, lane)
-
-    def of_group(self, name: str, lane: Lane) -> float:
+    def of_group(self, group: PartGroup, lane: Lane) -> float:
         """Return the price of a group in a lane."""
-        group = self.groups[name]
         if lane is Lane.FRESH:
             return self.of_rows(group.tokens)
         text = 0 if lane is Lane.SETTLED else group.text_tokens
@@ -148,8 +128,12 @@ def arrange_parts(
     budget: WindowBudget,
     worth: PartWorth | None,
     cascade: Cascade,
-) -> Arrangement:
-    """Return the best placement of a window's parts, of wanted parts that have left, and of others worth recalling.
+) -> tuple[Placement, tuple[WindowPart, ...]]:
+    """Place a window's parts, wanted parts that have left, and others worth recalling; see `Window.arrange`.
+
+    Returns:
+        The best placement, of groups by their names, and the window's parts in its order, without rows that are not
+        valid there.
 
     Raises:
         WindowError: a text that has left is wanted: it has no place of its own.
@@ -162,7 +146,8 @@ def arrange_parts(
     if text is not None:
         raise WindowError(f"part {text.number} is text that has left, and has no place of its own: recall it")
     groups = GroupedParts.of(state, recalled)
-    prices = Prices.of(groups.every, session.policy_runtime.rates, session.row_bytes)
+    named = {group.name: group for group in groups.every}
+    prices = GroupPrices.of(session.policy_runtime.rates, session.row_bytes)
     value = _recency_worth(groups.movable) if worth is None else worth
 
     def candidate(group: PartGroup) -> Candidate:
@@ -170,12 +155,33 @@ def arrange_parts(
         rows = inf if kept else sum(float(value(part.handle)) for part in group.parts if part.sources)
         return Candidate(group.name, *weigh(group.parts, session.row_bytes), worth=prices.of_rows(rows))
 
+    def price(candidate: Candidate, lane: Lane) -> float:
+        return prices.of_group(named[candidate.id], lane)
+
     candidates = [candidate(group) for group in (*groups.movable, *groups.recalled)]
     able = [chunk for chunk in candidates if chunk.required or chunk.worth != 0]
     front = [candidate(group) for group in groups.fixed]
     rows, exact_orders = _find_available(session, groups, cascade)
-    placement = solve_placement(able, rows, _limits(groups, budget, session.row_bytes), prices, front)
-    return _carry_out(placement, state, groups, exact_orders, prices, cascade)
+    placement = solve_placement(able, rows, _limits(groups, budget, session.row_bytes), price, front)
+    lanes = [
+        Lane.SETTLED if exact_orders.get(name) == placement.order[:place] else lane
+        for place, (name, lane) in enumerate(zip(placement.order, placement.lanes, strict=True))
+    ]
+    # Rows that are not valid here are dropped, so that no other rows count as written after them.
+    moved = [
+        part if lane is Lane.SETTLED else part.without_rows()
+        for name, lane in zip(placement.order[len(front) :], lanes[len(front) :], strict=True)
+        for part in named[name].parts
+    ]
+    parts = (*groups.front, *moved, *groups.tail)
+    # Lanes and cost are as the cascade will treat the parts.
+    again = set(find_uncomputed((*groups.opening, *parts), cascade))
+    for place, name in enumerate(placement.order):
+        if lanes[place] is Lane.SETTLED and any(part.number in again for part in named[name].parts):
+            lanes[place] = Lane.FRESH
+    cost = sum(prices.of_group(named[name], lane) for name, lane in zip(placement.order, lanes, strict=True))
+    exact = placement.exact and not cost > placement.cost
+    return replace(placement, lanes=tuple(lanes), cost=cost, exact=exact), parts
 
 
 def _recency_worth(groups: Sequence[PartGroup]) -> PartWorth:
@@ -196,36 +202,6 @@ def _limits(groups: GroupedParts, budget: WindowBudget, row_bytes: int) -> Place
             f"texts that stay take {tokens} tokens and {size} bytes, more than the budget to arrange by"
         )
     return PlacementLimits(left_bytes, left_tokens)
-
-
-def _carry_out(
-    placement: Placement,
-    state: WindowState,
-    groups: GroupedParts,
-    exact_orders: dict[str, tuple[str, ...]],
-    prices: Prices,
-    cascade: Cascade,
-) -> Arrangement:
-    """Return the window of a placement; lanes and cost are as the cascade will treat its parts."""
-    fixed = {group.name for group in groups.fixed}
-    lanes: list[Lane] = []
-    moved: list[WindowPart] = []
-    for place, (name, lane) in enumerate(zip(placement.order, placement.lanes, strict=True)):
-        lanes.append(Lane.SETTLED if exact_orders.get(name) == placement.order[:place] else lane)
-        if name not in fixed:
-            # Rows that are not valid here are dropped, so that no other rows count as written after them.
-            own = prices.groups[name].parts
-            moved += own if lanes[-1] is Lane.SETTLED else (part.without_rows() for part in own)
-    parts = (*groups.front, *moved, *groups.tail)
-    numbers = {part.number for part in parts}
-    leaving = tuple(part for part in state.parts if part.number not in numbers)
-    again = set(find_uncomputed(replace(state, parts=parts).all_parts, cascade))
-    for place, name in enumerate(placement.order):
-        if lanes[place] is Lane.SETTLED and any(part.number in again for part in prices.groups[name].parts):
-            lanes[place] = Lane.FRESH
-    cost = sum(prices.of_group(name, lane) for name, lane in zip(placement.order, lanes, strict=True))
-    exact = placement.exact and not cost > placement.cost
-    return Arrangement(replace(placement, lanes=tuple(lanes), cost=cost, exact=exact), parts, leaving)
 
 
 def _find_available(

@@ -60,16 +60,20 @@ def repair_parts(
 ) -> dict[int, WrittenRows]:
     """Compute stale parts in one forward, and return their rows with repairs, by number.
 
-    Parts that have no rows get theirs by the same forward.
+    Parts before them that have no rows get theirs by the same forward.
 
     Args:
         linker: runs the forward.
         geometry: the model's.
-        parts: the window's, from the first to the last stale one.
+        parts: the window's.
         stale: numbers of the parts to repair.
         rank: how many directions are kept.
         entry: counts the cost of the forward.
     """
+    last = max((place for place, part in enumerate(parts) if part.number in stale), default=-1)
+    if last < 0:
+        return {}
+    parts = parts[: last + 1]
     new = {part.number for part in parts if part.number in stale or part.rows is None}
     sources = {part.number: RowState.MISSING if part.number in new else RowState.WRITTEN for part in parts}
     prefill = linker.link(parts, sources, (), WindowQuestion("", "blind"), entry)

@@ -6,11 +6,31 @@ from itertools import count
 from typing import Literal
 from uuid import uuid4
 
+from emblema.errors import WindowError
 from emblema.kv.chunk import Chunk
 from emblema.session.turn_tokenizer import PrecedingText
 from emblema.window.parts import PartHandle, WindowPart, WrittenRows
 
 RowView = Literal["conditioned", "clean"]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMemory:
+    """What a window holds, in bytes.
+
+    Attributes:
+        rows: rows that are written.
+        repairs: factors kept beside them.
+        embeddings: encoder output of the parts in the window.
+        evicted: encoder output of parts that have left and can be recalled.
+        evicted_rows: what the rows of those parts would take; they are not held.
+    """
+
+    rows: int
+    repairs: int
+    embeddings: int
+    evicted: int
+    evicted_rows: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +66,16 @@ class WindowState:
         """Ids of every chunk that is here, has left, or may have left something in the rows."""
         parts = (*self.parts, *self.evicted)
         return frozenset(id for part in parts for id in part.sources).union(*(rows.absorbed for rows in self.rows))
+
+    def memory(self, row_bytes: int) -> WindowMemory:
+        """Return the state's bytes by what they are; a picture that is in it twice counts twice."""
+        return WindowMemory(
+            sum(rows.bytes for rows in self.rows),
+            sum(rows.repair_bytes for rows in self.rows),
+            sum(part.embedding_bytes for part in self.parts),
+            sum(part.embedding_bytes for part in self.evicted),
+            row_bytes * sum(part.tokens for part in self.evicted),
+        )
 
     def find_chunk(self, ids: Iterable[str]) -> Chunk | None:
         """Return a chunk of one of the ids, where a part in the window, or one that has left, has it encoded."""
@@ -119,39 +149,28 @@ class WindowFamily:
         """Return a version that no rows have yet."""
         return next(self._versions)
 
-    def knows(self, handle: PartHandle) -> bool:
-        """Return whether the family ever had the part."""
-        return handle.family == self.name and 0 < handle.number <= self._last
+    def find(self, handle: PartHandle, state: WindowState) -> WindowPart:
+        """Return a part of a window of the family.
 
+        Raises:
+            WindowError: it is not in the window.
+        """
+        found = next((part for part in state.parts if part.handle == handle), None)
+        if found is None:
+            raise WindowError(self.explain(handle, state))
+        return found
 
-@dataclass(frozen=True, slots=True)
-class WindowMemory:
-    """What a window holds, in bytes.
-
-    Attributes:
-        rows: rows that are written.
-        repairs: factors kept beside them.
-        embeddings: encoder output of the parts in the window.
-        evicted: encoder output of parts that have left and can be recalled.
-        evicted_rows: what the rows of those parts would take; they are not held.
-    """
-
-    rows: int
-    repairs: int
-    embeddings: int
-    evicted: int
-    evicted_rows: int
-
-
-def measure_memory(state: WindowState, row_bytes: int) -> WindowMemory:
-    """Return a state's bytes by what they are; a picture that is in it twice counts twice."""
-    return WindowMemory(
-        sum(rows.bytes for rows in state.rows),
-        sum(rows.repair_bytes for rows in state.rows),
-        sum(part.embedding_bytes for part in state.parts),
-        sum(part.embedding_bytes for part in state.evicted),
-        row_bytes * sum(part.tokens for part in state.evicted),
-    )
+    def explain(self, handle: PartHandle, state: WindowState) -> str:
+        """Return where a part is, as a caller who wants it elsewhere is told."""
+        if not isinstance(handle, PartHandle):
+            return f"this is a {type(handle).__name__}: name a part by the handle that append gave"
+        if any(part.handle == handle for part in state.parts):
+            return f"part {handle.number} is in the window"
+        if any(part.handle == handle for part in state.evicted):
+            return f"part {handle.number} has left the window: recall it"
+        if handle.family == self.name and 0 < handle.number <= self._last:
+            return f"part {handle.number} is gone for good, or in a fork alone: append its source again"
+        return f"part {handle.number} is of another window"
 
 
 def count_bytes(states: Iterable[WindowState]) -> int:

@@ -29,15 +29,7 @@ from emblema.window.placement.problem import Placement
 from emblema.window.repair import RepairRank, repair_parts
 from emblema.window.row_sources import AUTO, EXACT, clean_sources, question_sources
 from emblema.window.staleness import Cascade, Staleness, find_dependents, find_stale, find_uncomputed, measured_cascade
-from emblema.window.state import (
-    RowView,
-    WindowFamily,
-    WindowMemory,
-    WindowSnapshot,
-    WindowState,
-    count_bytes,
-    measure_memory,
-)
+from emblema.window.state import RowView, WindowFamily, WindowMemory, WindowSnapshot, WindowState, count_bytes
 
 Text = str | Sequence[int]
 REPAIR_RANK = 64
@@ -106,7 +98,7 @@ class Window:
     @property
     def memory(self) -> WindowMemory:
         """The window's bytes by what they are, with those kept of parts that have left."""
-        return measure_memory(self._state, self._session.row_bytes)
+        return self._state.memory(self._session.row_bytes)
 
     @property
     def closed(self) -> bool:
@@ -149,7 +141,7 @@ class Window:
             WindowError: it is not in the window.
         """
         self._refuse_if_closed()
-        return find_dependents(self._state.all_parts, self._state.parts[self._place(part)].number)
+        return find_dependents(self._state.all_parts, self._part(part).number)
 
     def append(self, part: Any, *, pinned: bool = False, role: str | None = None, **options: Any) -> PartHandle:
         """Add a part at the end; its rows are computed with the next question.
@@ -196,7 +188,7 @@ class Window:
             WindowError: it is not in the window.
         """
         with self._operation("evict", part) as entry:
-            self._leave([self._state.parts[self._place(part)]], entry)
+            self._leave([self._part(part)], entry)
 
     def reorder(self, order: Sequence[PartHandle]) -> None:
         """Put the parts into another order. A part with the same others before it keeps its rows.
@@ -226,7 +218,7 @@ class Window:
         with self._operation("recall", part) as entry:
             found = next((evicted for evicted in self._state.evicted if evicted.handle == part), None)
             if found is None:
-                raise WindowError(self._explain(part))
+                raise WindowError(self._family.explain(part, self._state))
             place = len(self._state.parts) if at is None else at
             if type(place) is not int or not 0 <= place <= len(self._state.parts):
                 raise WindowError(f"at is {at!r}: this window has places 0 to {len(self._state.parts)}")
@@ -261,17 +253,16 @@ class Window:
             known = {part.handle: part for part in (*state.parts, *state.evicted)}
             strange = next((part for part in wanted if not isinstance(part, PartHandle) or part not in known), None)
             if strange is not None:
-                raise WindowError(self._explain(strange))
+                raise WindowError(self._family.explain(strange, state))
             bounds = self._budget if budget is None else self._budget.tighten(budget)
             parts = [known[handle] for handle in wanted]
-            found = arrange_parts(self._session, state, parts, bounds, worth, self._cascade_for(AUTO))
-            handles = {part.handle for part in found.parts}
-            evicted = tuple(part for part in state.evicted if part.handle not in handles)
-            self._state = replace(state, evicted=evicted)
-            self._leave(found.leaving, entry)
-            self._state = replace(self._state, parts=found.parts)
-            entry.parts = tuple(part.number for part in found.parts)
-            return found.placement
+            placement, arranged = arrange_parts(self._session, state, parts, bounds, worth, self._cascade_for(AUTO))
+            handles = {part.handle for part in arranged}
+            self._state = replace(state, evicted=tuple(part for part in state.evicted if part.handle not in handles))
+            self._leave([part for part in state.parts if part.handle not in handles], entry)
+            self._state = replace(self._state, parts=arranged)
+            entry.parts = tuple(part.number for part in arranged)
+            return placement
 
     def refresh(self, *parts: PartHandle) -> None:
         """Drop the rows of parts, by default all: the next question computes them in their place.
@@ -280,7 +271,7 @@ class Window:
             WindowError: one of them is not in the window.
         """
         with self._operation("refresh", *parts):
-            numbers = [self._state.parts[self._place(part)].number for part in parts]
+            numbers = [self._part(part).number for part in parts]
             self._state = self._state.rewrite(dict.fromkeys(numbers or [part.number for part in self._state.all_parts]))
 
     def repair(self, *parts: PartHandle, rank: int | str = REPAIR_RANK) -> tuple[PartHandle, ...]:
@@ -304,26 +295,21 @@ class Window:
         """
         with self._operation("repair", *parts) as entry:
             chosen_rank, state = RepairRank.of(rank), self._state
-            named = {state.parts[self._place(part)].number for part in parts}
-            wanted = {staleness.number for staleness in find_stale(state.all_parts)}
-            wanted = wanted & named if parts else wanted
-            last = max((place for place, part in enumerate(state.all_parts) if part.number in wanted), default=-1)
-            front = state.all_parts[: last + 1]
-            if not front:
-                return ()
-            written = repair_parts(self._linker, self._session.adapter, front, wanted, chosen_rank, entry)
-            state = state.rewrite(written)
+            stale = {staleness.number for staleness in find_stale(state.all_parts)}
+            wanted = stale & {self._part(part).number for part in parts} if parts else stale
+            written = repair_parts(self._linker, self._session.adapter, state.all_parts, wanted, chosen_rank, entry)
             size = sum(rows.repair_bytes for rows in written.values())
-            if not self._budget.holds(state, self._session.row_bytes):
+            state = state.rewrite(written)
+            if wanted and not self._budget.holds(state, self._session.row_bytes):
                 raise CapacityError(
                     f"repairs of {size} bytes do not fit into the window's budget: keep fewer directions, or refresh "
                     "the parts, which takes no more than their rows"
                 )
-            repaired = [part for part in front if part.number in wanted]
-            entry.lane, entry.repaired = "repair", tuple(part.number for part in repaired)
+            self._state = state
+            repaired = [part for part in state.all_parts if part.number in wanted]
+            entry.lane, entry.repaired = "repair" if wanted else "", tuple(part.number for part in repaired)
             entry.patches_formed += sum(patch is not None for rows in written.values() for patch in rows.repairs)
             entry.bytes_moved += size
-            self._state = state
             return tuple(part.handle for part in repaired)
 
     def fork(self) -> Self:
@@ -383,13 +369,7 @@ class Window:
     ) -> Iterator[Piece]: ...
 
     def ask(
-        self,
-        text: Text = "",
-        strategy: str | Strategy = AUTO,
-        *,
-        stream: bool = False,
-        keep: bool = True,
-        **knobs: Any,
+        self, text: Text = "", strategy: str | Strategy = AUTO, *, stream: bool = False, keep: bool = True, **knobs: Any
     ) -> Reply | Iterator[Piece]:
         """Answer a question about the window.
 
@@ -446,7 +426,7 @@ class Window:
             WindowError: it is not in the window.
         """
         with self._operation("needed", part) as entry:
-            place = self._place(part)
+            place = self._state.parts.index(self._part(part))
             sources_without(self._state, place, rest)
             question = WindowQuestion(text, strategy, Sampling.of(**knobs))
             began = time.perf_counter()
@@ -548,24 +528,8 @@ class Window:
         kinds = {part.number: part.kinds for part in self._state.all_parts}
         return measured_cascade(kinds, lambda kind: self._session.trusts(kind, Lane.SURVIVOR, strategy))
 
-    def _place(self, handle: PartHandle) -> int:
-        """Return a part's place among the parts; WindowError if it is not in the window."""
-        for place, part in enumerate(self._state.parts):
-            if part.handle == handle:
-                return place
-        raise WindowError(self._explain(handle))
-
-    def _explain(self, handle: PartHandle) -> str:
-        """Return why a handle cannot be used."""
-        if not isinstance(handle, PartHandle):
-            return f"this is a {type(handle).__name__}: name a part by the handle that append gave"
-        if handle in self.parts:
-            return f"part {handle.number} is in the window"
-        if handle in self.evicted:
-            return f"part {handle.number} has left the window: recall it"
-        if self._family.knows(handle):
-            return f"part {handle.number} is gone for good, or in a fork alone: append its source again"
-        return f"part {handle.number} is of another window"
+    def _part(self, handle: PartHandle) -> WindowPart:
+        return self._family.find(handle, self._state)
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
