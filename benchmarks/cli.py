@@ -273,21 +273,20 @@ def window(
     plain: Plain = False,
 ) -> None:
     """Measure the window: reorder, slide, recall and drift, and an agent's trace; a killed run goes on where it was."""
+    from benchmarks.models import model_source
     from benchmarks.report import models_of, parts_of, report_places
     from benchmarks.table import SampleSize
-    from benchmarks.window.parts import PARTS
+    from benchmarks.window.run import PARTS, WindowOptions, run_window
     from benchmarks.window.trace import TraceSettings
     from emblema.cli.screen import console, load_engine
 
-    parts, wanted, models = parts_of(only, PARTS), SampleSize(items, seed), models_of(model)
     settings = TraceSettings(steps=steps, window=pictures, changing=changing)
+    options = WindowOptions(tuple(models_of(model)), SampleSize(items, seed), settings, parts_of(only, PARTS))
     folder, listing = report_places(report, figures, "window.json")
     screen = console(plain)
-    from benchmarks.models import model_source
-    from benchmarks.window.command import Asked, run
-
-    asked = Asked(tuple(models), wanted, settings, parts)
-    run(asked, lambda name: load_engine(model_source(name), device, screen, measured=True), listing, folder, screen)
+    run_window(
+        options, lambda name: load_engine(model_source(name), device, screen, measured=True), listing, folder, screen
+    )
     screen.print(f"report: {folder / 'window.md'}   figures: {listing}", soft_wrap=True)
 
 

@@ -139,6 +139,13 @@ class TableRecord:
         return cls(found["key"], made)
 
 
+def recorded_table(tables: RecordFile[TableRecord], key: str, measure: Callable[[], Table]) -> Table:
+    """Return the table of a key; it is measured where it is not on record."""
+    if key not in tables.held:
+        tables.add([TableRecord(key, measure())])
+    return tables.held[key].table
+
+
 def _cell(cell: Any) -> Cell:
     if not isinstance(cell, dict):
         found: Cell = cell

@@ -32,6 +32,11 @@ class ModelTables:
         """Everything that has to hold."""
         return bars_of(self.tables)
 
+    def data(self) -> dict[str, Any]:
+        """Return the tables and bars as plain data for JSON."""
+        tables = [table.data() for table in self.tables]
+        return {"model": self.model, "tables": tables, "bars": [bar.data() for bar in self.bars]}
+
 
 def comma_list(text: str) -> list[str]:
     """Return the names of a list with commas."""

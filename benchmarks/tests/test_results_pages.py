@@ -22,8 +22,7 @@ from benchmarks.stream.soak.records import Answered, Round, Said
 from benchmarks.stream.soak.verdict import soak_tables
 from benchmarks.table import Bar, Cell, Table
 from benchmarks.vllm.report import page as vllm_page
-from benchmarks.window.report import Measured
-from benchmarks.window.report import write_report as write_window
+from benchmarks.window.run import write_report as write_window
 from emblema.eval.metrics import Interval, Share
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -72,8 +71,8 @@ def measured_there(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("folder", ["window", "window-trace", "window-trace-16"])
 def test_windows(folder: str, measured_there: Any, tmp_path: Path) -> None:
     data = measured_there(read(f"{folder}/window.json"))
-    found = [Measured(row["model"], tuple(map(table_of, row["tables"])), ()) for row in data["rows"]]
-    page = write_window(found, data["asked"], tmp_path)
+    found = [ModelTables(row["model"], tuple(map(table_of, row["tables"]))) for row in data["rows"]]
+    page = write_window(found, {}, data["asked"], tmp_path)
     assert page.read_text(encoding="utf-8") == committed(f"{folder}/window.md")
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.window.online import Foreknown, Recency, Standing, advance, replay
-from benchmarks.window.optimum import optimum
+from benchmarks.tests.online_placement import Foreknown, PlacedWindow, Recency, advance, optimum, replay
 from emblema.errors import CapacityError, PlanError
 from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.window.placement.problem import Candidate, PlacementLimits, PlacementProblem, price_in_rows
@@ -67,7 +66,7 @@ def mixed(seed: int, count: int) -> PlacementProblem:
     drawn = random.Random(seed)
     names = [f"{place:02}" for place in range(count)]
     every = [Candidate(name, drawn.randint(20, 80), drawn.randint(20, 80)) for name in names]
-    every = [one if drawn.random() < 0.5 else replace(one, worth=drawn.uniform(0, 120)) for one in every]
+    every = [chunk if drawn.random() < 0.5 else replace(chunk, worth=drawn.uniform(0, 120)) for chunk in every]
     keys = []
     for _ in range(12):
         line = drawn.sample(names, drawn.randint(3, count))
@@ -82,8 +81,8 @@ def mixed(seed: int, count: int) -> PlacementProblem:
             if drawn.random() < 0.6
         ]
     settled = {name: drawn.sample(names, drawn.randint(0, 4)) for name in names if drawn.random() < 0.4}
-    least = sum(one.bytes for one in every if one.required)
-    limits = PlacementLimits(bytes=max(least, int(sum(one.bytes for one in every) * drawn.uniform(0.5, 1.0))))
+    least = sum(chunk.bytes for chunk in every if chunk.required)
+    limits = PlacementLimits(bytes=max(least, int(sum(chunk.bytes for chunk in every) * drawn.uniform(0.5, 1.0))))
     return PlacementProblem(tuple(every), available(keys, settled), limits, price_in_rows, ())
 
 
@@ -94,7 +93,7 @@ def test_the_search_is_near_the_optimum_where_that_is_known() -> None:
 
 
 def test_a_long_window_that_slides_computes_only_what_is_new() -> None:
-    # More than the optimum is found for: survivors stay where they are, the oldest leave, the newest goes behind.
+    # More than the optimum is found for: survivors stay where they are, the oldest leave, the newest goes last.
     shown = 2 * MOST_EXACT
     sizes = {f"{step:03}": Candidate(f"{step:03}", 64, 64) for step in range(3 * shown)}
     trace = [[name] for name in sizes]
@@ -115,9 +114,9 @@ def test_a_chunk_that_returns_to_the_order_it_knew_is_not_computed_again() -> No
 
 
 def test_what_leaves_forgets_what_it_absorbed() -> None:
-    standing = Standing(("a", "b"), available((), {"a": (), "b": ("a",)}, canonical=()))
-    placed = advance(standing, [SIZES["c"]], [SIZES["a"], SIZES["b"]], PlacementLimits(bytes=45), lambda one: 1.0)
-    after = standing.after(placed)
+    window = PlacedWindow(("a", "b"), available((), {"a": (), "b": ("a",)}, canonical=()))
+    placed = advance(window, [SIZES["c"]], [SIZES["a"], SIZES["b"]], PlacementLimits(bytes=45), lambda chunk: 1.0)
+    after = window.after(placed)
     assert "a" in placed.order or "b" in placed.order
     assert set(after.rows.written) == set(placed.order)
 
@@ -128,7 +127,7 @@ def test_what_cannot_be_replayed_is_refused() -> None:
     with pytest.raises(CapacityError, match="have to be in"):
         replay([["a", "b", "c", "d"]], SIZES, LIMITS, Recency([]))
     with pytest.raises(PlanError, match="is in the window"):
-        advance(Standing(("z",)), [SIZES["a"]], [], LIMITS, lambda one: 1.0)
+        advance(PlacedWindow(("z",)), [SIZES["a"]], [], LIMITS, lambda chunk: 1.0)
     many = {f"{index}": Candidate(f"{index}", 1, 1) for index in range(8)}
     with pytest.raises(PlanError, match="windows to follow"):
         optimum([list(many)], many, PlacementLimits())

@@ -9,14 +9,10 @@ import pytest
 from benchmarks.deficit.answerlog import AnswerLog
 from benchmarks.models import model_source
 from benchmarks.table import Bar, Cell, SampleSize, Table
-from benchmarks.window.divergence import Divergence
-from benchmarks.window.orbit import SETS, Orbit, _orders
-from benchmarks.window.probe import eta_gap, measured
-from benchmarks.window.recall import Recall, _turnovers
-from benchmarks.window.refresh import Refresh
-from benchmarks.window.superset import Superset
-from benchmarks.window.survivors import Survivors
-from benchmarks.window.tables import TABLES, measure_tables
+from benchmarks.window.kamera import SETS, Orbit, Recall, Survivors, turnovers_of
+from benchmarks.window.kamera_appendix import Divergence, Refresh, Superset
+from benchmarks.window.probe import eta_gap, measure_probes
+from benchmarks.window.run import TABLES, measure_tables
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.eval.metrics import Interval, Share
@@ -25,7 +21,7 @@ ITEMS = 2
 Tables = dict[str, Table]
 
 
-QUICK = tuple(one for one in SETS if len(one.pages) == 3)
+QUICK = tuple(pages for pages in SETS if len(pages.pages) == 3)
 """Sets of which a few forwards see every ordering; the larger ones are measured by the slow test."""
 
 
@@ -33,7 +29,7 @@ QUICK = tuple(one for one in SETS if len(one.pages) == 3)
 def tables() -> Tables:
     steps: list[int] = []
     probes = [Orbit(QUICK), Survivors(), Recall(), Divergence(), Superset(), Refresh(pooled=3)]
-    found = measured(Engine.load("reference"), SampleSize(ITEMS, 17), probes, lambda: steps.append(1))
+    found = measure_probes(Engine.load("reference"), SampleSize(ITEMS, 17), probes, lambda: steps.append(1))
     assert len(steps) == ITEMS
     return {table.name: table for table in found}
 
@@ -78,7 +74,7 @@ def test_blind_reuse_loses_the_answers_and_exact_patches_do_not(tables: Tables) 
     # Where order decides the answer, no patch that knows no order can serve.
     decided = values(orbit, "eta", method="orbit", setting="slid", pages="K = 3, order decides")
     assert max(decided) < min(values(orbit, "eta", method="exact", setting="slid"))
-    assert {record["pages"] for record in orbit.records} == {one.name for one in QUICK}
+    assert {record["pages"] for record in orbit.records} == {pages.name for pages in QUICK}
 
 
 def test_a_stale_patch_is_fine_until_what_it_knows_has_left(tables: Tables) -> None:
@@ -129,19 +125,19 @@ def test_an_update_refreshes_and_a_stored_patch_does_not(tables: Tables) -> None
 
 def test_orderings_of_a_set_all_have_their_turn() -> None:
     for pages in SETS:
-        orders, tested = _orders(pages, 0)
+        orders, tested = pages.orders(0)
         assert len(set(orders)) == len(orders)
         assert len(tested) == pages.asked
         if len(pages.pages) <= 4:
-            seen = {place for turn in range(len(orders)) for place in _orders(pages, turn)[1]}
+            seen = {place for turn in range(len(orders)) for place in pages.orders(turn)[1]}
             assert seen == set(range(len(orders)))
         else:
             assert len(orders) == 25 and 0 not in tested
 
 
 def test_all_turnovers_have_their_turn() -> None:
-    assert {left for index in range(5) for left in _turnovers(index)} == set(range(6))
-    assert all(len(set(_turnovers(index))) == 3 for index in range(9))
+    assert {left for index in range(5) for left in turnovers_of(index)} == set(range(6))
+    assert all(len(set(turnovers_of(index))) == 3 for index in range(9))
 
 
 def test_a_gap_is_paired_by_answer() -> None:
@@ -152,8 +148,8 @@ def test_a_gap_is_paired_by_answer() -> None:
         log.answers(episode, "slid", "group", None, answers)
     gap, count = eta_gap(log, "best", "other", "slid", "group")
     assert count == 2
-    losses = [one.losses for one in log.noted]
-    assert gap.value == pytest.approx(sum(one["other"] for one in losses) / sum(one["blind"] for one in losses))
+    losses = [noted.losses for noted in log.noted]
+    assert gap.value == pytest.approx(sum(loss["other"] for loss in losses) / sum(loss["blind"] for loss in losses))
     assert np.isnan(eta_gap(log, "best", "other", "visible", "group")[0].value)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.tasks.tiles import ICON_NAMES
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS, Legend, Map
-from benchmarks.window.trace import Shown, Step, Trace, TraceSettings, agent_trace, novelty_trace
+from benchmarks.window.trace import ShownPicture, Trace, TraceSettings, TraceStep, agent_trace, novelty_trace
 from emblema.errors import PromptError
 
 SHAPES = st.builds(
@@ -22,7 +22,7 @@ SHAPES = st.builds(
 )
 
 
-def lands_at(trace: Trace, window: tuple[Shown, ...], place: int) -> dict[str, str]:
+def lands_at(trace: Trace, window: tuple[ShownPicture, ...], place: int) -> dict[str, str]:
     """Icons of the map at a place, each with its land by the legends before it, read from the cells."""
     meaning: dict[int, int] = {}
     for shown in window[:place]:
@@ -34,7 +34,7 @@ def lands_at(trace: Trace, window: tuple[Shown, ...], place: int) -> dict[str, s
     return {ICON_NAMES[i]: LANDS[meaning[c]] for i, c in page.icon_colours().items() if c in meaning}
 
 
-def maps_of(trace: Trace, step: Step) -> list[int]:
+def maps_of(trace: Trace, step: TraceStep) -> list[int]:
     return [place for place, shown in enumerate(step.window) if isinstance(trace.pages[shown.picture], Map)]
 
 
@@ -42,7 +42,7 @@ def maps_of(trace: Trace, step: Step) -> list[int]:
 @given(st.integers(0, 2**31), SHAPES)
 def test_windows_follow_one_another(seed: int, shape: TraceSettings) -> None:
     trace = agent_trace(seed, shape)
-    before: tuple[Shown, ...] = ()
+    before: tuple[ShownPicture, ...] = ()
     seen: set[int] = set()
     for index, step in enumerate(trace.steps):
         assert step.index == index
@@ -50,7 +50,7 @@ def test_windows_follow_one_another(seed: int, shape: TraceSettings) -> None:
         assert len(step.window) == min(shape.window, len(before) + len(step.entering))
         assert [shown.back for shown in step.entering][-1] is False
         for shown in step.entering:
-            gone = shown.picture in seen and all(shown.picture != one.picture for one in before)
+            gone = shown.picture in seen and all(shown.picture != other.picture for other in before)
             assert gone if shown.back else shown.picture not in seen
             seen.add(shown.picture)
         icons = [
@@ -68,12 +68,12 @@ def test_every_answer_follows_from_the_pictures(seed: int, shape: TraceSettings)
     trace = agent_trace(seed, shape)
     absorbed: dict[int, dict[str, str]] = {}
     for step in trace.steps:
-        # What leaves is gone before anything enters, so the window shows what each new picture stands behind.
+        # What leaves is gone before anything enters, so the window shows what is before each new picture.
         for shown in step.entering:
             place = step.window.index(shown)
             if isinstance(trace.pages[shown.picture], Map):
                 absorbed[shown.picture] = lands_at(trace, step.window, place)
-        asked, words = step.asked, step.asked.text.split()
+        asked, words = step.question, step.question.text.split()
         inside = {}
         for place in maps_of(trace, step):
             inside |= lands_at(trace, step.window, place)
@@ -94,11 +94,12 @@ def test_every_answer_follows_from_the_pictures(seed: int, shape: TraceSettings)
             assert COLOUR_NAMES[page.icon_colours()[ICON_NAMES.index(icon)]] == asked.answer
         else:
             (colour,) = (word for word in words if word in COLOUR_NAMES)
-            legends = [one for one in (trace.pages[shown.picture] for shown in step.window) if isinstance(one, Legend)]
+            pages = (trace.pages[shown.picture] for shown in step.window)
+            legends = [other for other in pages if isinstance(other, Legend)]
             told = {
-                LANDS[one.lands[COLOUR_NAMES.index(colour)]]
-                for one in legends
-                if COLOUR_NAMES.index(colour) in one.lands
+                LANDS[legend.lands[COLOUR_NAMES.index(colour)]]
+                for legend in legends
+                if COLOUR_NAMES.index(colour) in legend.lands
             }
             assert told == {asked.answer}
 
@@ -118,7 +119,7 @@ def test_the_trace_of_the_bench_has_what_it_is_about() -> None:
     warm = trace.steps[trace.warm :]
     assert all(len(step.window) == 32 for step in warm)
     assert sum(step.entering[0].back for step in warm) > 10
-    wheres = [step.asked.where for step in warm]
+    wheres = [step.question.where for step in warm]
     assert all(wheres.count(where) > 5 for where in ("one", "binding", "gone"))
 
 
@@ -127,7 +128,7 @@ def test_the_trace_of_the_bench_has_what_it_is_about() -> None:
 def test_novelty_shows_nothing_twice(seed: int, steps: int, window: int) -> None:
     shape = TraceSettings(steps=steps, window=window)
     trace = novelty_trace(seed, shape)
-    shown = [one.picture for step in trace.steps for one in step.window]
+    shown = [new.picture for step in trace.steps for new in step.window]
     assert shown == list(range(len(trace.pages)))
     assert all(step.window == step.entering and len(step.window) == shape.window for step in trace.steps)
     assert [step.leaving for step in trace.steps] == [0] + [shape.window] * (len(trace.steps) - 1)

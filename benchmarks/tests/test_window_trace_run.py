@@ -13,17 +13,13 @@ from rich.console import Console
 
 from benchmarks.plots import draw_table
 from benchmarks.recordfile import RecordFile, TableRecord, records_in
-from benchmarks.report import parts_of
+from benchmarks.report import ModelTables, parts_of
 from benchmarks.table import Bar, Plot, Table, cell_text
-from benchmarks.window.arms import ARMS, AUTO, BLIND, BROUGHT, FULL, PREFIX
-from benchmarks.window.counting import counted
-from benchmarks.window.parts import PARTS, TRACES
-from benchmarks.window.records import StepRecord
-from benchmarks.window.report import Measured, write_report
-from benchmarks.window.run import run_trace
-from benchmarks.window.tables import TABLES
-from benchmarks.window.tables_trace import trace_tables
+from benchmarks.window.arms import ARMS, AUTO, BLIND, FULL, PREFIX, PROMPTS, counted_rows
+from benchmarks.window.run import PARTS, write_report
 from benchmarks.window.trace import TraceSettings, agent_trace, novelty_trace
+from benchmarks.window.trace_report import trace_tables
+from benchmarks.window.trace_run import StepRecord, run_trace
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
 from emblema.eval.metrics import Interval, Share
@@ -56,7 +52,7 @@ def settled(record: StepRecord) -> tuple[object, ...]:
 
 
 def test_the_counter_sees_every_row_and_leaves_the_model_as_it_was(engine: Engine) -> None:
-    with counted(engine.adapter) as counter:
+    with counted_rows(engine.adapter) as counter:
         picture = engine.add(Image.new("RGB", (56, 56), "red"))
         alone = counter.rows
         prefill = engine.prefill([picture, "what land is red ?"], "full")
@@ -77,17 +73,17 @@ def test_every_arm_runs_the_rows_that_it_should(run: tuple[Path, tuple[StepRecor
         assert full.kl == 0 and full.agrees and prefix.kl < 1e-6 and prefix.agrees
         assert full.rows >= prefix.rows
         if not full.warm:
-            # Behind the same rows the window computes what prefix caching does.
+            # After the same rows the window computes what prefix caching does.
             assert auto.rows == prefix.rows
             assert auto.kl < 1e-6
     grown = sum(one.new_rows for one in of(records, AUTO)[:4])
-    questions = sum(len(step.asked.text.split()) + 3 for step in trace.steps[:3])
+    questions = sum(len(step.question.text.split()) + 3 for step in trace.steps[:3])
     assert of(records, FULL)[3].rows == grown - questions
     # A picture is prefilled alone once, and all text again at every step.
     assert of(records, BLIND)[-1].rows < of(records, FULL)[-1].rows
 
 
-def test_what_the_canary_computes_counts_behind_the_answer(engine: Engine, tmp_path: Path) -> None:
+def test_what_the_canary_computes_counts_after_the_answer(engine: Engine, tmp_path: Path) -> None:
     trace = agent_trace(2, SHAPE)
     with RecordFile(tmp_path / "records.jsonl", StepRecord) as kept:
         policy = Policy(canary=1, canary_rows=math.inf)
@@ -98,9 +94,9 @@ def test_what_the_canary_computes_counts_behind_the_answer(engine: Engine, tmp_p
         assert auto.later == (full.rows if auto.step else 0)
         assert (auto.checks, auto.skipped) == (auto.step, 0)
     (spent,) = (table for table in trace_tables(records) if table.name == "trace-rows")
-    behind = next(row for row in spent.rows if row[0] == "behind the answer")
+    after = next(row for row in spent.rows if row[0] == "after the answer")
     warm = [one for one in of(records, AUTO) if one.warm]
-    assert behind[1] == pytest.approx(sum(one.later for one in warm) / len(warm))
+    assert after[1] == pytest.approx(sum(one.later for one in warm) / len(warm))
 
 
 def test_a_killed_run_goes_on_where_it_was(
@@ -115,7 +111,7 @@ def test_a_killed_run_goes_on_where_it_was(
         again = run_trace(engine, "reference", agent_trace(2, SHAPE), records, SCREEN)
     assert list(map(settled, again)) == list(map(settled, whole))
     assert again[:24] == whole[:24]
-    with counted(engine.adapter) as counter, RecordFile(cut, StepRecord) as records:
+    with counted_rows(engine.adapter) as counter, RecordFile(cut, StepRecord) as records:
         assert run_trace(engine, "reference", agent_trace(2, SHAPE), records, SCREEN) == again
     assert counter.rows == 0
 
@@ -165,13 +161,13 @@ def test_novelty_costs_a_window_what_a_full_prefill_costs(engine: Engine, tmp_pa
     trace = novelty_trace(4, TraceSettings(steps=1, window=4))
     with RecordFile(tmp_path / "records.jsonl", StepRecord) as kept:
         records = run_trace(engine, "reference", trace, kept, SCREEN)
-    for full, auto, brought in zip(of(records, FULL), of(records, AUTO), of(records, BROUGHT), strict=True):
+    for full, auto, brought in zip(of(records, FULL), of(records, AUTO), of(records, PROMPTS), strict=True):
         for one in (auto, brought):
             assert one.rows + one.later <= 1.05 * full.rows
             assert one.kl < 1e-6
     bars = trace_tables(records)[0].bars
     assert [(bar.holds, bar.count) for bar in bars] == [(True, 1)] * 2
-    dear = [replace(one, later=0.1 * one.rows) if one.arm == BROUGHT else one for one in records]
+    dear = [replace(one, later=0.1 * one.rows) if one.arm == PROMPTS else one for one in records]
     assert [bar.holds for bar in trace_tables(dear)[0].bars] == [True, False]
 
 
@@ -191,7 +187,7 @@ def test_tables_come_back_as_they_were_kept(tmp_path: Path) -> None:
 def test_the_report_holds_every_table_bar_and_picture(run: tuple[Path, tuple[StepRecord, ...]], tmp_path: Path) -> None:
     _, records = run
     tables = (*trace_tables(records), made_table())
-    page = write_report([Measured("reference", tables, (records,))], {"seed": 2}, tmp_path)
+    page = write_report([ModelTables("reference", tables)], {"reference": [records]}, {"seed": 2}, tmp_path)
     text = page.read_text()
     for table in tables:
         assert f"### {table.title}" in text and table.note in text
@@ -228,7 +224,6 @@ def test_parts_by_name() -> None:
     for wrong in ("speed", "", "agent,speed"):
         with pytest.raises(PromptError, match="choose of agent"):
             parts_of(wrong, PARTS)
-    assert (*TRACES, *TABLES) == PARTS
 
 
 def made_table() -> Table:

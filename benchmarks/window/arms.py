@@ -3,35 +3,65 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from benchmarks.window.counting import RowCounter
-from benchmarks.window.trace import Step, Trace
+from benchmarks.window.trace import Trace, TraceStep
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk, EncodedChunk
 from emblema.kv.layout import kv_bytes
+from emblema.models.adapter import Adapter
 from emblema.session.prompt_reader import PromptPart
 from emblema.session.requests import Prefill
 from emblema.store.store import Store
 from emblema.window.parts import PartHandle
 
-AUTO, FULL, PREFIX, BLIND, BROUGHT = "auto", "full", "prefix", "blind", "auto, as prompts"
-ARMS = {"agent": (FULL, AUTO, PREFIX, BLIND), "novelty": (FULL, AUTO, BROUGHT)}
+AUTO, FULL, PREFIX, BLIND, PROMPTS = "auto", "full", "prefix", "blind", "auto, as prompts"
+ARMS = {"agent": (FULL, AUTO, PREFIX, BLIND), "novelty": (FULL, AUTO, PROMPTS)}
+
+
+class RowCounter:
+    """Rows that entered a decoder layer, summed over layers, whichever part of the engine ran them."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers, self.row_layers = layers, 0
+
+    @property
+    def rows(self) -> float:
+        """Rows computed, a row that ran in some layers alone as that share of one."""
+        return self.row_layers / self.layers
+
+    def see(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Count a layer's rows; a hook before its forward."""
+        hidden = args[0] if args else named["hidden_states"]
+        self.row_layers += hidden.shape[0] * hidden.shape[1]
+
+
+@contextmanager
+def counted_rows(adapter: Adapter) -> Iterator[RowCounter]:
+    """Count what an adapter's decoder runs; the model is left as it was."""
+    counter = RowCounter(len(adapter.layers))
+    hooks = [layer.register_forward_pre_hook(counter.see, with_kwargs=True) for layer in adapter.layers]
+    try:
+        yield counter
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class StepResult:
     """One step by one arm.
 
     Attributes:
         logits: [vocab] float32 of the answer.
         seconds: from the new picture to the logits, its encoding included.
         rows: rows computed until then, a row that ran in some layers alone as that share of one.
-        later: rows computed behind the answer.
+        later: rows computed after the answer.
         lane: what was taken.
         held: bytes kept for the steps to come: rows, patches, embeddings of what may be looked back at.
         new_rows: of the step's new picture, its text and question; `back_rows`: of a picture looked back at.
@@ -43,57 +73,76 @@ class Served:
     rows: float
     later: float
     lane: str
-    held: int
-    new_rows: int
-    back_rows: int
+    held: int = 0
+    new_rows: int = 0
+    back_rows: int = 0
     checks: int = 0
     skipped: int = 0
 
 
-class Arm(Protocol):
-    """Serves one step after another."""
+class StepMeter:
+    """Time and rows of a step on one engine, from here to its answer and after it."""
 
-    def follow(self, step: Step) -> None:
+    def __init__(self, engine: Engine, counter: RowCounter) -> None:
+        self._engine, self._counter = engine, counter
+        self._rows, self._began = counter.rows, time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what this block costs."""
+        rows, began = self._counter.rows, time.perf_counter()
+        yield
+        self._rows += self._counter.rows - rows
+        self._began += time.perf_counter() - began
+
+    def answered(self, prefill: Prefill) -> StepResult:
+        """Return what the answer took; waits for what the engine does after it."""
+        seconds, rows = time.perf_counter() - self._began, self._counter.rows - self._rows
+        self._engine.settle()
+        later = self._counter.rows - self._rows - rows
+        return StepResult(prefill.logits, seconds, rows, later, prefill.usage.lane)
+
+
+class TraceArm(Protocol):
+    """Serves one step after another with an engine of its own."""
+
+    engine: Engine
+
+    def follow(self, step: TraceStep) -> None:
         """Let a step pass that was measured before."""
 
-    def serve(self, step: Step) -> Served:
+    def serve(self, step: TraceStep) -> StepResult:
         """Answer a step's question."""
-
-    def close(self) -> None:
-        """Let go of everything."""
 
 
 class WindowArm:
     """The window: told what leaves, what enters and what is looked back at; `auto` chooses."""
 
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter) -> None:
-        self.engine, self.trace, self.counter = _behind(engine), trace, counter
+        self.engine, self.trace, self.counter = engine, trace, counter
         self.window = self.engine.window()
         self._handles: dict[int, PartHandle] = {}
         self._embeddings: dict[PartHandle, int] = {}
 
-    def follow(self, step: Step) -> None:
+    def follow(self, step: TraceStep) -> None:
         self._move(step)
-        self.window.prefill(step.asked.text)
+        self.window.prefill(step.question.text)
         self.engine.settle()
 
-    def serve(self, step: Step) -> Served:
-        before, began = self.counter.rows, time.perf_counter()
+    def serve(self, step: TraceStep) -> StepResult:
+        meter = StepMeter(self.engine, self.counter)
         new, back = self._move(step)
-        prefill = self.window.prefill(step.asked.text)
-        seconds, rows = time.perf_counter() - began, self.counter.rows - before
-        self.engine.settle()
-        later = self.counter.rows - before - rows
+        prefill = self.window.prefill(step.question.text)
+        result = meter.answered(prefill)
         new += prefill.prompt.tokens - self.window.tokens
         kept = sum(self._embeddings.get(handle, 0) for handle in self.window.evicted)
         held = self.window.bytes + kept + _stored(self.engine)
         canary = self.engine.policy_runtime.statistics.canary
         checks = canary.checks + canary.trials
-        lane = prefill.usage.lane
-        return Served(prefill.logits, seconds, rows, later, lane, held, new, back, checks, canary.skipped)
+        return replace(result, held=held, new_rows=new, back_rows=back, checks=checks, skipped=canary.skipped)
 
-    def _move(self, step: Step) -> tuple[int, int]:
-        """Slide and append; rows that are new, and those of what was looked back at."""
+    def _move(self, step: TraceStep) -> tuple[int, int]:
+        """Slide and append; return rows that are new, and those of what was looked back at."""
         window = self.window
         new = back = 0
         if step.index == 0:
@@ -113,10 +162,6 @@ class WindowArm:
             new += handle.tokens
         return new, back
 
-    def close(self) -> None:
-        self.window.close()
-        self.engine.close()
-
 
 class PromptArm:
     """The whole window as a prompt, at every step.
@@ -127,36 +172,31 @@ class PromptArm:
     """
 
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter, strategy: str, alone: bool) -> None:
-        self.engine, self.trace, self.counter = _behind(engine), trace, counter
+        self.engine, self.trace, self.counter = engine, trace, counter
         self.strategy, self.alone = strategy, alone
         self._pieces: dict[int, EncodedChunk] = {}
         self._chunks: dict[int, Chunk] = {}
 
-    def follow(self, step: Step) -> None:
+    def follow(self, step: TraceStep) -> None:
         if self.alone or self.strategy == PREFIX:
             self.serve(step)
         else:
             self._encode(step)
 
-    def serve(self, step: Step) -> Served:
-        before, began = self.counter.rows, time.perf_counter()
+    def serve(self, step: TraceStep) -> StepResult:
+        meter = StepMeter(self.engine, self.counter)
         self._encode(step)
-        ready = time.perf_counter()
-        self._prefill_alone(step)
-        if not self.alone:
+        if self.alone:
+            self._prefill_alone(step)
+        else:
             # Not a cost of this arm: its plan computes every row, and only needs the pieces' names.
-            before, began = self.counter.rows, began + time.perf_counter() - ready
-        parts: list[PromptPart] = []
-        for shown in step.window:
-            parts += [shown.text, self._chunks[shown.picture]]
-        prefill = self.engine.prefill([*parts, step.asked.text], self.strategy)
-        seconds, rows = time.perf_counter() - began, self.counter.rows - before
-        self.engine.settle()
-        later = self.counter.rows - before - rows
-        held = self._held(prefill)
+            with meter.paused():
+                self._prefill_alone(step)
+        prefill = self.engine.prefill(prompt_of(step, self._chunks.__getitem__), self.strategy)
+        result = replace(meter.answered(prefill), held=self._held(prefill))
         if not self.alone and self.strategy != PREFIX:
             self.engine.forget_prompts()
-        return Served(prefill.logits, seconds, rows, later, prefill.usage.lane, held, 0, 0)
+        return result
 
     def _held(self, prefill: Prefill) -> int:
         if self.alone:
@@ -165,63 +205,50 @@ class PromptArm:
         # An engine keeps several prompts; the last is what the next step of this trace can begin from.
         return embeddings + (kv_bytes(prefill.kv) if self.strategy == PREFIX else 0)
 
-    def _encode(self, step: Step) -> None:
+    def _encode(self, step: TraceStep) -> None:
         for shown in step.entering:
             if shown.picture not in self._pieces:
                 (self._pieces[shown.picture],) = self.engine.encode(self.trace.pages[shown.picture].image())
 
-    def _prefill_alone(self, step: Step) -> None:
+    def _prefill_alone(self, step: TraceStep) -> None:
         for shown in step.window:
             if shown.picture not in self._chunks:
                 made = self.engine.add(self._pieces[shown.picture])
                 assert isinstance(made, Chunk)
                 self._chunks[shown.picture] = made
 
-    def close(self) -> None:
-        self.engine.close()
-
 
 class PicturesArm:
     """The whole window as a prompt of pictures as they are, at every step: no window, and nothing added before."""
 
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter) -> None:
-        self.engine, self.trace, self.counter = _behind(engine), trace, counter
+        self.engine, self.trace, self.counter = engine, trace, counter
 
-    def follow(self, step: Step) -> None:
+    def follow(self, step: TraceStep) -> None:
         self.serve(step)
 
-    def serve(self, step: Step) -> Served:
-        before, began = self.counter.rows, time.perf_counter()
-        parts: list[PromptPart] = []
-        for shown in step.window:
-            parts += [shown.text, self.trace.pages[shown.picture].image()]
-        prefill = self.engine.prefill([*parts, step.asked.text])
-        seconds, rows = time.perf_counter() - began, self.counter.rows - before
-        self.engine.settle()
-        later = self.counter.rows - before - rows
-        return Served(prefill.logits, seconds, rows, later, prefill.usage.lane, _stored(self.engine), 0, 0)
-
-    def close(self) -> None:
-        self.engine.close()
+    def serve(self, step: TraceStep) -> StepResult:
+        meter = StepMeter(self.engine, self.counter)
+        prefill = self.engine.prefill(prompt_of(step, lambda picture: self.trace.pages[picture].image()))
+        return replace(meter.answered(prefill), held=_stored(self.engine))
 
 
-def arm_of(name: str, engine: Engine, plain: Engine, trace: Trace, counter: RowCounter) -> Arm:
-    """An arm by its name; `plain`: the same model, which forms nothing behind answers."""
-    made: dict[str, Callable[[], Arm]] = {
-        AUTO: lambda: WindowArm(engine, trace, counter),
-        FULL: lambda: PromptArm(plain, trace, counter, "full", alone=False),
-        PREFIX: lambda: PromptArm(plain, trace, counter, "prefix", alone=False),
-        BLIND: lambda: PromptArm(plain, trace, counter, "blind", alone=True),
-        BROUGHT: lambda: PicturesArm(engine, trace, counter),
-    }
-    return made[name]()
-
-
-def _behind(engine: Engine) -> Engine:
-    """The engine on a store of its own; what it does behind answers waits for `settle`, where it is counted."""
-    own = engine.on(Store())
+def arm_of(name: str, engine: Engine, plain: Engine, trace: Trace, counter: RowCounter) -> TraceArm:
+    """Return an arm by its name, on a store of its own; `plain`: the same model, which forms nothing after answers."""
+    own = (engine if name in (AUTO, PROMPTS) else plain).on(Store())
+    # What it does after answers waits for `settle`, where it is counted.
     own.defer_idle(True)
-    return own
+    if name == AUTO:
+        return WindowArm(own, trace, counter)
+    if name == PROMPTS:
+        return PicturesArm(own, trace, counter)
+    return PromptArm(own, trace, counter, name, alone=name == BLIND)
+
+
+def prompt_of(step: TraceStep, picture: Callable[[int], PromptPart]) -> list[PromptPart]:
+    """Return a step's window and question as a prompt, its pictures by their numbers."""
+    shown = [part for each in step.window for part in (each.text, picture(each.picture))]
+    return [*shown, step.question.text]
 
 
 def _stored(engine: Engine) -> int:

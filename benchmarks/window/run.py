@@ -1,99 +1,144 @@
-"""A trace under all its arms, step by step, every arm at a step before any at the next; what is on record is passed."""
+"""What `python -m benchmarks window` does, from options to files."""
 
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.recordfile import RecordFile, digest
-from benchmarks.window.arms import ARMS, AUTO, FULL, Served, arm_of
-from benchmarks.window.counting import counted
-from benchmarks.window.records import StepRecord
-from benchmarks.window.trace import Step, Trace
+from benchmarks.recordfile import RecordFile, TableRecord, digest, recorded_table
+from benchmarks.report import ModelTables, labels_of, options_text, show_tables, write_page, write_rows
+from benchmarks.table import SampleSize, Table
+from benchmarks.window.kamera import Orbit, Recall, Survivors
+from benchmarks.window.kamera_appendix import Divergence, Refresh, Superset
+from benchmarks.window.probe import Probe, measure_probes
+from benchmarks.window.trace import Trace, TraceSettings, agent_trace, novelty_trace
+from benchmarks.window.trace_report import draw_trace, trace_tables
+from benchmarks.window.trace_run import StepRecord, run_trace
 from emblema.engine.engine import Engine
-from emblema.eval.metrics import divergence
+from emblema.errors import PromptError
 from emblema.eval.progress import steps
-from emblema.link.policy.policy import Policy
+
+TRACES = ("agent", "novelty")
+TABLES: dict[str, Callable[[], Probe]] = {
+    "orbit": Orbit,
+    "survivors": Survivors,
+    "recall": Recall,
+    "divergence": Divergence,
+    "superset": Superset,
+    "refresh": Refresh,
+}
+"""Every table of Kamera's section 5 and appendix D."""
+PARTS = (*TRACES, *TABLES)
+NOVEL = 10
+"""Steps of the agent's trace to one of the novelty trace, in which every step costs a whole window."""
+ModelTraces = Mapping[str, Sequence[tuple[StepRecord, ...]]]
+"""Records of traces by the model's label."""
 
 
-def run_trace(
+@dataclass(frozen=True, slots=True)
+class WindowOptions:
+    """What to measure.
+
+    Attributes:
+        models: names, folders or ids.
+        size: items and seed of the tables; the traces have the same seed.
+        settings: of the agent's trace.
+        parts: of `PARTS`.
+    """
+
+    models: tuple[str, ...]
+    size: SampleSize
+    settings: TraceSettings
+    parts: tuple[str, ...] = PARTS
+
+    @property
+    def reported(self) -> dict[str, Any]:
+        """The options as they are reported."""
+        shape = {name: value for name, value in asdict(self.settings).items() if value is not None}
+        return {"items": self.size.items, "seed": self.size.seed, **shape}
+
+
+def run_window(
+    options: WindowOptions, load: Callable[[str], Engine], json_path: Path, folder: Path, screen: Console
+) -> None:
+    """Measure, print, and write the JSON file and the report after each model.
+
+    What is made on the way lies beside the JSON file, and a run that was killed goes on from it.
+
+    Raises:
+        EmblemaError: a model or a place to write is not right.
+    """
+    found: list[ModelTables] = []
+    traces: dict[str, list[tuple[StepRecord, ...]]] = {}
+    with (
+        RecordFile(json_path.with_suffix(".records.jsonl"), StepRecord) as records,
+        RecordFile(json_path.with_suffix(".tables.jsonl"), TableRecord) as tables,
+    ):
+        for model, label in zip(options.models, labels_of(options.models), strict=True):
+            with load(model) as engine:
+                own = _traces(options)
+                traces[label] = [run_trace(engine, label, trace, records, screen) for trace in own]
+                made = [table for trace in traces[label] for table in trace_tables(trace)]
+                for name in (name for name in TABLES if name in options.parts):
+                    made.append(_table(engine, label, name, options.size, tables, screen))
+            found.append(ModelTables(label, tuple(made)))
+            show_tables(screen, found[-1])
+            write_rows({"asked": options.reported, "rows": [measured.data() for measured in found]}, json_path)
+            write_report(found, traces, options.reported, folder)
+
+
+def _traces(options: WindowOptions) -> list[Trace]:
+    seed, settings = options.size.seed, options.settings
+    fewer = replace(settings, steps=max(1, settings.steps // NOVEL))
+    both = (agent_trace(seed, settings), novelty_trace(seed, fewer))
+    return [trace for trace in both if trace.name in options.parts]
+
+
+def _table(
+    engine: Engine, label: str, name: str, size: SampleSize, tables: RecordFile[TableRecord], screen: Console
+) -> Table:
+    def measure() -> Table:
+        with steps(screen, f"{label}, {name}: {size.items} items", size.items) as advance:
+            return measure_tables(engine, size, [name], advance)[0]
+
+    return recorded_table(tables, digest(engine.adapter.fingerprint, name, asdict(size)), measure)
+
+
+def measure_tables(
     engine: Engine,
-    label: str,
-    trace: Trace,
-    records: RecordFile[StepRecord],
-    screen: Console,
-    policy: Policy | None = None,
-) -> tuple[StepRecord, ...]:
-    """The records of a trace, a step's arms together.
-
-    The arms answer one after another at each step, so that a busy machine slows all of them alike; what an arm does
-    behind its answer is waited for before the next begins, and its rows are counted.
+    size: SampleSize,
+    names: Iterable[str] = tuple(TABLES),
+    advance: Callable[[], object] = lambda: None,
+) -> list[Table]:
+    """Measure tables by name, item by item, so that each item's pages are encoded once for all of them.
 
     Args:
-        engine: the model.
-        label: its name.
-        records: where figures are kept; a run that was killed goes on from them.
-        policy: what `auto` keeps to.
+        advance: called after each item.
+
+    Raises:
+        PromptError: a table is unknown, or none is asked for.
     """
-    names, policy = ARMS[trace.name], policy or Policy()
-    # A step's figures do not depend on how many follow it.
-    shape = {name: value for name, value in asdict(trace.settings).items() if name != "steps"}
-    about = (engine.adapter.fingerprint, trace.name, trace.seed, shape, asdict(policy))
-    keys = {(step.index, arm): digest(*about, step.index, arm) for step in trace.steps for arm in names}
-    if all(key in records.held for key in keys.values()):
-        return tuple(records.held[key] for key in keys.values())
-    model, processor = engine.adapter.model, engine.processor
-    judged = Engine(model, processor, policy=policy)
-    plain = Engine(model, processor, policy=Policy.quiet())
-    title = f"{label}, {trace.name} trace: {len(trace.steps)} steps"
-    with counted(engine.adapter) as counter, ExitStack() as stack, steps(screen, title, len(trace.steps)) as advance:
-        arms = {name: arm_of(name, judged, plain, trace, counter) for name in names}
-        for arm in arms.values():
-            stack.callback(arm.close)
-        for step in trace.steps:
-            if all(keys[step.index, name] in records.held for name in names):
-                for arm in arms.values():
-                    arm.follow(step)
-            else:
-                served = {name: arm.serve(step) for name, arm in arms.items()}
-                right = engine.tokenizer.convert_tokens_to_ids(step.asked.answer)
-                records.add(tuple(_record(label, trace, step, name, served, keys, right) for name in names))
-            advance()
-    return tuple(records.held[key] for key in keys.values())
+    chosen = list(dict.fromkeys(names))
+    unknown = [name for name in chosen if name not in TABLES]
+    if unknown or not chosen:
+        raise PromptError(f"unknown table {', '.join(unknown)!r}: choose of {', '.join(TABLES)}")
+    return measure_probes(engine, size, [TABLES[name]() for name in chosen], advance)
 
 
-def _record(
-    label: str,
-    trace: Trace,
-    step: Step,
-    name: str,
-    served: dict[str, Served],
-    keys: dict[tuple[int, str], str],
-    right: int,
-) -> StepRecord:
-    own, full, window = served[name], served[FULL], served[AUTO]
-    answer = int(own.logits.argmax())
-    return StepRecord(
-        key=keys[step.index, name],
-        model=label,
-        trace=trace.name,
-        seed=trace.seed,
-        step=step.index,
-        arm=name,
-        warm=step.index >= trace.warm,
-        kind=step.asked.kind,
-        where=step.asked.where,
-        new_rows=window.new_rows,
-        back_rows=window.back_rows,
-        rows=own.rows,
-        later=own.later,
-        seconds=own.seconds,
-        held=own.held,
-        lane=own.lane,
-        answer=answer,
-        agrees=answer == int(full.logits.argmax()),
-        right=answer == right,
-        kl=divergence(full.logits, own.logits),
-        checks=own.checks,
-        skipped=own.skipped,
-    )
+def write_report(found: Sequence[ModelTables], traces: ModelTraces, options: Mapping[str, Any], folder: Path) -> Path:
+    """Write `window.md` and its plots into a folder; returns the page's path."""
+
+    def pictures(model: str, table: Table, folder: Path) -> list[Path]:
+        """Draw a trace with its first table; its further pictures belong below the table of its questions."""
+        paths: list[Path] = []
+        for records in traces.get(model, ()):
+            name = records[0].trace
+            if table.name in (f"trace-{name}", "trace-questions"):
+                drawn = draw_trace(records, f"{name} trace: {model}", folder, f"{model}-{name}")
+                paths += drawn[:1] if table.name == f"trace-{name}" else drawn[1:]
+        return paths
+
+    command = f"`python -m benchmarks window`: {options_text(options)}"
+    return write_page(folder / "window.md", "The window, measured", command, found, pictures)

@@ -1,10 +1,10 @@
 """An agent's trace, as plain data: screenshots that slide through a window, look-backs, and a question at every step.
 
-Screens are pages of the bundled world of 8 x 8 cells, so 64 media tokens each. A legend comes up now and then and says
-anew which land some colours mean; maps show icons on coloured cells, each icon on one picture of the window at most. A
-step shows a new screen behind a line of text; at a look-back an old screen that has left is shown once more in front of
-it. What is asked is worked out from the window alone, in its order, as a model that reads the window from the start
-can know it. Questions whose legend has left are asked too, and marked.
+Screens are pages of the bundled world of 8 x 8 cells, so 64 media tokens each. Now and then a legend says which land
+some colours mean from here on; maps show icons on coloured cells, each icon on one picture of the window at most. A
+step shows a new screen after a line of text; at a look-back an old screen that has left is shown once more before it.
+Answers follow from the window alone, in its order, as a model that reads the window from the start can know it.
+Questions whose legend has left are asked too, and marked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TraceSettings:
         look_back: a look-back every so many steps on average, once something has left.
         legend: a legend every so many screens; half a window by default.
         listed: colours that a legend lists; it takes turns with all of them.
-        changing: whether every legend draws its lands anew; else a colour means the same throughout.
+        changing: whether every legend gives its colours new lands; else a colour means the same throughout.
         gone: share of the steps that ask for a land whose legend has left, where there is one.
 
     Raises:
@@ -73,8 +73,8 @@ class TraceSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A picture that enters the window behind its line of text; `picture` counts the trace's pictures."""
+class ShownPicture:
+    """A picture that enters the window after its line of text; `picture` counts the trace's pictures."""
 
     step: int
     text: str
@@ -83,7 +83,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TraceQuestion:
     """A question about the window with its one-word answer.
 
     Attributes:
@@ -101,14 +101,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step: how many pictures leave at the front, what enters, the window then, and what is asked of it."""
+class TraceStep:
+    """One step: how many of the first pictures leave, what enters, the window then, and what is asked of it."""
 
     index: int
     leaving: int
-    entering: tuple[Shown, ...]
-    window: tuple[Shown, ...]
-    asked: Asked
+    entering: tuple[ShownPicture, ...]
+    window: tuple[ShownPicture, ...]
+    question: TraceQuestion
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Trace:
     seed: int
     settings: TraceSettings
     pages: tuple[Legend | Map, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
 
     @property
     def warm(self) -> int:
@@ -128,13 +128,13 @@ class Trace:
 
 
 @dataclass
-class _World:
+class _TraceAuthor:
     """What the trace's author knows while it draws: pages so far, who is in the window, what a map absorbed."""
 
     settings: TraceSettings
     random: np.random.Generator
     pages: list[Legend | Map] = field(default_factory=list)
-    window: deque[Shown] = field(default_factory=deque)
+    window: deque[ShownPicture] = field(default_factory=deque)
     left: list[int] = field(default_factory=list)
     meaning: dict[int, int] = field(default_factory=dict)
     turn: list[int] = field(default_factory=list)
@@ -145,7 +145,7 @@ class _World:
         self.turn = [int(colour) for colour in self.random.permutation(COLOUR_COUNT)]
 
     def draw(self) -> int:
-        """A new page; returns its number."""
+        """Draw a new page and return its number."""
         if len(self.pages) % self.settings.legend_every == 0:
             listed, self.turn = self.turn[: self.settings.listed], self.turn[self.settings.listed :]
             if len(self.turn) < self.settings.listed:
@@ -162,19 +162,19 @@ class _World:
         return len(self.pages) - 1
 
     def icons(self) -> list[int]:
-        """Icons of a new map: one or two that no picture of the window shows, with some kept free for look-backs."""
+        """Return icons of a new map: one or two that no picture shows, with some kept free for look-backs."""
         free = [icon for icon in range(len(ICON_NAMES)) if icon not in self.visible()]
         spare = len(free) - len(ICON_NAMES) // 4
         most = min(2, spare) if self.settings.window <= 16 else min(1, spare)
         return [int(icon) for icon in self.random.permutation(free)[: max(0, most)]]
 
     def visible(self) -> set[int]:
-        """Icons on the pictures of the window."""
+        """Return the icons on the pictures of the window."""
         maps = (self.pages[shown.picture] for shown in self.window)
         return {icon for page in maps if isinstance(page, Map) for icon in page.icon_colours()}
 
-    def known(self, window: tuple[Shown, ...]) -> dict[int, int]:
-        """colour -> land by the legends of a window, the last one counting."""
+    def known(self, window: tuple[ShownPicture, ...]) -> dict[int, int]:
+        """Return colour -> land by the legends of a window, the last one counting."""
         found: dict[int, int] = {}
         for shown in window:
             page = self.pages[shown.picture]
@@ -183,8 +183,8 @@ class _World:
         return found
 
     def back(self) -> int | None:
-        """A picture to look back at: it has left, and no picture of the window shows its icons."""
-        inside, shown = self.visible(), {one.picture for one in self.window}
+        """Return a picture to look back at: it has left, and no picture of the window shows its icons."""
+        inside, shown = self.visible(), {other.picture for other in self.window}
         recent = [picture for picture in dict.fromkeys(reversed(self.left)) if picture not in shown]
         for picture in (recent[int(place)] for place in self.random.permutation(len(recent[:24]))):
             page = self.pages[picture]
@@ -193,12 +193,12 @@ class _World:
         return None
 
     def leave(self, entering: int) -> int:
-        """Make room for so many pictures; returns how many left."""
+        """Make room for so many pictures; return how many left."""
         leaving = max(0, len(self.window) + entering - self.settings.window)
         self.left += [self.window.popleft().picture for _ in range(leaving)]
         return leaving
 
-    def enter(self, shown: Shown) -> None:
+    def enter(self, shown: ShownPicture) -> None:
         """Put a picture into the window, which has room."""
         page = self.pages[shown.picture]
         if isinstance(page, Map):
@@ -210,33 +210,35 @@ class _World:
             }
         self.window.append(shown)
 
-    def ask(self, preferred: int | None) -> Asked:
-        """A question about the window; about the page `preferred` where it has one."""
+    def ask(self, preferred: int | None) -> TraceQuestion:
+        """Return a question about the window; about the page `preferred` where it has one."""
         window = tuple(self.window)
         found = facts(Episode(0, tuple(self.pages[shown.picture] for shown in window), ()))
         if self.random.random() < self.settings.gone:
             lost = self._gone(window, found["land"])
             if lost is not None:
                 return lost
-        place = next((place for place, one in enumerate(window) if one.picture == preferred), None)
+        place = next((place for place, shown in enumerate(window) if shown.picture == preferred), None)
         for wanted in dict.fromkeys((place, None)):
             for kind in self.random.permutation(KINDS):
-                asked = self._asked(str(kind), found[kind], wanted)
-                if asked is not None:
-                    return asked
+                question = self._question(str(kind), found[kind], wanted)
+                if question is not None:
+                    return question
         raise PromptError("a window with nothing to ask about: let legends come more often")
 
-    def _asked(self, kind: str, known: Mapping[str, tuple[str, tuple[int, ...]]], place: int | None) -> Asked | None:
-        subjects = [one for one, (_, needs) in known.items() if place is None or place in needs]
+    def _question(
+        self, kind: str, known: Mapping[str, tuple[str, tuple[int, ...]]], place: int | None
+    ) -> TraceQuestion | None:
+        subjects = [subject for subject, (_, needs) in known.items() if place is None or place in needs]
         if not subjects:
             return None
         subject = str(self.random.choice(subjects))
         answer, needs = known[subject]
         where: Where = "binding" if len(needs) > 1 else "one"
-        return Asked(kind, phrase(self.random, kind, subject), answer, where, needs)
+        return TraceQuestion(kind, phrase(self.random, kind, subject), answer, where, needs)
 
-    def _gone(self, window: tuple[Shown, ...], known: Mapping[str, object]) -> Asked | None:
-        """A land that a map absorbed from a legend that has left and that no legend of the window gives."""
+    def _gone(self, window: tuple[ShownPicture, ...], known: Mapping[str, object]) -> TraceQuestion | None:
+        """Return a question about a land that a map absorbed from a legend that has left, if no other gives it."""
         lost = [
             (icon, land, place)
             for place, shown in enumerate(window)
@@ -246,31 +248,31 @@ class _World:
         if not lost:
             return None
         icon, land, place = lost[int(self.random.integers(len(lost)))]
-        return Asked("land", phrase(self.random, "land", icon), land, "gone", (place,))
+        return TraceQuestion("land", phrase(self.random, "land", icon), land, "gone", (place,))
 
 
 def agent_trace(seed: int, settings: TraceSettings | None = None) -> Trace:
-    """The trace of a seed: the same for the same seed and settings, and fewer steps are the first of it."""
+    """Return the trace of a seed: the same for the same seed and settings, and fewer steps are the first of it."""
     settings = TraceSettings() if settings is None else settings
-    world = _World(settings, stream("agent-trace", seed, settings.window))
-    steps = tuple(_steps(world))
-    return Trace("agent", seed, settings, tuple(world.pages), steps)
+    author = _TraceAuthor(settings, stream("agent-trace", seed, settings.window))
+    steps = tuple(_steps(author))
+    return Trace("agent", seed, settings, tuple(author.pages), steps)
 
 
-def _steps(world: _World) -> Iterator[Step]:
-    random = world.random
-    for index in range(world.settings.steps):
-        looks = bool(world.left) and random.random() < 1 / world.settings.look_back
-        found = world.back() if looks else None
-        leaving = world.leave(1 if found is None else 2)
+def _steps(author: _TraceAuthor) -> Iterator[TraceStep]:
+    random = author.random
+    for index in range(author.settings.steps):
+        looks = bool(author.left) and random.random() < 1 / author.settings.look_back
+        found = author.back() if looks else None
+        leaving = author.leave(1 if found is None else 2)
         entering = []
         if found is not None:
-            entering.append(Shown(index, _line(random), found, back=True))
-            world.enter(entering[-1])
-        # The new picture is drawn for the window that it will stand in.
-        entering.append(Shown(index, _line(random), world.draw()))
-        world.enter(entering[-1])
-        yield Step(index, leaving, tuple(entering), tuple(world.window), world.ask(found))
+            entering.append(ShownPicture(index, _line(random), found, back=True))
+            author.enter(entering[-1])
+        # The new picture is drawn for the window that it will be in.
+        entering.append(ShownPicture(index, _line(random), author.draw()))
+        author.enter(entering[-1])
+        yield TraceStep(index, leaving, tuple(entering), tuple(author.window), author.ask(found))
 
 
 def _line(random: np.random.Generator) -> str:
@@ -278,16 +280,16 @@ def _line(random: np.random.Generator) -> str:
 
 
 def novelty_trace(seed: int, settings: TraceSettings | None = None) -> Trace:
-    """Sustained novelty: every step fills the whole window with pictures that nobody saw before."""
+    """Return sustained novelty: every step fills the whole window with pictures that nobody saw before."""
     settings = TraceSettings() if settings is None else settings
     pages: list[Legend | Map] = []
     steps = []
     for index in range(settings.steps):
-        world = _World(settings, stream("novelty-trace", seed, index))
+        author = _TraceAuthor(settings, stream("novelty-trace", seed, index))
         for _ in range(settings.window):
-            world.enter(Shown(index, _line(world.random), world.draw()))
-        asked = world.ask(None)
-        shown = tuple(Shown(index, one.text, one.picture + len(pages)) for one in world.window)
-        pages += world.pages
-        steps.append(Step(index, settings.window if index else 0, shown, shown, asked))
+            author.enter(ShownPicture(index, _line(author.random), author.draw()))
+        question = author.ask(None)
+        shown = tuple(ShownPicture(index, new.text, new.picture + len(pages)) for new in author.window)
+        pages += author.pages
+        steps.append(TraceStep(index, settings.window if index else 0, shown, shown, question))
     return Trace("novelty", seed, settings, tuple(pages), tuple(steps))

@@ -51,7 +51,7 @@ class Agent:
                 else:
                     piece = self.own.encode(self.trace.pages[shown.picture].image())[0]
                     self.handles[shown.picture] = self.window.append(piece)
-            yield self.window.prefill(step.asked.text), bool(step.leaving)
+            yield self.window.prefill(step.question.text), bool(step.leaving)
 
     def divergence(self, prefill: Prefill, question: str) -> float:
         full = self.window.prefill(question, "full", keep=False)
@@ -76,7 +76,7 @@ def test_survivors_that_break_the_bound_are_trusted_no_longer(reference: Engine)
     assert line.measured == len(lanes) >= 2 and line.kl > 0.05 and not line.open, "never by one item"
     assert line_of(own, Lane.SURVIVOR, "text").measured == line.measured
     # What is computed anew answers as re-prefill does.
-    asked = agent.trace.steps[len(lanes) - 1 + agent.trace.warm].asked.text
+    asked = agent.trace.steps[len(lanes) - 1 + agent.trace.warm].question.text
     agent.window.slide()
     anew = agent.window.prefill(asked)
     assert "survivor" not in anew.usage.lane and agent.divergence(anew, asked) < 1e-6
@@ -100,7 +100,7 @@ def test_a_check_is_what_a_full_prefill_of_the_window_says(reference: Engine) ->
     for step in agent.trace.steps[: agent.trace.warm + 1]:
         prefill, _ = next(walk)
         rows += prefill.prompt.tokens if step.index else 0
-        question = step.asked.text
+        question = step.question.text
     assert line_of(own, Lane.SURVIVOR).kl == pytest.approx(agent.divergence(prefill, question), rel=1e-3, abs=1e-7)
     counted = own.policy_runtime.statistics.canary
     assert (counted.checks, counted.rows) == (agent.trace.warm, rows), "all but the first took rows of the window"

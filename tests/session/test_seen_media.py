@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.tasks import Episode
-from benchmarks.window.counting import counted
+from benchmarks.window.arms import counted_rows
 from emblema import AsyncEngine, Engine, Policy, Store
 from emblema.errors import MediaError, ModelError, PromptError
 from emblema.kv.chunk import Encoded, EncodedChunk
@@ -28,7 +28,7 @@ def put(own: Engine, episode: Episode, strategy: str = "auto") -> tuple[Prefill,
     """The episode's pictures as they are in front of a question; rows until the answer, and behind it."""
     own.defer_idle(True)
     own.forget_prompts()
-    with counted(own.adapter) as counter:
+    with counted_rows(own.adapter) as counter:
         prefill = own.prefill([*(page.image() for page in episode.pages), QUESTION], strategy)
         before = counter.rows
         own.settle()
@@ -89,7 +89,7 @@ def test_what_was_encoded_is_a_part_of_any_prompt(reference: Engine, episode: Ep
     full = reference.prefill([*pages, QUESTION], "full")
     for strategy in ("auto", "blind", "patch-25%"):
         own.forget_prompts()
-        with counted(own.adapter) as counter:
+        with counted_rows(own.adapter) as counter:
             prefill = own.prefill([pieces[0], *(one[0] for one in pieces[1:]), QUESTION], strategy)
         assert counter.rows == full.prompt.tokens and own.store.ids() == []
         assert torch.equal(prefill.logits, full.logits)

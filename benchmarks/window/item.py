@@ -1,12 +1,12 @@
-"""One item of the window's tables: pages of the bundled world, a map to reuse behind them, and questions about it.
+"""One item of the window's tables: pages of the bundled world, a map to reuse after them, and questions about it.
 
 Every question asks for a land, which the map alone does not tell: it depends on what the map absorbed from the legend
-before it. It is put in two settings: `visible`, with everything in front still there, and `slid`, with the antecedents
+before it. It is put in two settings: `visible`, with all pages still there, and `slid`, with the pages before the map
 gone for the question, so that the answer is only in what the map took from them.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -41,7 +41,7 @@ ASKED = 2
 """Questions about icons on each legend's colours, at most."""
 MAPS = 9
 KEPT = 8
-"""Fronts kept at a time."""
+"""Page sequences kept at a time."""
 SUBJECT = "map"
 SPARE = "page"
 
@@ -51,7 +51,7 @@ Logits = dict[str, list[np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MapQuestion:
     """A question about the map: which legend knows the answer (0 or 1), and the answer's token."""
 
     legend: int
@@ -59,7 +59,7 @@ class Asked:
     expected: int
 
 
-class Bed:
+class WindowItem:
     """An item on one model.
 
     Its pages by name: `legend0` and `legend1` list three colours each; `other0` and `other1` list the same ones with
@@ -69,12 +69,8 @@ class Bed:
 
     def __init__(self, engine: Engine, seed: int, index: int) -> None:
         random = stream("window", seed, index)
-        self.engine, self.adapter, self.index, self.episode = (
-            engine,
-            engine.adapter,
-            index,
-            f"window-{seed}-{index:04d}",
-        )
+        self.engine, self.adapter, self.index = engine, engine.adapter, index
+        self.episode = f"window-{seed}-{index:04d}"
         colours = [int(colour) for colour in random.permutation(COLOUR_COUNT)[:COLOURS]]
         lands = {colour: int(random.integers(LAND_COUNT)) for colour in colours}
         others = {colour: int(land + random.integers(1, LAND_COUNT)) % LAND_COUNT for colour, land in lands.items()}
@@ -84,118 +80,114 @@ class Bed:
         for number, half in enumerate(halves):
             self.pages[f"legend{number}"] = legend_page(random, SIDE, {colour: lands[colour] for colour in half})
             self.pages[f"other{number}"] = legend_page(random, SIDE, {colour: others[colour] for colour in half})
-        subject = map_page(random, SIDE, colours, icons[:COLOURS])
-        self.pages[SUBJECT] = subject
-        spare = icons[COLOURS:]
+        subject = self.pages[SUBJECT] = map_page(random, SIDE, colours, icons[:COLOURS])
         for number in range(MAPS):
-            own = spare[number::MAPS][:2]
-            self.pages[f"map{number}"] = map_page(random, SIDE, colours, own)
+            self.pages[f"map{number}"] = map_page(random, SIDE, colours, icons[COLOURS:][number::MAPS][:2])
         self._asked: list[tuple[int, str, str]] = []
         for number, half in enumerate(halves):
-            standing = [icon for icon, colour in subject.icon_colours().items() if colour in half]
-            for icon in standing[:ASKED]:
-                answer = LANDS[lands[subject.icon_colours()[icon]]]
-                self._asked.append((number, phrase(random, "land", ICON_NAMES[icon]), answer))
+            shown = [(icon, colour) for icon, colour in subject.icon_colours().items() if colour in half]
+            for icon, colour in shown[:ASKED]:
+                self._asked.append((number, phrase(random, "land", ICON_NAMES[icon]), LANDS[lands[colour]]))
         self._chunks: dict[str, Chunk] = {}
         self._alone: dict[str, Chunk] = {}
         self._canonical: dict[str, Rows] = {}
-        self._fronts: OrderedDict[tuple[str, ...], Front] = OrderedDict()
+        self._sequences: OrderedDict[tuple[str, ...], PageSequence] = OrderedDict()
 
     def chunk(self, name: str) -> Chunk:
-        """A page as the decoder is fed it, without rows; the encoder runs once for each."""
+        """Return a page as the decoder is fed it, without rows; the encoder runs once for each."""
         if name not in self._chunks:
             (piece,) = self.engine.encode(self.pages[name].image())
             self._chunks[name] = Chunk(piece.id, piece.kind, self.adapter.fingerprint, piece.encoded, ())
         return self._chunks[name]
 
     def alone(self, name: str) -> Chunk:
-        """A page prefilled alone, with its rows."""
+        """Return a page prefilled alone, with its rows."""
         if name not in self._alone:
             chunk = self.chunk(name)
             self._alone[name] = replace(chunk, rows=self.adapter.capture(chunk.encoded))
         return self._alone[name]
 
     def canonical(self, name: str) -> Rows:
-        """Position-free rows of a page prefilled alone."""
+        """Return position-free rows of a page prefilled alone."""
         if name not in self._canonical:
             self._canonical[name] = alone(self.adapter, self.alone(name))
         return self._canonical[name]
 
     @cached_property
     def opening(self) -> tuple[Part, ...]:
-        """What the template writes in front of a message's first part."""
-        return tuple(one.part for one in self._laid(self._asked[0][1]).segments[:-2])
+        """What the template writes before a message's first part."""
+        return tuple(segment.part for segment in self._prompt(self._asked[0][1]).segments[:-2])
 
     @cached_property
-    def questions(self) -> tuple[Asked, ...]:
+    def questions(self) -> tuple[MapQuestion, ...]:
         """What is asked about the map."""
         tokenizer = self.engine.template.tokenizer
         found = []
         for legend, text, answer in self._asked:
-            tail = self._laid(text).segments[-1].part
+            tail = self._prompt(text).segments[-1].part
             if isinstance(tail, TextPart):
-                found.append(Asked(legend, tail, int(tokenizer(answer, add_special_tokens=False)["input_ids"][0])))
+                found.append(
+                    MapQuestion(legend, tail, int(tokenizer(answer, add_special_tokens=False)["input_ids"][0]))
+                )
         return tuple(found)
 
-    def _laid(self, text: str) -> Prompt:
+    def _prompt(self, text: str) -> Prompt:
         content: list[PromptPart] = [self.chunk(SUBJECT), text]
         if self.engine.template.preparer.chat_template:
             return self.engine.prompt([{"role": "user", "content": content}])
         return self.engine.prompt(content, template=False)
 
-    def front(self, *names: str) -> "Front":
-        """Pages in an order, every row computed in context; the last few are kept."""
-        if names in self._fronts:
-            self._fronts.move_to_end(names)
-        else:
-            self._fronts[names] = Front(self, names)
-            if len(self._fronts) > KEPT:
-                self._fronts.popitem(last=False)
-        return self._fronts[names]
+    def sequence(self, *names: str) -> "PageSequence":
+        """Return pages in an order, every row computed in context; the last few sequences are kept."""
+        if names not in self._sequences:
+            self._sequences[names] = PageSequence(self, names)
+            if len(self._sequences) > KEPT:
+                self._sequences.popitem(last=False)
+        self._sequences.move_to_end(names)
+        return self._sequences[names]
 
 
-class Front:
-    """Pages behind a prompt's opening, every row computed in context."""
+class PageSequence:
+    """Pages after a prompt's opening, every row computed in context."""
 
-    def __init__(self, bed: Bed, names: Sequence[str]) -> None:
-        self.bed, self.names = bed, tuple(names)
+    def __init__(self, item: WindowItem, names: Sequence[str]) -> None:
+        self.item, self.names = item, tuple(names)
         self.prompt = self._prompt()
-        self.table = conditioned_table(Executor(bed.adapter), self.prompt)
+        self.table = conditioned_table(Executor(item.adapter), self.prompt)
 
     def _prompt(self, tail: TextPart | None = None, *, slid: bool = False) -> Prompt:
         last = len(self.names) - 1
-        chunks = [ChunkPart(self.bed.chunk(name), slid=slid and place < last) for place, name in enumerate(self.names)]
+        chunks = [ChunkPart(self.item.chunk(name), slid=slid and place < last) for place, name in enumerate(self.names)]
         ending = () if tail is None else (tail,)
-        return Prompt.of((*self.bed.opening, *chunks, *ending), self.bed.adapter.axes)
+        return Prompt.of((*self.item.opening, *chunks, *ending), self.item.adapter.axes)
 
     def rows(self, at: int = -1) -> Rows:
-        """Position-free rows of the page at a place, as they were computed here."""
+        """Return position-free rows of the page at a place, as they were computed here."""
         segment, _ = self.prompt.chunk_segments[at]
-        return _own(read_rows(self.bed.adapter, self.table, self.prompt, segment))
+        return _copied(read_rows(self.item.adapter, self.table, self.prompt, segment))
 
     def deficits(self, at: int = -1) -> Rows:
-        """What the page at a place absorbed from what stands before it (Kamera, equation 2)."""
-        return difference(self.rows(at), self.bed.canonical(self.names[at]))
+        """Return what the page at a place absorbed from what is before it (Kamera, equation 2)."""
+        return difference(self.rows(at), self.item.canonical(self.names[at]))
 
     def under(self, strategy: Strategy) -> Rows:
-        """Position-free rows of the last page as a strategy makes them, everything before it exact."""
-        bed, (segment, _) = self.bed, self.prompt.chunk_segments[-1]
-        adapter, start = bed.adapter, segment.start
-        parts = [one.part for one in self._prompt(bed.questions[0].tail).segments]
+        """Return position-free rows of the last page as a strategy makes them, everything before it exact."""
+        item, (segment, _) = self.item, self.prompt.chunk_segments[-1]
+        adapter, start = item.adapter, segment.start
+        parts = [other.part for other in self._prompt(item.questions[0].tail).segments]
         parts = [replace(part, state=RowState.MISSING) if isinstance(part, ChunkPart) else part for part in parts]
-        parts[-2] = ChunkPart(bed.alone(self.names[-1]))
+        parts[-2] = ChunkPart(item.alone(self.names[-1]))
         prompt = Prompt.of(parts, adapter.axes)
         artifacts: dict[PatchKey, Artifact] = {}
-        plan = strategy.plan(prompt, Knowledge(adapter.fingerprint, adapter.layouts, artifacts.get, lambda one: None))
+        plan = strategy.plan(prompt, Knowledge(adapter.fingerprint, adapter.layouts, artifacts.get, lambda key: None))
         for key in plan.forming:
-            artifacts[key] = form_residual(adapter, key, bed.alone(self.names[-1]))
+            artifacts[key] = form_residual(adapter, key, item.alone(self.names[-1]))
         layers = range(len(adapter.layouts))
-        exact = [self.table.read(layer, *segment.rows) for layer in layers]
-        exact = [LayerRows(one.keys.clone(), one.values.clone()) for one in exact]
+        exact = _copied(self.table.read(layer, *segment.rows) for layer in layers)
         self.table.truncate(start)
         try:
             Executor(adapter).run(LinkJob(plan.after(start), prompt, Resources(artifacts), start), table=self.table)
-            return _own(read_rows(adapter, self.table, self.prompt, segment))
+            return _copied(read_rows(adapter, self.table, self.prompt, segment))
         finally:
             self.table.truncate(start)
             places = torch.arange(*segment.rows)
@@ -205,56 +197,55 @@ class Front:
 
     @cached_property
     def _asked(self) -> tuple[list[Prompt], list[LinkPlan]]:
-        """Every question in both settings, and the plan that computes its rows behind this front."""
-        layers, start = len(self.bed.adapter.layouts), self.prompt.tokens
+        """Every question in both settings, and the plan that computes its rows after these pages."""
+        layers, start = len(self.item.adapter.layouts), self.prompt.tokens
         asked = [
             self._prompt(question.tail, slid=setting == "slid")
             for setting in SETTINGS
-            for question in self.bed.questions
+            for question in self.item.questions
         ]
-        plans = [
-            LinkPlan("window", one.tokens, layers, tuple(computed(one, layers, start, one.tokens))) for one in asked
+        return asked, [
+            LinkPlan("window", prompt.tokens, layers, tuple(computed(prompt, layers, start, prompt.tokens)))
+            for prompt in asked
         ]
-        return asked, plans
 
     @torch.inference_mode()
     def ask(self, given: Mapping[int, Rows] | None = None) -> Logits:
-        """Answers of every question in both settings, with other position-free rows for the pages at some places."""
-        adapter, table, start = self.bed.adapter, self.table, self.prompt.tokens
+        """Answer every question in both settings, with other position-free rows for the pages at some places."""
+        adapter, table, start = self.item.adapter, self.table, self.prompt.tokens
         held = []
         for at, rows in (given or {}).items():
             segment, _ = self.prompt.chunk_segments[at]
             slots = slice(*segment.rows)
             book = PhaseBook(adapter.tables, self.prompt.positions[:, slots].to(adapter.device))
             for layer, (layout, own) in enumerate(zip(adapter.layouts, rows, strict=True)):
-                before = table.read(layer, *segment.rows)
-                held.append((layer, slots, LayerRows(before.keys.clone(), before.values.clone())))
+                held.append((layer, slots, _copied([table.read(layer, *segment.rows)])[0]))
                 table.write(layer, slots, place(own, layout, book, adapter.dtype))
         asked, plans = self._asked
         try:
-            found = [one.cpu().numpy() for one in endings(Executor(adapter), table, asked, plans, start)]
+            found = [logits.cpu().numpy() for logits in endings(Executor(adapter), table, asked, plans, start)]
         finally:
             for layer, slots, before in held:
                 table.write(layer, slots, before)
-        count = len(self.bed.questions)
+        count = len(self.item.questions)
         return {setting: found[place * count : (place + 1) * count] for place, setting in enumerate(SETTINGS)}
 
 
-def _own(rows: Rows) -> Rows:
-    """Rows apart from the table they were read from: what is not turned is a view of it."""
-    return tuple(LayerRows(one.keys.clone(), one.values.clone()) for one in rows)
+def _copied(rows: Iterable[LayerRows]) -> Rows:
+    """Return rows apart from the table they were read from: what is not turned is a view of it."""
+    return tuple(LayerRows(layer.keys.clone(), layer.values.clone()) for layer in rows)
 
 
 def difference(rows: Rows, base: Rows) -> Rows:
-    """Layer by layer, rows less others; float32."""
-    return tuple(deficit(one, other) for one, other in zip(rows, base, strict=True))
+    """Return rows less others, layer by layer; float32."""
+    return tuple(deficit(own, other) for own, other in zip(rows, base, strict=True))
 
 
 def added(rows: Rows, patch: Patch) -> Rows:
-    """Position-free rows with a patch added."""
-    return tuple(one if layer is None else layer.apply(one) for one, layer in zip(rows, patch.layers, strict=True))
+    """Return position-free rows with a patch added."""
+    return tuple(own if layer is None else layer.apply(own) for own, layer in zip(rows, patch.layers, strict=True))
 
 
 def norm(rows: Rows) -> float:
-    """The norm of rows over all layers, keys and values together."""
-    return float(sum(one.keys.square().sum() + one.values.square().sum() for one in rows)) ** 0.5
+    """Return the norm of rows over all layers, keys and values together."""
+    return float(sum(layer.keys.square().sum() + layer.values.square().sum() for layer in rows)) ** 0.5
