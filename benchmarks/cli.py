@@ -221,7 +221,7 @@ def deficit(
     model: Models = "reference",
     items: Annotated[int, typer.Option(help="How many fresh items; half of them teach, half are held out.")] = 40,
     seed: Seed = 0,
-    task: Annotated[str, typer.Option(help="A task whose items hold a chunk behind another one.")] = "maps",
+    task: Annotated[str, typer.Option(help="A task whose items hold a chunk after another one.")] = "maps",
     carried: Annotated[str, typer.Option(help="The task whose directions are carried to it.")] = "clip",
     json: Annotated[Path | None, typer.Option(help="File for every figure as JSON.", show_default=False)] = None,
     report: Report = Path("deficit"),
@@ -355,7 +355,7 @@ def stream(
         systems = SystemsWanted(seed, wanted.kinds, settings=wanted.settings)
     parts = parts_of(only, PARTS)
     folder, listing = report_places(report, figures, "stream.json")
-    files = Files(listing, folder, tuple(Path(one) for one in options.names_of(runs or "", ())))
+    files = Files(listing, folder, tuple(Path(name) for name in options.names_of(runs or "", ())))
     screen = console(plain)
     with load_engine(model_source(model), device, screen, measured=True) as engine:
         run(engine, labels_of([model])[0], wanted, systems, parts, files, screen)

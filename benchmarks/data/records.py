@@ -66,11 +66,11 @@ class DataRecord:
     name: str = ""
 
     def wrong(self, message: str) -> DataError:
-        """The error to raise about this record."""
+        """Return the error to raise about this record."""
         return DataError(self.path, f"{self.name}: {message}" if self.name else message, self.place, self.unit)
 
     def has(self, field: str) -> bool:
-        """Whether a field is there and not null."""
+        """Return whether a field is there and not null."""
         return self.fields.get(field) is not None
 
     def need(self, *fields: str) -> None:
@@ -80,7 +80,7 @@ class DataRecord:
             raise self.wrong(f"missing {', '.join(repr(field) for field in missing)}")
 
     def text(self, field: str, default: str | None = None) -> str:
-        """A string; a number is taken as its digits, as ids are written both ways."""
+        """Return a string; a number is taken as its digits, as ids are written both ways."""
         value = self.fields.get(field)
         if value is None and default is not None:
             return default
@@ -89,19 +89,19 @@ class DataRecord:
         return self._of(field, value, str, "a string")
 
     def number(self, field: str) -> int:
-        """A whole number of 0 or more."""
+        """Return a whole number of 0 or more."""
         value = self.fields.get(field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self._not(field, value, "a whole number of 0 or more")
         return value
 
     def flag(self, field: str, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self.fields.get(field, default)
         return self._of(field, value, bool, "true or false")
 
     def texts(self, field: str) -> list[str]:
-        """A list of strings."""
+        """Return a list of strings."""
         values = self._of(field, self.fields.get(field), list, "a list of strings")
         for value in values:
             if not isinstance(value, str):
@@ -109,15 +109,15 @@ class DataRecord:
         return list(values)
 
     def values(self, field: str) -> list[Any]:
-        """A list of anything."""
+        """Return a list of anything."""
         return list(self._of(field, self.fields.get(field), list, "a list"))
 
     def object(self, field: str) -> DataRecord:
-        """An object inside this one."""
+        """Return an object inside this one."""
         return self._inside(field, self.fields.get(field))
 
     def objects(self, field: str) -> list[DataRecord]:
-        """A list of objects inside this one."""
+        """Return a list of objects inside this one."""
         return [self._inside(f"{field}[{place}]", value) for place, value in enumerate(self.values(field))]
 
     def _inside(self, field: str, value: Any) -> DataRecord:
@@ -136,7 +136,7 @@ class DataRecord:
 
 
 def records(path: Path, limits: DataLimits, key: str | None = None) -> Iterator[DataRecord]:
-    """The records of a file: a line each, the elements of a list, or the members of an object whose values are objects.
+    """Yield the records of a file: a line each, the elements of a list, or the objects that are members of an object.
 
     Args:
         key: in a JSON document, the member that holds the list; without it the document itself is the list.
@@ -158,7 +158,7 @@ def records(path: Path, limits: DataLimits, key: str | None = None) -> Iterator[
 
 
 def member(path: Path, key: str) -> DataRecord:
-    """The document's members around `key`'s list: an object with everything but the list."""
+    """Return the document's members around `key`'s list: an object with everything but the list."""
     text = _text(path)
     try:
         found = {name: value for name, value, _ in _walk(text, 0) if name != key}
@@ -168,7 +168,7 @@ def member(path: Path, key: str) -> DataRecord:
 
 
 def document(path: Path, limits: DataLimits) -> DataRecord:
-    """A JSON document that is one object."""
+    """Return a JSON document that is one object."""
     if _size(path) > limits.document_bytes:
         raise DataError(path, "it is larger than the limit")
     return member(path, "")
@@ -226,10 +226,10 @@ def _rows(path: Path, limits: DataLimits) -> Iterator[DataRecord]:
 
 
 def _walk(text: str, start: int, whole: bool = True) -> Iterator[tuple[str | int, Any, int]]:
-    """(name or index, value, offset) of each element of the list or object at an offset.
+    """Yield (name or index, value, offset) of each element of the list or object at an offset.
 
     Raises:
-        ValueError: as the standard decoder; also where neither a list nor an object stands.
+        ValueError: as the standard decoder; also where there is neither a list nor an object.
     """
 
     def skip(place: int) -> int:

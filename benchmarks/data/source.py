@@ -30,12 +30,12 @@ class MediaFolder:
 
     @classmethod
     def of(cls, records: Path) -> MediaFolder:
-        """The folder of a file of records."""
+        """Return the folder of a file of records."""
         parent = records.absolute().parent
         return cls(parent.parent if parent.name in ASIDE else parent)
 
     def find(self, record: DataRecord, name: str, places: tuple[str, ...], suffixes: tuple[str, ...] = ("",)) -> Path:
-        """The file of a name in one of the places below the root.
+        """Return the file of a name in one of the places below the root.
 
         Raises:
             DataError: the name leads out of the folder, or there is no such file.
@@ -57,7 +57,7 @@ class MediaFolder:
         raise record.wrong(f"there is no file {(name + suffixes[0])[:120]!r} in {self.root}")
 
     def picture(self, record: DataRecord, value: Any, places: tuple[str, ...], limits: DataLimits) -> Media:
-        """A picture given as a name, or as a table's cell with `bytes` or `path`."""
+        """Return a picture given as a name, or as a table's cell with `bytes` or `path`."""
         if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
             if len(value["bytes"]) > limits.cell_bytes:
                 raise record.wrong(f"a picture of {len(value['bytes'])} bytes is beyond the limit")
@@ -70,11 +70,11 @@ class MediaFolder:
     def file(
         self, record: DataRecord, kind: MediaKind, name: str, places: tuple[str, ...], suffixes: tuple[str, ...] = ("",)
     ) -> Media:
-        """A piece of media in a file."""
+        """Return a piece of media in a file."""
         return Media(kind, self.find(record, name, places, suffixes))
 
     def _homes(self) -> tuple[Path, ...]:
-        """The root; and in a hub's cache, where files are links, the whole copy of the data set's repository."""
+        """Return the root; and in a hub's cache, where files are links, the whole copy of the data set's repository."""
         root = self.root.resolve()
         above = (folder.parent for folder in (root, *root.parents) if folder.name == "snapshots")
         return (root, *(home for home in above if home.name.startswith("datasets--")))
@@ -93,25 +93,25 @@ class DataSource:
     limits: DataLimits
 
     def records(self, key: str | None = None) -> Iterator[DataRecord]:
-        """The records; in a JSON document those below a key."""
+        """Return the records; in a JSON document those below a key."""
         return records(self.path, self.limits, key)
 
     def around(self, key: str) -> DataRecord:
-        """The rest of the document whose records lie below a key."""
+        """Return the rest of the document whose records lie below a key."""
         return member(self.path, key)
 
     def beside(self, name: str) -> DataRecord | None:
-        """Another document of the same folder, if it is there."""
+        """Return another document of the same folder, if it is there."""
         path = self.path.with_name(name)
         return document(path, self.limits) if path.is_file() else None
 
     def picture(self, record: DataRecord, value: Any, *places: str) -> Media:
-        """A picture of a record, looked for in places of the folder."""
+        """Return a picture of a record, looked for in places of the folder."""
         return self.folder.picture(record, value, places, self.limits)
 
 
 def records_file(path: Path, usual: Sequence[str], title: str) -> Path:
-    """A file of records, given itself or as a folder that has one file of the usual names.
+    """Return a file of records, given itself or as a folder that has one file of the usual names.
 
     Raises:
         DataError: the folder has none, or several.
@@ -126,7 +126,7 @@ def records_file(path: Path, usual: Sequence[str], title: str) -> Path:
 
 
 def interleave(record: DataRecord, text: str, mark: str, media: Iterator[Media]) -> tuple[Part, ...]:
-    """A text with a piece of media in the place of every mark.
+    """Return a text with a piece of media in the place of every mark.
 
     Raises:
         DataError: there are more marks than media.
@@ -144,13 +144,13 @@ def interleave(record: DataRecord, text: str, mark: str, media: Iterator[Media])
 
 
 def divided(parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Parts up to the last piece of media, and the text behind it: the context and the question."""
+    """Return parts up to the last piece of media, and the text after it: the context and the question."""
     last = max((place for place, part in enumerate(parts) if isinstance(part, Media)), default=-1)
     return parts[: last + 1], parts[last + 1 :]
 
 
 def option_index(record: DataRecord, answer: Any, options: Sequence[Part]) -> int:
-    """Index of the right option, from a number, a letter or the option's text.
+    """Return index of the right option, from a number, a letter or the option's text.
 
     Raises:
         DataError: it is none of the options.
@@ -168,7 +168,7 @@ def option_index(record: DataRecord, answer: Any, options: Sequence[Part]) -> in
 
 
 def annotated(record: DataRecord, item: TaskItem) -> TaskItem:
-    """An item as read, with what the record notes about it, or with the marks that a real data set gets.
+    """Return an item as read, with what the record notes about it, or with the marks that a real data set gets.
 
     Raises:
         DataError: the notes do not fit the item.
@@ -197,7 +197,7 @@ def annotated(record: DataRecord, item: TaskItem) -> TaskItem:
 
 
 def usual(item: TaskItem) -> list[float]:
-    """Marks for an item of a real data set: what stands before the last piece of media slides; options never do."""
+    """Return shares for an item of a real data set: all before the last piece of media slides; options never do."""
     options = {id(part) for question in item.questions for part in question.options}
     shown = [media for media in item.media if id(media) not in options]
     last = id(shown[-1]) if shown else 0
@@ -211,7 +211,7 @@ def usual(item: TaskItem) -> list[float]:
 
 
 def merged(items: Iterable[TaskItem]) -> Iterator[TaskItem]:
-    """Neighbours that show the same become one item with all their questions."""
+    """Yield neighbours that show the same become one item with all their questions."""
     held: TaskItem | None = None
     for item in items:
         if held is not None and _same(held, item):

@@ -45,10 +45,10 @@ _NAME = re.compile(r"\w[\w.-]{0,150}")
 
 @dataclass(frozen=True, slots=True)
 class StreamQuestion:
-    """A question about a video as it stands at some time.
+    """A question about a video, asked at some time of it.
 
     Attributes:
-        at: seconds at which it is asked; None: behind the whole video.
+        at: seconds at which it is asked; None: after the whole video.
         choices: texts to choose among, in order; `correct`: index of the right one, -1 where it is not known.
         kind: what is asked, for tables by kind.
         windows: (from, to) in seconds of the parts that answer it, where that is known.
@@ -83,7 +83,7 @@ class StreamItem:
     def frames(
         self, fps: float = 1 / FRAME_SECONDS, limits: MediaLimits = DEFAULT_LIMITS
     ) -> Iterator[tuple[float, Image.Image]]:
-        """Frames with their times in seconds, one by one.
+        """Return frames with their times in seconds, one by one.
 
         Raises:
             MediaError: the video cannot be read, or is outside the limits.
@@ -100,7 +100,7 @@ class StreamItem:
 
 
 def item_of(stream: GeneratedStream, asked: tuple[TimedQuestion, ...]) -> StreamItem:
-    """A generated stream and questions about it."""
+    """Return a generated stream and questions about it."""
     questions = tuple(
         StreamQuestion(
             f"{stream.id}-{place}",
@@ -150,7 +150,7 @@ class StreamForm:
 
 
 def seconds(record: DataRecord, field: str) -> float:
-    """A time in seconds, 0 or more.
+    """Return a time in seconds, 0 or more.
 
     Raises:
         DataError: it is none.
@@ -162,7 +162,7 @@ def seconds(record: DataRecord, field: str) -> float:
 
 
 def _windows(record: DataRecord) -> tuple[tuple[float, float], ...]:
-    """Where the answer lies: `temporal_windows`, or from `start_time` to `end_time`."""
+    """Return where the answer lies: `temporal_windows`, or from `start_time` to `end_time`."""
     if record.has("start_time") and record.has("end_time"):
         values: list[Any] = [[record.fields["start_time"], record.fields["end_time"]]]
     else:
@@ -178,7 +178,7 @@ def _windows(record: DataRecord) -> tuple[tuple[float, float], ...]:
 
 
 def _chosen(record: DataRecord, field: str, answer: str = "answer") -> tuple[tuple[str, ...], int, str]:
-    """Choices, the index of the right one, and its text; a question without choices has its answer alone."""
+    """Return choices, the index of the right one, and its text; a question without choices has its answer alone."""
     if not record.has(field):
         return (), -1, record.text(answer)
     choices = tuple(record.texts(field))
@@ -187,7 +187,7 @@ def _chosen(record: DataRecord, field: str, answer: str = "answer") -> tuple[tup
 
 
 def read_rekv(source: DataSource) -> Iterator[StreamItem]:
-    """ReKV's form: an entry for each video, `conversations` with questions; RVS's say at which time they are asked."""
+    """Yield the items of ReKV's form: an entry a video, questions in `conversations`; RVS's say when they are asked."""
     for record in source.records():
         record.need("video_id", "conversations")
         name = record.text("video_id")
@@ -202,7 +202,7 @@ def read_rekv(source: DataSource) -> Iterator[StreamItem]:
 
 
 def _video(source: DataSource, record: DataRecord, written: str) -> Path:
-    """A video as it is named; published paths begin with the publisher's own folders, so then by its file's name."""
+    """Return a video as it is named, or by its file's name: published paths begin with the publisher's own folders."""
     bare = written.replace("\\", "/").rsplit("/", 1)[-1]
     try:
         return source.folder.find(record, written, PLACES, SUFFIXES)
@@ -221,7 +221,7 @@ def _conversation(record: DataRecord, name: str) -> StreamQuestion:
 
 
 def read_mlvu(source: DataSource) -> Iterator[StreamItem]:
-    """MLVU: an entry for each question, `candidates` and the answer's text; asked behind the video."""
+    """Yield MLVU: an entry for each question, `candidates` and the answer's text; asked after the video."""
     for place, record in enumerate(source.records()):
         record.need("video", "question", "answer")
         name = f"{record.text('video')}-{place}"
@@ -233,14 +233,14 @@ def read_mlvu(source: DataSource) -> Iterator[StreamItem]:
 
 
 def _beside(kind: str) -> tuple[str, ...]:
-    """MLVU keeps videos in folders by task: video/1_plotQA and so on."""
+    """Return MLVU keeps videos in folders by task: video/1_plotQA and so on."""
     folders = ("1_plotQA", "2_needle", "3_ego", "4_count", "5_order", "6_anomaly_reco", "7_topic_reasoning")
     alike = [each for each in folders if kind and each.split("_", 1)[1].lower() == kind.lower()]
     return tuple(f"{parent}/{each}" for parent in ("video", "videos") for each in (alike or folders))
 
 
 def read_longvideobench(source: DataSource) -> Iterator[StreamItem]:
-    """LongVideoBench: an entry for each question, `candidates` and `correct_choice`; asked behind the video."""
+    """Yield LongVideoBench: an entry for each question, `candidates` and `correct_choice`; asked after the video."""
     for record in source.records():
         record.need("id", "video_path", "question", "candidates", "correct_choice")
         name = record.text("id")
@@ -254,7 +254,7 @@ def read_longvideobench(source: DataSource) -> Iterator[StreamItem]:
 
 
 def read_video_mme(source: DataSource) -> Iterator[StreamItem]:
-    """Video-MME: its items as `load_items` reads them, asked behind the video."""
+    """Yield Video-MME: its items as `load_items` reads them, asked after the video."""
     for item in FORMS["video-mme"].read(source):
         (video,) = item.media
         questions = tuple(
@@ -280,7 +280,7 @@ STREAM_FORMS: dict[str, StreamForm] = {
 def load_streams(
     path: str | Path, form: str = "rekv", *, media: str | Path | None = None, limits: DataLimits | None = None
 ) -> Iterator[StreamItem]:
-    """The videos and questions of a data set on this machine, read as they are asked for.
+    """Return the videos and questions of a data set on this machine, read as they are asked for.
 
     Args:
         path: the file of records, or the data set's folder where it has one such file.
@@ -354,7 +354,7 @@ def write_streams(items: Iterable[StreamItem], out: str | Path) -> Path:
 
 
 def write_video(stream: GeneratedStream, path: Path) -> None:
-    """A stream's frames as an mp4, drawn one by one."""
+    """Write a stream's frames as an mp4, drawn one by one."""
     with av.open(str(path), "w") as container:
         track: Any = container.add_stream("libx264", rate=Fraction(1, int(FRAME_SECONDS)))
         track.width, track.height = stream.frame(0).size
@@ -366,7 +366,7 @@ def write_video(stream: GeneratedStream, path: Path) -> None:
 
 
 def file_name(name: str) -> str:
-    """A name that files are called by.
+    """Return a name that files are called by.
 
     Raises:
         PromptError: it could lead elsewhere, or is too long.
@@ -377,7 +377,7 @@ def file_name(name: str) -> str:
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """A JSON document, indented."""
+    """Return a JSON document, indented."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     return path

@@ -82,32 +82,34 @@ class AnswerLog:
         logits: Mapping[str, np.ndarray],
     ) -> None:
         """Note a question's answers; `logits` holds re-prefill's under `full`."""
-        losses = {name: divergence(logits[FULL], one) for name, one in logits.items()}
-        tokens = {name: int(one.argmax()) for name, one in logits.items()}
+        losses = {name: divergence(logits[FULL], answer) for name, answer in logits.items()}
+        tokens = {name: int(answer.argmax()) for name, answer in logits.items()}
         self.noted.append(_QuestionLosses(episode, setting, hop, expected, losses, tokens))
 
     def estimate(self, name: str) -> Estimate | None:
-        """The mean of a figure; None if it was never noted."""
+        """Return the mean of a figure; None if it was never noted."""
         found = self.values.get(name)
         if not found:
             return None
-        interval = bootstrap([one for _, one in found], [episode for episode, _ in found])
+        interval = bootstrap([figure for _, figure in found], [episode for episode, _ in found])
         return Estimate(interval.value, interval.low, interval.high, len(found))
 
     def names(self, setting: str, hop: str) -> list[str]:
-        """Every name answered in a setting, in the order of first use."""
-        return list(dict.fromkeys(name for one in self._of(setting, hop) for name in one.losses))
+        """Return every name answered in a setting, in the order of first use."""
+        return list(dict.fromkeys(name for question in self._of(setting, hop) for name in question.losses))
 
     def row(self, name: str, setting: str, hop: str) -> AnswerRow | None:
-        """One line; None if nothing was answered so."""
-        kept = [one for one in self._of(setting, hop) if name in one.losses]
+        """Return one line; None if nothing was answered so."""
+        kept = [question for question in self._of(setting, hop) if name in question.losses]
         if not kept:
             return None
-        episodes = [one.episode for one in kept]
-        losses, floors = [one.losses[name] for one in kept], [one.losses[BLIND] for one in kept]
-        first, blind, own = ([one.tokens[of] for one in kept] for of in (FULL, BLIND, name))
-        right = [float(one.tokens[name] == one.expected) for one in kept if one.expected is not None]
-        known = [one.episode for one in kept if one.expected is not None]
+        episodes = [question.episode for question in kept]
+        losses, floors = [question.losses[name] for question in kept], [question.losses[BLIND] for question in kept]
+        first, blind, own = ([question.tokens[of] for question in kept] for of in (FULL, BLIND, name))
+        right = [
+            float(question.tokens[name] == question.expected) for question in kept if question.expected is not None
+        ]
+        known = [question.episode for question in kept if question.expected is not None]
         same = np.equal(first, own).astype(float)
         found = bootstrap(same, episodes)
         return AnswerRow(
@@ -126,7 +128,7 @@ class AnswerLog:
         beside: str = BLIND,
         half: int | None = None,
     ) -> "Choice | None":
-        """The first of ordered ways that reaches something, with the interval of that choice over resampled episodes.
+        """Return the first of ordered ways that reaches something, with its interval over resampled episodes.
 
         Args:
             reached: mean losses of the names [..., names] and of the way beside them and of blind reuse [..., 2], to
@@ -138,13 +140,13 @@ class AnswerLog:
             Places in `names`; `len(names)` where none reaches it. None if no question was answered in all these ways.
         """
         every = (*names, beside, BLIND)
-        kept = [one for one in self._of(setting, hop) if all(name in one.losses for name in every)]
+        kept = [question for question in self._of(setting, hop) if all(name in question.losses for name in every)]
         if half is not None:
-            kept = [one for one in kept if self.half(one.episode) == half]
+            kept = [question for question in kept if self.half(question.episode) == half]
         if not kept:
             return None
-        table = np.array([[one.losses[name] for name in every] for one in kept])
-        _, owner = np.unique([one.episode for one in kept], return_inverse=True)
+        table = np.array([[question.losses[name] for name in every] for question in kept])
+        _, owner = np.unique([question.episode for question in kept], return_inverse=True)
         count = int(owner.max()) + 1
         sums = np.stack([np.bincount(owner, column, count) for column in table.T], axis=1)
         sizes = np.bincount(owner, minlength=count)
@@ -157,21 +159,21 @@ class AnswerLog:
         return Choice(int(_places(reached(mean[:, :count], mean[:, count:]))[0]), int(low), int(high), len(kept))
 
     def half(self, episode: str) -> int:
-        """Which half an episode belongs to: they take turns in the order in which they were first noted."""
-        order = list(dict.fromkeys(one.episode for one in self.noted))
+        """Return which half an episode belongs to: they take turns in the order in which they were first noted."""
+        order = list(dict.fromkeys(question.episode for question in self.noted))
         return order.index(episode) % 2
 
     def subset(self, half: int) -> "AnswerLog":
-        """The answers of one half of the episodes."""
-        return AnswerLog({}, [one for one in self.noted if self.half(one.episode) == half])
+        """Return the answers of one half of the episodes."""
+        return AnswerLog({}, [question for question in self.noted if self.half(question.episode) == half])
 
     def _of(self, setting: str, hop: str) -> list[_QuestionLosses]:
-        return [one for one in self.noted if (one.setting, one.hop) == (setting, hop)]
+        return [question for question in self.noted if (question.setting, question.hop) == (setting, hop)]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The place of the first that reaches something, its interval, and the questions behind it."""
+    """The place of the first that reaches something, its interval, and the questions that it was made on."""
 
     place: int
     low: int

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.deficit.answerlog import MULTI, SINGLE
-from benchmarks.deficit.subject import Case, CaseAnswer, Subject, behind, chunk_of, subject_segment
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject, in_context, subject_segment
 from benchmarks.tasks.items import TaskItem
 from benchmarks.tasks.prompts import SETTINGS, Piece, answer_token, expected, messages, pieces, plain_parts, slides
 from benchmarks.tasks.registry import task_of
@@ -46,7 +46,7 @@ class ItemCases:
 
 
 def gather(engine: Engine, item: TaskItem, multi: int, single: int) -> ItemCases | None:
-    """An item's first questions of each hop in both settings; None where no chunk stands behind another."""
+    """Return an item's first questions of each hop in both settings; None where no chunk comes after another."""
     made = pieces(engine, item)
     chunks = tuple(chunk for piece in made for chunk in piece)
     subjects: dict[Front, Subject] = {}
@@ -69,7 +69,7 @@ def gather(engine: Engine, item: TaskItem, multi: int, single: int) -> ItemCases
 
 
 def items_of(task: str, seed: int, count: int) -> list[TaskItem]:
-    """`count` items of a task.
+    """Return `count` items of a task.
 
     Raises:
         PromptError: there is no such task.
@@ -78,14 +78,14 @@ def items_of(task: str, seed: int, count: int) -> list[TaskItem]:
 
 
 def prompt_of(engine: Engine, item: TaskItem, index: int, made: Sequence[Piece], setting: str) -> Prompt:
-    """A question's prompt: by the model's chat template, or as parts in a row where it has none."""
+    """Return a question's prompt: by the model's chat template, or as parts in a row where it has none."""
     if engine.template.preparer.chat_template:
         return engine.prompt(messages(item, index, made, setting))
     return engine.prompt(plain_parts(item, index, made, setting), template=False)
 
 
 def grey(engine: Engine) -> Encoded | None:
-    """A flat grey picture, encoded: neutral filler. None for a model that is given no pictures."""
+    """Return a flat grey picture, encoded: neutral filler. None for a model that is given no pictures."""
     try:
         (piece,) = engine.encode(Image.new("RGB", (SIDE, SIDE), GREY), kind="image")
     except EmblemaError:
@@ -110,30 +110,30 @@ def _asked(item: TaskItem, multi: int, single: int) -> Iterator[int]:
 
 def _front(prompt: Prompt) -> Front:
     return tuple(
-        (one.part.chunk.id, one.part.slid) if isinstance(one.part, ChunkPart) else one.part.token_ids
-        for one in prompt.segments
+        (segment.part.chunk.id, segment.part.slid) if isinstance(segment.part, ChunkPart) else segment.part.token_ids
+        for segment in prompt.segments
     )
 
 
 def _pictures(item: TaskItem, made: Sequence[Piece], subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
-    """The last antecedent and the chunk as arrays, where both are drawn pictures."""
+    """Return the last antecedent and the chunk as arrays, where both are drawn pictures."""
     shown = {
         piece[0].id: np.asarray(media.content.convert("RGB"))
         for media, piece in zip(item.media, made, strict=True)
         if isinstance(media.content, Image.Image)
     }
     ids = [chunk.id for _, chunk in subject.front.chunk_segments[-2:]]
-    return (shown[ids[0]], shown[ids[1]]) if all(one in shown for one in ids) else None
+    return (shown[ids[0]], shown[ids[1]]) if all(name in shown for name in ids) else None
 
 
 def controls_of(subject: Subject, filler: Encoded | None) -> Controls:
-    """The chunk conditioned `SHIFT` positions further on, and behind neutral filler in its antecedents' places."""
+    """Return the chunk conditioned `SHIFT` positions further on, and on neutral filler in its antecedents' places."""
     found = {"moved": _deltas(subject, moved(subject.front, SHIFT))}
     return found if filler is None else found | {"filler": _deltas(subject, filled(subject.front, filler))}
 
 
 def isolation_answers(case: Case, others: Controls) -> dict[str, CaseAnswer]:
-    """The loss, which is `blocked`: the chunk computed in its place, blind to its antecedents; and its controls.
+    """Return the loss, which is `blocked`: the chunk computed in its place, blind to its antecedents; and its controls.
 
     `unblocked` runs the mask's path with nothing hidden. `moved` is what position costs where conditioning is there;
     what it costs without, `blind` against `blocked` tells.
@@ -143,28 +143,29 @@ def isolation_answers(case: Case, others: Controls) -> dict[str, CaseAnswer]:
 
 
 def _deltas(subject: Subject, front: Prompt) -> list[LayerRows]:
-    rows, _, _ = behind(subject.adapter, front)
+    rows, _, _ = in_context(subject.adapter, front)
     return [deficit(own, base) for own, base in zip(rows, subject.canonical, strict=True)]
 
 
 def moved(front: Prompt, shift: int) -> Prompt:
-    """The same rows, every position further on."""
-    segments = tuple(replace(one, position=one.position + shift) for one in front.segments)
+    """Return the same rows, every position further on."""
+    segments = tuple(replace(segment, position=segment.position + shift) for segment in front.segments)
     return Prompt(segments, front.axes, front.next_position + shift)
 
 
 def filled(front: Prompt, filler: Encoded) -> Prompt:
-    """The same rows and positions with neutral filler in place of what the antecedents show."""
-    segments = [
-        one if index == len(front.segments) - 1 or not isinstance(one.part, ChunkPart)
-        else replace(one, part=ChunkPart(replace(chunk_of(one), encoded=neutral(chunk_of(one).encoded, filler))))
-        for index, one in enumerate(front.segments)
-    ]  # fmt: skip
+    """Return the same rows and positions with neutral filler in place of what the antecedents show."""
+    segments = list(front.segments)
+    for index, segment in enumerate(front.segments[:-1]):
+        if isinstance(segment.part, ChunkPart):
+            chunk = segment.part.chunk
+            shown = replace(chunk, encoded=neutral(chunk.encoded, filler))
+            segments[index] = replace(segment, part=ChunkPart(shown))
     return Prompt(tuple(segments), front.axes, front.next_position)
 
 
 def neutral(encoded: Encoded, filler: Encoded) -> Encoded:
-    """A chunk whose media rows all hold the mean of the filler's; a passage of text holds the mean of its own rows."""
+    """Return a chunk whose media rows all hold the mean of the filler's; a passage of text holds its own mean."""
     visual = encoded.visual
     embeds = encoded.embeds.clone()
     if not bool(visual.any()):

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from benchmarks.deficit.rank import SLOTS, relative
-from benchmarks.deficit.subject import Case, CaseAnswer, Subject, behind
+from benchmarks.deficit.rank import relative
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject, in_context
 from emblema.kv.artifacts import ResidualStream
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import deficit
@@ -15,8 +15,8 @@ from emblema.store.keys import ArtifactKind, PatchKey
 
 
 def depth_figures(subject: Subject) -> dict[str, float]:
-    """Per layer, the deficit's relative norm, and its two parts: conditioning, and position with the opening text."""
-    blocked, _, _ = behind(subject.adapter, subject.front, subject.antecedents)
+    """Return the deficit's relative norm by layer and of its parts: conditioning, position with the opening text."""
+    blocked, _, _ = in_context(subject.adapter, subject.front, subject.antecedents)
     figures: dict[str, float] = {}
     for layer, rows in enumerate(subject.conditioned):
         parts = {
@@ -30,11 +30,11 @@ def depth_figures(subject: Subject) -> dict[str, float]:
 
 
 def depth_answers(case: Case) -> dict[str, CaseAnswer]:
-    """The deficit added in one layer alone, in the deepest and the shallowest layers; layers run again in context."""
+    """Answer with the deficit in one layer, in the deepest or the shallowest ones; with layers run again in context."""
     deficits, layers = case.subject.deficits, case.subject.layers
     found = {}
     for layer in range(layers):
-        found[f"only layer/{layer}"] = case.ask([one if at == layer else None for at, one in enumerate(deficits)])
+        found[f"only layer/{layer}"] = case.ask([delta if at == layer else None for at, delta in enumerate(deficits)])
     for count in range(1, layers):
         found[f"deepest/{count}"] = case.ask(_from(deficits, layers - count, layers))
         found[f"shallowest/{count}"] = case.ask(_from(deficits, 0, count))
@@ -46,7 +46,7 @@ def depth_answers(case: Case) -> dict[str, CaseAnswer]:
 
 
 def reprefill_from(case: Case, cut: int) -> CaseAnswer:
-    """The chunk run again in context from layer `cut` on, from the residual stream that it has alone."""
+    """Return the chunk run again in context from layer `cut` on, from the residual stream that it has alone."""
     subject = case.subject
     if cut == 0:
         return case.conditioned()
@@ -55,7 +55,7 @@ def reprefill_from(case: Case, cut: int) -> CaseAnswer:
 
 
 def injected(case: Case) -> dict[str, float]:
-    """How much of the last layer's deficit one layer's conditioning explains.
+    """Return how much of the last layer's deficit one layer's conditioning explains.
 
     The chunk enters a layer with its conditioned residual stream and runs on, blind to its antecedents. Explained is
     1 - |difference|² / |deficit|² of the last layer's keys and values together.
@@ -106,10 +106,4 @@ def _refreshed(case: Case, count: int) -> CaseAnswer:
 
 
 def _from(deficits: tuple[LayerRows, ...], first: int, last: int) -> list[LayerRows | None]:
-    return [one if first <= layer < last else None for layer, one in enumerate(deficits)]
-
-
-def deepest_slot(subject: Subject) -> str:
-    """The slot whose deficit is largest in the last layer, relative to its rows."""
-    sizes = relative(subject.deficits[-1], subject.conditioned[-1])
-    return max(SLOTS, key=lambda slot: sizes[slot])
+    return [delta if first <= layer < last else None for layer, delta in enumerate(deficits)]

@@ -95,7 +95,7 @@ def correlations(result: DeficitResult) -> dict[str, tuple[Interval, int]]:
 
 
 def _spearman(pairs: np.ndarray) -> float:
-    """Rank correlation of two columns, ties by their order; NaN where one does not vary."""
+    """Return rank correlation of two columns, ties by their order; NaN where one does not vary."""
     left, right = (np.argsort(np.argsort(column, kind="stable")) for column in pairs.T)
     if len(np.unique(pairs[:, 0])) < 2 or len(np.unique(pairs[:, 1])) < 2:
         return float("nan")

@@ -68,7 +68,7 @@ class DeficitOptions:
     """What to measure on: items of a task, and the task whose directions are carried to it.
 
     Attributes:
-        questions: multi-hop questions an item; one single-hop question stands beside them.
+        questions: multi-hop questions an item; with one single-hop question.
 
     Raises:
         EmblemaError: too few items or questions, or a task that there is not.
@@ -95,7 +95,7 @@ class DeficitResult:
 
     Attributes:
         pairs: for each chunk, its deficit's relative size and what `redundancy` sets beside it.
-        left_out: items that had no chunk behind another.
+        left_out: items that had no chunk after another.
         binds: False for a model that was taken along because it should not.
     """
 
@@ -109,7 +109,7 @@ class DeficitResult:
 
 
 def facts(engine: Engine, name: str) -> ModelFacts:
-    """What an engine holds."""
+    """Return what an engine holds."""
     adapter = engine.adapter
     layout = adapter.layouts[-1]
     band, config = layout.rotary, adapter.config
@@ -137,7 +137,7 @@ def measure(
         brief: only isolation and rank, for a model that is set beside others.
 
     Raises:
-        EmblemaError: no item of the task asks a multi-hop question about a chunk behind another one.
+        EmblemaError: no item of the task asks a multi-hop question about a chunk after another one.
     """
     drawn = items_of(wanted.task, wanted.seed, wanted.items)
     drawn = [*drawn[0::2], *drawn[1::2]]
@@ -149,9 +149,9 @@ def measure(
             run.take(gather(engine, item, wanted.questions, 1), teaching=place < (len(drawn) + 1) // 2)
             advance()
     forget(engine, run.kept)
-    if not any(one.hop == MULTI for one in run.result.log.noted):
+    if not any(question.hop == MULTI for question in run.result.log.noted):
         raise EmblemaError(
-            f"task {wanted.task}: no item asks a multi-hop question about a chunk behind another; choose another task"
+            f"task {wanted.task}: no item asks a multi-hop question about a chunk after another; choose another task"
         )
     return run.result
 
@@ -159,7 +159,7 @@ def measure(
 def measure_untrained(
     engine: Engine, name: str, wanted: DeficitOptions, *, screen: Console | None = None
 ) -> DeficitResult:
-    """The same architecture with the weights that it has before training: a model that does not bind."""
+    """Return the same architecture with the weights that it has before training: a model that does not bind."""
     before = engine.adapter.model
     torch.manual_seed(0)
     model = type(before)(before.config).eval().to(device=engine.adapter.device, dtype=engine.adapter.dtype)
@@ -212,13 +212,13 @@ class _DeficitRun:
 
 
 def basics(case: Case, controls: Controls) -> dict[str, CaseAnswer]:
-    """Re-prefill, blind reuse, the isolation and the ranks."""
+    """Return re-prefill, blind reuse, the isolation and the ranks."""
     found = {FULL: case.conditioned(), BLIND: case.blind(), "raw": case.blind(relocated=False)}
     return found | isolation_answers(case, controls) | rank_answers(case)
 
 
 def structure(case: Case) -> dict[str, CaseAnswer]:
-    """What needs no other items."""
+    """Return what needs no other items."""
     found = depth_answers(case) | token_answers(case) | slot_answers(case) | selector_answers(case)
     return found | {"sink": sink_answer(case)}
 
@@ -234,7 +234,7 @@ class Lessons:
 
 
 def guess(log: AnswerLog, subject: Subject, lessons: Lessons) -> Guesses:
-    """Deficits guessed without the subject's own conditioned forward, and how much of the true ones they explain."""
+    """Return deficits guessed without the conditioned forward; note how much of the true ones they explain."""
     guesses = {
         "linear operator": operated(subject, fit_operator(subject, lessons.subjects)),
         "shallow seed": seeded(subject, lessons.fitted),
@@ -246,21 +246,21 @@ def guess(log: AnswerLog, subject: Subject, lessons: Lessons) -> Guesses:
 
 
 def held_out(case: Case, lessons: Lessons, guesses: Guesses) -> dict[str, CaseAnswer]:
-    """What the teaching half pooled or fitted, on a held-out item."""
+    """Return what the teaching half pooled or fitted, on a held-out item."""
     subject = case.subject
     found = basis_answers(case, lessons.pooled, lessons.carried)
     found |= {name: case.ask(deltas) for name, deltas in guesses.items()}
     cut = shallow_layers(subject)
-    found["true shallow only"] = case.ask([one if at < cut else None for at, one in enumerate(subject.deficits)])
+    found["true shallow only"] = case.ask([delta if at < cut else None for at, delta in enumerate(subject.deficits)])
     return found
 
 
 def note_subject(result: DeficitResult, found: ItemCases, brief: bool) -> None:
-    """Figures of an item's chunk."""
+    """Note the figures of an item's chunk."""
     subject, log = found.subject, result.log
     figures = rank_figures(subject)
     if not brief:
-        case = next((one for one in found.cases if one.subject is subject), found.cases[-1])
+        case = next((asked for asked in found.cases if asked.subject is subject), found.cases[-1])
         seen, attention, moved = attention_figures(case)
         together = redundancy(subject)
         result.pairs.append((together.pop("size"), together))
@@ -278,8 +278,8 @@ def note_subject(result: DeficitResult, found: ItemCases, brief: bool) -> None:
 
 
 def note_case(log: AnswerLog, case: Case, found: dict[str, CaseAnswer]) -> None:
-    """A question's answers."""
-    logits = {name: one.logits for name, one in found.items()}
+    """Note a question's answers."""
+    logits = {name: answer.logits for name, answer in found.items()}
     log.answers(case.subject.episode, case.setting, case.hop, case.expected, logits)
     label = f"{case.setting}, {case.hop}"
     log.value(
@@ -289,7 +289,7 @@ def note_case(log: AnswerLog, case: Case, found: dict[str, CaseAnswer]) -> None:
 
 
 def carried_pool(engine: Engine, wanted: DeficitOptions, items: int) -> Pool | None:
-    """Directions pooled over another task's items; None where it has no chunk behind another."""
+    """Return directions pooled over another task's items; None where it has no chunk after another."""
     subjects: list[Subject] = []
     chunks: list[Chunk] = []
     for item in items_of(wanted.carried, wanted.seed, items):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.deficit.rank import matrix
-from benchmarks.deficit.subject import Case, CaseAnswer, Subject, behind, chunk_of
+from benchmarks.deficit.subject import Case, CaseAnswer, Subject, chunk_of, in_context
 from benchmarks.deficit.tokens import again
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import deficit
@@ -15,7 +15,7 @@ from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.first_tokens import SINK_TOKENS
 
 OTHERS = 6
-"""Other chunks that stand behind the same antecedents to teach the linear operator."""
+"""Other chunks, after the same antecedents, to teach the linear operator."""
 RIDGE = 1e-3
 """Weight of the ridge, as a share of the mean square of the inputs."""
 
@@ -27,23 +27,23 @@ class Linear:
     weights: tuple[Tensor, ...]
 
     def __call__(self, layer: int, features: Tensor) -> Tensor:
-        """[tokens, features of both slots] float32."""
+        """Return [tokens, features of both slots] float32."""
         return (_with_one(features).double() @ self.weights[layer]).float()
 
 
 def sink_answer(case: Case) -> CaseAnswer:
-    """The first four rows computed in context: what a boundary fix can do."""
+    """Return the first four rows computed in context: what a boundary fix can do."""
     rows = torch.zeros(case.subject.chunk.tokens, dtype=torch.bool)
     rows[:SINK_TOKENS] = True
     return again(case, rows)
 
 
 def fit_operator(subject: Subject, others: Sequence[Subject]) -> Linear:
-    """What these antecedents do to a chunk, as one linear map a layer, learned from other chunks behind them."""
+    """Return what these antecedents do to a chunk, as one linear map a layer, learned from other chunks after them."""
     inputs: list[list[Tensor]] = [[] for _ in range(subject.layers)]
     outputs: list[list[Tensor]] = [[] for _ in range(subject.layers)]
     for other in others[:OTHERS]:
-        rows, _, _ = behind(subject.adapter, _with_last(subject.front, other))
+        rows, _, _ = in_context(subject.adapter, _with_last(subject.front, other))
         for layer, (own, base) in enumerate(zip(rows, other.canonical, strict=True)):
             inputs[layer].append(both(base))
             outputs[layer].append(both(deficit(own, base)))
@@ -51,18 +51,18 @@ def fit_operator(subject: Subject, others: Sequence[Subject]) -> Linear:
 
 
 def operated(subject: Subject, fitted: Linear) -> list[LayerRows]:
-    """The deficits that the operator gives the subject's own chunk."""
+    """Return the deficits that the operator gives the subject's own chunk."""
     return [apart(fitted(layer, both(rows)), rows) for layer, rows in enumerate(subject.canonical)]
 
 
 def fit_seed(subjects: Sequence[Subject]) -> Linear:
-    """From the shallow half's deficits and a layer's canonical rows to that layer's deficit, over many items."""
+    """Return from the shallow half's deficits and a layer's canonical rows to that layer's deficit, over many items."""
     layers = subjects[0].layers
     return Linear(
         tuple(
             _ridge(
-                torch.cat([_seen(one, layer) for one in subjects]),
-                torch.cat([both(one.deficits[layer]) for one in subjects]),
+                torch.cat([_seen(subject, layer) for subject in subjects]),
+                torch.cat([both(subject.deficits[layer]) for subject in subjects]),
             )
             for layer in range(layers)
         )
@@ -70,7 +70,7 @@ def fit_seed(subjects: Sequence[Subject]) -> Linear:
 
 
 def seeded(subject: Subject, fitted: Linear) -> list[LayerRows]:
-    """True deficits in the shallow half of the layers, predicted ones in the deep half."""
+    """Return true deficits in the shallow half of the layers, predicted ones in the deep half."""
     first = shallow_layers(subject)
     return [
         delta if layer < first else apart(fitted(layer, _seen(subject, layer)), rows)
@@ -79,12 +79,12 @@ def seeded(subject: Subject, fitted: Linear) -> list[LayerRows]:
 
 
 def shallow_layers(subject: Subject) -> int:
-    """Layers of the shallow half, the first that has a deficit among them."""
+    """Return layers of the shallow half, the first that has a deficit among them."""
     return min(max(2, subject.layers // 2), subject.layers - 1)
 
 
 def explained(subject: Subject, predicted: Sequence[LayerRows | None], first: int = 0) -> float:
-    """1 - |error|² / |deficit|² of keys and values in the layers from `first` on; NaN without a deficit."""
+    """Return 1 - |error|² / |deficit|² of keys and values in the layers from `first` on; NaN without a deficit."""
     off = whole = 0.0
     for layer in range(first, subject.layers):
         delta, guess = both(subject.deficits[layer]), predicted[layer]
@@ -94,12 +94,12 @@ def explained(subject: Subject, predicted: Sequence[LayerRows | None], first: in
 
 
 def both(rows: LayerRows) -> Tensor:
-    """Keys and values side by side, [tokens, features of both slots]."""
+    """Return keys and values side by side, [tokens, features of both slots]."""
     return torch.cat((matrix(rows.keys), matrix(rows.values)), dim=1)
 
 
 def apart(joined: Tensor, like: LayerRows) -> LayerRows:
-    """What `both` joined, in the shape of `like`."""
+    """Return what `both` joined, in the shape of `like`."""
     heads, _, width = like.keys.shape
     other, _, depth = like.values.shape
     keys, values = joined.split((heads * width, other * depth), dim=1)
@@ -109,12 +109,12 @@ def apart(joined: Tensor, like: LayerRows) -> LayerRows:
 
 
 def _seen(subject: Subject, layer: int) -> Tensor:
-    seeds = [both(one) for one in subject.deficits[: shallow_layers(subject)]]
+    seeds = [both(delta) for delta in subject.deficits[: shallow_layers(subject)]]
     return torch.cat((both(subject.canonical[layer]), *seeds), dim=1)
 
 
 def _with_last(front: Prompt, other: Subject) -> Prompt:
-    """Another chunk behind the same antecedents."""
+    """Return another chunk after the same antecedents."""
     last = replace(front.segments[-1], part=ChunkPart(chunk_of(other.segment)))
     return Prompt((*front.segments[:-1], last), front.axes, last.position + other.chunk.encoded.span)
 

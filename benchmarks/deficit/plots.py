@@ -31,7 +31,7 @@ FLOOR = 1e-9
 
 
 def structure(result: DeficitResult, folder: Path) -> Path:
-    """Kamera 3: energy by rank, the deficit by depth, and the link's landmark keys."""
+    """Draw Kamera 3: energy by rank, the deficit by depth, and the link's landmark keys."""
     log, layers = result.log, result.model.layers
     figure, (energy, depth, link) = make_panels(
         3, f"{result.model.name}: structure of the conditioning deficit (Kamera 3)"
@@ -74,7 +74,7 @@ def structure(result: DeficitResult, folder: Path) -> Path:
 
 
 def cheap_signals(result: DeficitResult, folder: Path) -> Path:
-    """Kamera 4: recall of cheap selectors, and what the deficit's size goes with."""
+    """Draw Kamera 4: recall of cheap selectors, and what the deficit's size goes with."""
     log = result.log
     figure, (recall, goes) = make_panels(2, f"{result.model.name}: cheap signals for the deficit (Kamera 4)")
     names = [name for name in log.values if name.startswith("recall/")]
@@ -96,7 +96,7 @@ def cheap_signals(result: DeficitResult, folder: Path) -> Path:
 
 
 def wrong_axes(result: DeficitResult, folder: Path) -> Path:
-    """Kamera 6: tokens, depth and heads, each against what a thin patch recovers."""
+    """Draw Kamera 6: tokens, depth and heads, each against what a thin patch recovers."""
     log, layers, setting = result.log, result.model.layers, setting_of(result)
     figure, (token, depth, head) = make_panels(3, f"{result.model.name}: tokens, layers, heads (Kamera 6), {setting}")
 
@@ -136,7 +136,7 @@ def wrong_axes(result: DeficitResult, folder: Path) -> Path:
 
 
 def planes(result: DeficitResult, folder: Path) -> Path | None:
-    """Kamera 8: one plane a layer, features by tokens."""
+    """Draw Kamera 8: one plane a layer, features by tokens."""
     found = result.examples.planes
     if found is None:
         return None
@@ -155,7 +155,7 @@ def planes(result: DeficitResult, folder: Path) -> Path | None:
 
 
 def wide_slot(result: DeficitResult) -> str:
-    """The slot that holds content: values, or the latent."""
+    """Return the slot that holds content: values, or the latent."""
     return "keys" if result.model.kind == "latent" else "values"
 
 
@@ -175,7 +175,7 @@ def _some(places: list[int], most: int) -> list[int]:
 
 
 def kl_by_rank(results: Sequence[DeficitResult], folder: Path) -> Path:
-    """Kamera 5: the KL left over by rank, one line a model."""
+    """Draw Kamera 5: the KL left over by rank, one line a model."""
     figure, (left, share) = make_panels(2, "One rank for every model? KL by rank of the patch (Kamera 5)")
     for place, result in enumerate(result for result in results if result.binds):
         ranks, rows = _ranks(result)
@@ -197,7 +197,7 @@ def kl_by_rank(results: Sequence[DeficitResult], folder: Path) -> Path:
 
 
 def across_models(results: Sequence[DeficitResult], folder: Path) -> Path:
-    """Kamera 9: the deficit's rank over its tokens, and the recovery by rank; models that do not bind among them."""
+    """Draw Kamera 9: the deficit's rank over its tokens, and recovery by rank, with models that do not bind."""
     figure, (size, low, recovery) = make_panels(3, "Across models (Kamera 9)")
     names = [result.model.name for result in results]
     blinds = [result.log.row(BLIND, setting_of(result), MULTI) for result in results]
@@ -230,7 +230,7 @@ def across_models(results: Sequence[DeficitResult], folder: Path) -> Path:
 
 
 def rounding(results: Sequence[DeficitResult], folder: Path) -> Path:
-    """Kamera 12: errors in ULP, relocation alone at far places, and accuracy beside agreement."""
+    """Draw Kamera 12: errors in ULP, relocation alone at far places, and accuracy beside agreement."""
     figure, (error, far, right) = make_panels(3, "Down to rounding (Kamera 12)")
     ways = ("raw", "relocated", "patched 16", "patched 64", "patched full")
     shown = [result for result in results if result.binds]
@@ -268,7 +268,7 @@ def rounding(results: Sequence[DeficitResult], folder: Path) -> Path:
 
 
 def draw_attention(result: DeficitResult, folder: Path) -> Path | None:
-    """MPIC 4: the attention of the first output token, as a distribution and summed along the picture."""
+    """Draw MPIC 4: the attention of the first output token, as a distribution and summed along the picture."""
     found = result.examples.attention
     if found is None or not len(found):
         return None
@@ -290,7 +290,7 @@ def draw_attention(result: DeficitResult, folder: Path) -> Path | None:
 
 
 def moved_tokens(result: DeficitResult, folder: Path) -> Path | None:
-    """MPIC 8: in how many layers each token's keys are among those that moved most, mean over chunks."""
+    """Draw MPIC 8: in how many layers each token's keys are among those that moved most, mean over chunks."""
     if not result.examples.moved:
         return None
     longest = max(map(len, result.examples.moved))
@@ -304,7 +304,7 @@ def moved_tokens(result: DeficitResult, folder: Path) -> Path | None:
 
 
 def _ranks(result: DeficitResult) -> tuple[list[float], list[AnswerRow]]:
-    """Ranks with their rows, blind reuse at a half and full rank at the tokens' number."""
+    """Return ranks with their rows, blind reuse at a half and full rank at the tokens' number."""
     setting = setting_of(result)
     rows = [(0.5, result.log.row(BLIND, setting, MULTI))]
     for name in result.log.names(setting, MULTI):

@@ -30,12 +30,12 @@ Pool = list[Directions | None]
 
 
 def ranks_of(subject: Subject) -> list[int]:
-    """The ranks below full, then full rank."""
+    """Return the ranks below full, then full rank."""
     return [rank for rank in RANKS if rank < subject.full_rank] + [subject.full_rank]
 
 
 def rank_figures(subject: Subject) -> dict[str, float]:
-    """Per layer and slot: directions that hold 90 % of the energy, also as a share of the tokens; energy by rank."""
+    """Return, by layer and slot, directions that hold 90 % of the energy, their share of the tokens, energy by rank."""
     figures: dict[str, float] = {"tokens": subject.chunk.tokens}
     for layer, (delta, rows) in enumerate(zip(subject.deficits, subject.conditioned, strict=True)):
         for slot in SLOTS:
@@ -57,7 +57,7 @@ def rank_figures(subject: Subject) -> dict[str, float]:
 
 
 def rank_answers(case: Case) -> dict[str, CaseAnswer]:
-    """The answer with the patch cut to each rank; the last is full rank."""
+    """Return the answer with the patch cut to each rank; the last is full rank."""
     subject = case.subject
     found = {f"rank/{rank}": case.patched(subject.patch, rank) for rank in ranks_of(subject)[:-1]}
     found["rank/full"] = case.patched(subject.patch, subject.full_rank)
@@ -65,18 +65,18 @@ def rank_answers(case: Case) -> dict[str, CaseAnswer]:
 
 
 def matrix(rows: Tensor) -> Tensor:
-    """Rows [heads, tokens, width] as [tokens, heads * width]."""
+    """Return rows [heads, tokens, width] as [tokens, heads * width]."""
     return rows.transpose(0, 1).reshape(rows.shape[1], -1).float()
 
 
 def singular(rows: Tensor) -> Tensor:
-    """Singular values, largest first."""
+    """Return singular values, largest first."""
     values: Tensor = torch.linalg.svdvals(rows)
     return values
 
 
 def directions(weights: Tensor, share: float = ENERGY) -> int:
-    """How many leading singular values hold a share of the energy; none for a matrix of zeros."""
+    """Return how many leading singular values hold a share of the energy; none for a matrix of zeros."""
     energy = weights.double().square().cpu().numpy()
     if energy.sum() == 0:
         return 0
@@ -84,12 +84,12 @@ def directions(weights: Tensor, share: float = ENERGY) -> int:
 
 
 def relative(delta: LayerRows, rows: LayerRows) -> dict[str, float]:
-    """Norms of a deficit over the norms of the rows, by slot."""
+    """Return norms of a deficit over the norms of the rows, by slot."""
     return {slot: float(getattr(delta, slot).norm() / getattr(rows, slot).norm()) for slot in SLOTS}
 
 
 def slot_answers(case: Case) -> dict[str, CaseAnswer]:
-    """The patch on one slot of every layer, at full rank and at rank 16; the rotated and the fixed part of keys apart.
+    """Answer with the patch on one slot of every layer, at full rank and rank 16; rotated and fixed keys apart.
 
     Where only a part of each key is rotated, and for a latent cache, position and content are apart already.
     """
@@ -99,8 +99,8 @@ def slot_answers(case: Case) -> dict[str, CaseAnswer]:
         for label, rank in (("full", subject.full_rank), (str(THIN), THIN)):
             found[f"{name} only/{label}"] = case.patched(one_slot(subject.patch, place), rank)
     layouts = subject.adapter.layouts
-    if all(one.rotary is not None and one.rotary.slot == "keys" for one in layouts) and any(
-        one.rotary is not None and one.rotary.width < one.keys[1] for one in layouts
+    if all(layout.rotary is not None and layout.rotary.slot == "keys" for layout in layouts) and any(
+        layout.rotary is not None and layout.rotary.width < layout.keys[1] for layout in layouts
     ):
         found["rotated keys only/full"] = case.ask(_band(subject, rotated=True))
         found["fixed keys only/full"] = case.ask(_band(subject, rotated=False))
@@ -108,12 +108,12 @@ def slot_answers(case: Case) -> dict[str, CaseAnswer]:
 
 
 def slot_names(subject: Subject) -> tuple[str, str]:
-    """What the two slots are called, by the kind of cache."""
+    """Return what the two slots are called, by the kind of cache."""
     return SLOT_NAMES[subject.adapter.layouts[0].kind]
 
 
 def one_slot(patch: Patch, place: int) -> Patch:
-    """The patch on the first or the second slot alone."""
+    """Return the patch on the first or the second slot alone."""
 
     def nothing(factors: Factors) -> Factors:
         return Factors(factors.left[:, :0], factors.right[:0])
@@ -121,11 +121,11 @@ def one_slot(patch: Patch, place: int) -> Patch:
     return Patch(
         tuple(
             None
-            if one is None
+            if layer is None
             else LayerPatch(
-                one.keys if place == 0 else nothing(one.keys), one.values if place == 1 else nothing(one.values)
+                layer.keys if place == 0 else nothing(layer.keys), layer.values if place == 1 else nothing(layer.values)
             )
-            for one in patch.layers
+            for layer in patch.layers
         )
     )
 
@@ -141,16 +141,16 @@ def _band(subject: Subject, *, rotated: bool) -> list[LayerRows]:
 
 
 def pool_of(subjects: Sequence[Subject]) -> Pool:
-    """The leading directions of several subjects' deficits, per layer."""
+    """Return the leading directions of several subjects' deficits, per layer."""
     kept = [
-        form_patch(one.deficits, min(KEPT_DIRECTIONS, one.full_rank), one.adapter.dtype)
-        for one in subjects[:POOLED_SUBJECTS]
+        form_patch(subject.deficits, min(KEPT_DIRECTIONS, subject.full_rank), subject.adapter.dtype)
+        for subject in subjects[:POOLED_SUBJECTS]
     ]
     return pooled_directions(kept, max(BASIS_RANKS))
 
 
 def basis_answers(case: Case, own: Pool, carried: Pool | None) -> dict[str, CaseAnswer]:
-    """The deficit as coefficients on pooled directions; `rank/M` is what the item's own directions give."""
+    """Return the deficit as coefficients on pooled directions; `rank/M` is what the item's own directions give."""
     found = {}
     for rank in BASIS_RANKS:
         if rank > case.subject.full_rank:
@@ -162,6 +162,6 @@ def basis_answers(case: Case, own: Pool, carried: Pool | None) -> dict[str, Case
 
 
 def _on(case: Case, directions: Pool, rank: int) -> CaseAnswer:
-    cut = [None if one is None else (one[0][:rank], one[1][:rank]) for one in directions]
+    cut = [None if pair is None else (pair[0][:rank], pair[1][:rank]) for pair in directions]
     patch = project(case.subject.deficits, cut, case.subject.adapter.dtype)
     return case.patched(patch, rank)

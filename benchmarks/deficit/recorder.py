@@ -50,7 +50,7 @@ def recorded(adapter: Adapter, start: int, stop: int) -> Iterator[Recording]:
     """Record every forward in the block; the decoder's own functions compute it as before.
 
     The model must not run in another thread meanwhile. A model whose attention does not go through transformers'
-    interface leaves no attention behind.
+    interface leaves no attention.
     """
     config = adapter.config
     before = config._attn_implementation

@@ -55,7 +55,7 @@ SHARED = (
 CHEAP = (
     "Kamera: the sink, a linear operator for each antecedent, key similarity and a predictor from shallow layers "
     "all fail; the best selector, attention mass, has a recall of 0.70; the deficit goes against motion, not with "
-    "similarity. Here the operator learns from other chunks behind the same antecedents, which costs up to six "
+    "similarity. Here the operator learns from other chunks after the same antecedents, which costs up to six "
     "conditioned forwards, and the predictor from the teaching half; both are tried on held-out items. `true "
     "shallow only` is what the predictor starts from."
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.deficit.rank import SLOTS, matrix
 from benchmarks.deficit.recorder import recorded
-from benchmarks.deficit.subject import Case, Subject, alone, behind, chunk_of
+from benchmarks.deficit.subject import Case, Subject, alone, chunk_of, in_context
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, place, relocate
 from emblema.link.executor import Executor
@@ -31,7 +31,7 @@ TENTHS = 10
 
 
 def rounding_figures(subject: Subject) -> dict[str, float]:
-    """Root mean square of the error in ULP, all layers: keys and values of raw, relocated and patched rows.
+    """Return root mean square of the error in ULP, all layers: keys and values of raw, relocated and patched rows.
 
     All rows are rounded to bf16 and set against the conditioned ones, rounded too. An ULP is the true number's own, but
     at least that of the root mean square of its row, so that numbers near zero count for no more than they weigh.
@@ -58,7 +58,10 @@ def rounding_figures(subject: Subject) -> dict[str, float]:
     for name, rows in ways.items():
         for slot in SLOTS:
             errors = torch.cat(
-                [in_ulp(getattr(one, slot), getattr(own, slot)).flatten() for one, own in zip(rows, truth, strict=True)]
+                [
+                    in_ulp(getattr(made, slot), getattr(own, slot)).flatten()
+                    for made, own in zip(rows, truth, strict=True)
+                ]
             )
             figures[f"ulp/{name}/{slot}"] = float(errors.square().mean().sqrt())
             figures[f"within one ulp/{name}/{slot}"] = float((errors <= 1).float().mean())
@@ -66,7 +69,7 @@ def rounding_figures(subject: Subject) -> dict[str, float]:
 
 
 def relocation_figures(subject: Subject) -> dict[str, float]:
-    """Relocation alone: the chunk prefilled `SHIFT` positions further on, against its canonical rows relocated there.
+    """Compare the chunk prefilled `SHIFTS` positions further on with its canonical rows relocated there.
 
     The largest error in ULP over both slots and all layers. Attention looks at distances only, so the two agree but for
     rounding.
@@ -87,7 +90,7 @@ def relocation_figures(subject: Subject) -> dict[str, float]:
 
 
 def in_ulp(rows: Tensor, truth: Tensor) -> Tensor:
-    """|rows - truth| of rows [heads, tokens, width], in bf16 units of the true number, or of its row's RMS."""
+    """Return |rows - truth| of rows [heads, tokens, width], in bf16 units of the true number, or of its row's RMS."""
     own = truth.float()
     size = own.square().mean(dim=-1, keepdim=True).sqrt().maximum(own.abs()).clamp_min(torch.finfo(torch.float32).tiny)
     unit = torch.exp2(torch.floor(torch.log2(size)) - MANTISSA)
@@ -103,7 +106,7 @@ def _largest(rows: LayerRows, truth: LayerRows, layout: LayerLayout) -> float:
 
 
 def attention_figures(case: Case) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
-    """Figures of the chunk alone with a question, as in the paper's experiments.
+    """Return figures of the chunk alone with a question, as in the paper's experiments.
 
     Returns:
         Figures: per threshold, the share of the chunk's tokens that the first output token attends more, mean over
@@ -112,7 +115,7 @@ def attention_figures(case: Case) -> tuple[dict[str, float], np.ndarray, np.ndar
         most between the chunk before and after the question.
     """
     adapter, chunk = case.subject.adapter, case.subject.chunk
-    text = [one.part for one in case.prompt.segments if isinstance(one.part, TextPart)][-1]
+    text = [segment.part for segment in case.prompt.segments if isinstance(segment.part, TextPart)][-1]
     part = case.subject.segment.part
     before = Prompt.of([part, text], adapter.axes)
     layers = len(adapter.layouts)
@@ -133,7 +136,7 @@ def attention_figures(case: Case) -> tuple[dict[str, float], np.ndarray, np.ndar
         figures["attention expected"] = round(FRONT * chunk.tokens) / chunk.tokens
         order = np.sort(shares, axis=1)[:, ::-1].cumsum(axis=1)
         figures["tokens for 80 % of attention"] = float(((order < 0.8).sum(axis=1) + 1).mean() / chunk.tokens)
-    after, _, _ = behind(adapter, Prompt.of([text, part], adapter.axes))
+    after, _, _ = in_context(adapter, Prompt.of([text, part], adapter.axes))
     counts = np.zeros(chunk.tokens)
     top = max(1, round(TOP_SHARE * chunk.tokens))
     own = alone(adapter, chunk_of(case.subject.segment))

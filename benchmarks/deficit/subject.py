@@ -1,4 +1,4 @@
-"""A chunk behind its antecedents, and a question about it that is answered from any KV that the chunk may be given."""
+"""A chunk with antecedents, and a question about it that is answered from any KV that the chunk may be given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Subject:
     Attributes:
         front: the prompt up to the chunk's end.
         table: rows in front of the chunk, every one computed in context; slid antecedents are still in it.
-        conditioned: per layer, the chunk's rows behind its antecedents, position-free, float32.
+        conditioned: per layer, the chunk's rows after its antecedents, position-free, float32.
         canonical: the same of the chunk prefilled alone.
         seen: attention and residual streams of the chunk's rows in the conditioned forward.
         pictures: the last antecedent and the chunk as [height, width, 3] arrays, where both are pictures.
@@ -52,14 +52,14 @@ class Subject:
 
     @classmethod
     def of(cls, adapter: Adapter, prompt: Prompt, episode: str = "") -> "Subject":
-        """The subject of a prompt.
+        """Return the subject of a prompt.
 
         Raises:
-            PromptError: no chunk of the prompt stands behind another one and is still there for the question.
+            PromptError: no chunk of the prompt comes after another one and is still there for the question.
         """
         segment = subject_segment(prompt)
         front = prompt.until(segment.stop)
-        conditioned, table, seen = behind(adapter, front)
+        conditioned, table, seen = in_context(adapter, front)
         return cls(adapter, front, table, conditioned, alone(adapter, chunk_of(segment)), seen, episode)
 
     @property
@@ -93,7 +93,7 @@ class Subject:
     def full_rank(self) -> int:
         """The rank beyond which no slot of any layer has directions left."""
         layouts = self.adapter.layouts
-        return min(self.chunk.tokens, max(h * w for one in layouts for h, w in (one.keys, one.values)))
+        return min(self.chunk.tokens, max(h * w for layout in layouts for h, w in (layout.keys, layout.values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +135,21 @@ class Case:
         return CaseAnswer(linked.logits.cpu().numpy(), rows)
 
     def conditioned(self, hidden: tuple[Rows, ...] = (), *, read: bool = False) -> CaseAnswer:
-        """The chunk computed at its place, blind to the rows `hidden`; to none of them: re-prefill."""
+        """Return the chunk computed at its place, blind to the rows `hidden`; to none of them: re-prefill."""
         return self.run([self._computed(hidden)], read=read)
 
     def blind(self, *, relocated: bool = True) -> CaseAnswer:
-        """Canonical rows, relocated or with the phase that they were written with."""
+        """Return canonical rows, relocated or with the phase that they were written with."""
         return self.run([self._taken(ChunkOrigin(self.subject.chunk.id, 0, relocated))])
 
     def patched(self, patch: Patch, rank: int) -> CaseAnswer:
-        """Relocated rows with a patch cut to a rank, as a strategy would use it."""
+        """Return relocated rows with a patch cut to a rank, as a strategy would use it."""
         key = PatchKey("deficit", self.subject.chunk.id, ())
         part = replace(self._taken(ChunkOrigin(self.subject.chunk.id)), patch=PatchUse(key, rank))
         return self.run([part], Resources({key: patch}))
 
     def ask(self, deltas: Deltas, *, read: bool = False) -> CaseAnswer:
-        """Relocated rows with something added to them in the position-free frame."""
+        """Return relocated rows with something added to them in the position-free frame."""
         rows = substitute(self.subject, deltas)
         chunk = self.subject.chunk
         return self.run([self._taken(ChunkOrigin(chunk.id))], Resources(rows={chunk.id: rows}), read=read)
@@ -162,32 +162,32 @@ class Case:
 
 
 def chunk_of(segment: Segment) -> Chunk:
-    """The chunk of a segment.
+    """Return the chunk of a segment.
 
     Raises:
         PromptError: it is text.
     """
     if not isinstance(segment.part, ChunkPart):
-        raise PromptError("a stretch of text stands where a chunk is looked for")
+        raise PromptError("there is text where a chunk is looked for")
     return segment.part.chunk
 
 
 def subject_segment(prompt: Prompt) -> Segment:
-    """The last chunk that has antecedents and has not slid.
+    """Return the last chunk that has antecedents and has not slid.
 
     Raises:
-        PromptError: there is none, or nothing stands behind it.
+        PromptError: there is none, or nothing comes after it.
     """
-    kept = [one for one, _ in prompt.chunk_segments[1:] if one.rows not in prompt.slid_rows]
+    kept = [segment for segment, _ in prompt.chunk_segments[1:] if segment.rows not in prompt.slid_rows]
     if not kept or kept[-1].stop == prompt.tokens:
-        raise PromptError("the prompt needs a chunk behind another one, and a question behind both")
+        raise PromptError("the prompt needs a chunk after another one, and a question after both")
     return kept[-1]
 
 
-def behind(
+def in_context(
     adapter: Adapter, front: Prompt, hidden: tuple[Rows, ...] = ()
 ) -> tuple[tuple[LayerRows, ...], KVTable, Recording]:
-    """A chunk at the end of `front` computed in context: its position-free rows, the table in front of it, what it saw.
+    """Compute the chunk at the end of `front` in context: its position-free rows, the table before it, what it saw.
 
     Args:
         hidden: row ranges that the chunk may not attend.
@@ -203,17 +203,17 @@ def behind(
 
 
 def read_rows(adapter: Adapter, table: KVTable, prompt: Prompt, segment: Segment) -> tuple[LayerRows, ...]:
-    """A segment's rows of a table that holds the whole prompt, position-free, float32; copies, the table may go on."""
+    """Return a segment's rows of a table that holds the whole prompt: copies, position-free, float32."""
     book = PhaseBook(adapter.tables, prompt.positions[:, segment.start : segment.stop].to(adapter.device))
     rows = (
         unplace(table.read(layer, segment.start, segment.stop), layout, book)
         for layer, layout in enumerate(adapter.layouts)
     )
-    return tuple(LayerRows(one.keys.clone(), one.values.clone()) for one in rows)
+    return tuple(LayerRows(layer.keys.clone(), layer.values.clone()) for layer in rows)
 
 
 def alone(adapter: Adapter, chunk: Chunk) -> tuple[LayerRows, ...]:
-    """A chunk's canonical rows, position-free, float32."""
+    """Return a chunk's canonical rows, position-free, float32."""
     book = PhaseBook(adapter.tables, chunk.encoded.positions.to(adapter.device))
     return tuple(
         unplace(chunk.rows[layer].to(adapter.device), layout, book) for layer, layout in enumerate(adapter.layouts)
@@ -221,7 +221,7 @@ def alone(adapter: Adapter, chunk: Chunk) -> tuple[LayerRows, ...]:
 
 
 def substitute(subject: Subject, deltas: Deltas) -> KVRows:
-    """Canonical rows with something added, set back to the chunk's own positions; float32, to be cast once."""
+    """Return canonical rows with something added, set back to the chunk's own positions; float32, to be cast once."""
     adapter = subject.adapter
     book = PhaseBook(adapter.tables, subject.chunk.encoded.positions.to(adapter.device))
     rows = []
@@ -232,6 +232,6 @@ def substitute(subject: Subject, deltas: Deltas) -> KVRows:
 
 
 def masked(deficits: Sequence[LayerRows], rows: Tensor) -> list[LayerRows]:
-    """Deficits of some rows alone; `rows` [tokens] bool."""
+    """Return deficits of some rows alone; `rows` [tokens] bool."""
     mask = rows.to(deficits[0].keys.device)[None, :, None]
-    return [LayerRows(one.keys * mask, one.values * mask) for one in deficits]
+    return [LayerRows(layer.keys * mask, layer.values * mask) for layer in deficits]

@@ -22,7 +22,7 @@ ENERGY = 0.9
 
 
 def token_figures(subject: Subject) -> dict[str, float]:
-    """Shares of tokens and of (layer, head) cells that hold 90 % of the deficit's energy."""
+    """Return shares of tokens and of (layer, head) cells that hold 90 % of the deficit's energy."""
     cells = cell_energies(subject.deficits)
     return {
         "energy share/tokens": needed(token_energies(subject)),
@@ -31,7 +31,7 @@ def token_figures(subject: Subject) -> dict[str, float]:
 
 
 def token_answers(case: Case) -> dict[str, CaseAnswer]:
-    """True rows for the tokens of largest deficit, for the first tokens, and for the cells of largest deficit."""
+    """Answer with true rows for the tokens of largest deficit, the first tokens, and the cells of largest deficit."""
     subject = case.subject
     best = token_energies(subject).argsort(descending=True)
     found = {}
@@ -48,7 +48,7 @@ def token_answers(case: Case) -> dict[str, CaseAnswer]:
 
 
 def token_energies(subject: Subject) -> Tensor:
-    """[tokens] squared norm of the deficit, each slot's weighed by the norm of its layer's rows."""
+    """Return [tokens] squared norm of the deficit, each slot's weighed by the norm of its layer's rows."""
     total = torch.zeros(subject.chunk.tokens)
     for delta, rows in zip(subject.deficits, subject.conditioned, strict=True):
         for slot in ("keys", "values"):
@@ -58,17 +58,17 @@ def token_energies(subject: Subject) -> Tensor:
 
 
 def cell_energies(deficits: tuple[LayerRows, ...]) -> Tensor:
-    """Squared norms of the deficit by layer, slot and head, one after another."""
-    pieces = [getattr(one, slot).square().sum(dim=(1, 2)).cpu() for one in deficits for slot in ("keys", "values")]
+    """Return squared norms of the deficit by layer, slot and head, one after another."""
+    pieces = [getattr(delta, slot).square().sum(dim=(1, 2)).cpu() for delta in deficits for slot in ("keys", "values")]
     return torch.cat(pieces)
 
 
 def on_cells(deficits: tuple[LayerRows, ...], cells: Tensor) -> list[LayerRows]:
-    """The deficits on some cells alone; `cells` [layers * heads of both slots] bool, in the order of their energies."""
+    """Return the deficits on some cells alone; `cells` [layers * heads of both slots] bool, as in `cell_energies`."""
     kept, start = [], 0
-    for one in deficits:
+    for delta in deficits:
         slots = []
-        for rows in (one.keys, one.values):
+        for rows in (delta.keys, delta.values):
             mask = cells[start : start + rows.shape[0]].to(rows.device)
             slots.append(rows * mask[:, None, None])
             start += rows.shape[0]
@@ -77,14 +77,14 @@ def on_cells(deficits: tuple[LayerRows, ...], cells: Tensor) -> list[LayerRows]:
 
 
 def chosen(order: Tensor, percent: float) -> Tensor:
-    """[n] bool: the first `percent` of an order of places, rounded up."""
+    """Return [n] bool: the first `percent` of an order of places, rounded up."""
     mask = torch.zeros(len(order), dtype=torch.bool)
     mask[order[: ceil(len(order) * percent / 100)]] = True
     return mask
 
 
 def needed(energies: Tensor, share: float = ENERGY) -> float:
-    """The smallest share of the places that hold a share of the energy; NaN where there is none."""
+    """Return the smallest share of the places that hold a share of the energy; NaN where there is none."""
     sizes = np.sort(energies.double().numpy())[::-1]
     if sizes.sum() == 0:
         return float("nan")
@@ -92,7 +92,7 @@ def needed(energies: Tensor, share: float = ENERGY) -> float:
 
 
 def again(case: Case, rows: Tensor) -> CaseAnswer:
-    """Some of the chunk's rows computed in context, the others taken (the strongest CacheBlend form)."""
+    """Return some of the chunk's rows computed in context, the others taken (the strongest CacheBlend form)."""
     subject, layers = case.subject, case.subject.layers
     ranges = []
     for ours, run in groupby(range(len(rows)), lambda row: bool(rows[row])):
@@ -107,7 +107,7 @@ def again(case: Case, rows: Tensor) -> CaseAnswer:
 
 
 def link_figures(subject: Subject) -> dict[str, float]:
-    """Per layer, of the attention that the chunk's rows pay to antecedents' keys in the conditioned forward:
+    """Return per layer, of the attention that the chunk's rows pay to antecedents' keys in the conditioned forward:
 
     how many keys carry 90 % of it, their share of the keys, the directions that hold 90 % of its energy, and how much
     of all attention it is.

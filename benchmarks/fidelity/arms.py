@@ -47,7 +47,7 @@ KNOBS: dict[str, str] = {
     "reprefill-deep": "as many deep layers as s holds, with the residual stream kept at the cut",
     "reprefill-shallow": "as many shallow layers as s holds",
     "oracle-deficit": "s n rows, rounded up; choosing them, and slid chunks computed for them, are not charged",
-    "oracle-query": "as oracle-deficit, for every question anew",
+    "oracle-query": "as oracle-deficit, for every question",
 }
 
 
@@ -57,7 +57,7 @@ class Budget:
 
     Attributes:
         tokens: rows of each chunk that counts.
-        candidates: rows of all chunks behind row 0, slid ones included.
+        candidates: rows of all chunks after row 0, slid ones included.
         hidden: numbers in a row of the residual stream.
     """
 
@@ -69,10 +69,10 @@ class Budget:
 
     @classmethod
     def of(cls, share: float, prompt: Prompt, layouts: Sequence[LayerLayout], hidden: int) -> "Budget":
-        """The budget of a prompt."""
-        behind = [(segment, chunk) for segment, chunk in prompt.chunk_segments if segment.start > 0]
-        tokens = tuple(chunk.tokens for segment, chunk in behind if segment.rows not in prompt.slid_rows)
-        return cls(share, tokens, sum(chunk.tokens for _, chunk in behind), tuple(layouts), hidden)
+        """Return the budget of a prompt."""
+        counted = [(segment, chunk) for segment, chunk in prompt.chunk_segments if segment.start > 0]
+        tokens = tuple(chunk.tokens for segment, chunk in counted if segment.rows not in prompt.slid_rows)
+        return cls(share, tokens, sum(chunk.tokens for _, chunk in counted), tuple(layouts), hidden)
 
     @property
     def rows(self) -> int:
@@ -89,7 +89,7 @@ class Budget:
         return [heads * width for layout in self.layouts for heads, width in (layout.keys, layout.values)]
 
     def largest(self, most: int, price: Callable[[int], float]) -> int:
-        """The largest knob from 1 to `most` whose price in numbers is within the budget, 0 if there is none."""
+        """Return the largest knob from 1 to `most` whose price in numbers is within the budget, 0 if there is none."""
         return bisect_right(range(1, most + 1), self.numbers + 1e-6, key=price)
 
 
@@ -205,7 +205,7 @@ class AtShare:
         return f"{self.method}@{self.percent:.12g}%"
 
     def fitted(self, budget: Budget) -> Strategy:
-        """The strategy for one prompt."""
+        """Return the strategy for one prompt."""
         return MAKERS[self.method](budget)
 
 
@@ -213,7 +213,7 @@ Arm = Strategy | Oracle | AtShare
 
 
 def arm_of(name: str) -> Arm:
-    """The strategy, oracle or method at a share of a name.
+    """Return the strategy, oracle or method at a share of a name.
 
     Raises:
         StrategyError: the name is unknown, or its knob is out of range.
@@ -234,7 +234,7 @@ def arm_of(name: str) -> Arm:
 
 
 def names_of(wanted: Iterable[str]) -> tuple[str, ...]:
-    """Names in order, groups spread out, each once; re-prefill and blind reuse come first in any case.
+    """Return names in order, groups spread out, each once; re-prefill and blind reuse come first in any case.
 
     Raises:
         StrategyError: there are none, or one is unknown.

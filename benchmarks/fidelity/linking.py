@@ -64,7 +64,7 @@ class Linking:
         self._scores: dict[tuple[str, int], Tensor] = {}
 
     def strategies(self, arm: Arm) -> list[Strategy]:
-        """What an arm comes to, question by question."""
+        """Return what an arm comes to, question by question."""
         adapter = self.executor.adapter
         if isinstance(arm, AtShare):
             fitted = [
@@ -97,13 +97,13 @@ class Linking:
                 self._form(every, prompt)
 
     def logits(self, strategies: Sequence[Strategy]) -> list[Tensor]:
-        """The last logits [vocab] float32 of every question.
+        """Return the last logits [vocab] float32 of every question.
 
         Raises:
             StrategyError: the model cannot carry a plan out.
         """
         plans = self._plans(strategies)
-        same = self.shared and all(one is strategies[0] for one in strategies)
+        same = self.shared and all(strategy is strategies[0] for strategy in strategies)
         if not same or not all(plain_ending(plan, self.start) for plan in plans):
             return [linked.logits for linked in self._one_by_one(plans)]
         longest = max(prompt.tokens for prompt in self.prompts)
@@ -112,16 +112,16 @@ class Linking:
         return [first.logits, *endings(self.executor, first.table, self.prompts[1:], plans[1:], self.start)]
 
     def linked(self, strategies: Sequence[Strategy], reserve: int) -> Iterator[LinkedTable]:
-        """Every question linked, one after another, with room to decode."""
+        """Return every question linked, one after another, with room to decode."""
         return self._one_by_one(self._plans(strategies), reserve)
 
     def spent(self, strategies: Sequence[Strategy]) -> LinkingCost:
-        """What it costs, the mean over questions."""
+        """Return what it costs, the mean over questions."""
         plans = self._plans(strategies[:1] if self.shared else strategies)
         each = [self._spent(plan, prompt) for plan, prompt in zip(plans, self.prompts, strict=False)]
         return LinkingCost(
-            sum(one.kv_bytes_share for one in each) / len(each),
-            sum(one.rows_computed_share for one in each) / len(each),
+            sum(cost.kv_bytes_share for cost in each) / len(each),
+            sum(cost.rows_computed_share for cost in each) / len(each),
         )
 
     def _plans(self, strategies: Sequence[Strategy]) -> list[LinkPlan]:
@@ -157,7 +157,7 @@ class Linking:
             if segment.start > 0 and segment.rows not in prompt.slid_rows
         ]
         whole = sum(layout.features for layout in layouts)
-        numbers = sum(one.budget * whole for one in plan.selectors)
+        numbers = sum(selector.budget * whole for selector in plan.selectors)
         for part in plan.ranges:
             rows = sum(max(0, min(part.stop, stop) - max(part.start, start)) for start, stop in kept)
             if part.source is RowSource.COMPUTED and rows and not _looked_at(plan, part.start):
@@ -223,4 +223,4 @@ def endings(
 
 
 def _looked_at(plan: LinkPlan, row: int) -> bool:
-    return any(start <= row < stop for one in plan.selectors for start, stop in one.candidates)
+    return any(start <= row < stop for selector in plan.selectors for start, stop in selector.candidates)

@@ -63,7 +63,7 @@ class TaskSource:
     """The items of one task or data set.
 
     Attributes:
-        name: as it is asked for; of a data set its file's name stands behind the form.
+        name: as it is asked for; of a data set its file's name comes after the form.
         path: the data set's file or folder; None for a generated task.
         familiar: whether the bundled models were trained on such items.
         kinds: of the questions that are asked; all of them without any.
@@ -98,7 +98,7 @@ class TaskSource:
 
 
 def items_of(wanted: Iterable[str]) -> tuple[TaskSource, ...]:
-    """Tasks by name, data sets as `form:path`; `trained` stands for every task that the bundled models know.
+    """Return tasks by name, data sets as `form:path`; `trained` is every task that the bundled models know.
 
     Raises:
         PromptError: there are none, or one is unknown.
@@ -137,7 +137,7 @@ class RecordSource:
     style: str
 
     def key(self, item: TaskItem, setting: str, strategy: str, answering: str) -> str:
-        """Digest of everything that a record's figures depend on."""
+        """Return digest of everything that a record's figures depend on."""
         told = (self.weights, self.task, self.seed, self.style, setting, strategy, answering)
         return digest(*told, describe(item))
 
@@ -182,7 +182,7 @@ class FidelityRecord:
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """The record of a line.
+        """Return the record of a line.
 
         Raises:
             ValueError: it is none.
@@ -195,7 +195,7 @@ class FidelityRecord:
 
 
 def learned_rank(arms: Iterable[Arm], layouts: Sequence[LayerLayout]) -> int:
-    """The most directions that one of the strategies takes from other items, 0 if none does."""
+    """Return the most directions that one of the strategies takes from other items, 0 if none does."""
     widest = max(heads * width for layout in layouts for heads, width in (layout.keys, layout.values))
     ranks = [0]
     for arm in arms:
@@ -208,14 +208,14 @@ def learned_rank(arms: Iterable[Arm], layouts: Sequence[LayerLayout]) -> int:
 
 
 def merged(patches: Mapping[PatchKey, Patch], rank: int) -> dict[PatchKey, Patch]:
-    """One piece whose directions are what all patches pool to, weighted as they are; of the model's own key."""
+    """Return one piece whose directions are what all patches pool to, weighted as they are; of the model's own key."""
     if not patches:
         return {}
     layers: list[LayerPatch | None] = []
     for every in zip(*(patch.layers for patch in patches.values()), strict=True):
         held = [layer for layer in every if layer is not None]
         layers.append(
-            LayerPatch(_merged([one.keys for one in held], rank), _merged([one.values for one in held], rank))
+            LayerPatch(_merged([layer.keys for layer in held], rank), _merged([layer.values for layer in held], rank))
             if held
             else None
         )
@@ -224,13 +224,13 @@ def merged(patches: Mapping[PatchKey, Patch], rank: int) -> dict[PatchKey, Patch
 
 
 def _merged(items: Sequence[Factors], rank: int) -> Factors:
-    weighted = torch.cat([one.left.float().norm(dim=0)[:, None] * one.right.float() for one in items])
+    weighted = torch.cat([factors.left.float().norm(dim=0)[:, None] * factors.right.float() for factors in items])
     found = torch.linalg.svd(weighted, full_matrices=False)
     return Factors(torch.diag(found.S[:rank]), found.Vh[:rank])
 
 
 def _even(layouts: Sequence[LayerLayout]) -> bool:
-    return len({heads * width for one in layouts for heads, width in (one.keys, one.values)}) == 1
+    return len({heads * width for layout in layouts for heads, width in (layout.keys, layout.values)}) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ class FidelityRun:
         source = RecordSource(self.name, weights, task.name, -1 if task.path else wanted.seed, wanted.style)
         pool: dict[PatchKey, Patch] | None = None
         for item in task.first(wanted.seed, wanted.items):
-            settings = [one for one in wanted.settings if one == "visible" or slides(item)]
+            settings = [setting for setting in wanted.settings if setting == "visible" or slides(item)]
             keys = {
                 (setting, name): source.key(item, setting, name, wanted.answering)
                 for setting in settings
@@ -364,7 +364,7 @@ class FidelityRun:
                         strategy=name,
                         item=item.id,
                         episode=item.episode,
-                        multi_hop=tuple(one.multi_hop for one in item.questions),
+                        multi_hop=tuple(question.multi_hop for question in item.questions),
                         answers=tuple(answers),
                         right=tuple(self._right(item, index, answer) for index, answer in enumerate(answers)),
                         divergences=_divergences(reference, logits),
@@ -378,17 +378,17 @@ class FidelityRun:
     def _answered(
         self, linking: Linking, strategies: Sequence[Strategy], lengths: Sequence[int]
     ) -> tuple[list[Tensor], list[tuple[int, ...]]]:
-        """Logits of the first token of every answer, and the greedy answers."""
+        """Return logits of the first token of every answer, and the greedy answers."""
         if max(lengths) == 1:
             logits = linking.logits(strategies)
-            return logits, [(int(one.argmax()),) for one in logits]
+            return logits, [(int(answer.argmax()),) for answer in logits]
         logits, answers = [], []
         linked = linking.linked(strategies, max(lengths))
-        for one, prompt, length in zip(linked, linking.prompts, lengths, strict=True):
+        for outcome, prompt, length in zip(linked, linking.prompts, lengths, strict=True):
             sampler = Sampler(Sampling(max_new_tokens=length))
-            logits.append(one.logits)
+            logits.append(outcome.logits)
             answers.append(
-                tuple(decode(self.engine.adapter, DecodeStart.after(prompt, one), sampler, self.engine.end_tokens))
+                tuple(decode(self.engine.adapter, DecodeStart.after(prompt, outcome), sampler, self.engine.end_tokens))
             )
         return logits, answers
 
@@ -426,10 +426,12 @@ class FidelityRun:
         if judge is None or not item.dialogue:
             return ()
         asked = zip(item.questions, answers, strict=True)
-        return tuple(judge.score(one.text, one.answer, self._text(answer)).overall for one, answer in asked)
+        return tuple(
+            judge.score(question.text, question.answer, self._text(answer)).overall for question, answer in asked
+        )
 
     def _pool(self, task: TaskSource) -> dict[PatchKey, Patch]:
-        """What other items than those measured have in common, where a strategy learns from it."""
+        """Return what other items than those measured have in common, where a strategy learns from it."""
         arms = [arm_of(name) for name in self.wanted.strategies]
         rank = learned_rank(arms, self.engine.adapter.layouts)
         if rank == 0:
@@ -453,6 +455,6 @@ class FidelityRun:
 
 def _divergences(reference: Sequence[Tensor], logits: Sequence[Tensor]) -> tuple[float, ...]:
     return tuple(
-        0.0 if one is other else divergence(one.cpu().numpy(), other.cpu().numpy())
-        for one, other in zip(reference, logits, strict=True)
+        0.0 if exact is own else divergence(exact.cpu().numpy(), own.cpu().numpy())
+        for exact, own in zip(reference, logits, strict=True)
     )

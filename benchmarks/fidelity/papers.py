@@ -18,7 +18,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A claim of a paper: where it stands, its words, our cells beside it, and why they may differ."""
+    """A claim of a paper: where it is, its words, our cells beside it, and why they may differ."""
 
     paper: str
     where: str

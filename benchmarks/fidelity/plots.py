@@ -23,7 +23,7 @@ LEAST_ETA = -0.25
 
 
 def draw_ranks(rows: Sequence[FigureRow], path: Path) -> Path | None:
-    """KL by rank, a line for each model and setting; None if fewer than two ranks were measured."""
+    """Draw KL by rank, a line for each model and setting; None if fewer than two ranks were measured."""
     lines: dict[tuple[str, str], list[tuple[int, FigureRow]]] = {}
     for row in rows:
         match = re.fullmatch(r"patch-([0-9]+)", row["strategy"])
@@ -53,7 +53,7 @@ def draw_ranks(rows: Sequence[FigureRow], path: Path) -> Path | None:
 
 
 def draw_budgets(rows: Sequence[FigureRow], title: str, path: Path) -> Path | None:
-    """Flip recovery and eta by share of the KV bytes, a line for each method; None if fewer than two shares."""
+    """Draw flip recovery and eta by share of the KV bytes, a line for each method; None if fewer than two shares."""
     lines: dict[str, list[tuple[float, FigureRow]]] = {}
     for row in rows:
         method, at, share = row["strategy"].partition("@")
@@ -84,7 +84,7 @@ def draw_budgets(rows: Sequence[FigureRow], title: str, path: Path) -> Path | No
 
 
 def draw_residuals(residuals: Mapping[str, np.ndarray], title: str, path: Path) -> Path | None:
-    """KL question by question, a column of dots for each strategy; None without one beside re-prefill."""
+    """Draw KL question by question, a column of dots for each strategy; None without one beside re-prefill."""
     names = [name for name in residuals if name != FULL][:MOST]
     if not names:
         return None
@@ -122,7 +122,7 @@ def _saved(figure: Figure, path: Path) -> Path:
 
 
 def draw_overview(rows: Sequence[FigureRow], path: Path) -> Path | None:
-    """Eta of every method at each share of the bytes, slid and pooled; None if none was measured."""
+    """Draw eta of every method at each share of the bytes, slid and pooled; None if none was measured."""
     shown = [row for row in rows if row["task"] == POOLED and row["setting"] == "slid" and "@" in row["strategy"]]
     shown = [row for row in shown if known(row["eta"]) and row["kv_bytes_share"] > 0]
     if not shown:
@@ -146,7 +146,7 @@ def draw_overview(rows: Sequence[FigureRow], path: Path) -> Path | None:
             values = [max(row["eta"], LEAST_ETA) for row in held]
             low = [value - max(row["intervals"]["eta"][0], LEAST_ETA) for value, row in zip(values, held, strict=True)]
             high = [max(row["intervals"]["eta"][1], LEAST_ETA) - value for value, row in zip(values, held, strict=True)]
-            axes.errorbar(values, heights, xerr=[[max(0.0, one) for one in low], [max(0.0, one) for one in high]],
+            axes.errorbar(values, heights, xerr=[[max(0.0, size) for size in low], [max(0.0, size) for size in high]],
                           fmt=MARKS[index % len(MARKS)], markersize=4, linewidth=1, label=model)  # fmt: skip
         axes.axvline(0, color="0.6", linewidth=0.8)
         axes.axvline(1, color="0.6", linewidth=0.8)

@@ -52,7 +52,7 @@ def write_report(found: Mapping[str, Any], records: Iterable[FidelityRecord], fo
         parts.append(main_table([row for row in own if "@" not in row["strategy"]]))
         matched = matched_table(own)
         if matched:
-            parts += ["The same bytes for every method, and how far it stays behind the patch, paired:", matched]
+            parts += ["The same bytes for every method, and how far it is below the patch, paired:", matched]
         if task == _main_task(rows, own[0]):
             stem = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{model}-{setting}")
             residuals = _residuals(held, model, setting)
@@ -83,7 +83,7 @@ def write_report(found: Mapping[str, Any], records: Iterable[FidelityRecord], fo
 
 
 def _main_task(rows: Sequence[FigureRow], like: FigureRow) -> str:
-    """The task whose plots are drawn: all together where there are several."""
+    """Return the task whose plots are drawn: all together where there are several."""
     tasks = [row["task"] for row in rows if (row["model"], row["setting"]) == (like["model"], like["setting"])]
     return POOLED if POOLED in tasks else str(tasks[0])
 
@@ -117,7 +117,7 @@ def wanted_of(
     answer_tokens: int | None = None,
     judge: str | None = None,
 ) -> FidelityOptions:
-    """What to measure, from options as they are written.
+    """Return what to measure, from options as they are written.
 
     Raises:
         EmblemaError: one of them is not right.

@@ -50,7 +50,7 @@ ORACLE_NOTE = (
     "half alone the same bytes hold more directions. A latent cache is narrow, so a share of its bytes holds fewest."
 )
 SHORT = ("patch-25%", "patch@25%")
-"""The strategy that stands for the patch where a task has one line."""
+"""The strategy that is shown for the patch where a task has one line."""
 STRATEGIES = (FULL, BLIND, "patch-6%", "patch-25%")
 FIGURES = ("accuracy", "multi_hop_accuracy", "agreement", "eta", "flip_recovery")
 MOVED = ("eta", "flip_recovery")
@@ -96,7 +96,7 @@ def runs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def page(folder: Path) -> str:
-    """The page as Markdown.
+    """Return the page as Markdown.
 
     Raises:
         EmblemaError: no figures lie in the folder, or a file is broken.
@@ -110,7 +110,7 @@ def page(folder: Path) -> str:
         READING,
         "## What was measured",
         markdown_table(
-            ("file", "models", "tasks", "items a task", "seed", "settings", "made with"), [_run(*one) for one in found]
+            ("file", "models", "tasks", "items a task", "seed", "settings", "made with"), [_run(*run) for run in found]
         ),
         *([f"![what each method closes at the same bytes]({folder.name}/{PICTURE})"] if _matched(rows) else []),
         *_bars(rows),
@@ -128,7 +128,7 @@ def page(folder: Path) -> str:
         if matched:
             parts += ["At the same bytes, with the paired distance to the patch:", matched]
     parts += ["## Task by task", _tasks(rows), "## Beside the papers"]
-    parts += [_statement(one, rows) for one in STATEMENTS]
+    parts += [_statement(statement, rows) for statement in STATEMENTS]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -142,13 +142,13 @@ def write_page(folder: Path, out: Path) -> Path:
 
 
 def _kept(run: Mapping[str, Any]) -> list[FigureRow]:
-    """A run's rows; pooled only where the models were trained on all its tasks, which is what *pooled* says here."""
+    """Return a run's rows; pooled ones only where the models were trained on all its tasks."""
     trained = all(name in TASKS and TASKS[name].familiar for name in run["tasks"])
     return [row for row in run["rows"] if trained or row["task"] != POOLED]
 
 
 def _counted(rows: Sequence[FigureRow]) -> list[FigureRow]:
-    """Rows of one table, the largest group of one run first; those on other questions say on how many."""
+    """Return rows of one table, the largest group of one run first; those on other questions say on how many."""
     most = max(row["n"] for row in rows)
     first = [row for row in rows if row["n"] == most]
     others = []
@@ -287,7 +287,7 @@ def sample(folder: Path, items: int, load: Callable[[str], Engine], screen: Cons
 
 
 def departures(committed: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
-    """Figures of a small sample that lie further from the committed ones than both sizes allow.
+    """Return figures of a small sample that lie further from the committed ones than both sizes allow.
 
     The sample's own spread is the committed one, widened by the root of how many times fewer items it has: a bootstrap
     of a few items, all of them right, would know no spread at all.

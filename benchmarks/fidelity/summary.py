@@ -33,25 +33,25 @@ class StrategyAnswers:
 
     @classmethod
     def of(cls, records: Sequence[FidelityRecord]) -> "StrategyAnswers":
-        """The answers of records in their order."""
+        """Return the answers of records in their order."""
         return cls(
-            np.array([f"{one.task}/{one.episode}" for one in records for _ in one.answers]),
-            np.array([hop for one in records for hop in one.multi_hop], dtype=np.bool_),
-            tuple(answer for one in records for answer in one.answers),
-            np.array([found for one in records for found in one.right], dtype=np.float64),
-            np.array([value for one in records for value in one.divergences], dtype=np.float64),
-            np.array([score for one in records for score in one.judged], dtype=np.float64),
-            float(np.mean([one.kv_bytes_share for one in records])),
-            float(np.mean([one.rows_computed_share for one in records])),
+            np.array([f"{record.task}/{record.episode}" for record in records for _ in record.answers]),
+            np.array([hop for record in records for hop in record.multi_hop], dtype=np.bool_),
+            tuple(answer for record in records for answer in record.answers),
+            np.array([found for record in records for found in record.right], dtype=np.float64),
+            np.array([value for record in records for value in record.divergences], dtype=np.float64),
+            np.array([score for record in records for score in record.judged], dtype=np.float64),
+            float(np.mean([record.kv_bytes_share for record in records])),
+            float(np.mean([record.rows_computed_share for record in records])),
         )
 
     def same(self, other: "StrategyAnswers") -> NDArray[np.bool_]:
-        """Whether each answer is the other's."""
-        return np.array([one == two for one, two in zip(self.answers, other.answers, strict=True)], dtype=np.bool_)
+        """Return whether each answer is the other's."""
+        return np.array([own == its for own, its in zip(self.answers, other.answers, strict=True)], dtype=np.bool_)
 
 
 def rows_of(records: Iterable[FidelityRecord]) -> list[dict[str, Any]]:
-    """Rows of all records; where there are several tasks, with rows over all of them together.
+    """Return rows of all records; where there are several tasks, with rows over all of them together.
 
     Only items that every strategy of a setting has answered count, so that all rows of a table are on the same items.
     """
@@ -141,6 +141,6 @@ def _share(values: Numbers, chosen: NDArray[np.bool_], episodes: NDArray[np.str_
 
 
 def _at_its_share(name: str, method: str, every: Mapping[str, StrategyAnswers]) -> StrategyAnswers | None:
-    """A method at the same share of bytes, for one at a share."""
+    """Return a method at the same share of bytes, for one at a share."""
     _, at, share = name.partition("@")
     return every.get(f"{method}@{share}") if at else None

@@ -17,12 +17,12 @@ FLIPS = 100
 
 
 def known(value: Any) -> bool:
-    """Whether a figure is there: neither missing nor NaN."""
+    """Return whether a figure is there: neither missing nor NaN."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A figure, or a dash where there is none."""
+    """Return a figure, or a dash where there is none."""
     if not known(value):
         return "–"
     shown = f"{value:.{digits}f}"
@@ -30,12 +30,12 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def small(value: Any) -> str:
-    """Nats: three digits after the first that is not zero."""
+    """Return nats: three digits after the first that is not zero."""
     return "–" if not known(value) else "0" if value == 0 else f"{value:.2g}" if value >= 1e-3 else f"{value:.1e}"
 
 
 def ranged(row: FigureRow, name: str, digits: int = 3) -> str:
-    """A figure with its interval."""
+    """Return a figure with its interval."""
     if not known(row.get(name)):
         return "–"
     low, high = row["intervals"][name]
@@ -43,12 +43,12 @@ def ranged(row: FigureRow, name: str, digits: int = 3) -> str:
 
 
 def flips(row: FigureRow) -> str:
-    """Flip recovery, always with the count."""
+    """Return flip recovery, always with the count."""
     return f"{ranged(row, 'flip_recovery', 2)} of {row['flips']}" if row["flips"] else "of none"
 
 
 def main_table(rows: Sequence[FigureRow]) -> str:
-    """A line for each strategy that stands by its own knob."""
+    """Return a line for each strategy with its own knob."""
     head = ("strategy", "KV bytes", "rows computed", "single-hop", "multi-hop", "KL", "eta", "median eta",
             "flips restored", "same answer")  # fmt: skip
     lines = []
@@ -72,7 +72,7 @@ def main_table(rows: Sequence[FigureRow]) -> str:
 
 
 def matched_table(rows: Sequence[FigureRow], shares: Sequence[float] = SHARES) -> str:
-    """A line for each method at the same bytes, with its paired distance to the patch; empty if there is none."""
+    """Return a line for each method at the same bytes, with its paired distance to the patch; empty without any."""
     at = {row["strategy"]: row for row in rows}
     methods = list(dict.fromkeys(name.partition("@")[0] for name in at if "@" in name))
     kept = [method for method in methods if any(f"{method}@{share:g}%" in at for share in shares)]
@@ -114,7 +114,7 @@ BARS = (
 
 
 def verdict(row: FigureRow, bar: FigureBar) -> str:
-    """Whether a row clears a bar: `met` with its whole interval, `met in the mean`, `missed`, or `too few flips`."""
+    """Return how a row is to a bar: `met` with its whole interval, `met in the mean`, `missed`, or `too few flips`."""
     if bar.figure == "flip_recovery" and row["flips"] < FLIPS:
         return "too few flips"
     if not known(row.get(bar.figure)):
@@ -125,7 +125,7 @@ def verdict(row: FigureRow, bar: FigureBar) -> str:
 
 
 def bars_table(rows: Sequence[FigureRow]) -> str:
-    """A line for each model, setting and bar; empty where none is measured."""
+    """Return a line for each model, setting and bar; empty where none is measured."""
     lines = []
     for model, setting in _groups(rows):
         own = _pooled(rows, model, setting)
@@ -145,7 +145,7 @@ def bars_table(rows: Sequence[FigureRow]) -> str:
 
 
 def rivals_table(rows: Sequence[FigureRow]) -> str:
-    """At each share, the token method that comes nearest to the patch or passes it; empty where none is measured."""
+    """Return the token method that comes nearest to the patch at each share, or passes it; empty without any."""
     lines = []
     for model, setting in _groups(rows):
         own = _pooled(rows, model, setting)
@@ -170,7 +170,7 @@ def rivals_table(rows: Sequence[FigureRow]) -> str:
 
 
 def _says(row: FigureRow, figure: str) -> str:
-    """A lead with its interval; one that may be none, or is the other's, in words."""
+    """Return a lead with its interval; one that may be none, or is the other's, in words."""
     if not known(row.get(figure)):
         return "–"
     low, high = row["intervals"][figure]

@@ -19,17 +19,17 @@ SINGLE_HOP = ("colour", "legend")
 
 
 def stream(task: str, seed: int, item: int) -> np.random.Generator:
-    """The random numbers of one item: the same for the same task, seed and item."""
+    """Return the random numbers of one item: the same for the same task, seed and item."""
     return np.random.default_rng([seed, zlib.crc32(task.encode()), item])
 
 
 def name(task: str, seed: int, item: int) -> str:
-    """An item's id."""
+    """Return an item's id."""
     return f"{task}-{seed}-{item:04d}"
 
 
 def media_of(page: Page) -> Media:
-    """A page as media: legends slide, maps stay; of a clip, the legends at its front slide."""
+    """Return a page as media: legends slide, maps stay; of a clip, the legends at its front slide."""
     if not isinstance(page, SceneClip):
         return Media("image", page.image(), 1.0 if isinstance(page, Legend) else 0.0)
     front = next((place for place, scene in enumerate(page.scenes) if isinstance(scene, Map)), 0)
@@ -40,7 +40,7 @@ def media_of(page: Page) -> Media:
 
 
 def picture(page: Legend | Map, slides: bool) -> Media:
-    """A picture that slides or stays."""
+    """Return a picture that slides or stays."""
     return Media("image", page.image(), float(slides))
 
 
@@ -54,7 +54,7 @@ def choice(
     pool: Sequence[str] = (),
     count: int = 4,
 ) -> ItemQuestion:
-    """A question with `count` options in random order: the answer and others from a pool (the kind's, if none)."""
+    """Return a question with `count` options in random order: the answer, and others from a pool or the kind's."""
     others = [option for option in (pool or POOLS[kind]) if option != answer]
     taken = [str(option) for option in random.permutation(others)[: count - 1]]
     taken.insert(int(random.integers(len(taken) + 1)), answer)
@@ -62,13 +62,13 @@ def choice(
 
 
 def phrase(random: np.random.Generator, kind: str, subject: str) -> str:
-    """A question of a kind that the bundled models were trained on, in one of its wordings."""
+    """Return a question of a kind that the bundled models were trained on, in one of its wordings."""
     wordings = TEMPLATES[kind]
     return wordings[int(random.integers(len(wordings)))].format(subject)
 
 
 def from_episode(random: np.random.Generator, episode: Episode, code: str, form: str, count: int = 0) -> TaskItem:
-    """An episode of the world as an item, its legends sliding; with `count` options for each question if given."""
+    """Return an episode as an item whose legends slide; with `count` options for each question if given."""
     questions = []
     for place, each in enumerate(episode.questions):
         multi = each.kind not in SINGLE_HOP

@@ -42,7 +42,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 
 
 def facts(episode: Episode) -> dict[str, dict[str, tuple[str, tuple[int, ...]]]]:
-    """kind -> subject -> (answer, indices of the pages needed), for every question that has one clear answer.
+    """Return kind -> subject -> (answer, indices of the pages needed), for every question that has one clear answer.
 
     A map's icon has a land only if a legend before the map lists its colour; count and which look at all maps
     together and are left out when some icon has no land. A colour that legends give different lands is not asked for
@@ -84,7 +84,7 @@ def facts(episode: Episode) -> dict[str, dict[str, tuple[str, tuple[int, ...]]]]
 
 
 def ask(random: np.random.Generator, episode: Episode, limits: dict[str, int]) -> tuple[Question, ...]:
-    """Up to limits[kind] questions of each kind about random subjects; counts of zero are kept rare."""
+    """Return up to limits[kind] questions of each kind about random subjects; counts of zero are kept rare."""
     questions: list[Question] = []
     answers = facts(episode)
     for kind in KINDS:
@@ -119,7 +119,7 @@ class Plan:
 
 
 def legend_page(random: np.random.Generator, side: int, lands: dict[int, int]) -> Legend:
-    """A legend of the given colours, each on one or several random cells, an eighth to a half of all cells together."""
+    """Return a legend of the given colours, each on random cells, an eighth to a half of all cells together."""
     cells = side * side
     listed = list(lands)
     total = int(random.integers(max(len(listed), cells // 8), max(len(listed), cells // 2) + 1))
@@ -130,7 +130,7 @@ def legend_page(random: np.random.Generator, side: int, lands: dict[int, int]) -
 
 
 def map_page(random: np.random.Generator, side: int, colours: list[int], icons: list[int]) -> Map:
-    """A map over the given colours with the given icons on random cells."""
+    """Return a map over the given colours with the given icons on random cells."""
     ground = random.choice(colours, (side, side))
     placed = np.full(side * side, BLANK, dtype=np.int64)
     placed[random.permutation(side * side)[: len(icons)]] = icons
@@ -138,7 +138,7 @@ def map_page(random: np.random.Generator, side: int, colours: list[int], icons: 
 
 
 def make_episode(random: np.random.Generator, plan: Plan, seed: int = 0, task: str = "maps", item: int = 0) -> Episode:
-    """One episode of a plan: legends list disjoint colours, maps hold disjoint icons, lands are drawn anew."""
+    """Return one episode of a plan: disjoint colours on legends, disjoint icons on maps, random lands."""
     legends = plan.order.count("L")
     listed = [int(colour) for colour in random.permutation(COLOUR_COUNT)[: plan.colours]]
     lands = {colour: int(random.integers(LAND_COUNT)) for colour in listed}
@@ -166,13 +166,13 @@ def make_episode(random: np.random.Generator, plan: Plan, seed: int = 0, task: s
 
 
 def maps_plan(random: np.random.Generator) -> Plan:
-    """One or two legends, then a map of 8 x 8 cells with six to ten icons."""
+    """Return one or two legends, then a map of 8 x 8 cells with six to ten icons."""
     legends = int(random.integers(1, 3))
     return Plan("L" * legends + "M", 8, (int(random.integers(6, 11)),), int(random.integers(4, 9)))
 
 
 def atlas_plan(random: np.random.Generator) -> Plan:
-    """Two or three legends among eight to sixteen maps of 8 x 8 cells; the first page is a legend."""
+    """Return two or three legends among eight to sixteen maps of 8 x 8 cells; the first page is a legend."""
     legends, maps = int(random.integers(2, 4)), int(random.integers(8, 17))
     rest = list("L" * (legends - 1) + "M" * maps)
     counts = np.ones(maps, dtype=np.int64) + random.multinomial(len(ICON_NAMES) - maps, np.full(maps, 1 / maps))
@@ -182,7 +182,7 @@ def atlas_plan(random: np.random.Generator) -> Plan:
 
 
 def clip_plan(random: np.random.Generator) -> Plan:
-    """A clip of one or two legend scenes, then two to five map scenes of three or four icons."""
+    """Return a clip of one or two legend scenes, then two to five map scenes of three or four icons."""
     legends, maps = int(random.integers(1, 3)), int(random.integers(2, 6))
     icons = tuple(int(count) for count in random.integers(3, 5, maps))
     return Plan("L" * legends + "M" * maps, 8, icons, int(random.integers(4, 9)), clip=True)
@@ -196,7 +196,7 @@ EPISODE_PLANS: dict[str, Callable[[np.random.Generator], Plan]] = {
 
 
 def generate(task: str, seed: int, items: int) -> Iterator[Episode]:
-    """`items` fresh episodes of a task; the same seed gives the same episodes."""
+    """Yield `items` fresh episodes of a task; the same seed gives the same episodes."""
     if task not in EPISODE_PLANS:
         raise PromptError(f"unknown task {task!r}: choose one of {', '.join(EPISODE_PLANS)}")
     for item in range(items):
@@ -232,12 +232,12 @@ def write_page(page: Page, path: Path) -> Path:
 
 
 def kind_of(page: Page) -> str:
-    """legend, map or clip."""
+    """Return legend, map or clip."""
     return "clip" if isinstance(page, SceneClip) else "legend" if isinstance(page, Legend) else "map"
 
 
 def record(episode: Episode, files: list[str]) -> dict[str, Any]:
-    """The line of an episode: files in prompt order with their kinds, and its questions with the pages each needs."""
+    """Return the line of an episode: files in prompt order with their kinds, and questions with the pages they need."""
     return {
         "task": episode.task,
         "seed": episode.seed,

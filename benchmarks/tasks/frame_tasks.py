@@ -38,7 +38,7 @@ class FrameScene:
     icons: tuple[int, ...]
 
     def frame(self, random: np.random.Generator, colour: int) -> Map:
-        """The place with the walker on a random free cell of a colour."""
+        """Return the place with the walker on a random free cell of a colour."""
         rows, columns = np.nonzero((self.ground.colours == colour) & (self.ground.icons == BLANK))
         cell = int(random.integers(len(rows)))
         icons = self.ground.icons.copy()
@@ -46,12 +46,12 @@ class FrameScene:
         return Map(self.ground.colours, icons)
 
     def land(self, colour: int) -> str:
-        """Name of a colour's land."""
+        """Return name of a colour's land."""
         return LANDS[self.lands[colour]]
 
 
 def make_place(random: np.random.Generator, colours: int) -> FrameScene:
-    """A place of so many colours and lands."""
+    """Return a place of so many colours and lands."""
     listed = [int(colour) for colour in random.permutation(COLOUR_COUNT)[:colours]]
     lands = dict(zip(listed, (int(land) for land in random.permutation(LAND_COUNT)), strict=False))
     icons = [int(icon) for icon in random.permutation(len(ICON_NAMES))[: STATIONARY + 1]]
@@ -62,18 +62,18 @@ def make_place(random: np.random.Generator, colours: int) -> FrameScene:
 
 
 def path(random: np.random.Generator, colours: Sequence[int], steps: int) -> list[int]:
-    """So many colours in a row, all different."""
+    """Return so many colours in a row, all different."""
     return [int(colour) for colour in random.permutation(list(colours))[:steps]]
 
 
 def under(place: FrameScene, random: np.random.Generator) -> tuple[str, str]:
-    """One of the icons that stay, and the colour under it."""
+    """Return one of the icons that stay, and the colour under it."""
     icon = place.icons[int(random.integers(len(place.icons)))]
     return ICON_NAMES[icon], COLOUR_NAMES[place.ground.icon_colours()[icon]]
 
 
 def action_sequence(seed: int, item: int, form: str) -> TaskItem:
-    """A legend and four to six frames: an icon walks over as many lands.
+    """Return a legend and four to six frames: an icon walks over as many lands.
 
     Two questions ask for the land after another, which takes the legend and two frames; one asks for the colour under
     an icon that stays. The legend and the first half of the frames slide.
@@ -104,7 +104,7 @@ def action_sequence(seed: int, item: int, form: str) -> TaskItem:
 
 
 def action_prediction(seed: int, item: int, form: str) -> TaskItem:
-    """A legend and frames in which an icon goes round two or three lands, cut off somewhere in the third round.
+    """Return a legend and frames in which an icon goes round two or three lands, cut off somewhere in the third round.
 
     The next land takes the legend and the frames of the earlier rounds; another question asks for the colour under an
     icon that stays. The legend and the first half of the frames slide.
@@ -128,7 +128,7 @@ def action_prediction(seed: int, item: int, form: str) -> TaskItem:
 
 
 def object_shuffle(seed: int, item: int, form: str) -> TaskItem:
-    """Two to four exchanges between a first and a last cups_frame; all frames but the last slide."""
+    """Return two to four exchanges between a first and a last cups_frame; all frames but the last slide."""
     random, code = stream("object-shuffle", seed, item), name("object-shuffle", seed, item)
     back, *grounds = (int(colour) for colour in random.permutation(COLOUR_COUNT)[: len(COLUMNS) + 1])
     others = [icon for icon in range(len(ICON_NAMES)) if icon not in (CUP, BALL, ARROW)]
@@ -152,7 +152,7 @@ def object_shuffle(seed: int, item: int, form: str) -> TaskItem:
 def cups_frame(
     back: int, grounds: list[int], icons: tuple[int, ...], mark: tuple[int, int, int], ball: int = BLANK
 ) -> Map:
-    """A map of one colour with three coloured columns, an icon on each, a mark apart, and the ball below one."""
+    """Return a map of one colour with three coloured columns, an icon on each, a mark apart, and the ball below one."""
     colours, placed = (
         np.full((CUPS_SIDE, CUPS_SIDE), back, dtype=np.int64),
         np.full((CUPS_SIDE, CUPS_SIDE), BLANK, dtype=np.int64),
@@ -167,9 +167,9 @@ def cups_frame(
 
 
 def state_change(seed: int, item: int, form: str) -> TaskItem:
-    """A legend and three to five frames of one place; from one of them on, the ground under one icon is another land.
+    """Return a legend and frames of one place; from one of them on, the ground under one icon is another land.
 
-    Two hops: which icon that is, and on which land it stood before; one hop: the colour under an icon that has not
+    Two hops: which icon that is, and on which land it was before; one hop: the colour under an icon that has not
     changed. All pictures but the last frame slide.
     """
     random, code = stream("state-change", seed, item), name("state-change", seed, item)

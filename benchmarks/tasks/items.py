@@ -25,7 +25,7 @@ class Media:
     Attributes:
         content: a drawn picture; a file, by its path or its bytes; for kind `text` the passage.
         slides: share of the piece's chunks, from its front, that are antecedents: in the setting `slid` they
-            conditioned what stands behind them and are absent for the question. 1 is a whole picture, less a video's
+            conditioned what comes after them and are absent for the question. 1 is a whole picture, less a video's
             opening.
     """
 
@@ -38,7 +38,7 @@ class Media:
             raise PromptError(f"a piece of kind {self.kind} needs a matching content and slides from 0 to 1")
 
     def digest(self) -> str:
-        """Hex digest of what the piece shows: a picture's pixels, the bytes of anything else."""
+        """Return hex digest of what the piece shows: a picture's pixels, the bytes of anything else."""
         content = self.content
         if self.kind == "image":
             pixels = np.asarray(load_image(content))
@@ -57,7 +57,7 @@ Part = str | Media
 
 @dataclass(frozen=True, slots=True)
 class ItemQuestion:
-    """A question behind an item's parts.
+    """A question after an item's parts.
 
     Attributes:
         parts: its text, and pictures that stand in it.
@@ -90,7 +90,7 @@ class TaskItem:
 
     Attributes:
         form: the data set's form (`mm-niah`, `muirbench`, …); it says how options are asked for.
-        dialogue: each question is a turn behind the questions before it, which were answered rightly; otherwise every
+        dialogue: each question is a turn after the questions before it, which were answered rightly; otherwise every
             question is asked by itself.
         instruction: text in front of everything, where the data set has one.
     """
@@ -117,7 +117,7 @@ class TaskItem:
 
 
 def sliding(item: TaskItem, shares: list[float]) -> TaskItem:
-    """The item with each of its media, in the order of `item.media`, marked to slide by a share of its chunks."""
+    """Return the item with each of its media, in the order of `item.media`, sliding by a share of its chunks."""
     left = iter(shares)
 
     def mark(parts: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -132,7 +132,7 @@ def sliding(item: TaskItem, shares: list[float]) -> TaskItem:
 
 
 def describe(item: TaskItem) -> dict[str, Any]:
-    """The item as plain data, media by their digests: equal for items that show and ask the same."""
+    """Return the item as plain data, media by their digests: equal for items that show and ask the same."""
 
     def shown(parts: tuple[Part, ...]) -> list[Any]:
         return [part if isinstance(part, str) else [part.kind, part.slides, part.digest()] for part in parts]

@@ -49,7 +49,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A judge behind an OpenAI-compatible endpoint.
+    """A judge at an OpenAI-compatible endpoint.
 
     Attributes:
         url: the endpoint up to its version, such as `http://127.0.0.1:8000/v1`.
@@ -74,7 +74,7 @@ class Judge:
             )
 
     def named(self) -> Judge:
-        """The judge with a model's name, asked of the endpoint where none is given.
+        """Return the judge with a model's name, asked of the endpoint where none is given.
 
         Raises:
             JudgeError: the endpoint cannot be reached or lists no models.
@@ -89,7 +89,7 @@ class Judge:
         return Judge(self.url, found, self.key, self.seconds, self.tries, self.pause)
 
     def score(self, question: str, reference: str, answer: str) -> Scores:
-        """The judge's scores of an answer.
+        """Return the judge's scores of an answer.
 
         Raises:
             JudgeError: the endpoint cannot be reached, or none of its replies holds all scores.
@@ -138,7 +138,7 @@ class Judge:
 
 
 def instruction() -> str:
-    """What the judge is told before the first case."""
+    """Return what the judge is told before the first case."""
     listed = "\n".join(f"- {name}: {meaning}" for name, meaning in DIMENSIONS.items())
     shape = json.dumps(dict.fromkeys((*DIMENSIONS, OVERALL), 5))
     return (
@@ -151,12 +151,12 @@ def instruction() -> str:
 
 
 def case(question: str, reference: str, answer: str) -> str:
-    """One question with its reference and the answer to judge."""
+    """Return one question with its reference and the answer to judge."""
     return f"[Question]\n{question}\n\n[Reference answer]\n{reference}\n\n[Answer to judge]\n{answer}\n"
 
 
 def read_scores(reply: str) -> Scores | None:
-    """The scores of the last pair of braces that holds all of them, None if there are none or one is out of range."""
+    """Return the scores of the last pair of braces that holds all of them; None without any, or one out of range."""
     for braces in reversed(_BRACES.findall(reply)):
         found = {name.strip().title(): int(number) for name, number in _PAIR.findall(braces)}
         wanted = {name: found.get(name, 0) for name in (*DIMENSIONS, OVERALL)}

@@ -20,7 +20,7 @@ PLACES = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 
 def text_two_hop(seed: int, item: int, form: str) -> TaskItem:
-    """A passage that gives colours their lands, which slides, and one that sets icons on colours."""
+    """Return a passage that gives colours their lands, which slides, and one that sets icons on colours."""
     random, code = stream("text-two-hop", seed, item), name("text-two-hop", seed, item)
     colours = [str(colour) for colour in random.permutation(list(COLOURS))[: int(random.integers(4, 9))]]
     lands = {colour: LANDS[int(random.integers(len(LANDS)))] for colour in colours}
@@ -43,14 +43,14 @@ def text_two_hop(seed: int, item: int, form: str) -> TaskItem:
 
 
 def prose(random: np.random.Generator, facts: list[str]) -> str:
-    """The facts with a plain sentence behind every second one."""
+    """Return the facts with a plain sentence after every second of them."""
     plain = [str(sentence) for sentence in random.choice(SENTENCES, len(facts), replace=False)]
     mixed = [fact if place % 2 == 0 else f"{fact} {plain[place]}" for place, fact in enumerate(facts)]
     return " ".join(mixed)
 
 
 def audio_two_clip(seed: int, item: int, form: str) -> TaskItem:
-    """A tune of four to six different tones, which slides, and a second recording that repeats one of them.
+    """Return a tune of four to six different tones, which slides, and a second recording that repeats one of them.
 
     Two hops: the place in the tune of the repeated tone; one hop: how often it sounds.
     """
@@ -64,16 +64,16 @@ def audio_two_clip(seed: int, item: int, form: str) -> TaskItem:
         Media("audio", recording([tune[place]] * times)),
     )
     both = "Which tone of the first recording is repeated in the second one, counted from its start?"
-    one = "How many tones does the second recording hold?"
+    single = "How many tones does the second recording hold?"
     questions = (
         choice(random, f"{code}-0", both, PLACES[place], "place", True, PLACES[: len(tune)]),
-        choice(random, f"{code}-1", one, NUMBERS[times], "number", False, NUMBERS[1:6]),
+        choice(random, f"{code}-1", single, NUMBERS[times], "number", False, NUMBERS[1:6]),
     )
     return TaskItem(code, "audio-two-clip", form, parts, questions)
 
 
 def recording(pitches: list[float]) -> bytes:
-    """A WAV file of tones one after another, one channel of 16 bits at 16 kHz; each fades in and out."""
+    """Return a WAV file of tones one after another, one channel of 16 bits at 16 kHz; each fades in and out."""
     time = np.arange(round(SECONDS * RATE)) / RATE
     fade = np.minimum(1.0, np.minimum(time, SECONDS - time) / 0.02)
     gap = np.zeros(round(PAUSE * RATE))

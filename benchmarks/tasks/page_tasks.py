@@ -33,13 +33,13 @@ ONE_QUESTION = (("land", 1),)
 
 
 def two_page(seed: int, item: int, form: str) -> TaskItem:
-    """A legend and a map of 8 x 8 cells as pictures."""
+    """Return a legend and a map of 8 x 8 cells as pictures."""
     episode, code = _two_page_episode(seed, item), name("two-page", seed, item)
     return from_episode(stream("two-page options", seed, item), episode, code, form)
 
 
 def two_page_as_text(seed: int, item: int, form: str) -> TaskItem:
-    """The facts of the same pages as two passages of text."""
+    """Return the facts of the same pages as two passages of text."""
     shown = two_page(seed, item, form)
     code = name("two-page-as-text", seed, item)
     passages = [passage(scene) for _, scene in _two_page_episode(seed, item).scenes()]
@@ -50,7 +50,7 @@ def two_page_as_text(seed: int, item: int, form: str) -> TaskItem:
 
 
 def passage(page: Legend | Map) -> str:
-    """What a page says, as sentences."""
+    """Return what a page says, as sentences."""
     if isinstance(page, Legend):
         return " ".join(f"{COLOUR_NAMES[colour]} does mean {LANDS[land]} ." for colour, land in page.lands.items())
     return " ".join(
@@ -65,7 +65,7 @@ def _two_page_episode(seed: int, item: int) -> Episode:
 
 
 def album(seed: int, item: int, form: str) -> TaskItem:
-    """Four to six maps, no legend; the first half slides, and the questions are about the other half."""
+    """Return four to six maps, no legend; the first half slides, and the questions are about the other half."""
     random, code = stream("album", seed, item), name("album", seed, item)
     maps = int(random.integers(4, 7))
     episode = make_episode(random, Plan("M" * maps, 8, (4,) * maps, 6, ()), seed, "album", item)
@@ -81,7 +81,7 @@ def album(seed: int, item: int, form: str) -> TaskItem:
 
 
 def album_binding(seed: int, item: int, form: str) -> TaskItem:
-    """One or two legends, then three maps: questions across pictures beside questions about one."""
+    """Return one or two legends, then three maps: questions across pictures beside questions about one."""
     random, code = stream("album-binding", seed, item), name("album-binding", seed, item)
     legends = int(random.integers(1, 3))
     plan = Plan("L" * legends + "MMM", 8, (4, 4, 4), int(random.integers(4, 9)), ALBUM_LIMITS)
@@ -89,7 +89,7 @@ def album_binding(seed: int, item: int, form: str) -> TaskItem:
 
 
 def retrieval_image(seed: int, item: int, form: str) -> TaskItem:
-    """One needle: a map with three to five icons among maps that have none."""
+    """Return one needle: a map with three to five icons among maps that have none."""
     random = stream("retrieval-image", seed, item)
     maps = int(random.integers(LEAST_PAGES, MOST_PAGES))
     icons = [0] * maps
@@ -98,7 +98,7 @@ def retrieval_image(seed: int, item: int, form: str) -> TaskItem:
 
 
 def reasoning_image(seed: int, item: int, form: str) -> TaskItem:
-    """Two to four needles of one or two icons each, which have to be taken together."""
+    """Return two to four needles of one or two icons each, which have to be taken together."""
     random = stream("reasoning-image", seed, item)
     maps = int(random.integers(LEAST_PAGES, MOST_PAGES))
     icons = np.zeros(maps, dtype=np.int64)
@@ -116,7 +116,7 @@ def haystack(
     icons: tuple[int, ...],
     limits: tuple[tuple[str, int], ...],
 ) -> TaskItem:
-    """A document of legends, maps with so many icons each, and one to three sentences in front of every picture."""
+    """Return a document of legends, maps with so many icons each, and one to three sentences before every picture."""
     code = name(task, seed, item)
     legends = int(random.integers(1, 3))
     plan = Plan("L" * legends + "M" * len(icons), 8, icons, int(random.integers(4, 9)), limits)
@@ -133,7 +133,7 @@ def haystack(
 
 
 def dialogue_sentence(seed: int, item: int, form: str) -> TaskItem:
-    """Four turns: legends and a map first, then a question, another map later, questions about both; legends slide."""
+    """Return four turns about legends and a map, and about another map that comes later; legends slide."""
     random, code = stream("dialogue-sentence", seed, item), name("dialogue-sentence", seed, item)
     legends = int(random.integers(1, 3))
     plan = Plan("L" * legends + "MM", 8, (4, 4), int(random.integers(4, 9)), ())
@@ -156,26 +156,26 @@ def dialogue_sentence(seed: int, item: int, form: str) -> TaskItem:
 
 
 def dialogue_word(seed: int, item: int, form: str) -> TaskItem:
-    """Two turns: a legend and a map named inside one sentence, then another map inside another; the legend slides."""
+    """Return two turns: a legend and a map named in one sentence, then another map in another; the legend slides."""
     random, code = stream("dialogue-word", seed, item), name("dialogue-word", seed, item)
     plan = Plan("LMM", 8, (4, 4), int(random.integers(4, 9)), ())
     episode = make_episode(random, plan, seed, "dialogue-word", item)
     legend, first, second = (media_of(page) for page in episode.pages)
     kinds = ("land", str(random.choice(["colour", "land"])))
-    one, two = (ask_about(random, episode, kind, (page,)) for page, kind in enumerate(kinds, start=1))
+    about_first, about_second = (ask_about(random, episode, kind, (page,)) for page, kind in enumerate(kinds, start=1))
     turns: tuple[list[Part], list[Part]] = (
-        ["by the legend IMAGE#1", legend, " and the map IMAGE#2", first, ", " + one[0]],
-        ["and by the map IMAGE#3", second, ", " + two[0]],
+        ["by the legend IMAGE#1", legend, " and the map IMAGE#2", first, ", " + about_first[0]],
+        ["and by the map IMAGE#3", second, ", " + about_second[0]],
     )
     questions = tuple(
         _turn(code, turn, shown, answer, kind)
-        for turn, (shown, answer, kind) in enumerate(zip(turns, (one[1], two[1]), kinds, strict=True))
+        for turn, (shown, answer, kind) in enumerate(zip(turns, (about_first[1], about_second[1]), kinds, strict=True))
     )
     return TaskItem(code, "dialogue-word", form, (), questions, dialogue=True)
 
 
 def ask_about(random: np.random.Generator, episode: Episode, kind: str, pages: tuple[int, ...]) -> tuple[str, str]:
-    """A question of a kind about an icon on one of the pages, and its answer."""
+    """Return a question of a kind about an icon on one of the pages, and its answer."""
     known = {subject: fact for subject, fact in facts(episode)[kind].items() if fact[1][-1] in pages}
     subject = list(known)[int(random.integers(len(known)))]
     return phrase(random, kind, subject), known[subject][0]
@@ -186,7 +186,7 @@ def _turn(code: str, turn: int, shown: list[Part], answer: str, kind: str) -> It
 
 
 def video_choice(seed: int, item: int, form: str) -> TaskItem:
-    """One or two legends and two to five maps as scenes of a clip."""
+    """Return one or two legends and two to five maps as scenes of a clip."""
     random, code = stream("video-choice", seed, item), name("video-choice", seed, item)
     legends, maps = int(random.integers(1, 3)), int(random.integers(2, 6))
     icons = tuple(int(count) for count in random.integers(3, 5, maps))

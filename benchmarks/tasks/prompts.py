@@ -45,12 +45,12 @@ class PromptTurn:
 
 
 def style_of(item: TaskItem, index: int, wanted: Style) -> Style:
-    """The style a question is asked in: letters only where it has options and the right one may be known."""
+    """Return the style a question is asked in: letters only where it has options and the right one may be known."""
     return wanted if item.questions[index].options else "words"
 
 
 def turns(item: TaskItem, index: int, style: Style = "words") -> tuple[PromptTurn, ...]:
-    """The messages that end with question `index`; in a dialogue the earlier turns stand before it, answered."""
+    """Return the messages that end with question `index`; in a dialogue after its earlier turns, answered."""
     front: tuple[Part, ...] = (
         (item.instruction + "\n",) if item.instruction and style == "letters" else ()
     ) + item.parts
@@ -65,7 +65,7 @@ def turns(item: TaskItem, index: int, style: Style = "words") -> tuple[PromptTur
 
 
 def asked(form: str, question: ItemQuestion, style: Style = "words") -> tuple[Part, ...]:
-    """A question's own parts as they are put in a style."""
+    """Return a question's own parts as they are put in a style."""
     if style == "words":
         return question.parts
     if not question.options:
@@ -77,14 +77,14 @@ def asked(form: str, question: ItemQuestion, style: Style = "words") -> tuple[Pa
 
 
 def expected(question: ItemQuestion, style: Style = "words") -> str:
-    """The right reply in a style: a letter, or the answer's text."""
+    """Return the right reply in a style: a letter, or the answer's text."""
     if style == "letters" and question.options and question.correct >= 0:
         return LETTERS[question.correct]
     return question.answer
 
 
 def chosen(question: ItemQuestion, reply: str) -> int:
-    """Index of the option that a reply names by its letter or by its text, -1 if none or several."""
+    """Return index of the option that a reply names by its letter or by its text, -1 if none or several."""
     letters = LETTERS[: len(question.options)]
     bare = reply.strip().strip(".:*() ")
     if len(bare) == 1 and bare.upper() in letters:
@@ -103,7 +103,7 @@ def chosen(question: ItemQuestion, reply: str) -> int:
 
 
 def right(question: ItemQuestion, reply: str) -> bool:
-    """Exact answer: the right option is named, or the text is the answer or an alias, case and punctuation apart.
+    """Return whether the right option is named, or the text is the answer or an alias, case and punctuation apart.
 
     Where the right option is not known, nothing is right.
     """
@@ -113,7 +113,7 @@ def right(question: ItemQuestion, reply: str) -> bool:
 
 
 def normal(text: str) -> str:
-    """Lower case, no punctuation, no articles (unless there is nothing else), single spaces."""
+    """Return lower case, no punctuation, no articles (unless there is nothing else), single spaces."""
     words = re.sub(r"[^\w\s]", " ", text.lower()).split()
     return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
 
@@ -135,7 +135,7 @@ Piece = tuple[Chunk, ...]
 
 
 def add(engine: Engine, media: Media, fps: float = 1.0, frames_per_segment: int = 2) -> Piece:
-    """The chunks of a piece of media; a video's at `fps` frames a second, `frames_per_segment` a chunk."""
+    """Return the chunks of a piece of media; a video's at `fps` frames a second, `frames_per_segment` a chunk."""
     if media.kind == "text":
         made: Chunk | Clip = engine.add(text=str(media.content))
     else:
@@ -144,14 +144,14 @@ def add(engine: Engine, media: Media, fps: float = 1.0, frames_per_segment: int 
 
 
 def pieces(engine: Engine, item: TaskItem, fps: float = 1.0, frames_per_segment: int = 2) -> tuple[Piece, ...]:
-    """The chunks of every piece of media, in the order of `item.media`."""
+    """Return the chunks of every piece of media, in the order of `item.media`."""
     return tuple(add(engine, media, fps, frames_per_segment) for media in item.media)
 
 
 def messages(
     item: TaskItem, index: int, made: Sequence[Piece], setting: str, style: Style = "words"
 ) -> list[dict[str, Any]]:
-    """The prompt of a question as messages for `Engine.prefill`, media replaced by the chunks that `pieces` made.
+    """Return the prompt of a question as messages for `Engine.prefill`, with the chunks of `pieces` as media.
 
     Raises:
         PromptError: the setting is none of `SETTINGS`.
@@ -162,7 +162,7 @@ def messages(
 def plain_parts(
     item: TaskItem, index: int, made: Sequence[Piece], setting: str, style: Style = "words"
 ) -> list[PromptPart]:
-    """The same as parts in one row, for models without a chat template (`template=False`); turns end with a newline."""
+    """Return the same as parts in one row, for models without a chat template; turns end with a newline."""
     said = [parts for _, parts in _laid(item, index, made, setting, style)]
     return [part for parts in said[:-1] for part in (*parts, "\n")] + said[-1]
 
@@ -181,11 +181,11 @@ def _laid(
         gone = round(part.slides * len(piece)) if setting == "slid" else 0
         return [*(slid(chunk) for chunk in piece[:gone]), *piece[gone:]]
 
-    return [(turn.role, [one for part in turn.parts for one in laid(part)]) for turn in turns(item, index, style)]
+    return [(turn.role, [shown for part in turn.parts for shown in laid(part)]) for turn in turns(item, index, style)]
 
 
 def slides(item: TaskItem) -> bool:
-    """Whether anything is absent in the setting slid."""
+    """Return whether anything is absent in the setting slid."""
     return any(media.slides > 0 for media in item.media)
 
 

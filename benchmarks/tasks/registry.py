@@ -45,7 +45,7 @@ class GeneratedTask:
     exploratory: bool = False
 
     def items(self, seed: int, count: int, form: str | None = None) -> Iterator[TaskItem]:
-        """`count` fresh items; the same seed gives the same items, and fewer give the first of them.
+        """Return `count` fresh items; the same seed gives the same items, and fewer give the first of them.
 
         Raises:
             PromptError: no item is asked for, or the task is not drawn in that form.
@@ -93,7 +93,7 @@ TASKS: dict[str, GeneratedTask] = {
 
 
 def task_of(name: str) -> GeneratedTask:
-    """A task by its name.
+    """Return a task by its name.
 
     Raises:
         PromptError: there is none of that name.

@@ -155,17 +155,17 @@ TILE_COUNT = FIRST_LAND + COLOUR_COUNT * LAND_COUNT
 
 
 def icon_tile(icon: np.ndarray, colour: np.ndarray) -> np.ndarray:
-    """Tile numbers of icons (-1: a blank cell) on colours."""
+    """Return tile numbers of icons (-1: a blank cell) on colours."""
     return 1 + (np.asarray(icon, dtype=np.int64) + 1) * COLOUR_COUNT + colour
 
 
 def land_tile(land: int, colour: int) -> int:
-    """Tile number of a land's glyph on a colour."""
+    """Return tile number of a land's glyph on a colour."""
     return FIRST_LAND + land * COLOUR_COUNT + colour
 
 
 def draw(shapes: Sequence[Shape], ground: tuple[int, int, int]) -> np.ndarray:
-    """[28, 28, 3] uint8: the shapes on a ground colour, with a thin darker edge so that cells can be told apart."""
+    """Return [28, 28, 3] uint8: the shapes on a ground colour, with a thin darker edge that sets cells apart."""
     picture = Image.new("RGB", (CELL * SCALE, CELL * SCALE), ground)
     pen = ImageDraw.Draw(picture)
     edge = tuple(int(part * 0.82) for part in ground)
@@ -185,14 +185,14 @@ def draw(shapes: Sequence[Shape], ground: tuple[int, int, int]) -> np.ndarray:
 
 @cache
 def bank() -> np.ndarray:
-    """[TILE_COUNT, 28, 28, 3] uint8, every tile."""
+    """Return [TILE_COUNT, 28, 28, 3] uint8, every tile."""
     glyphs: list[Sequence[Shape]] = [[], *ICONS.values(), *GLYPHS.values()]
     drawn = [draw([], (248, 248, 244))] + [draw(shapes, colour) for shapes in glyphs for colour in COLOURS.values()]
     return np.stack(drawn)
 
 
 def assemble(numbers: np.ndarray) -> Image.Image:
-    """The picture of a [rows, columns] array of tile numbers."""
+    """Return the picture of a [rows, columns] array of tile numbers."""
     rows, columns = numbers.shape
     pixels = bank()[numbers].transpose(0, 2, 1, 3, 4).reshape(rows * CELL, columns * CELL, 3)
     return Image.fromarray(pixels)

@@ -28,11 +28,11 @@ class Legend:
     lands: dict[int, int]
 
     def image(self) -> Image.Image:
-        """The page as a picture, 28 x 28 px a cell."""
+        """Return the page as a picture, 28 x 28 px a cell."""
         return tiles.assemble(self.tile_numbers())
 
     def tile_numbers(self) -> np.ndarray:
-        """[rows, columns] number of each cell's tile."""
+        """Return [rows, columns] number of each cell's tile."""
         numbers = np.full(self.colours.shape, tiles.WHITE, dtype=np.int64)
         for colour, land in self.lands.items():
             numbers[self.colours == colour] = tiles.land_tile(land, colour)
@@ -47,15 +47,15 @@ class Map:
     icons: np.ndarray
 
     def image(self) -> Image.Image:
-        """The page as a picture, 28 x 28 px a cell."""
+        """Return the page as a picture, 28 x 28 px a cell."""
         return tiles.assemble(self.tile_numbers())
 
     def tile_numbers(self) -> np.ndarray:
-        """[rows, columns] number of each cell's tile."""
+        """Return [rows, columns] number of each cell's tile."""
         return tiles.icon_tile(self.icons, self.colours)
 
     def icon_colours(self) -> dict[int, int]:
-        """icon index -> index of the colour under it."""
+        """Return icon index -> index of the colour under it."""
         rows, columns = np.nonzero(self.icons != BLANK)
         return {int(self.icons[r, c]): int(self.colours[r, c]) for r, c in zip(rows, columns, strict=True)}
 
@@ -68,12 +68,12 @@ class SceneClip:
     seconds: int = 2
 
     def frames(self, rate: int = 1) -> list[Image.Image]:
-        """All frames at `rate` frames a second."""
+        """Return all frames at `rate` frames a second."""
         pictures = [scene.image() for scene in self.scenes]
         return [picture for picture in pictures for _ in range(self.seconds * rate)]
 
     def image(self) -> Image.Image:
-        """The first frame."""
+        """Return the first frame."""
         return self.scenes[0].image()
 
 
@@ -105,7 +105,7 @@ class Episode:
     lands: dict[int, int] = field(default_factory=dict)
 
     def scenes(self) -> list[tuple[int, Legend | Map]]:
-        """Every legend and map in order, clips opened up, each with the index of its page."""
+        """Return every legend and map in order, clips opened up, each with the index of its page."""
         opened: list[tuple[int, Legend | Map]] = []
         for index, page in enumerate(self.pages):
             opened += [(index, scene) for scene in (page.scenes if isinstance(page, SceneClip) else (page,))]

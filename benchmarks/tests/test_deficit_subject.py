@@ -1,4 +1,4 @@
-"""A chunk behind its antecedents, on tiny models of every kind of cache: the identities that measurements rest on."""
+"""A chunk with antecedents, on tiny models of every kind of cache: the identities that measurements rest on."""
 
 from functools import cache
 
@@ -170,7 +170,7 @@ def test_norms_by_layer_add_up(case: Case) -> None:
         assert whole <= found[f"conditioning/keys/{layer}"] + found[f"position/keys/{layer}"] + 1e-6
 
 
-def test_attention_is_recorded_and_nothing_is_left_behind(case: Case) -> None:
+def test_attention_is_recorded_and_nothing_is_left(case: Case) -> None:
     adapter, subject = case.subject.adapter, case.subject
     before = adapter.config._attn_implementation
     hooks = [len(layer._forward_pre_hooks) for layer in adapter.layers]
@@ -273,5 +273,5 @@ def test_a_chunk_with_nothing_in_front_is_refused() -> None:
     chunk = engine.add(picture(56, 56, seed=1))
     assert isinstance(chunk, Chunk)
     question = TextPart(tuple(words(4).tolist()))
-    with pytest.raises(PromptError, match="a chunk behind another one"):
+    with pytest.raises(PromptError, match="a chunk after another one"):
         Subject.of(engine.adapter, Prompt.of([ChunkPart(chunk), question], engine.adapter.axes))

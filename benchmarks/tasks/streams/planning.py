@@ -1,7 +1,7 @@
 """How a stream is drawn: its stays, the lands that it visits often and seldom, and the things that come into view.
 
 Some lands are common and returned to without end; the others, the rare ones, are visited one to four times. Some icons
-are common and may stand anywhere; the others have a role: shown in one stay only, in several, or two of them in one
+are common and may be anywhere; the others have a role: shown in one stay only, in several, or two of them in one
 land on different visits. Questions do not know the roles: they are worked out from what was shown.
 """
 
@@ -28,7 +28,7 @@ class StreamShape:
     Attributes:
         stays: fewest and most frames of a stay; `bursts`: share of stays that are one or two frames long.
         views: fewest and most frames that a thing is in view, within its stay.
-        filled: share of the slots' time that is filled with common icons where nothing else stands.
+        filled: share of the slots' time that is filled with common icons where there is nothing else.
         signs: whether a land keeps the colour of its sign through the stream.
     """
 
@@ -47,7 +47,7 @@ SHAPES: dict[str, StreamShape] = {
 
 
 def make_stream(random: np.random.Generator, kind: str, frames: int, seed: int = 0, item: int = 0) -> GeneratedStream:
-    """A stream of a kind and so many frames.
+    """Return a stream of a kind and so many frames.
 
     Raises:
         PromptError: there is no such kind, or there is no frame.
@@ -73,7 +73,7 @@ def make_stream(random: np.random.Generator, kind: str, frames: int, seed: int =
 
 
 def _lengths(random: np.random.Generator, shape: StreamShape, frames: int) -> list[int]:
-    """Frames of each stay; in a short stream stays are short, so that there are several."""
+    """Return frames of each stay; in a short stream stays are short, so that there are several."""
     least, most = shape.stays
     most = max(2, min(most, frames // 6))
     least = min(least, max(1, most // 2))
@@ -87,7 +87,7 @@ def _lengths(random: np.random.Generator, shape: StreamShape, frames: int) -> li
 
 
 def _lands(random: np.random.Generator, stays: int) -> list[int]:
-    """The land of each stay, never the same twice in a row."""
+    """Return the land of each stay, never the same twice in a row."""
     order = [int(land) for land in random.permutation(LAND_COUNT)]
     count = int(random.integers(3, 6))
     common, rare = order[:count], order[count:]
@@ -113,7 +113,7 @@ class _Roles:
 
 
 def _roles(random: np.random.Generator, lands: list[int]) -> _Roles:
-    """Which stays show the icons with a role, at most one a slot."""
+    """Return which stays show the icons with a role, at most one a slot."""
     icons = [int(icon) for icon in random.permutation(len(ICON_NAMES))]
     common, special = icons[:9], icons[9:]
     shown: dict[int, list[int]] = {}
@@ -126,11 +126,11 @@ def _roles(random: np.random.Generator, lands: list[int]) -> _Roles:
             shown.setdefault(number, []).append(icon)
 
     for _ in range(3):
-        one, two = special.pop(), special.pop()
+        first, second = special.pop(), special.pop()
         met = _meeting(random, lands)
         if met and free([*met[0], *met[1]]):
-            show(one, met[0])
-            show(two, met[1])
+            show(first, met[0])
+            show(second, met[1])
     for _ in range(4):
         icon = special.pop()
         stays = [int(number) for number in random.permutation(len(lands))[: int(random.integers(2, 5))]]
@@ -144,7 +144,7 @@ def _roles(random: np.random.Generator, lands: list[int]) -> _Roles:
 
 
 def _meeting(random: np.random.Generator, lands: list[int]) -> tuple[list[int], list[int]] | None:
-    """Two stays for each of two icons, so that one land is common to them, on different visits."""
+    """Return two stays for each of two icons, so that one land is common to them, on different visits."""
     visits = {land: [number for number, each in enumerate(lands) if each == land] for land in set(lands)}
     several = [land for land, numbers in sorted(visits.items()) if len(numbers) > 1]
     if not several or len(visits) < 3:
@@ -164,7 +164,7 @@ def _things(
     chosen: list[int] | tuple[int, ...],
     common: list[int],
 ) -> tuple[Thing, ...]:
-    """What comes into view in a stay: what has to, in slots of its own, and common icons where there is room."""
+    """Return what comes into view in a stay: what has to, in slots of its own, and common icons where there is room."""
     least, most = shape.views
     slots = [int(slot) for slot in random.permutation(SLOTS)]
     others = [int(icon) for icon in random.permutation(common)]
@@ -194,12 +194,12 @@ def _things(
 
 
 def random_of(kind: str, frames: int, seed: int, item: int) -> np.random.Generator:
-    """The random numbers of one stream."""
+    """Return the random numbers of one stream."""
     return np.random.default_rng([seed, zlib.crc32(kind.encode()), frames, item])
 
 
 def generate(kind: str, frames: int, seed: int, items: int) -> Iterator[GeneratedStream]:
-    """`items` fresh streams; the same seed gives the same streams, and fewer give the first of them.
+    """Yield `items` fresh streams; the same seed gives the same streams, and fewer give the first of them.
 
     Raises:
         PromptError: as `make_stream`, or no stream is asked for.

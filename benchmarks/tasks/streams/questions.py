@@ -48,7 +48,7 @@ class StreamHistory:
 
 
 def seen(stream: GeneratedStream, at: int) -> StreamHistory:
-    """What a stream has shown by frame `at`; the last stay and its things end there."""
+    """Return what a stream has shown by frame `at`; the last stay and its things end there."""
     stays = tuple(
         replace(stay, end=min(stay.end, at), things=tuple(_until(stay, at))) for stay in stream.stays if stay.begin < at
     )
@@ -66,7 +66,7 @@ def _until(stay: Stay, at: int) -> list[Thing]:
 
 
 def answers(held: StreamHistory) -> dict[str, list[TimedQuestion]]:
-    """Every question of each kind that has one clear answer."""
+    """Return every question of each kind that has one clear answer."""
     return {
         "recent": _recent(held),
         "far": _far(held),
@@ -79,7 +79,7 @@ def answers(held: StreamHistory) -> dict[str, list[TimedQuestion]]:
 def ask(
     random: np.random.Generator, stream: GeneratedStream, at: int, limits: dict[str, int]
 ) -> tuple[TimedQuestion, ...]:
-    """Up to limits[kind] questions of each kind, drawn evenly over a kind's wordings (counted: over its answers)."""
+    """Return up to limits[kind] questions of each kind, drawn evenly over its wordings (counted: over its answers)."""
     found = answers(seen(stream, at))
     asked: list[TimedQuestion] = []
     for kind in QUESTION_KINDS:
@@ -109,7 +109,7 @@ def _span(thing: Thing) -> tuple[int, int]:
 
 
 def _recent(held: StreamHistory) -> list[TimedQuestion]:
-    """The land of the last frame, and what stands in it."""
+    """Return the land of the last frame, and what is in it."""
     if not held.stays:
         return []
     last = held.stays[-1]
@@ -122,7 +122,7 @@ def _recent(held: StreamHistory) -> list[TimedQuestion]:
 
 
 def _far(held: StreamHistory) -> list[TimedQuestion]:
-    """Icons that came into view in one stay only, which is over."""
+    """Return icons that came into view in one stay only, which is over."""
     found = []
     for icon, views in held.views.items():
         stay, thing = views[0]
@@ -134,18 +134,18 @@ def _far(held: StreamHistory) -> list[TimedQuestion]:
 
 
 def _repeated(held: StreamHistory) -> list[TimedQuestion]:
-    """Two icons in view twice each, in two lands each, of which one is common, though not on the same visit."""
+    """Return two icons in view twice each, in two lands each, of which one is common, though not on the same visit."""
     twice = {
         icon: views for icon, views in held.views.items() if len(views) == 2 and views[0][0].land != views[1][0].land
     }
     found = []
-    for one, two in combinations(sorted(twice), 2):
-        stays = [stay for icon in (one, two) for stay, _ in twice[icon]]
+    for first, second in combinations(sorted(twice), 2):
+        stays = [stay for icon in (first, second) for stay, _ in twice[icon]]
         common = {stay.land for stay in stays[:2]} & {stay.land for stay in stays[2:]}
         if len(common) != 1 or len({stay.begin for stay in stays}) < 4:
             continue
-        names = (ICON_NAMES[one], ICON_NAMES[two])
-        evidence = tuple(sorted(_span(thing) for icon in (one, two) for _, thing in twice[icon]))
+        names = (ICON_NAMES[first], ICON_NAMES[second])
+        evidence = tuple(sorted(_span(thing) for icon in (first, second) for _, thing in twice[icon]))
         answer = LANDS[common.pop()]
         found += [
             TimedQuestion("repeated", BOTH.format(*order), answer, held.at, evidence) for order in (names, names[::-1])
@@ -154,7 +154,7 @@ def _repeated(held: StreamHistory) -> list[TimedQuestion]:
 
 
 def _ordered(held: StreamHistory) -> list[TimedQuestion]:
-    """First and last land of icons in view two to four times; what came after a land visited once."""
+    """Return first and last land of icons in view two to four times; what came after a land visited once."""
     found = []
     for icon, views in held.views.items():
         if not 2 <= len(views) <= MOST_VISITS:
@@ -174,7 +174,7 @@ def _ordered(held: StreamHistory) -> list[TimedQuestion]:
 
 
 def _counted(held: StreamHistory) -> list[TimedQuestion]:
-    """Visits to lands that were visited one to four times."""
+    """Return visits to lands that were visited one to four times."""
     return [
         TimedQuestion(
             "counted",
@@ -195,10 +195,10 @@ EACH = dict.fromkeys(QUESTION_KINDS, 3)
 def questions_of(
     stream: GeneratedStream, at: tuple[int, ...] = (), limits: dict[str, int] | None = None
 ) -> tuple[TimedQuestion, ...]:
-    """Questions about a generated stream, the same every time, asked when so many frames have been seen (at its end).
+    """Return questions about a stream, the same every time, asked when so many frames have been seen (at its end).
 
     Raises:
-        PromptError: a time lies before the first frame or behind the last.
+        PromptError: a time lies before the first frame or after the last.
     """
     times = at or (len(stream),)
     if any(not 1 <= time <= len(stream) for time in times):

@@ -37,7 +37,7 @@ class Thing:
 class Stay:
     """Frames `begin` up to `end` in one land.
 
-    sign: colour under the land's glyph; ground: the colour of each slot where no thing stands in it. An icon comes into
+    sign: colour under the land's glyph; ground: the colour of each slot where there is no thing. An icon comes into
     view at most once in a stay.
     """
 
@@ -49,7 +49,7 @@ class Stay:
     things: tuple[Thing, ...]
 
     def tiles(self, frame: int) -> np.ndarray:
-        """[2, 2] tile numbers of a frame of the stream that lies in this stay."""
+        """Return [2, 2] tile numbers of a frame of the stream that lies in this stay."""
         icons, colours = [BLANK] * SLOTS, list(self.ground)
         for thing in self.things:
             if thing.begin <= frame < thing.end:
@@ -82,9 +82,9 @@ class TimedQuestion:
 
 @dataclass(frozen=True)
 class GeneratedStream:
-    """Stays one behind the other. Frames are drawn as they are asked for, so that a long stream costs nothing to hold.
+    """Stays, one after another. Frames are drawn as they are asked for, so that a long stream costs nothing to hold.
 
-    kind: ego, movie or live; noise: standard deviation of the pixels' noise, anew in each frame.
+    kind: ego, movie or live; noise: standard deviation of the pixels' noise, another in each frame.
     """
 
     kind: str
@@ -106,22 +106,22 @@ class GeneratedStream:
         return self.stays[-1].end
 
     def stay(self, frame: int) -> Stay:
-        """The stay that a frame lies in."""
+        """Return the stay that a frame lies in."""
         return self.stays[bisect_right(self._ends, frame)]
 
     def tiles(self, begin: int = 0, end: int | None = None) -> np.ndarray:
-        """[frames, 2, 2] tile numbers of a range of frames."""
+        """Return [frames, 2, 2] tile numbers of a range of frames."""
         stop = len(self) if end is None else end
         shown = [self.stay(frame).tiles(frame) for frame in range(begin, stop)]
         return np.stack(shown) if shown else np.zeros((0, SIDE, SIDE), dtype=np.int64)
 
     def frame(self, number: int) -> Image.Image:
-        """One frame as a picture of 56 x 56 px: its light and noise are its own, and the same every time."""
+        """Return one frame as a picture of 56 x 56 px: its light and noise are its own, and the same every time."""
         clean = np.asarray(tiles.assemble(self.stay(number).tiles(number)), dtype=np.float32)
         random = np.random.default_rng([self.seed, self.item, number])
         pixels = clean * random.uniform(0.96, 1.04) + random.normal(0, self.noise, clean.shape)
         return Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
 
     def frames(self, begin: int = 0, end: int | None = None) -> Iterator[Image.Image]:
-        """Frames in order, drawn as they are taken."""
+        """Return frames in order, drawn as they are taken."""
         return (self.frame(number) for number in range(begin, len(self) if end is None else end))
