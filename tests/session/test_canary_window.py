@@ -59,7 +59,7 @@ class Agent:
 
 
 def line_of(own: Engine, lane: Lane, kind: str = "image") -> LaneReport:
-    return next(one for one in own.policy_runtime.lane_reports if (one.lane, one.kind) == (lane, kind))
+    return next(line for line in own.policy_runtime.lane_reports if (line.lane, line.kind) == (lane, kind))
 
 
 def test_survivors_that_break_the_bound_are_trusted_no_longer(reference: Engine) -> None:

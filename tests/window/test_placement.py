@@ -42,10 +42,10 @@ def tasks(draw: st.DrawFn, most: int = 5) -> PlacementProblem:
     settled = {name: draw(orders) for name in names if draw(st.booleans())}
     front = every[: draw(st.integers(0, 2))]
     rest = every[len(front) :]
-    needed = [*front, *(one for one in rest if one.required)]
+    needed = [*front, *(chunk for chunk in rest if chunk.required)]
     limits = PlacementLimits(
-        draw(st.none() | st.integers(0, 8).map(lambda more: more + sum(one.bytes for one in needed))),
-        draw(st.none() | st.integers(0, 20).map(lambda more: more + sum(one.tokens for one in needed))),
+        draw(st.none() | st.integers(0, 8).map(lambda more: more + sum(chunk.bytes for chunk in needed))),
+        draw(st.none() | st.integers(0, 20).map(lambda more: more + sum(chunk.tokens for chunk in needed))),
     )
     return PlacementProblem(
         tuple(rest),
@@ -70,15 +70,15 @@ def brute(task: PlacementProblem) -> float:
     totals = []
     for count in range(len(task.candidates) + 1):
         for chosen in combinations(task.candidates, count):
-            if all(one in chosen for one in task.candidates if one.required) and task.fits((*task.front, *chosen)):
+            if set(task.required) <= set(chosen) and task.fits((*task.front, *chosen)):
                 totals += [task.placement((*task.front, *order)).total for order in permutations(chosen)]
     return min(totals)
 
 
 def check(task: PlacementProblem, found: Placement) -> None:
-    every = {one.id: one for one in (*task.front, *task.candidates)}
+    every = {chunk.id: chunk for chunk in (*task.front, *task.candidates)}
     assert sorted((*found.order, *found.left)) == sorted(every)
-    assert found.order[: len(task.front)] == tuple(one.id for one in task.front)
+    assert found.order[: len(task.front)] == tuple(item.id for item in task.front)
     assert all(not every[name].required for name in found.left)
     assert task.fits([every[name] for name in found.order])
     again = task.placement([every[name] for name in found.order])
@@ -124,7 +124,7 @@ def test_an_orbit_serves_any_order_of_its_set() -> None:
 
 
 def test_survivors_stay_and_a_new_chunk_goes_behind_them() -> None:
-    # `c` would be free in front, but then `a` and `b` had to be computed behind what they never saw.
+    # `c` would be free in front, but then `a` and `b` had to be computed after what they never saw.
     settled = {"a": (), "b": ("x", "a")}
     found = solve_placement(named("cab"), available((), settled))
     assert (found.order, found.cost) == (("a", "b", "c"), 10.0)

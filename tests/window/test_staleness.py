@@ -1,4 +1,4 @@
-"""The dependency graph against plain histories of windows: who is stale, and the order of forming anew."""
+"""Staleness against plain histories of windows: which parts are stale, and the order of computing them."""
 
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +19,7 @@ from emblema.window.staleness import (
 
 @dataclass
 class History:
-    """Numbers in order, and for each the number and version of those that stood before it as it was written."""
+    """Numbers in order, and for each the number and version of those before it when it was written."""
 
     order: list[int] = field(default_factory=list)
     written: dict[int, tuple[int, list[tuple[int, int]]]] = field(default_factory=dict)
@@ -38,12 +38,12 @@ class History:
     def write(self, wanted: set[int]) -> None:
         """Write the wanted, front to back."""
         before: list[tuple[int, int]] = []
-        for one in self.order:
-            if one in wanted:
+        for number in self.order:
+            if number in wanted:
                 self.versions += 1
-                self.written[one] = (self.versions, list(before))
-            if one in self.written:
-                before.append((one, self.written[one][0]))
+                self.written[number] = (self.versions, list(before))
+            if number in self.written:
+                before.append((number, self.written[number][0]))
 
 
 MOVES = ["come", "leave", "move", "write", "again"]
@@ -59,23 +59,23 @@ def history(moves: list[tuple[str, int]]) -> History:
         elif move == "write":
             made.write(set(made.order) - set(made.written))
         elif made.order:
-            one = made.order[at % len(made.order)]
+            part = made.order[at % len(made.order)]
             if move == "again":
-                made.write({one} & set(made.written))
+                made.write({part} & set(made.written))
             else:
-                made.order.remove(one)
+                made.order.remove(part)
                 if move == "move":
-                    made.order.insert(at % (len(made.order) + 1), one)
+                    made.order.insert(at % (len(made.order) + 1), part)
                 else:
-                    made.written.pop(one, None)
+                    made.written.pop(part, None)
     return made
 
 
 @given(steps)
-def test_staleness_is_the_difference_to_what_stood_before(moves: list[tuple[str, int]]) -> None:
+def test_staleness_is_the_difference_to_what_was_before(moves: list[tuple[str, int]]) -> None:
     made = history(moves)
-    found = {one.number: one for one in find_stale(made.parts())}
-    assert list(found) == [one for one in made.order if one in found], "front to back"
+    found = {change.number: change for change in find_stale(made.parts())}
+    assert list(found) == [number for number in made.order if number in found], "front to back"
     for place, number in enumerate(made.order):
         if number not in made.written:
             assert number not in found
@@ -83,29 +83,29 @@ def test_staleness_is_the_difference_to_what_stood_before(moves: list[tuple[str,
         before, seen = made.order[:place], dict(made.written[number][1])
         change = found.get(number, Staleness(number))
         assert set(change.added) == set(before) - seen.keys()
-        # Every part that it saw is one of: before it still, behind it with the same rows, or gone.
+        # Every part that it saw is one of: before it still, after it with the same rows, or gone.
         parts = [set(change.gone), set(change.passed), set(before) & seen.keys()]
         assert set.union(*parts) == seen.keys() and sum(map(len, parts)) == len(seen)
-        for one in change.passed:
-            assert one in made.order[place:] and made.written[one][0] == seen[one]
-        versions = {one: made.written.get(one, (None,))[0] for one in before}
-        assert set(change.rewritten) == {one for one in before if one in seen and versions[one] != seen[one]}
-        shared = [one for one in seen if one in before]
-        assert change.reordered == (shared != [one for one in before if one in seen])
+        for part in change.passed:
+            assert part in made.order[place:] and made.written[part][0] == seen[part]
+        versions = {part: made.written.get(part, (None,))[0] for part in before}
+        assert set(change.rewritten) == {part for part in before if part in seen and versions[part] != seen[part]}
+        shared = [part for part in seen if part in before]
+        assert change.reordered == (shared != [part for part in before if part in seen])
         assert change.same_set == (set(before) == seen.keys())
         assert (number in found) == change.stale
 
 
 @given(steps)
-def test_one_forward_in_the_forming_order_leaves_nothing_to_form(moves: list[tuple[str, int]]) -> None:
+def test_one_forward_in_order_leaves_nothing_to_compute(moves: list[tuple[str, int]]) -> None:
     made = history(moves)
     order = find_uncomputed(made.parts())
-    assert list(order) == [one for one in made.order if one in order]
+    assert list(order) == [number for number in made.order if number in order]
     made.write(set(order))
     after = made.parts()
     assert find_uncomputed(after) == ()
     assert not any(map(unseen, find_stale(after)))
-    assert find_uncomputed(after, lambda one: one.stale) == tuple(one.number for one in find_stale(after))
+    assert find_uncomputed(after, lambda change: change.stale) == tuple(change.number for change in find_stale(after))
 
 
 @given(steps)
@@ -113,13 +113,13 @@ def test_dependents_hold_something_of_a_part_and_others_do_not(moves: list[tuple
     made = history(moves)
     for part in made.order:
         assert find_dependents(made.parts(), part) == tuple(
-            one for one in made.order if one != part and holds(made, one, part)
+            number for number in made.order if number != part and holds(made, number, part)
         )
 
 
-def holds(made: History, one: int, part: int) -> bool:
-    """Whether rows reach a part over rows that stand in the window."""
-    reached, waiting = set(), [one]
+def holds(made: History, holder: int, part: int) -> bool:
+    """Whether rows reach a part over rows in the window."""
+    reached, waiting = set(), [holder]
     while waiting:
         for other, _ in made.written.get(waiting.pop(), (0, []))[1]:
             if other not in reached:
@@ -129,11 +129,11 @@ def holds(made: History, one: int, part: int) -> bool:
 
 
 @given(steps, st.sets(st.sampled_from(["image", "text"])))
-def test_survivors_are_formed_anew_where_one_of_their_kinds_is_not_trusted(
+def test_survivors_are_computed_again_where_a_kind_of_theirs_is_not_trusted(
     moves: list[tuple[str, int]], trusted: set[str]
 ) -> None:
     made = history(moves)
-    kinds = {one: [("image",), ("text",), ("image", "text")][one % 3] for one in made.order}
+    kinds = {number: [("image",), ("text",), ("image", "text")][number % 3] for number in made.order}
     asked: list[str] = []
 
     def trusts(kind: str) -> bool:

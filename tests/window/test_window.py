@@ -25,7 +25,7 @@ UNBOUND = Auto(Policy(max_kl=None, canary=0))
 REFUSED: dict[str, tuple[Callable[[Window, list[PartHandle], PartHandle], object], str]] = {
     "recall of what never was": (lambda w, p, other: w.recall(replace(p[0], number=99)), "another window"),
     "recall of another window's": (lambda w, p, other: w.recall(other), "another window"),
-    "recall of what stands": (lambda w, p, other: w.recall(p[0]), "is in the window"),
+    "recall of what is there": (lambda w, p, other: w.recall(p[0]), "is in the window"),
     "recall of no handle": (lambda w, p, other: w.recall("1"), "name a part by the handle"),  # type: ignore[arg-type]
     "evict of another window's": (lambda w, p, other: w.evict(other), "another window"),
     "refresh of another window's": (lambda w, p, other: w.refresh(other), "another window"),
@@ -104,7 +104,7 @@ def test_over_its_budget_a_window_slides_or_refuses(made: Engine) -> None:
     window.append([70, 71], pinned=False)
     assert window.log[-1].left == (handles[0].number,) and window.evicted == (handles[0],)
     window.recall(handles[0], at=1)
-    assert [one.kind for one in window.parts] == ["image", "text"] and window.evicted == (handles[1],)
+    assert [part.kind for part in window.parts] == ["image", "text"] and window.evicted == (handles[1],)
     window, handles = filled(made, 0, 1, budget=WindowBudget(tokens=2 * tokens, over="refuse"))
     with pytest.raises(CapacityError):
         window.append([70])
@@ -179,7 +179,7 @@ def test_a_branch_costs_what_is_new_in_it(made: Engine) -> None:
     own = fork.bytes - size + other.bytes - size // 2
     assert window.bytes_with(fork, other) == size + own
     for name in (handle.number, other.parts[-1].number):
-        assert name not in [one.number for one in window.parts]
+        assert name not in [part.number for part in window.parts]
     with pytest.raises(WindowError, match="in a fork alone"):
         window.evict(handle)
     assert torch.equal(window.prefill(QUESTION).logits, before)
@@ -190,7 +190,7 @@ def test_restore_is_exact(made: Engine) -> None:
     window.prefill(QUESTION)
     before, kept = window.prefill(QUESTION), window.snapshot()
     window.slide()
-    assert [(one.number, one.gone) for one in window.stale()] == [
+    assert [(change.number, change.gone) for change in window.stale()] == [
         (part.number, (handles[0].number,)) for part in handles[1:]
     ]
     window.reorder([handles[2], handles[1]])
@@ -227,7 +227,7 @@ def test_need_compares_the_answers_with_and_without(made: Engine, rest: Any) -> 
     assert need.margin_without == pytest.approx(float(logits[token] - others.max()), abs=1e-3)
     assert need.margin == pytest.approx(float(with_it.topk(2).values.diff().abs()), abs=1e-3)
     assert need.needed == (need.answer.text != need.answer_without.text)
-    entry = next(one for one in window.log if one.operation == "needed")
+    entry = next(entry for entry in window.log if entry.operation == "needed")
     assert entry.rows_decoded == len(need.answer.token_ids) + len(need.answer_without.token_ids)
 
 
@@ -236,9 +236,9 @@ def test_a_stored_patch_is_replayed_behind_its_antecedents_and_behind_no_others(
     made = Engine(item.model, item.bundle)
     pieces = [made.add(shown(seed)) for seed in range(40, 43)]
     window = made.window(template=False)
-    first, second, third = (window.append(one) for one in pieces)
+    first, second, third = (window.append(piece) for piece in pieces)
     window.prefill(QUESTION, UNBOUND)
-    assert window.log[-1].patches_formed == 2, "the second and the third picture stood behind others"
+    assert window.log[-1].patches_formed == 2, "the second and the third picture came after others"
     made.settle()
     assert made.store.find_patch(PatchKey(made.adapter.fingerprint, pieces[1].id, (pieces[0].id,))) is not None
     window.evict(second)
@@ -252,33 +252,34 @@ def test_a_stored_patch_is_replayed_behind_its_antecedents_and_behind_no_others(
     window.recall(third, at=0)
     window.recall(second)
     stale = window.prefill(QUESTION, UNBOUND)
-    used = [one.patch for one in stale.plan.ranges if one.patch is not None]
+    used = [change.patch for change in stale.plan.ranges if change.patch is not None]
     assert not used and stale.trace.computed == len(QUESTION) + second.tokens + 1
-    assert [one.lane for one in stale.plan.decisions][-1] in (Lane.FULL, Lane.REFRESH)
+    assert [decision.lane for decision in stale.plan.decisions][-1] in (Lane.FULL, Lane.REFRESH)
 
 
 def test_an_orbit_patch_serves_a_part_whose_antecedents_are_reordered() -> None:
     item = loaded("qwen2_5_vl")
     made = Engine(item.model, item.bundle)
     pieces = [made.add(shown(seed)) for seed in range(50, 53)]
-    rank = min(one.tokens for one in pieces)
+    rank = min(piece.tokens for piece in pieces)
     window = made.window(template=False)
-    handles = [window.append(one) for one in pieces]
+    handles = [window.append(piece) for piece in pieces]
     window.prefill(QUESTION, Auto(Policy(max_kl=0, forming=False)))
     window.reorder([handles[1], handles[0], handles[2]])
     kept = window.prefill(QUESTION, Auto(Policy(max_kl=None, forming=False)), keep=False)
     assert kept.plan.decisions[-1].lane is Lane.SURVIVOR
     taken = {Lane.SETTLED, Lane.SURVIVOR}
-    assert not taken.issuperset(one.lane for one in kept.plan.decisions[:2]), "they stand behind others than before"
+    lanes = [decision.lane for decision in kept.plan.decisions[:2]]
+    assert not taken.issuperset(lanes), "they come after others than before"
     made.prefill([*pieces, list(QUESTION)], f"orbit-{rank}", template=False)
     orbit = window.prefill(QUESTION, Auto(Policy(max_kl=None, forming=False)))
     assert orbit.plan.decisions[-1].lane is Lane.ORBIT
-    assert window.log[-1].refreshed == tuple(one.number for one in window.parts)
+    assert window.log[-1].refreshed == tuple(part.number for part in window.parts)
 
 
 def test_a_cascade_is_told_formed_in_order_and_may_be_refused(made: Engine) -> None:
     window, handles = filled(made, 80, 81, 82, cascade=lambda change: False)
-    first, second, third = (one.number for one in handles)
+    first, second, third = (part.number for part in handles)
     assert window.forming() == (first, second, third)
     window.prefill(QUESTION)
     assert window.dependents(handles[0]) == (second, third) and window.forming() == ()
@@ -291,7 +292,7 @@ def test_a_cascade_is_told_formed_in_order_and_may_be_refused(made: Engine) -> N
     fresh = window.append(shown(83))
     moved = window.fork()
     moved.reorder([fresh, *handles])
-    assert [one.number for one in moved.stale()] == [third]
+    assert [change.number for change in moved.stale()] == [third]
     assert moved.forming() == (fresh.number, first, second), "no cascade: the third keeps what it has"
     assert moved.prefill(QUESTION).trace.computed == len(QUESTION) + 3 * fresh.tokens
     kept = made.window(template=False, cascade=lambda change: change.stale)
@@ -299,7 +300,7 @@ def test_a_cascade_is_told_formed_in_order_and_may_be_refused(made: Engine) -> N
         kept.append(shown(seed))
     kept.prefill(QUESTION)
     kept.slide()
-    assert kept.prefill(QUESTION).trace.computed == len(QUESTION) + kept.parts[0].tokens, "whoever wants it exact"
+    assert kept.prefill(QUESTION).trace.computed == len(QUESTION) + kept.parts[0].tokens, "for exact answers"
 
 
 def test_the_log_says_what_every_operation_cost(made: Engine) -> None:
@@ -307,7 +308,7 @@ def test_the_log_says_what_every_operation_cost(made: Engine) -> None:
     text = window.append([70, 71, 72])
     part = window.append(shown(90))
     again = window.append(shown(90))
-    assert [one.encoder_runs for one in window.log] == [0, 1, 0]
+    assert [entry.encoder_runs for entry in window.log] == [0, 1, 0]
     reply = window.ask(QUESTION, max_new_tokens=2)
     asked = window.log[-1]
     size = text.tokens + part.tokens + again.tokens
@@ -322,9 +323,9 @@ def test_the_log_says_what_every_operation_cost(made: Engine) -> None:
     window.recall(part)
     window.prefill(QUESTION)
     assert window.log[-1].rows_computed == len(QUESTION) + part.tokens
-    assert sum(one.encoder_runs for one in window.log) == 1
-    assert [one.operation for one in window.log] == [
+    assert sum(entry.encoder_runs for entry in window.log) == 1
+    assert [entry.operation for entry in window.log] == [
         "append", "append", "append", "ask", "slide", "prefill", "evict", "recall", "prefill",
     ]  # fmt: skip
-    assert all(one.seconds > 0 and one.error is None for one in window.log)
+    assert all(entry.seconds > 0 and entry.error is None for entry in window.log)
     assert window.log[-1].tokens == window.tokens and window.log[-1].bytes == window.bytes

@@ -40,7 +40,7 @@ def shown(seed: int) -> Any:
 def filled(made: Engine, *given: Any, **options: Any) -> tuple[Window, list[PartHandle]]:
     """Pictures by number, and texts, with their rows."""
     window = made.window(template=False, **{"cascade": unseen, **options})
-    handles = [window.append(shown(one) if isinstance(one, int) else one) for one in given]
+    handles = [window.append(shown(piece) if isinstance(piece, int) else piece) for piece in given]
     window.prefill(QUESTION, QUIET)
     return window, handles
 
@@ -57,12 +57,12 @@ def rows_of(window: Window) -> int:
     return computed
 
 
-def test_what_serves_as_it_stands_is_left_as_it_stands() -> None:
+def test_rows_that_are_valid_are_left_where_they_are() -> None:
     window, handles = filled(rows_priced(), 0, 1, 2)
     before = window.prefill(QUESTION, QUIET).logits
     placed = window.arrange()
     assert placed.lanes == ("settled",) * 3 and placed.cost == 0 and placed.exact
-    assert placed.order == tuple(str(one.number) for one in handles)
+    assert placed.order == tuple(str(part.number) for part in handles)
     assert window.parts == tuple(handles) and window.log[-1].operation == "arrange"
     assert torch.equal(window.prefill(QUESTION, QUIET).logits, before)
 
@@ -71,12 +71,12 @@ def test_what_is_recalled_comes_where_nothing_else_has_to_be_computed() -> None:
     window, handles = filled(rows_priced(), 0, 1, 2, 3)
     window.slide()
     window.prefill(QUESTION, QUIET)
-    entries, runs = len(window.log), sum(one.encoder_runs for one in window.log)
+    entries, runs = len(window.log), sum(entry.encoder_runs for entry in window.log)
     placed = window.arrange(handles[0])
     assert len(window.log) == entries + 1, "one entry"
     assert set(window.parts) == set(handles) and window.evicted == ()
     assert placed.cost == to_compute(window) == handles[0].tokens
-    assert sum(one.encoder_runs for one in window.log) == runs
+    assert sum(entry.encoder_runs for entry in window.log) == runs
     # Those that never saw it would have to be computed too, were it in front of them.
     window, handles = filled(rows_priced(), 0, 1)
     window.evict(handles[0])
@@ -84,14 +84,14 @@ def test_what_is_recalled_comes_where_nothing_else_has_to_be_computed() -> None:
     window.prefill(QUESTION, QUIET)
     placed = window.arrange(handles[0])
     assert placed.cost == to_compute(window) == handles[0].tokens
-    assert [one.number for one in window.parts].index(1) != 1, "not in front of the one that never saw it"
+    assert [part.number for part in window.parts].index(1) != 1, "not in front of the one that never saw it"
 
 
 def test_over_a_budget_those_leave_that_cost_least_to_lose() -> None:
     made = rows_priced()
     window, handles = filled(made, 0, 2, 4, 6)
     tokens = handles[0].tokens
-    assert {one.tokens for one in handles} == {tokens}
+    assert {part.tokens for part in handles} == {tokens}
     window.arrange(handles[0], budget=WindowBudget(tokens=2 * tokens))
     assert window.parts == (handles[0], handles[3]), "what is wanted, and the latest of the others"
     assert window.log[-1].left == (handles[1].number, handles[2].number) and len(window.evicted) == 2
@@ -103,12 +103,12 @@ def test_over_a_budget_those_leave_that_cost_least_to_lose() -> None:
     assert window.parts == () and set(window.evicted) == set(handles)
 
 
-def test_stored_patches_decide_where_a_part_stands() -> None:
+def test_stored_patches_decide_the_place_of_a_part() -> None:
     item = loaded("qwen2_5_vl")
     made = Engine(item.model, item.bundle, policy=Policy(max_kl=None, canary=0))
     pieces = [made.add(shown(seed)) for seed in range(4)]
     window = made.window(template=False)
-    first, second, third = (window.append(one) for one in pieces[:3])
+    first, second, third = (window.append(piece) for piece in pieces[:3])
     window.prefill(QUESTION)
     made.settle()
     window.slide(3)
@@ -119,8 +119,8 @@ def test_stored_patches_decide_where_a_part_stands() -> None:
     assert asked.trace.computed == len(QUESTION) and asked.trace.patched == second.tokens + third.tokens
 
 
-def test_a_text_goes_with_the_picture_behind_it() -> None:
-    window, (one, first, other, second, third, end) = filled(rows_priced(), [70], 0, [71, 72], 2, 4, [73])
+def test_a_text_goes_with_the_picture_after_it() -> None:
+    window, (line, first, other, second, third, end) = filled(rows_priced(), [70], 0, [71, 72], 2, 4, [73])
     pinned = window.append([74], pinned=True)
     window.prefill(QUESTION, QUIET)
     window.arrange(second, budget=WindowBudget(tokens=second.tokens + 2 + 2))
@@ -129,7 +129,7 @@ def test_a_text_goes_with_the_picture_behind_it() -> None:
     assert placed.cost == first.tokens, "its text has left"
     assert window.parts[-2:] == (end, pinned)
     with pytest.raises(WindowError, match="recall it"):
-        window.arrange(one)
+        window.arrange(line)
     kept, (line, page, last) = filled(rows_priced(), [70], 0, 2)
     fixed = kept.fork()
     fixed.append([75], pinned=True)
@@ -179,30 +179,30 @@ def test_it_costs_what_it_says_and_no_order_less(cascade: Cascade, seed: int) ->
     """Behind random moves, every order of the same parts is tried."""
     draw = random.Random(seed)
     window, handles = filled(rows_priced(), 0, 1, [70, 71], 2, 3, cascade=cascade)
-    media = [one for one in handles if one.kind == "image"]
+    media = [part for part in handles if part.kind == "image"]
     for _ in range(4):
-        standing = list(window.parts)
+        present = list(window.parts)
         move = draw.choice(["evict", "recall", "reorder", "ask", "refresh"])
-        if move == "evict" and len(standing) > 2:
-            window.evict(draw.choice(standing))
+        if move == "evict" and len(present) > 2:
+            window.evict(draw.choice(present))
         elif move == "recall" and window.evicted:
-            window.recall(draw.choice(window.evicted), at=draw.randrange(len(standing) + 1))
+            window.recall(draw.choice(window.evicted), at=draw.randrange(len(present) + 1))
         elif move == "reorder":
-            window.reorder(draw.sample(standing, len(standing)))
+            window.reorder(draw.sample(present, len(present)))
         elif move == "refresh":
-            window.refresh(draw.choice(standing))
+            window.refresh(draw.choice(present))
         else:
             window.prefill(QUESTION, QUIET)
-    for text in [one for one in window.parts if one.kind == "text"]:
+    for text in [part for part in window.parts if part.kind == "text"]:
         window.evict(text)
-    wanted = [one for one in media if one in window.evicted]
+    wanted = [part for part in media if part in window.evicted]
     orders = []
     for order in permutations(media):
         branch = window.fork()
-        for one in wanted:
-            branch.recall(one)
+        for item in wanted:
+            branch.recall(item)
         branch.reorder(order)
-        orders.append(sum(one.tokens for one in branch.parts if one.number in branch.forming()))
+        orders.append(sum(part.tokens for part in branch.parts if part.number in branch.forming()))
     placed = window.arrange(*wanted)
     assert set(window.parts) == set(media)
     assert placed.cost == to_compute(window)
@@ -237,8 +237,8 @@ def test_an_arranged_window_answers_as_one_that_was_moved_by_hand() -> None:
     assert largest_error(window.prefill(QUESTION, QUIET).logits, hand.prefill(QUESTION, QUIET).logits) < 1e-4
 
 
-def test_rows_that_do_not_serve_are_dropped_for_those_who_hold_something_of_them() -> None:
-    """Who was written behind a part, and stands before it now, stays a survivor, as if the part had come back."""
+def test_rows_that_are_not_valid_are_dropped_for_parts_that_hold_something_of_them() -> None:
+    """A part written after another, and before it now, stays a survivor, as if the other had come back."""
     made = rows_priced()
     window = made.window(template=False, cascade=unseen)
     other, pinned = window.append(shown(0)), window.append(shown(2), pinned=True)

@@ -15,7 +15,7 @@ from tests.window.windows import QUESTION, filled, shown
 
 def test_a_deleted_chunk_leaves_with_all_that_absorbed_it(made: Engine) -> None:
     pieces = [made.add(shown(seed)) for seed in range(60, 63)]
-    assert all(isinstance(one, Chunk) for one in pieces)
+    assert all(isinstance(piece, Chunk) for piece in pieces)
     window = made.window(template=False)
     exact = Auto(Policy(max_kl=0, forming=False))
     handles = [window.append(pieces[0]), window.append(pieces[1]), window.append([70, 71]), window.append(pieces[2])]
@@ -23,7 +23,7 @@ def test_a_deleted_chunk_leaves_with_all_that_absorbed_it(made: Engine) -> None:
     window.slide()
     kept = window.snapshot()
     fork = window.fork()
-    # It left, and those behind it still hold something of it.
+    # It left, and the parts after it still hold something of it.
     assert made.store.delete(pieces[0].id)
     asked = window.prefill(QUESTION, exact)
     full = made.prefill([pieces[1], [70, 71], pieces[2], list(QUESTION)], "full", template=False)

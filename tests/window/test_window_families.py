@@ -55,7 +55,7 @@ def test_parts_just_appended_are_a_full_prefill(name: str) -> None:
     for part in (ids(5, 0), first, ids(3, 1), second, first):
         window.append(part)
     assert window.log[-1].encoder_runs == 0, "the same picture again is not encoded again"
-    chunks = {id(one): made.add(one) for one in (first, second)}
+    chunks = {id(shown): made.add(shown) for shown in (first, second)}
     parts = [ids(5, 0), chunks[id(first)], ids(3, 1), chunks[id(second)], chunks[id(first)], list(QUESTION)]
     full = made.prefill(parts, "full", template=False)
     asked = window.prefill(QUESTION)
@@ -97,7 +97,7 @@ def test_what_is_recalled_or_moved_is_formed_behind_what_stands_before_it(name: 
     pair.window.slide()
     pair.plain.leave(pair.plain.items[0])
     pair.agree()
-    # At the end nobody stands behind it; in the middle those behind have never seen it there.
+    # At the end nothing comes after it; in the middle the parts after it have never seen it there.
     pair.window.recall(handles[0])
     pair.plain.recall(pair.plain.evicted[0], 3)
     assert pair.agree() == len(QUESTION) + handles[0].tokens

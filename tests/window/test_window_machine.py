@@ -57,7 +57,7 @@ class WindowMachine(RuleBasedStateMachine):
     def open(self, tokens: int | None, byte: bool) -> None:
         self.made = engine(self.name)
         self.made.forget_prompts()
-        row = sum(one.features for one in self.made.adapter.layouts) * self.made.adapter.dtype.itemsize
+        row = sum(layout.features for layout in self.made.adapter.layouts) * self.made.adapter.dtype.itemsize
         self.row, self.sources = row, {}
         self.streams: list[tuple[Window, Any, Any, Any]] = []
         self.budget = WindowBudget(tokens=tokens, bytes=100 * row if byte else None)
@@ -74,16 +74,20 @@ class WindowMachine(RuleBasedStateMachine):
         return self.branches[self.now]
 
     def weight(self, items: list[Item]) -> tuple[int, int]:
-        tokens = sum(one.tokens for one in items)
-        embeddings = sum(e.bytes for one in items if self.sources[one.number] for e in one.encoded)
-        return tokens, tokens * self.row + embeddings + sum(self.repairs(one) for one in items)
+        tokens = sum(item.tokens for item in items)
+        embeddings = sum(e.bytes for item in items if self.sources[item.number] for e in item.encoded)
+        return tokens, tokens * self.row + embeddings + sum(self.repairs(item) for item in items)
 
     def repairs(self, item: Item, *, always: bool = False) -> int:
         """Bytes of factors of full rank beside an item's rows."""
         if not always and (item.rows is None or item.rows.old is None):
             return 0
-        widths = [heads * width for one in self.made.adapter.layouts for heads, width in (one.keys, one.values)]
-        numbers = (min(one.tokens, width) * (one.tokens + width) for one in item.encoded for width in widths)
+        widths = [
+            heads * width for layout in self.made.adapter.layouts for heads, width in (layout.keys, layout.values)
+        ]
+        numbers = (
+            min(encoded.tokens, width) * (encoded.tokens + width) for encoded in item.encoded for width in widths
+        )
         return sum(numbers) * self.made.adapter.dtype.itemsize
 
     def fits(self, items: list[Item]) -> bool:
@@ -92,7 +96,7 @@ class WindowMachine(RuleBasedStateMachine):
         return (most is None or tokens <= most) and (most_bytes is None or size <= most_bytes)
 
     def come(self, item: Item, at: int) -> int:
-        """The plain window makes room for an item; where it comes to stand."""
+        """The plain window makes room for an item; return its place."""
         plain = self.branch.plain
         while not self.fits([*plain.items, item]):
             plain.leave(plain.items[0])
@@ -107,7 +111,7 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2))
     def append_media(self, which: int) -> None:
         given = pieces(self.name, self.seed)[which]
-        self.append(given, [one.encoded for one in given], tuple(one.id for one in given))
+        self.append(given, [piece.encoded for piece in given], tuple(piece.id for piece in given))
 
     def append(self, given: Any, encoded: list[Any], sources: tuple[str, ...]) -> None:
         item = Item(0, encoded)
@@ -126,7 +130,7 @@ class WindowMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.branch.plain.items)
     @rule(data=st.data(), media=st.booleans())
     def slide(self, data: st.DataObject, media: bool) -> None:
-        free = [one for one in self.branch.plain.items if self.sources[one.number] or not media]
+        free = [item for item in self.branch.plain.items if self.sources[item.number] or not media]
         if free:
             count = data.draw(st.integers(1, len(free)))
             self.branch.window.slide(count, media=media)
@@ -153,7 +157,7 @@ class WindowMachine(RuleBasedStateMachine):
         plain = self.branch.plain
         item = data.draw(st.sampled_from(plain.evicted))
         at = data.draw(st.integers(0, len(plain.items)))
-        handle = next(one for one in self.branch.window.evicted if one.number == item.number)
+        handle = next(part for part in self.branch.window.evicted if part.number == item.number)
         self.branch.window.recall(handle, at=at)
         plain.evicted.remove(item)
         at = self.come(item, at)
@@ -172,8 +176,8 @@ class WindowMachine(RuleBasedStateMachine):
         plain, window = self.branch.plain, self.branch.window
         index = data.draw(st.integers(0, len(plain.items) - 1))
         wanted = plain.items if every else [plain.items[index]]
-        size = sum(self.repairs(one, always=True) for one in plain.items if one in self.to_repair(wanted))
-        size += sum(self.repairs(one) for one in plain.items if one not in self.to_repair(wanted))
+        size = sum(self.repairs(item, always=True) for item in plain.items if item in self.to_repair(wanted))
+        size += sum(self.repairs(item) for item in plain.items if item not in self.to_repair(wanted))
         bound, (_, held) = self.budget.bytes, self.weight(plain.items)
         over = bound is not None and held - sum(map(self.repairs, plain.items)) + size > bound
         if over and self.to_repair(wanted):
@@ -181,18 +185,18 @@ class WindowMachine(RuleBasedStateMachine):
                 window.repair(*([] if every else [window.parts[index]]), rank=10**4)
             return
         found = window.repair(*([] if every else [window.parts[index]]), rank=10**4)
-        assert [one.number for one in found] == [one.number for one in plain.repair(wanted)]
+        assert [handle.number for handle in found] == [item.number for item in plain.repair(wanted)]
 
     def to_repair(self, wanted: list[Item]) -> list[Item]:
         plain = self.branch.plain
-        return [one for index, one in enumerate(plain.items) if one in wanted and plain.stale(index)]
+        return [item for index, item in enumerate(plain.items) if item in wanted and plain.stale(index)]
 
     @rule(data=st.data(), tokens=st.sampled_from([None, 14, 30]))
     def arrange(self, data: st.DataObject, tokens: int | None) -> None:
         plain, window = self.branch.plain, self.branch.window
-        media = [one.number for one in (*plain.items, *plain.evicted) if self.sources[one.number]]
+        media = [item.number for item in (*plain.items, *plain.evicted) if self.sources[item.number]]
         wanted = data.draw(st.lists(st.sampled_from(media), unique=True, max_size=2)) if media else []
-        handles = [one for number in wanted for one in (*window.parts, *window.evicted) if one.number == number]
+        handles = [part for number in wanted for part in (*window.parts, *window.evicted) if part.number == number]
         before = window.parts
         # Prices are rows, so that no outcome depends on how busy the machine was.
         self.made.policy_runtime.costs = Costs()
@@ -202,14 +206,15 @@ class WindowMachine(RuleBasedStateMachine):
             assert window.parts == before
             assert tokens is not None or self.budget != WindowBudget()
             return
-        order = [one.number for one in window.parts]
+        order = [part.number for part in window.parts]
         assert set(wanted) <= set(order)
-        assert tokens is None or sum(one.tokens for one in window.parts) <= tokens
-        for item in [one for one in plain.items if one.number not in order]:
+        assert tokens is None or sum(part.tokens for part in window.parts) <= tokens
+        for item in [item for item in plain.items if item.number not in order]:
             plain.leave(item)
-        back = [one for one in plain.evicted if one.number in order]
-        plain.evicted = [one for one in plain.evicted if one.number not in order]
-        known = {one.number: one for one in (*plain.items, *(Item(one.number, one.encoded) for one in back))}
+        back = [part for part in plain.evicted if part.number in order]
+        plain.evicted = [part for part in plain.evicted if part.number not in order]
+        recalled = [Item(item.number, item.encoded) for item in back]
+        known = {item.number: item for item in (*plain.items, *recalled)}
         plain.items = [known[number] for number in order]
         lanes, names, unit, served = list(placed.lanes), list(placed.order), [], []
         for item in plain.items:
@@ -304,31 +309,31 @@ class WindowMachine(RuleBasedStateMachine):
     def same(self) -> None:
         for branch in getattr(self, "branches", []):
             window, plain = branch.window, branch.plain
-            assert [one.number for one in window.parts] == [one.number for one in plain.items]
-            assert [one.number for one in window.evicted] == [one.number for one in plain.evicted]
+            assert [part.number for part in window.parts] == [item.number for item in plain.items]
+            assert [part.number for part in window.evicted] == [part.number for part in plain.evicted]
             assert window.tokens == self.weight(plain.items)[0]
             assert self.fits(plain.items)
-            rows = sum(one.tokens for one in plain.items if one.rows is not None)
+            rows = sum(item.tokens for item in plain.items if item.rows is not None)
             assert window.memory.rows == rows * self.row
             assert window.memory.repairs == sum(map(self.repairs, plain.items))
             assert window.memory.evicted == sum(
-                e.bytes for one in plain.evicted if self.sources[one.number] for e in one.encoded
+                e.bytes for part in plain.evicted if self.sources[part.number] for e in part.encoded
             )
-            assert window.memory.evicted_rows == sum(one.tokens for one in plain.evicted) * self.row
+            assert window.memory.evicted_rows == sum(part.tokens for part in plain.evicted) * self.row
 
     @invariant()
     def counted_once(self) -> None:
         branches = getattr(self, "branches", [])
         if branches:
             first, *others = (branch.window for branch in branches)
-            rows = {id(one.rows.first): one.tokens for branch in branches for one in branch.plain.items if one.rows}
-            beside = {id(one.rows): self.repairs(one) for branch in branches for one in branch.plain.items}
+            rows = {id(item.rows.first): item.tokens for branch in branches for item in branch.plain.items if item.rows}
+            beside = {id(item.rows): self.repairs(item) for branch in branches for item in branch.plain.items}
             seen = {
                 id(e): e.bytes
                 for branch in branches
-                for one in branch.plain.items
-                if self.sources[one.number]
-                for e in one.encoded
+                for item in branch.plain.items
+                if self.sources[item.number]
+                for e in item.encoded
             }
             own = sum(rows.values()) * self.row + sum(seen.values()) + sum(beside.values())
             assert first.bytes_with(*others) == own
@@ -368,8 +373,8 @@ class DeletingMachine(WindowMachine):
 
     def forget(self, branch: Branch) -> None:
         plain = branch.plain
-        plain.items = [one for one in plain.items if not self.dead.intersection(self.sources[one.number])]
-        plain.evicted = [one for one in plain.evicted if not self.dead.intersection(self.sources[one.number])]
+        plain.items = [item for item in plain.items if not self.dead.intersection(self.sources[item.number])]
+        plain.evicted = [part for part in plain.evicted if not self.dead.intersection(self.sources[part.number])]
         for item in plain.items:
             if item.rows is not None and self.dead & self.absorbed(item.number, item.rows):
                 item.rows = None

@@ -69,7 +69,7 @@ def test_a_passage_and_what_was_encoded_or_added_before_are_parts(reference: Eng
     window = reference.window()
     for part in (passage, encoded, encoded[0]):
         window.append(part)
-    assert [one.kind for one in window.parts] == ["text", "image", "image"]
+    assert [part.kind for part in window.parts] == ["text", "image", "image"]
     assert sum(entry.encoder_runs for entry in window.log) == 0
     chunk = reference.add(picture)
     assert isinstance(chunk, Chunk)

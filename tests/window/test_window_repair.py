@@ -1,4 +1,4 @@
-"""Repairs of survivors: at full rank they are formed anew, at a lower one nearly; the rows as first written stay."""
+"""Repairs of survivors: at full rank they are as computed again; the rows as first written stay."""
 
 from typing import Any
 
@@ -26,33 +26,33 @@ def filled(made: Engine, name: str, **options: Any) -> tuple[Window, list[PartHa
     """Text and pictures with their rows."""
     window = made.window(template=False, **{"cascade": unseen, **options})
     given = [shown(name, 0), shown(name, 1), [70, 71, 72], shown(name, 2)]
-    handles = [window.append(one) for one in given]
+    handles = [window.append(piece) for piece in given]
     window.prefill(QUESTION)
     return window, handles
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_at_full_rank_survivors_are_as_if_formed_anew(name: str) -> None:
+def test_at_full_rank_survivors_are_as_if_computed_again(name: str) -> None:
     made = engine(name)
     window, (_, *stay) = filled(made, name)
-    anew, _ = filled(made, name, cascade=changed)
-    for one in (window, anew):
-        one.slide()
-        one.append([80, 81])
+    again, _ = filled(made, name, cascade=changed)
+    for item in (window, again):
+        item.slide()
+        item.append([80, 81])
     kept = window.fork().prefill(QUESTION).logits
-    expected = anew.prefill(QUESTION)
-    tokens = sum(one.tokens for one in stay)
+    expected = again.prefill(QUESTION)
+    tokens = sum(part.tokens for part in stay)
     assert expected.trace.computed == tokens + 2 + len(QUESTION)
     assert window.repair(rank=FULL_RANK) == tuple(stay)
     entry = window.log[-1]
     assert (entry.forwards, entry.rows_computed, entry.patches_formed) == (1, tokens, len(stay))
-    assert entry.repaired == tuple(one.number for one in stay)
+    assert entry.repaired == tuple(part.number for part in stay)
     found = window.prefill(QUESTION)
     assert found.trace.computed == 2 + len(QUESTION), "what is repaired is taken"
     assert found.trace.patch_bytes == window.memory.repairs
     assert largest_error(found.logits, expected.logits) < 1e-4
     assert largest_error(found.logits, kept) > 1e-4, "there was something to repair"
-    assert window.stale() == () and window.repair() == (), "behind what stands there now"
+    assert window.stale() == () and window.repair() == (), "after what is there now"
 
 
 def test_the_rows_as_first_written_stay_and_a_branch_costs_its_factors() -> None:
@@ -98,9 +98,9 @@ def test_more_directions_leave_less_and_a_later_repair_replaces_an_earlier_one()
     assert largest_error(again.prefill(QUESTION).logits, straight.prefill(QUESTION).logits) < 1e-4
 
 
-def distance(one: Window, other: Window) -> float:
+def distance(window: Window, other: Window) -> float:
     """Of all rows of two windows, squared."""
-    pairs = zip(one.prefill(QUESTION).kv, other.prefill(QUESTION).kv, strict=True)
+    pairs = zip(window.prefill(QUESTION).kv, other.prefill(QUESTION).kv, strict=True)
     return float(sum((a.keys - b.keys).square().sum() + (a.values - b.values).square().sum() for a, b in pairs))
 
 
@@ -110,7 +110,7 @@ def test_a_share_bounds_the_factors_and_short_text_gets_new_rows() -> None:
     window.slide()
     fork = window.fork()
     assert window.repair(rank="30%") == (second, text, third)
-    row = sum(one.features for one in made.adapter.layouts) * made.adapter.dtype.itemsize
+    row = sum(layout.features for layout in made.adapter.layouts) * made.adapter.dtype.itemsize
     assert 0 < window.memory.repairs <= 0.3 * (second.tokens + third.tokens) * row
     assert window.log[-1].patches_formed == 2, "of three tokens no direction fits the share"
     shared = window.bytes + fork.bytes - window.bytes_with(fork)
@@ -119,19 +119,19 @@ def test_a_share_bounds_the_factors_and_short_text_gets_new_rows() -> None:
     assert shared == pictures * row + embedded, "its rows are its own now"
 
 
-def test_one_part_is_repaired_behind_survivors_as_they_are() -> None:
+def test_one_part_is_repaired_after_survivors_as_they_are() -> None:
     made = engine("qwen2_5_vl")
     window, (_, second, text, third) = filled(made, "qwen2_5_vl")
     window.slide()
     last = window.append([80])
     assert window.repair(third, rank=2) == (third,)
-    assert window.log[-1].rows_computed == third.tokens, "who stands behind it has nothing to say"
+    assert window.log[-1].rows_computed == third.tokens, "the parts after it do not matter"
     assert window.forming() == (last.number,)
-    assert [one.number for one in window.stale()] == [second.number, text.number]
+    assert [change.number for change in window.stale()] == [second.number, text.number]
     assert window.repair(third) == () and window.log[-1].forwards == 0
 
 
-def test_parts_without_rows_in_front_get_theirs() -> None:
+def test_parts_without_rows_before_it_get_theirs() -> None:
     made = engine("qwen2_5_vl")
     window, (first, *_, third) = filled(made, "qwen2_5_vl")
     window.slide()

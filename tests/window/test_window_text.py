@@ -36,8 +36,8 @@ def images(episode: Episode) -> list[Image.Image]:
 def test_a_window_has_the_tokens_of_a_prompt(reference: Engine, images: list[Any], order: list[str]) -> None:
     window = reference.window()
     parts: list[Any] = []
-    for one in order:
-        given: Any = images[int(one[1])] if one.startswith("{") else one
+    for number in order:
+        given: Any = images[int(number[1])] if number.startswith("{") else number
         window.append(given)
         parts.append(given if isinstance(given, str) else reference.add(given))
     full = reference.prefill([*parts, QUESTION], "full")
@@ -82,7 +82,7 @@ def templated(template: str) -> Engine:
 
 def test_what_a_template_writes_around_a_picture_stands_there_in_a_window_too() -> None:
     made = templated(BEHIND)
-    first, second = (picture(40, 30, seed=one) for one in (960, 961))
+    first, second = (picture(40, 30, seed=seed) for seed in (960, 961))
     window = made.window()
     for part in ("word1 word2", first, second, "word3", first):
         window.append(part)
@@ -91,7 +91,7 @@ def test_what_a_template_writes_around_a_picture_stands_there_in_a_window_too() 
     full = made.prefill(parts, "full")
     assert asked.token_ids.tolist() == full.token_ids.tolist()
     assert largest_error(asked.logits, full.logits) < 1e-4
-    # The line behind it leaves with its picture.
+    # The line after it leaves with its picture.
     before = window.tokens
     window.evict(window.parts[1])
     assert before - window.tokens == made.add(first).tokens + 1
@@ -200,7 +200,7 @@ def test_a_window_may_change_while_an_answer_is_streamed(reference: Engine) -> N
     window.close()
     text += "".join(pieces)
     assert text == whole.text
-    assert [one.operation for one in window.log[-4:]] == ["slide", "append", "ask", "ask"]
+    assert [entry.operation for entry in window.log[-4:]] == ["slide", "append", "ask", "ask"]
     assert torch.equal(branch.prefill("Which land?").logits, kept)
     with pytest.raises(WindowError, match="closed"):
         window.ask("Which land?", stream=True)

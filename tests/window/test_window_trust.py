@@ -1,4 +1,4 @@
-"""Who keeps its rows when what stands before it has changed: what was measured says it, and the bounds."""
+"""Which parts keep their rows when what is before them has changed: measurements and bounds decide."""
 
 from typing import Any
 
@@ -31,12 +31,12 @@ def test_survivors_stay_for_as_long_as_they_are_trusted(kinds: tuple[str, ...]) 
     last = window.append(shown(122))
     window.prefill(QUESTION)
     window.slide()
-    anew = [one for one in window.parts if one.kind in kinds]
-    assert window.forming() == tuple(one.number for one in anew)
+    again = [part for part in window.parts if part.kind in kinds]
+    assert window.forming() == tuple(item.number for item in again)
     asked = window.prefill(QUESTION)
-    assert asked.trace.computed == len(QUESTION) + sum(one.tokens for one in anew)
-    assert window.log[-1].refreshed == tuple(one.number for one in anew)
-    lanes = {one.kind: one.lane for one in asked.plan.decisions}
+    assert asked.trace.computed == len(QUESTION) + sum(item.tokens for item in again)
+    assert window.log[-1].refreshed == tuple(item.number for item in again)
+    lanes = {decision.kind: decision.lane for decision in asked.plan.decisions}
     assert {kind for kind, lane in lanes.items() if lane is Lane.SURVIVOR} == {"image", "text"} - set(kinds)
     assert window.parts[1:] == (text, last)
 

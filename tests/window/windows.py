@@ -1,4 +1,4 @@
-"""Windows on a small random model, and what stands in them."""
+"""Windows of pictures on a small random model."""
 
 from typing import Any
 
@@ -29,4 +29,4 @@ def settled(window: Window) -> Tensor:
 
 
 def row_bytes(made: Engine) -> int:
-    return sum(one.features for one in made.adapter.layouts) * made.adapter.dtype.itemsize
+    return sum(layout.features for layout in made.adapter.layouts) * made.adapter.dtype.itemsize

@@ -209,8 +209,8 @@ def _find_available(
 ) -> tuple[AvailableRows, dict[str, tuple[str, ...]]]:
     """Return the rows that are available, and by group the one order after which its own rows are valid.
 
-    The latter only where the cascade takes no survivors: rows are then valid after exactly what they were written
-    after, and stored as if they were patches.
+    Such orders are found only where the cascade takes no survivors: rows are then valid after exactly what they were
+    written after, and are given to the solver as patches.
     """
     inside = (*groups.fixed, *groups.movable)
     survive = not any(cascade(Staleness(part.number, gone=(-1,))) for group in inside for part in group.parts)

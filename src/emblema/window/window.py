@@ -428,14 +428,15 @@ class Window:
         with self._operation("needed", part) as entry:
             place = self._state.parts.index(self._part(part))
             sources_without(self._state, place, rest)
-            question = WindowQuestion(text, strategy, Sampling.of(**knobs))
+            sampling = Sampling.of(**knobs)
+            question = WindowQuestion(text, strategy, sampling)
             began = time.perf_counter()
             prefill = self._prefill(question, True, entry)
-            answer = self._decode(prefill, question, began, entry)
+            answer = self._decode(prefill, sampling, began, entry)
             state = self._state.evict([self._state.parts[place]])
             sources = clean_sources(state) if self._view == "clean" else sources_without(state, place, rest)
             without = self._linker.link_question(state, sources, replace(question, strategy="blind"), entry)
-            reply = self._decode(without, question, time.perf_counter(), entry)
+            reply = self._decode(without, sampling, time.perf_counter(), entry)
             return compare_answers(prefill.logits, without.logits, answer, reply)
 
     def _stream(self, text: Text, strategy: str | Strategy, knobs: Mapping[str, Any], keep: bool) -> Iterator[Piece]:
@@ -457,8 +458,8 @@ class Window:
                     entry.seconds -= time.perf_counter() - paused
         self._session.after_answer()
 
-    def _decode(self, prefill: Prefill, question: WindowQuestion, began: float, entry: LogEntry) -> Reply:
-        reply = last_reply(self._session.decode(prefill, question.sampling or Sampling(), began))
+    def _decode(self, prefill: Prefill, sampling: Sampling, began: float, entry: LogEntry) -> Reply:
+        reply = last_reply(self._session.decode(prefill, sampling, began))
         entry.rows_decoded += len(reply.token_ids)
         return reply
 
