@@ -11,16 +11,16 @@ from rich.console import Console
 from benchmarks.fidelity.arms import BLIND, FULL
 from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, TaskSource
 from benchmarks.fidelity.summary import rows_of
-from benchmarks.fidelity.tables import FigureRow
+from benchmarks.fidelity.tables import FigureRow, interval
 from benchmarks.recordfile import RecordFile
 from benchmarks.report import ModelTables, show_tables
 from benchmarks.table import Bar, Table
 from benchmarks.tasks.episodes import EPISODE_PLANS
 from benchmarks.tasks.items import TaskItem
-from benchmarks.tasks.prompts import SETTINGS, answer_token, messages, pieces
+from benchmarks.tasks.prompts import SETTINGS, answer_token, forget, messages, pieces
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
-from emblema.eval.metrics import Interval, Share
+from emblema.eval.metrics import Share
 
 PATCH = "patch-25%"
 STRATEGIES = (FULL, BLIND, PATCH, "patch-6%")
@@ -107,9 +107,7 @@ def _prefix_gap(engine: Engine, item: TaskItem) -> list[float]:
     first, second = (messages(item, index, made, "visible") for index in (0, 1))
     engine.prefill(first, FULL)
     gap = engine.prefill(second, "prefix").logits - engine.prefill(second, FULL).logits
-    engine.forget_prompts()
-    for chunk in (chunk for piece in made for chunk in piece):
-        engine.store.delete(chunk.id)
+    forget(engine, made)
     return [float(gap.abs().max())]
 
 
@@ -149,7 +147,7 @@ def bars_table(result: BarsResult) -> Table:
         ("setting", "questions", "strategy", "n", "accuracy", "loss ≤", "same", "eta", "median eta", "flips"),
         tuple(
             (
-                row["setting"], row["kind"], row["strategy"], row["n"], _interval(row, "accuracy"),
+                row["setting"], row["kind"], row["strategy"], row["n"], interval(row, "accuracy"),
                 *((row["intervals"]["accuracy_lost"][1], row["agreement"]) if row["strategy"] != FULL else (None,) * 2),
                 *((row["eta"], row["eta_median"], Share(row["flip_recovery"], row["flips"]))
                   if row["strategy"] not in (FULL, BLIND) else (None,) * 3),
@@ -158,10 +156,6 @@ def bars_table(result: BarsResult) -> Table:
         ),
         bars=bars_of(result),
     )  # fmt: skip
-
-
-def _interval(row: FigureRow, name: str) -> Interval:
-    return Interval(row[name], *row["intervals"][name])
 
 
 def show(screen: Console, result: BarsResult) -> None:

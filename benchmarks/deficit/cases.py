@@ -14,11 +14,11 @@ from torch import Tensor
 from benchmarks.deficit.answerlog import MULTI, SINGLE
 from benchmarks.deficit.subject import Case, CaseAnswer, Subject, in_context, subject_segment
 from benchmarks.tasks.items import TaskItem
-from benchmarks.tasks.prompts import SETTINGS, Piece, answer_token, expected, messages, pieces, plain_parts, slides
+from benchmarks.tasks.prompts import SETTINGS, Piece, answer_token, expected, pieces, question_prompt, slides
 from benchmarks.tasks.registry import task_of
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
-from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.chunk import Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import deficit
 from emblema.link.prompt import ChunkPart, Prompt
@@ -34,10 +34,10 @@ Controls = dict[str, list[LayerRows]]
 
 @dataclass(frozen=True, slots=True)
 class ItemCases:
-    """An item's cases, the subject of each among them; `chunks` are to be forgotten when all is measured."""
+    """An item's cases, the subject of each among them; what was `made` is to be forgotten when all is measured."""
 
     cases: tuple[Case, ...]
-    chunks: tuple[Chunk, ...]
+    made: tuple[Piece, ...]
 
     @property
     def subject(self) -> Subject:
@@ -48,12 +48,11 @@ class ItemCases:
 def gather(engine: Engine, item: TaskItem, multi: int, single: int) -> ItemCases | None:
     """Return an item's first questions of each hop in both settings; None where no chunk comes after another."""
     made = pieces(engine, item)
-    chunks = tuple(chunk for piece in made for chunk in piece)
     subjects: dict[Front, Subject] = {}
     cases = []
     for setting in SETTINGS if slides(item) else SETTINGS[:1]:
         for index in _asked(item, multi, single):
-            prompt = prompt_of(engine, item, index, made, setting)
+            prompt = question_prompt(engine, item, index, made, setting)
             try:
                 segment = subject_segment(prompt)
             except PromptError:
@@ -65,7 +64,7 @@ def gather(engine: Engine, item: TaskItem, multi: int, single: int) -> ItemCases
             question = item.questions[index]
             hop = MULTI if question.multi_hop else SINGLE
             cases.append(Case(subjects[front], prompt, setting, hop, answer_token(engine, expected(question))))
-    return ItemCases(tuple(cases), chunks) if cases else None
+    return ItemCases(tuple(cases), made) if cases else None
 
 
 def items_of(task: str, seed: int, count: int) -> list[TaskItem]:
@@ -77,13 +76,6 @@ def items_of(task: str, seed: int, count: int) -> list[TaskItem]:
     return list(task_of(task).items(seed, count))
 
 
-def prompt_of(engine: Engine, item: TaskItem, index: int, made: Sequence[Piece], setting: str) -> Prompt:
-    """Return a question's prompt: by the model's chat template, or as parts in a row where it has none."""
-    if engine.template.preparer.chat_template:
-        return engine.prompt(messages(item, index, made, setting))
-    return engine.prompt(plain_parts(item, index, made, setting), template=False)
-
-
 def grey(engine: Engine) -> Encoded | None:
     """Return a flat grey picture, encoded: neutral filler. None for a model that is given no pictures."""
     try:
@@ -91,13 +83,6 @@ def grey(engine: Engine) -> Encoded | None:
     except EmblemaError:
         return None
     return piece.encoded
-
-
-def forget(engine: Engine, chunks: Sequence[Chunk]) -> None:
-    """Let go of an item's chunks."""
-    engine.forget_prompts()
-    for chunk in chunks:
-        engine.store.delete(chunk.id)
 
 
 def _asked(item: TaskItem, multi: int, single: int) -> Iterator[int]:

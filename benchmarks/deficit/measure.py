@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.deficit.answerlog import BLIND, FULL, MULTI, AnswerLog
-from benchmarks.deficit.cases import Controls, ItemCases, controls_of, forget, gather, grey, isolation_answers, items_of
+from benchmarks.deficit.cases import Controls, ItemCases, controls_of, gather, grey, isolation_answers, items_of
 from benchmarks.deficit.depth import depth_answers, depth_figures, injected
 from benchmarks.deficit.negatives import (
     Linear,
@@ -25,11 +25,11 @@ from benchmarks.deficit.rows import attention_figures, relocation_figures, round
 from benchmarks.deficit.selectors import recall_figures, redundancy, selector_answers
 from benchmarks.deficit.subject import Case, CaseAnswer, Subject
 from benchmarks.deficit.tokens import link_figures, token_answers, token_figures
+from benchmarks.tasks.prompts import Piece, forget
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.eval.metrics import divergence
 from emblema.eval.progress import steps
-from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.link.policy.policy import Policy
 
@@ -177,7 +177,7 @@ class _DeficitRun:
         self.result = DeficitResult(facts(engine, name), wanted, AnswerLog(), Examples(), [])
         self.filler = grey(engine)
         self.taught: list[Subject] = []
-        self.kept: list[Chunk] = []
+        self.kept: list[Piece] = []
         self.lessons: Lessons | None = None
         self._carried = None if brief else carried_pool(engine, wanted, min(TAUGHT, wanted.items // 2))
 
@@ -206,9 +206,9 @@ class _DeficitRun:
             note_case(self.result.log, case, answers)
         if teaching and len(self.taught) < TAUGHT and not self.brief:
             self.taught.append(found.subject)
-            self.kept += found.chunks
+            self.kept += found.made
         else:
-            forget(self.engine, found.chunks)
+            forget(self.engine, found.made)
 
 
 def basics(case: Case, controls: Controls) -> dict[str, CaseAnswer]:
@@ -291,12 +291,12 @@ def note_case(log: AnswerLog, case: Case, found: dict[str, CaseAnswer]) -> None:
 def carried_pool(engine: Engine, wanted: DeficitOptions, items: int) -> Pool | None:
     """Return directions pooled over another task's items; None where it has no chunk after another."""
     subjects: list[Subject] = []
-    chunks: list[Chunk] = []
+    made: list[Piece] = []
     for item in items_of(wanted.carried, wanted.seed, items):
         found = gather(engine, item, 1, 0)
         if found is not None:
             subjects.append(found.subject)
-            chunks += found.chunks
+            made += found.made
     pooled = pool_of(subjects) if subjects else None
-    forget(engine, chunks)
+    forget(engine, made)
     return pooled

@@ -23,9 +23,9 @@ from benchmarks.tasks.prompts import (
     Piece,
     Style,
     expected,
-    messages,
+    forget,
     pieces,
-    plain_parts,
+    question_prompt,
     right,
     slides,
     style_of,
@@ -39,7 +39,6 @@ from emblema.kv.artifacts import Artifact
 from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.executor import Executor
-from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.patch import PatchStrategy
@@ -336,7 +335,7 @@ class FidelityRun:
                     self._setting(linking, source, item, setting, {name: keys[setting, name] for name in missing})
                     self.done += len(missing)
         finally:
-            self._forget(made)
+            forget(self.engine, made)
 
     def _setting(
         self, linking: Linking, source: RecordSource, item: TaskItem, setting: str, keys: dict[str, str]
@@ -400,14 +399,11 @@ class FidelityRun:
         patches: dict[PatchKey, Artifact],
         pool: dict[PatchKey, Patch],
     ) -> Linking:
-        prompts = [self._prompt(item, index, made, setting) for index in range(len(item.questions))]
+        prompts = [
+            question_prompt(self.engine, item, index, made, setting, style_of(item, index, self.wanted.style))
+            for index in range(len(item.questions))
+        ]
         return Linking(Executor(self.engine.adapter), prompts, patches, pool)
-
-    def _prompt(self, item: TaskItem, index: int, made: Sequence[Piece], setting: str) -> Prompt:
-        style = style_of(item, index, self.wanted.style)
-        if self.engine.template.preparer.chat_template:
-            return self.engine.prompt(messages(item, index, made, setting, style))
-        return self.engine.prompt(plain_parts(item, index, made, setting, style), template=False)
 
     def _length(self, item: TaskItem, index: int) -> int:
         if self.wanted.answer_tokens is not None:
@@ -442,15 +438,10 @@ class FidelityRun:
             linking = self._linking(item, made, "visible", {}, {})
             linking.prepare([WHOLE])
             patches |= {key: patch for key, patch in linking.patches.items() if isinstance(patch, Patch)}
-            self._forget(made)
+            forget(self.engine, made)
         if not patches:
             raise StrategyError(f"{task.name} has no items beside those measured, for basis-M to learn from: ask fewer")
         return merged(patches, rank)
-
-    def _forget(self, made: Sequence[Piece]) -> None:
-        for piece in made:
-            for chunk in piece:
-                self.engine.store.delete(chunk.id)
 
 
 def _divergences(reference: Sequence[Tensor], logits: Sequence[Tensor]) -> tuple[float, ...]:

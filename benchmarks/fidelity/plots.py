@@ -3,21 +3,30 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.fidelity.arms import BLIND, FULL, SHARES
 from benchmarks.fidelity.summary import POOLED
-from benchmarks.fidelity.tables import FigureRow, known
+from benchmarks.fidelity.tables import FigureRow, interval, known
+from benchmarks.plots import (
+    COLOURS,
+    FAINT,
+    INK,
+    draw_legend,
+    draw_line,
+    make_panels,
+    rank_axis,
+    save_figure,
+    style_panel,
+)
 
 FLOOR = 1e-7
 """Nats below which a residual is drawn on the axis."""
 MARKS = "os^vDP"
 MOST = 24
 """Strategies in the plot of residuals."""
-SIZE = (7.2, 4.2)
 LEAST_ETA = -0.25
 """Methods that do more harm are drawn at the edge."""
 
@@ -32,28 +41,23 @@ def draw_ranks(rows: Sequence[FigureRow], path: Path) -> Path | None:
     lines = {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items() if len(points) > 1}
     if not lines:
         return None
-    figure, axes = _axes("Patch rank", f"KL from re-prefill, nats (least shown {FLOOR:g})")
-    for index, ((model, setting), points) in enumerate(lines.items()):
-        ranks = [rank for rank, _ in points]
-        values = [max(row["kl"], FLOOR) for _, row in points]
-        low = [max(row["intervals"]["kl"][0], FLOOR) for _, row in points]
-        high = [max(row["intervals"]["kl"][1], FLOOR) for _, row in points]
-        axes.plot(ranks, values, "o-", color=f"C{index}", label=f"{model}, {setting}", markersize=4)
-        axes.fill_between(ranks, low, high, color=f"C{index}", alpha=0.15, linewidth=0)
+    figure, (axes,) = make_panels(1, "KL by rank of the patch", width=7.2, height=4.2)
+    for place, ((model, setting), points) in enumerate(lines.items()):
+        ranks, colour = [rank for rank, _ in points], COLOURS[place % len(COLOURS)]
+        draw_line(axes, ranks, [interval(row, "kl") for _, row in points], f"{model}, {setting}", colour, floor=FLOOR)
         for row in rows:
             if (row["model"], row["setting"], row["strategy"]) == (model, setting, BLIND):
-                axes.axhline(row["kl"], color=f"C{index}", linestyle=":", linewidth=1)
-                axes.annotate("blind", (ranks[-1], row["kl"]), fontsize=8, ha="right", va="bottom", color=f"C{index}")
-    axes.set_xscale("log", base=2)
+                axes.axhline(row["kl"], color=colour, linestyle=":", linewidth=1)
+                axes.annotate("blind", (ranks[-1], row["kl"]), fontsize=8, ha="right", va="bottom", color=colour)
+    rank_axis(axes, sorted({rank for points in lines.values() for rank, _ in points}))
     axes.set_yscale("log")
-    ticks = sorted({rank for points in lines.values() for rank, _ in points})
-    axes.set_xticks(ticks, [str(rank) for rank in ticks])
-    axes.legend(frameon=False, fontsize=8)
-    return _saved(figure, path)
+    style_panel(axes, "", "rank", f"KL from re-prefill, nats (least shown {FLOOR:g})")
+    draw_legend(axes)
+    return save_figure(figure, path.parent, path.stem)
 
 
 def draw_budgets(rows: Sequence[FigureRow], title: str, path: Path) -> Path | None:
-    """Draw flip recovery and eta by share of the KV bytes, a line for each method; None if fewer than two shares."""
+    """Draw flip recovery and eta by share of the KV bytes, a line for each method; None if fewer than three shares."""
     lines: dict[str, list[tuple[float, FigureRow]]] = {}
     for row in rows:
         method, at, share = row["strategy"].partition("@")
@@ -62,25 +66,19 @@ def draw_budgets(rows: Sequence[FigureRow], title: str, path: Path) -> Path | No
     lines = {method: sorted(points, key=lambda point: point[0]) for method, points in lines.items() if len(points) > 2}
     if not lines:
         return None
-    figure = Figure(figsize=(2 * SIZE[0] - 3.5, SIZE[1]), layout="constrained")
-    panels = figure.subplots(1, 2)
+    figure, panels = make_panels(2, title, width=5.2, height=4.2)
     for axes, name, label in zip(
-        panels, ("flip_recovery", "eta"), ("Flips restored", "Share of blind reuse's KL removed (eta)"), strict=True
+        panels, ("flip_recovery", "eta"), ("flips restored", "eta: share of blind reuse's KL removed"), strict=True
     ):
-        for index, (method, points) in enumerate(lines.items()):
-            shown = [(share, row) for share, row in points if known(row[name])]
-            style = {"color": "black", "linewidth": 2.2} if method == "patch" else {"color": f"C{index}"}
-            dash = "--" if method.startswith("oracle") else "-"
-            mark = f"{MARKS[index % len(MARKS)]}{dash}"
-            across, up = [share for share, _ in shown], [row[name] for _, row in shown]
-            axes.plot(across, up, mark, label=method, markersize=5, **style)
-        axes.set(xlabel="Share of the chunks' KV bytes, %", ylabel=label)
+        for place, (method, points) in enumerate(lines.items()):
+            shown = [(share, row[name]) for share, row in points if known(row[name])]
+            mark = f"{MARKS[place % len(MARKS)]}{'--' if method.startswith('oracle') else '-'}"
+            colour = INK if method == "patch" else COLOURS[place % len(COLOURS)]
+            axes.plot([share for share, _ in shown], [value for _, value in shown], mark, label=method, color=colour)
         axes.set_ylim(min(-0.05, max(-1.0, axes.get_ylim()[0])), 1.05)
-        axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
-        _clean(axes)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    panels[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _saved(figure, path)
+        style_panel(axes, label, "share of the chunks' KV bytes, %", "")
+    draw_legend(panels[1], loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return save_figure(figure, path.parent, path.stem)
 
 
 def draw_residuals(residuals: Mapping[str, np.ndarray], title: str, path: Path) -> Path | None:
@@ -88,37 +86,19 @@ def draw_residuals(residuals: Mapping[str, np.ndarray], title: str, path: Path) 
     names = [name for name in residuals if name != FULL][:MOST]
     if not names:
         return None
-    figure, axes = _axes("", "KL from re-prefill, nats", (max(SIZE[0], 0.75 * len(names)), SIZE[1]))
+    figure, (axes,) = make_panels(1, title, width=max(7.2, 0.75 * len(names)), height=4.2)
     random = np.random.default_rng(0)
     for place, name in enumerate(names):
         values = np.maximum(residuals[name], FLOOR)
         spread = place + random.uniform(-0.28, 0.28, len(values))
-        axes.scatter(spread, values, s=7, alpha=0.5, color="0.35" if name == BLIND else f"C{place}", linewidths=0)
-        axes.hlines(np.median(values), place - 0.35, place + 0.35, color="black", linewidth=1.4)
+        axes.scatter(spread, values, s=7, alpha=0.5, color=FAINT if name == BLIND else f"C{place}", linewidths=0)
+        axes.hlines(np.median(values), place - 0.35, place + 0.35, color=INK, linewidth=1.4)
     axes.set_yscale("log")
     axes.set_ylim(FLOOR * 0.6, None)
+    told = f"a dot a question, the line their median, least shown {FLOOR:g}"
+    style_panel(axes, told, "", "KL from re-prefill, nats")
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
-    axes.set_title(f"{title}; a dot a question, the line their median, least shown {FLOOR:g}", fontsize=10, loc="left")
-    return _saved(figure, path)
-
-
-def _axes(across: str, up: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Any]:
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=across, ylabel=up)
-    _clean(axes)
-    return figure, axes
-
-
-def _clean(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.92", linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
-def _saved(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=130)
-    return path
+    return save_figure(figure, path.parent, path.stem)
 
 
 def draw_overview(rows: Sequence[FigureRow], path: Path) -> Path | None:

@@ -14,12 +14,12 @@ from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.fidelity.tables import FigureRow, main_table, matched_table
 from benchmarks.recordfile import RecordFile
-from benchmarks.report import writable_folder, write_rows
+from benchmarks.report import labels_of, writable_folder, write_parts, write_rows
 from benchmarks.tasks.judge import Judge
 from benchmarks.tasks.prompts import SETTINGS, Style
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
-from emblema.eval.figures import environment, plain
+from emblema.eval.figures import plain
 
 READING = (
     "Every figure is against re-prefill in the same setting. *slid*: the antecedents conditioned the chunks and are "
@@ -55,18 +55,12 @@ def write_report(found: Mapping[str, Any], records: Iterable[FidelityRecord], fo
             parts += ["The same bytes for every method, and how far it is below the patch, paired:", matched]
         if task == _main_task(rows, own[0]):
             stem = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{model}-{setting}")
-            residuals = _residuals(held, model, setting)
-            plots = (
-                (
-                    "recovery by budget",
-                    draw_budgets(own, f"{model}, {task}, {setting}", folder / f"budgets-{stem}.png"),
-                ),
-                (
-                    "residuals",
-                    draw_residuals(residuals, f"{model}, {task}, {setting}", folder / f"residuals-{stem}.png"),
-                ),
-            )
-            parts += [f"![{name}]({path.name})" for name, path in plots if path is not None]
+            title, residuals = f"{model}, {task}, {setting}", _residuals(held, model, setting)
+            plots = {
+                "recovery by budget": draw_budgets(own, title, folder / f"budgets-{stem}.png"),
+                "residuals": draw_residuals(residuals, title, folder / f"residuals-{stem}.png"),
+            }
+            parts += [f"![{name}]({path.name})" for name, path in plots.items() if path is not None]
     if any("@" in row["strategy"] for row in rows):
         lines = [f"- `{method}`: {words}" for method, words in KNOBS.items()]
         parts += [
@@ -77,9 +71,7 @@ def write_report(found: Mapping[str, Any], records: Iterable[FidelityRecord], fo
         ]
     if found.get("refused"):
         parts += ["## Left out", "\n".join(f"- {reason}" for reason in found["refused"].values())]
-    path = folder / "report.md"
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    return path
+    return write_parts(parts, folder / "report.md")
 
 
 def _main_task(rows: Sequence[FigureRow], like: FigureRow) -> str:
@@ -160,22 +152,19 @@ def run(
     kept: list[FidelityRecord] = []
     refused: dict[str, str] = {}
     with RecordFile(json_path.with_suffix(".records.jsonl"), FidelityRecord) as records:
-        for model in models:
+        for model, label in zip(models, labels_of(models), strict=True):
             with load(model) as engine:
-                bench = FidelityRun(engine, Path(model).name or model, wanted, records)
+                bench = FidelityRun(engine, label, wanted, records)
                 bench.run(chosen, screen)
             kept += [records.held[key] for key in dict.fromkeys(bench.made) if key in records.held]
             refused |= {f"{bench.name}: {name}": reason for name, reason in bench.refused.items()}
-    if not kept and refused:
-        raise PromptError(f"nothing was measured: {'; '.join(refused.values())}")
     if not kept:
-        raise PromptError(
-            "nothing was measured: no item of these tasks has anything to slide; ask for --setting visible"
-        )
+        why = "; ".join(refused.values())
+        why = why or "no item of these tasks has anything to slide; ask for --setting visible"
+        raise PromptError(f"nothing was measured: {why}")
     found = plain(
         {
-            "environment": environment(),
-            "models": [Path(model).name or model for model in models],
+            "models": labels_of(models),
             "tasks": [task.name for task in chosen],
             "settings": list(wanted.settings),
             "seed": wanted.seed,

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.fidelity.arms import BLIND, FULL, SHARES, TOKEN_METHODS
 from benchmarks.fidelity.summary import POOLED
 from benchmarks.table import markdown_table
+from emblema.eval.metrics import Interval
 
 FigureRow = Mapping[str, Any]
 """Figures of one strategy, as `summary.rows_of` makes them and files keep them."""
@@ -32,6 +33,11 @@ def number(value: Any, digits: int = 3) -> str:
 def small(value: Any) -> str:
     """Return nats: three digits after the first that is not zero."""
     return "–" if not known(value) else "0" if value == 0 else f"{value:.2g}" if value >= 1e-3 else f"{value:.1e}"
+
+
+def interval(row: FigureRow, name: str) -> Interval:
+    """Return a figure with its interval."""
+    return Interval(row[name], *row["intervals"][name])
 
 
 def ranged(row: FigureRow, name: str, digits: int = 3) -> str:

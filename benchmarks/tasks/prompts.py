@@ -15,6 +15,7 @@ from benchmarks.tasks.items import ItemQuestion, Media, Part, TaskItem
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip
+from emblema.link.prompt import Prompt
 from emblema.session.prompt_reader import PromptPart, slid
 
 Style = Literal["words", "letters"]
@@ -194,3 +195,19 @@ def answer_token(engine: Engine, answer: str) -> int | None:
     tokenizer = engine.template.tokenizer
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
     return None if not ids or ids[0] == getattr(tokenizer, "unk_token_id", None) else int(ids[0])
+
+
+def question_prompt(
+    engine: Engine, item: TaskItem, index: int, made: Sequence[Piece], setting: str, style: Style = "words"
+) -> Prompt:
+    """Return a question's prompt: by the model's chat template, or as parts in a row where it has none."""
+    if engine.template.preparer.chat_template:
+        return engine.prompt(messages(item, index, made, setting, style))
+    return engine.prompt(plain_parts(item, index, made, setting, style), template=False)
+
+
+def forget(engine: Engine, made: Sequence[Piece]) -> None:
+    """Let go of an item's chunks and of the prompts that they were in."""
+    engine.forget_prompts()
+    for chunk in (chunk for piece in made for chunk in piece):
+        engine.store.delete(chunk.id)
