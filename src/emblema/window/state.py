@@ -161,7 +161,7 @@ class WindowFamily:
         return found
 
     def explain(self, handle: PartHandle, state: WindowState) -> str:
-        """Return where a part is, as a caller who wants it elsewhere is told."""
+        """Return why a part is not where its caller wants it."""
         if not isinstance(handle, PartHandle):
             return f"this is a {type(handle).__name__}: name a part by the handle that append gave"
         if any(part.handle == handle for part in state.parts):
