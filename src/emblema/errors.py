@@ -46,7 +46,7 @@ class StoreError(EmblemaError):
 
 
 class LoadError(StoreError):
-    """A stored piece cannot be had: gone, damaged, or too slow. Whoever needs it computes it again.
+    """A stored piece is gone, damaged, or too slow to come. The caller that needs it computes it again.
 
     Attributes:
         piece: id of the chunk or patch.

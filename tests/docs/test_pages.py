@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from emblema.link.strategies.registry import strategies
 from emblema.stream.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,12 @@ def test_the_python_of_a_page_runs(
 def test_the_page_on_streams_names_every_method() -> None:
     page = (ROOT / "docs" / "stream.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(METHODS)
+
+
+def test_the_page_on_strategies_names_every_strategy() -> None:
+    page = (ROOT / "docs" / "concepts" / "plans-and-strategies.md").read_text()
+    named = set(re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| (.*?) \|", page, re.MULTILINE))))
+    assert named == {name for usage in strategies() for name in usage.split(" | ")}
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ class Engine:
         Args:
             source: path, bytes or URL of a picture, video, PDF or recording; a PIL picture or an array; or a piece that
                 `encode` made, which is only prefilled.
-            kind: `image`, `video`, `document` or `audio`; told by the content when left out.
+            kind: `image`, `video`, `document` or `audio`; recognised by its content if left out.
             text: a text passage instead of a source.
             fps: frames a second to sample a video at.
             frames_per_segment: frames of a video in one chunk.
@@ -429,7 +429,7 @@ class Engine:
         self.session.defer_idle(deferred)
 
     def idle(self) -> None:
-        """Do what waits for a moment in which nobody waits for an answer; from the thread that owns the model."""
+        """Do the work that was left for an idle moment; call it on the thread that owns the model."""
         self.session.idle()
 
     def settle(self) -> None:

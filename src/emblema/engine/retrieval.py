@@ -1,4 +1,4 @@
-"""Linking while decoding: the model asks, what is found is set in at the current position, and decoding goes on.
+"""Linking while decoding: the model asks, what is found is linked at the current position, and decoding goes on.
 
 MPIC, section 3.1: the retriever is called by the model during decoding, as a program calls into a dynamic library.
 """

@@ -23,7 +23,7 @@ TakeOver = Callable[[sqlite3.Connection, list[tuple[Any, ...]]], None]
 class DatabaseFile:
     """Transactions on one file, or in memory. A damaged file is set aside, and a new one takes over what can be read.
 
-    A lock beside the file is held shared by whoever uses it and alone by whoever opens or mends it, so that no process
+    A lock beside the file is held shared while it is used, and alone while it is opened or mended, so that no process
     replaces what another has just mended, nor writes into a file that was set aside.
 
     Args:

@@ -88,7 +88,7 @@ class DynamicLibrary:
     Args:
         libraries: where libraries are kept; the same for the administrator and for readers.
         name: of the collection.
-        tenant: the door of a tenant, or of the administrator, whose view is `store.shared`.
+        tenant: the model and store of a tenant, or of the administrator, whose store is `store.shared`.
         embedder: for `search`; the model's own attention space by default.
     """
 
@@ -104,7 +104,7 @@ class DynamicLibrary:
 
     @property
     def writable(self) -> bool:
-        """Whether this is the administrator's door."""
+        """Whether the collection may be changed here, through the shared library's store."""
         return self._library.writable
 
     @property
@@ -155,7 +155,7 @@ class DynamicLibrary:
         """Take one item out; the new version.
 
         Raises:
-            StoreError: there is none of this name, or this is a reader's door.
+            StoreError: there is none of this name, or the collection is only read here.
         """
         return self.update({}, [name])
 
@@ -175,7 +175,7 @@ class DynamicLibrary:
             The new version; the present one where nothing would change.
 
         Raises:
-            StoreError: this is a reader's door, a name is no name, or one to take out is not there.
+            StoreError: the collection is only read here, a name is no name, or one to take out is not there.
             EmblemaError: an item cannot be made. The collection is as it was before.
         """
         self._check_writable()
@@ -218,7 +218,7 @@ class DynamicLibrary:
         """Free what no version in use needs any more; how many chunks. Done after every change and snapshot.
 
         Raises:
-            StoreError: this is a reader's door, or the catalogue does not answer.
+            StoreError: the collection is only read here, or the catalogue does not answer.
         """
         self._check_writable()
         return self._library.collect()

@@ -14,7 +14,7 @@ NAME_LENGTH = 200
 
 @dataclass(frozen=True, slots=True)
 class SourceNote:
-    """Where an item's media can be had again.
+    """Where an item's media can be read again.
 
     Attributes:
         digest: of the kept bytes, hex; empty where nothing was kept.
@@ -42,7 +42,7 @@ class Listing:
         tokens, bytes: of its chunks' KV.
         created: Unix time in seconds.
         expires: Unix time in seconds; None never.
-        source: where its media can be had again; None nowhere.
+        source: where its media can be read again; None nowhere.
     """
 
     name: str

@@ -22,7 +22,7 @@ class Retriever:
 
     Args:
         libraries: where vectors are kept.
-        tenant: the tenant's door; searching runs its model.
+        tenant: the tenant's model and store; searching runs the model.
         embedder: in place of the model's own attention space, which is chosen on the first chunks and then kept.
     """
 

@@ -1,4 +1,4 @@
-"""A user's uploads: added once under a name, set into any prompt, gone when they are deleted or their time is over."""
+"""A user's uploads: added once under a name, part of any prompt, gone when they are deleted or their time is over."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ class StaticLibrary:
 
     Args:
         libraries: where libraries are kept.
-        tenant: the tenant's door to the model and the store.
+        tenant: the tenant's model and store.
         embedder: for `search`; the model's own attention space by default.
     """
 

@@ -49,7 +49,7 @@ class Usage:
         patched_tokens: those of the cached ones that have a patch.
         forming_tokens: rows run to form patches.
         recaptured_tokens: rows of chunks whose stored KV was lost, prefilled alone once more.
-        linked_tokens: rows of chunks set in while decoding.
+        linked_tokens: rows of chunks linked while decoding.
         ttft_seconds: from the call, forming included, to the first token; for a prefill alone, to its logits.
         completion_tokens: tokens made, the end token too.
         fallback: why the lane is not the strategy asked for, or what it could not do as asked; None if all is as asked.

@@ -277,7 +277,7 @@ class TenantStore:
     def delete(self, chunk: str) -> bool:
         """Delete an own chunk from every tier, with every patch made from it and every prefix that holds it.
 
-        Whoever holds a lease reads on to its end; nobody else finds the chunk from now on, and no crash brings it back.
+        A lease can be read to its end; no other call finds the chunk from now on, and no crash brings it back.
 
         Returns:
             Whether anything was here.
