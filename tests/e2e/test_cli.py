@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,15 +23,21 @@ def test_version() -> None:
 
 
 def test_help_is_quick_and_names_every_command() -> None:
+    """Processor seconds, which are the wall's on an idle machine, and the same on a busy one."""
     took = []
-    for _ in range(3):
-        began = time.perf_counter()
+    for _ in range(5):
+        before = _processor_seconds_of_children()
         done = emblema("--help")
-        took.append(time.perf_counter() - began)
+        took.append(_processor_seconds_of_children() - before)
         assert done.returncode == 0
-    assert min(took) < 1.0
+    assert min(took) < 0.5
     for name in ("demo", "ask", "check", "models", "strategies"):
         assert name in done.stdout
+
+
+def _processor_seconds_of_children() -> float:
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 @pytest.mark.parametrize("command", ["demo", "ask", "check", "models", "strategies", "policy", "store", "stream"])
