@@ -22,3 +22,12 @@ def write_cut_video(path: Path) -> None:
     write_video(path, frames=40, movflags="faststart")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) * 2 // 3])
+
+
+def write_walk(folder: Path) -> Path:
+    """Write a generated stream of 48 frames, one every two seconds."""
+    from benchmarks.data.streams import item_of, write_streams
+    from benchmarks.tasks.streams import generate
+
+    write_streams((item_of(stream, ()) for stream in generate("ego", 48, 3, 1)), folder)
+    return next(folder.rglob("*.mp4"))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
@@ -17,6 +17,35 @@ def engine(name: str) -> Engine:
     """One engine for each family; its store is shared by the tests of a run."""
     item = loaded(name)
     return Engine(item.model, item.bundle)
+
+
+def encoder_of(engine: Engine) -> nn.Module:
+    """The vision encoder of an engine on the bundled model."""
+    encoder: nn.Module = engine.adapter.model.model.visual
+    return encoder
+
+
+def first_layer_of(engine: Engine) -> nn.Module:
+    """The decoder's first layer, of an engine on the bundled model."""
+    layer: nn.Module = engine.adapter.model.model.language_model.layers[0]
+    return layer
+
+
+class Calls:
+    """Counts how often a module runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.count = 0
+        self._handle = module.register_forward_hook(self._called)
+
+    def _called(self, *given: object) -> None:
+        self.count += 1
+
+    def __enter__(self) -> "Calls":
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        self._handle.remove()
 
 
 def pictures(name: str, count: int = 2, seed: int = 0) -> list[Chunk]:

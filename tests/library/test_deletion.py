@@ -109,46 +109,30 @@ def test_what_is_added_again_is_to_be_deleted_no_more(tmp_path: Path) -> None:
     kept.close()
 
 
-BEGUN = """
-import sys
-from pathlib import Path
-from tests.library.test_deletion import Kept, png
-kept = Kept(Path(sys.argv[1]))
-kept.files.add(png(1), "one")
-kept.close()
-"""
 KILLED = """
 import os, sys
 from pathlib import Path
 from emblema.store.store import TenantStore
-from tests.library.test_deletion import Kept
-kept = Kept(Path(sys.argv[1]))
+from tests.library.test_deletion import Kept, png, sources
+folder = Path(sys.argv[1])
+kept = Kept(folder)
+kept.files.add(png(1), "one")
+kept.close()
+assert sources(folder) == 1 and len(list(folder.rglob("pieces/*/*.safetensors"))) == 1
+kept = Kept(folder)
 TenantStore.delete = lambda self, chunk: os._exit(9)
 kept.files.delete("one")
 """
-AGAIN = """
-import sys
-from pathlib import Path
-from tests.library.test_deletion import Kept
-kept = Kept(Path(sys.argv[1]))
-assert list(kept.files) == [], "it is listed again"
-kept.close()
-"""
-
-
-def python(script: str, folder: Path) -> int:
-    """Run a script in a process of its own, whose model no other test has touched."""
-    places = [str(Path(emblema.__file__).parents[1]), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
-    return subprocess.run([sys.executable, "-c", script, str(folder)], env=environment).returncode
 
 
 def test_a_process_killed_before_it_deletes_has_the_next_one_delete(tmp_path: Path) -> None:
-    assert python(BEGUN, tmp_path) == 0
+    places = [str(Path(emblema.__file__).parents[1]), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment).returncode == 9
     assert sources(tmp_path) == 1 and len(list(tmp_path.rglob("pieces/*/*.safetensors"))) == 1
-    assert python(KILLED, tmp_path) == 9
-    assert sources(tmp_path) == 1 and len(list(tmp_path.rglob("pieces/*/*.safetensors"))) == 1
-    assert python(AGAIN, tmp_path) == 0
+    again = Kept(tmp_path)
+    assert list(again.files) == [], "it is listed again"
+    again.close()
     assert sources(tmp_path) == 0 and list(tmp_path.rglob("pieces/*/*.safetensors")) == []
 
 

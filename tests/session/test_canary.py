@@ -255,7 +255,7 @@ def test_the_async_engine_compares_when_nobody_waits(episode: Episode) -> None:
             await own.run(lambda one: one.forget_prompts())
             replies = await asyncio.gather(*(own.generate([*pages, QUESTION]) for _ in range(4)))
             assert {reply.usage.lane for reply in replies} == {"auto:patch"}
-            for _ in range(100):
+            for _ in range(1200):
                 if own.engine.policy_runtime.statistics.canary.checks:
                     break
                 await asyncio.sleep(0.05)

@@ -166,7 +166,7 @@ def test_the_async_engine_compares_a_window_when_nobody_waits(reference: Engine)
             walk = Agent(own.engine, trace_of(6, 10, changing=False)).walk()
             await own.run(lambda engine: next(walk))
             await own.run(lambda engine: next(walk))
-            for _ in range(100):
+            for _ in range(1200):
                 if own.engine.policy_runtime.statistics.canary.checks:
                     break
                 await asyncio.sleep(0.05)

@@ -297,7 +297,7 @@ def test_a_patch_formed_in_the_background_is_the_one_a_forward_forms(reference: 
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while left := [thread.name for thread in threading.enumerate() if thread.name == "emblema-forming"]:
         assert time.monotonic() < deadline, left
         time.sleep(0.02)

@@ -224,7 +224,7 @@ def test_the_async_engine_adds_when_nobody_waits(episode: Episode) -> None:
             for _ in range(2):
                 await own.run(lambda one: one.forget_prompts())
                 await own.generate([*images, QUESTION], max_new_tokens=2)
-            for _ in range(100):
+            for _ in range(1200):
                 if own.engine.policy_runtime.statistics.inline_media.made:
                     break
                 await asyncio.sleep(0.05)

@@ -61,9 +61,9 @@ class RecordingTier:
 
 @dataclass
 class Faults:
-    """What goes wrong: an error or a pause for each kind of call."""
+    """What goes wrong: an error, a pause in seconds, or an event to wait for, for each kind of call."""
 
-    open: Exception | float | None = None
+    open: Exception | threading.Event | float | None = None
     read: Exception | float | None = None
     write: Exception | float | None = None
     delete: Exception | float | None = None
@@ -74,7 +74,9 @@ class Faults:
         fault = getattr(self, what)
         if isinstance(fault, Exception):
             raise fault
-        if fault is not None:
+        if isinstance(fault, threading.Event):
+            assert fault.wait(60)
+        elif fault is not None:
             time.sleep(fault)
 
 
@@ -148,7 +150,7 @@ class Gate:
 
     def pass_through(self) -> None:
         self.reached.set()
-        assert self.open.wait(10)
+        assert self.open.wait(60)
 
 
 FULL = StoreError("no space left on device")
@@ -158,7 +160,7 @@ def spoiled(id: str) -> LoadError:
     return LoadError(id, "its checksum differs")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Fails where something does not come about in time."""
     until = time.monotonic() + seconds
     while not condition():

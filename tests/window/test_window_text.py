@@ -212,14 +212,16 @@ def test_an_answer_that_is_left_is_logged_so_and_leaves_the_rows(reference: Engi
     unread = window.ask("Which land?", stream=True)
     del unread
     assert window.log[-1].operation == "append" and window.forming() != (), "nothing was asked yet"
+    began = time.perf_counter()
     pieces = window.ask("Which land?", stream=True, max_new_tokens=8)
     next(pieces)
     time.sleep(0.3)
     pieces.close()
+    took = time.perf_counter() - began
     entry = window.log[-1]
     assert entry.operation == "ask" and "left before its end" in (entry.error or "")
     assert 1 <= entry.rows_decoded < 8 and entry.rows_computed > 0
-    assert entry.seconds < 0.25, "the reader's time is not the window's"
+    assert entry.seconds < took - 0.3, "the reader's time is not the window's"
     assert window.forming() == ()
     with pytest.raises(PromptError, match="knob"):
         next(window.ask("Which land?", stream=True, temprature=1))

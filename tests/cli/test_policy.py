@@ -1,4 +1,4 @@
-"""`emblema policy` as a person runs it, on a folder that an engine measured into."""
+"""`emblema policy` on a folder that an engine measured into."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from emblema import Engine, Store
-from tests.e2e.commands import emblema, refused
-from tests.e2e.test_cli import DEMO
+from tests.cli.running import emblema, refused
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +49,3 @@ def test_nothing_measured_and_bad_folders(measured: tuple[Path, str], tmp_path: 
     bad.mkdir(parents=True)
     (bad / "x.json").write_text('{"version": 1}')
     assert "x.json" in refused("policy", "--store", str(tmp_path / "bad"))
-
-
-def test_a_question_asked_twice_is_linked_the_second_time(tmp_path: Path) -> None:
-    """Two processes: what the first computed, the second takes."""
-    asked = (
-        *("ask", "on which land does the moon stand ?", "--store", str(tmp_path / "kept"), "--plain"),
-        *("--image", str(DEMO / "legend-3.png"), "--image", str(DEMO / "map-01.png")),
-    )
-    first, second = emblema(*asked), emblema(*asked)
-    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
-    assert first.stdout == second.stdout
-    assert "auto:full" in first.stderr and "auto:patch" in second.stderr

@@ -1,4 +1,4 @@
-"""`emblema store …` as a person runs it, on a folder that an engine filled."""
+"""`emblema store …` on a folder that an engine filled."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from emblema import Engine
-from tests.e2e.commands import emblema, refused
+from tests.cli.running import emblema, refused
 
 Told = dict[str, object]
 

@@ -1,0 +1,58 @@
+"""Commands run in this process, with the output and the exit code that a process of their own would have."""
+
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from emblema.cli import main
+from tests.e2e import commands
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command printed, and its exit code."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Command(Protocol):
+    """Runs `emblema`, here or in a process of its own."""
+
+    def __call__(self, *arguments: str, where: Path | None = None) -> Any: ...
+
+
+def emblema(*arguments: str, where: Path | None = None) -> Finished:
+    """Run `emblema` with arguments, in a folder if one is given."""
+    out, notes, code = StringIO(), StringIO(), 0
+    with pytest.MonkeyPatch.context() as patching, redirect_stdout(out), redirect_stderr(notes):
+        patching.setattr(sys, "argv", ["emblema", *arguments])
+        patching.setattr(sys, "stdin", StringIO())
+        if where is not None:
+            patching.chdir(where)
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    return Finished(code, out.getvalue(), notes.getvalue())
+
+
+def refused(*arguments: str) -> str:
+    """Return the one line that a refusal prints; fails unless it is one line with exit code 2."""
+    finished = emblema(*arguments)
+    assert finished.returncode == 2, finished.stdout + finished.stderr
+    lines = finished.stderr.strip().splitlines()
+    assert len(lines) == 1, finished.stderr
+    return lines[0]
+
+
+both_ways = pytest.mark.parametrize(
+    "run", [emblema, pytest.param(commands.emblema, marks=pytest.mark.slow)], ids=["here", "process"]
+)
+"""Run here, and slowly as a person does: in a process of its own."""

@@ -1,0 +1,50 @@
+"""`emblema ask`."""
+
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from PIL import Image
+
+from tests.cli.running import Command, both_ways
+
+MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
+DEMO = Path(str(files("emblema"))) / "assets" / "demo"
+
+
+@both_ways
+def test_ask_streams_an_answer_and_then_what_it_cost(run: Command) -> None:
+    media = json.loads((DEMO / "demo.json").read_text())
+    asked = next(one for one in media["questions"] if one["kind"] == "colour")
+    pictures = ["--image", str(DEMO / "legend-1.png"), "--image", str(DEMO / asked["pages"][0])]
+    done = run("ask", *pictures, asked["text"], "--model", MODEL, "--strategy", "patch-25%", "--show-plan")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == asked["answer"]
+    assert "tokens of prompt" in done.stderr
+    assert "taken and patched" in done.stderr
+    slid = run("ask", *pictures, asked["text"], "--model", MODEL, "--slide", "1", "--strategy", "full")
+    assert slid.stdout.strip() == asked["answer"]
+
+
+@both_ways
+def test_ask_takes_videos_and_documents(run: Command, tmp_path: Path) -> None:
+    page = Image.open(DEMO / "map-01.png").convert("RGB")
+    page.save(tmp_path / "pages.pdf")
+    media = ["--video", str(DEMO / "clip.mp4"), "--pdf", str(tmp_path / "pages.pdf")]
+    done = run("ask", *media, "what colour is under the tent ?", "--model", MODEL, "--fps", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@both_ways
+def test_a_question_asked_twice_is_linked_the_second_time(run: Command, tmp_path: Path) -> None:
+    """What the first run computed, the second takes."""
+    asked = (
+        *("ask", "on which land does the moon stand ?", "--store", str(tmp_path / "kept"), "--plain"),
+        *("--image", str(DEMO / "legend-3.png"), "--image", str(DEMO / "map-01.png")),
+    )
+    first, second = run(*asked), run(*asked)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout == second.stdout
+    assert "auto:full" in first.stderr and "auto:patch" in second.stderr

@@ -1,0 +1,54 @@
+"""`emblema stream` with questions given, and gone on with."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.cli.running import Command, both_ways
+from tests.cli.videos import write_cut_video, write_walk
+
+MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
+FEW = ("--budget", "4", "--window", "4", "--block", "4", "--model", MODEL)
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_walk(tmp_path_factory.mktemp("walk"))
+
+
+@both_ways
+def test_questions_given_a_strip_and_going_on(run: Command, walk: Path, tmp_path: Path) -> None:
+    strip, store = tmp_path / "strip.png", tmp_path / "kept"
+    asked = ("--ask-at", "0:30:in which land are we now ?", "--ask", "in which land was the moon ?")
+    kept = ("--store", str(store), "--save", "walk")
+    done = run("stream", str(walk), *FEW, *asked, *kept, "--strip", str(strip), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["frames"], told["seconds"], told["cut"]) == (48, 94.0, None)
+    early, late = told["answers"]
+    # What lay behind its time was not seen, although it was asked in the same run.
+    assert (early["at"], early["frames"], late["frames"]) == (30.0, 16, 48)
+    assert all(moment["at"] <= 30 for moment in early["moments"])
+    assert late["ttft_seconds"] > 0 and late["moments"] and late["retrieved"] == len(late["moments"])
+    assert told["clusters"]["visual"] >= 1 and told["bytes"]["device"]["index"] > 0
+    assert Image.open(strip).format == "PNG"
+
+    gone_on = run(
+        "stream", "--resume", "walk", "--store", str(store), "--model", MODEL, "--ask", late["question"], "--json"
+    )
+    assert gone_on.returncode == 0, gone_on.stderr
+    answer = json.loads(gone_on.stdout)["answers"][0]
+    assert (answer["answer"], answer["frames"]) == (late["answer"], 48)
+
+
+@both_ways
+def test_a_video_cut_short_is_asked_about_as_far_as_it_goes(run: Command, tmp_path: Path) -> None:
+    write_cut_video(tmp_path / "cut.mp4")
+    done = run("stream", "cut.mp4", *FEW, "--fps", "5", "--ask", "in which land are we now ?", where=tmp_path)
+    assert done.returncode == 1
+    assert "truncated" in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[0].endswith("in which land are we now ?")
+    assert "first token after" in done.stderr
