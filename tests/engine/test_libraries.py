@@ -9,7 +9,8 @@ from benchmarks.tasks import Episode
 from emblema import Engine, Store
 from emblema.engine.retrieval import Retrieval
 from emblema.errors import StoreError
-from tests.engine.test_kept import EncoderCalls, engine_on, pictures
+from tests.engine.engines import Calls, encoder_of
+from tests.engine.test_kept import engine_on, pictures
 
 QUESTION = "what colour is under the tent ?"
 
@@ -20,7 +21,7 @@ def test_a_file_is_found_by_its_name_after_a_restart(reference: Engine, episode:
         engine.files.add(legend, name="LEGEND")
         engine.files.add(page, name="MAP")
         before = engine.prefill([engine.files["LEGEND"], engine.files["MAP"], QUESTION], "patch-25%")
-    with EncoderCalls(reference) as calls, engine_on(reference, tmp_path / "kept") as engine:
+    with Calls(encoder_of(reference)) as calls, engine_on(reference, tmp_path / "kept") as engine:
         assert [entry.name for entry in engine.files.list()] == ["LEGEND", "MAP"]
         after = engine.prefill([engine.files["LEGEND"], engine.files["MAP"], QUESTION], "patch-25%")
         assert calls.count == 0 and after.usage.forming_tokens == 0
