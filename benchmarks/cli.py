@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli.options import Device, Model, Out, Plain, Seed
+from emblema.cli.options import Device, Model, Out, Plain
 from emblema.errors import EmblemaError
 
 Models = Annotated[str, typer.Option(help="Bundled names, folders or Hugging Face ids, with commas.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the episodes.")]
 Report = Annotated[Path, typer.Option(help="Folder for the report and its plots.")]
 
 app = typer.Typer(

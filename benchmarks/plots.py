@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.intervals import Interval
 from benchmarks.table import Cell, Plot, Table
-from emblema.eval.metrics import Interval, Share
+from emblema.eval.metrics import Share
 
 INK, FAINT, GRID = "#2b2b2b", "#6b6b6b", "#e3e3e3"
 COLOURS = ("#1d6f8a", "#d1495b", "#e9b44c", "#5b8c5a", "#7a5c99", "#9db4c0", "#b5651d", "#444444")

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from benchmarks.intervals import Interval
 from benchmarks.table import Bar, Cell, Plot, Table
 from emblema.errors import EmblemaError
-from emblema.eval.metrics import Interval, Share
+from emblema.eval.metrics import Share
 
 VERSION = 1
 """Part of every key: records that an older benchmark made in another way are made again."""

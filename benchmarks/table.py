@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
+from benchmarks.intervals import Interval
 from emblema.errors import PromptError
 from emblema.eval.figures import plain
-from emblema.eval.metrics import Interval, Share
+from emblema.eval.metrics import Share
 
 Cell = str | int | float | Interval | Share | None
 

@@ -5,16 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emblema.eval.metrics import (
-    Interval,
-    Share,
-    agreement,
-    bootstrap,
-    bootstrap_eta,
-    divergence,
-    flip_recovery,
-    median_eta,
-)
+from benchmarks.intervals import Interval, bootstrap, bootstrap_eta
+from emblema.eval.metrics import Share, agreement, divergence, flip_recovery, median_eta
 
 FULL, BLIND = "full", "blind"
 RESAMPLES = 500

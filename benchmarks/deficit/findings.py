@@ -10,7 +10,8 @@ from benchmarks.deficit.measure import DeficitResult
 from benchmarks.deficit.rank import SLOT_NAMES, SLOTS
 from benchmarks.deficit.selectors import REDUNDANCY
 from benchmarks.deficit.tokens import AGAIN, CELLS, SHARES
-from emblema.eval.metrics import PLATEAU, Interval
+from benchmarks.intervals import Interval
+from emblema.eval.metrics import PLATEAU
 
 DEEP = 0.95
 """Share of the whole patch's recovery that a layer-sparse one has to keep: the paper's half-depth patch has it."""

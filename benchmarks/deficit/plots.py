@@ -12,6 +12,7 @@ from benchmarks.deficit.measure import DeficitResult
 from benchmarks.deficit.rank import RANKS
 from benchmarks.deficit.rows import SHIFTS
 from benchmarks.deficit.tokens import CELLS, SHARES
+from benchmarks.intervals import Interval
 from benchmarks.plots import (
     COLOURS,
     FAINT,
@@ -24,7 +25,6 @@ from benchmarks.plots import (
     save_figure,
     style_panel,
 )
-from emblema.eval.metrics import Interval
 
 FLOOR = 1e-9
 """Nats under which a logarithmic axis shows nothing."""

@@ -10,9 +10,9 @@ from benchmarks.deficit.findings import correlations, findings, setting_of, slot
 from benchmarks.deficit.measure import DeficitResult
 from benchmarks.deficit.plots import draw
 from benchmarks.deficit.rank import SLOTS
+from benchmarks.intervals import Interval
 from benchmarks.report import write_parts
 from benchmarks.table import markdown_table
-from emblema.eval.metrics import Interval
 
 INTERVALS = (
     "Intervals: 95 %, bootstrap by episode (whole items). KL in nats from re-prefill at the answer; eta = 1 - KL "

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from benchmarks.fidelity.arms import BLIND, FULL
 from benchmarks.fidelity.measure import FidelityRecord
-from emblema.eval.metrics import Interval, bootstrap, bootstrap_eta, bootstrap_ratio, median_eta
+from benchmarks.intervals import Interval, bootstrap, bootstrap_eta, bootstrap_ratio
+from emblema.eval.metrics import median_eta
 
 POOLED = "pooled"
 """Stands in a row's task for all tasks of a run together."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.fidelity.arms import BLIND, FULL, SHARES, TOKEN_METHODS
 from benchmarks.fidelity.summary import POOLED
+from benchmarks.intervals import Interval
 from benchmarks.table import markdown_table
-from emblema.eval.metrics import Interval
 
 FigureRow = Mapping[str, Any]
 """Figures of one strategy, as `summary.rows_of` makes them and files keep them."""

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from benchmarks.intervals import Interval, bootstrap
 from benchmarks.tasks import Legend, generate
 from benchmarks.tasks.prompts import answer_token
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, StoreError
-from emblema.eval.metrics import Interval, agreement, bootstrap, divergence
+from emblema.eval.metrics import agreement, divergence
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows

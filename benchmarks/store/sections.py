@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.intervals import Interval
 from benchmarks.store import compression, overlap, sharing
 from benchmarks.store.compression import CompressionResult
 from benchmarks.store.hits import DISK_FACTOR, HitRatio
@@ -12,7 +13,6 @@ from benchmarks.store.overlap import Overlap
 from benchmarks.store.run import StoreBench
 from benchmarks.store.sharing import SharingResult
 from benchmarks.store.throughput import COLD, LOAD, PLAIN_READ, PLAIN_WRITE, REUSED, SAVE, WARM, Throughput
-from emblema.eval.metrics import Interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from benchmarks.intervals import Interval, bootstrap
 from benchmarks.tasks import Episode, generate
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
-from emblema.eval.metrics import Interval, bootstrap, divergence
+from emblema.eval.metrics import divergence
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import kv_bytes

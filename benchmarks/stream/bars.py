@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from benchmarks.intervals import Interval
 from benchmarks.stream.arms import BASELINES, FULL, OURS
 from benchmarks.stream.estimates import accuracy, paired, questions
 from benchmarks.stream.records import PassRecord
 from benchmarks.stream.wanted import Wanted
 from benchmarks.table import Bar
 from benchmarks.tasks.streams import STREAM_KINDS
-from emblema.eval.metrics import Interval
 
 SLACK = -0.02
 FRAMES, SEEDS = 512, 3

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from benchmarks.intervals import Interval, bootstrap
 from benchmarks.stream.records import Answer, PassRecord
 from emblema.errors import EmblemaError
-from emblema.eval.metrics import Interval, bootstrap
 
 MILLI = 1e3
 

@@ -14,6 +14,7 @@ import pytest
 
 import benchmarks.report
 import benchmarks.store.report
+from benchmarks.intervals import Interval
 from benchmarks.report import ModelTables, options_text, write_page
 from benchmarks.store.report import markdown
 from benchmarks.store.run import StoreBench
@@ -23,7 +24,7 @@ from benchmarks.stream.soak.verdict import soak_tables
 from benchmarks.table import Bar, Cell, Table
 from benchmarks.vllm.report import page as vllm_page
 from benchmarks.window.run import write_report as write_window
-from emblema.eval.metrics import Interval, Share
+from emblema.eval.metrics import Share
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

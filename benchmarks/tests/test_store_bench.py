@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.intervals import Interval
 from benchmarks.store import compression, hits, index, larger, novelty, overlap, sharing, throughput
 from benchmarks.store.pages import cooled, evict, residency
 from benchmarks.store.pieces import SMALL, random_chunk
@@ -24,7 +25,6 @@ from benchmarks.tasks import generate
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, LoadError, StoreError
 from emblema.eval.figures import write_figures
-from emblema.eval.metrics import Interval
 from emblema.models.load import load_model
 from emblema.store import codec
 from emblema.store.disk import DiskTier

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from benchmarks.intervals import Interval
 from benchmarks.stream.systems.inside import Attention, attention_through, homes_of, opening_of, watched
 from benchmarks.stream.systems.looking import all_seen, attention_on_frames
 from benchmarks.stream.systems.maps import draw_questions
@@ -22,7 +23,7 @@ from benchmarks.stream.systems.workers import together
 from benchmarks.table import Cell, Table
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError, StreamError
-from emblema.eval.metrics import Interval, Share
+from emblema.eval.metrics import Share
 from emblema.stream.settings import AblationSettings, StreamSettings
 from tests.engine.conftest import reference
 

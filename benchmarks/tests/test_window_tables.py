@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.deficit.answerlog import AnswerLog
+from benchmarks.intervals import Interval
 from benchmarks.models import model_source
 from benchmarks.table import Bar, Cell, SampleSize, Table
 from benchmarks.window.kamera import SETS, Orbit, Recall, Survivors, turnovers_of
@@ -15,7 +16,7 @@ from benchmarks.window.probe import eta_gap, measure_probes
 from benchmarks.window.run import TABLES, measure_tables
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
-from emblema.eval.metrics import Interval, Share
+from emblema.eval.metrics import Share
 
 ITEMS = 2
 Tables = dict[str, Table]

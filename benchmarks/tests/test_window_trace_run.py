@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from benchmarks.intervals import Interval
 from benchmarks.plots import draw_table
 from benchmarks.recordfile import RecordFile, TableRecord, records_in
 from benchmarks.report import ModelTables, parts_of
@@ -22,7 +23,7 @@ from benchmarks.window.trace_report import trace_tables
 from benchmarks.window.trace_run import StepRecord, run_trace
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
-from emblema.eval.metrics import Interval, Share
+from emblema.eval.metrics import Share
 from emblema.link.policy.policy import Policy
 
 SCREEN = Console(quiet=True)

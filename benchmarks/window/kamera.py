@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
 from benchmarks.deficit.rank import NOISE, SLOTS, directions, matrix, singular
+from benchmarks.intervals import Interval
 from benchmarks.table import Bar, Cell, Plot, Table
 from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.item import SUBJECT, Logits, Rows, WindowItem, added, difference, norm
@@ -24,7 +25,6 @@ from benchmarks.window.probe import (
     patch_weight,
     quarter_rank,
 )
-from emblema.eval.metrics import Interval
 from emblema.kv.patch import form_patch
 from emblema.link.forming import EXHAUSTIVE, SAMPLED, mean_deficits
 

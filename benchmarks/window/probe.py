@@ -8,11 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
+from benchmarks.intervals import Interval, bootstrap_ratio
 from benchmarks.table import Cell, SampleSize, Table
 from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.item import SUBJECT, Logits, PageSequence, Rows, WindowItem
 from emblema.engine.engine import Engine
-from emblema.eval.metrics import Interval, bootstrap_ratio
 from emblema.kv.patch import rank_for_share
 from emblema.models.adapter import Adapter
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.intervals import Interval, bootstrap
 from benchmarks.plots import FAINT, INK, draw_legend, make_panels, save_figure, style_panel
 from benchmarks.table import Bar, Cell, Table
 from benchmarks.window.arms import AUTO, BLIND, FULL, PREFIX, PROMPTS
 from benchmarks.window.trace_run import StepRecord
-from emblema.eval.metrics import Interval, bootstrap
 
 AGREEMENT, ROWS, NOVEL = 0.99, 1.25, 1.05
 """Bounds: share of equal answers, rows over new rows, and rows over full prefill's where all is new."""

@@ -1,7 +1,7 @@
 """Doors to a tiny model and a store, and embedders whose answers are known."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,10 @@ from PIL import Image
 
 from emblema.errors import MediaError
 from emblema.kv.chunk import Chunk, Clip
+from emblema.library.embedders import Vectors
 from emblema.library.tenant_model import TenantModel
 from emblema.media import load_image, media_bytes
+from emblema.models.adapter import Adapter
 from emblema.store.identity import chunk_id
 from emblema.store.store import Store, TenantStore
 from tests.families import loaded, picture, token, words
@@ -100,6 +102,35 @@ def png(seed: int) -> bytes:
     file = io.BytesIO()
     photo(seed).save(file, "PNG")
     return file.getvalue()
+
+
+class MeanEmbedder:
+    """The plain one: the mean of what the decoder is fed, of unit length.
+
+    Args:
+        adapter: the model's.
+        read: a text to token ids.
+    """
+
+    def __init__(self, adapter: Adapter, read: Callable[[str], Sequence[int]]) -> None:
+        self._adapter, self._read = adapter, read
+
+    @property
+    def name(self) -> str:
+        return "mean of embeddings/1"
+
+    def chunk(self, chunk: Chunk) -> Vectors:
+        embeds, visual = chunk.encoded.embeds, chunk.encoded.visual
+        return _unit(embeds[visual] if bool(visual.any()) else embeds)
+
+    def query(self, text: str) -> Vectors:
+        return _unit(self._adapter.embed(torch.tensor(list(self._read(text)), dtype=torch.int64)))
+
+
+def _unit(embeds: torch.Tensor) -> Vectors:
+    mean = embeds.float().mean(0, keepdim=True)
+    vectors: Vectors = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
+    return vectors
 
 
 class Landmarks:

@@ -8,14 +8,14 @@ import torch
 
 from emblema.errors import LoadError, StoreError
 from emblema.kv.chunk import Chunk
-from emblema.library.embedders import AttentionEmbedder, MeanEmbedder, Space, answering, choose_space, farthest
+from emblema.library.embedders import AttentionEmbedder, Space, answering, choose_space, farthest
 from emblema.library.libraries import Libraries
 from emblema.library.retriever import SPACE
 from emblema.library.static import StaticLibrary
 from emblema.models.queries import key_states, queries
 from emblema.store.store import Store
 from tests.families import loaded
-from tests.library.shelves import Landmarks, photo, tenant
+from tests.library.shelves import Landmarks, MeanEmbedder, photo, tenant
 
 
 def test_the_farthest_keys_are_the_outlying_ones() -> None:

@@ -13,9 +13,10 @@ Make = Callable[..., bytes]
 def test_sound_becomes_one_channel_at_the_wanted_rate(tone: Make, kind: str, codec: str) -> None:
     audio = load_audio(tone(kind=kind, codec=codec), 16_000)
     assert audio.samples.dtype == np.float32
-    assert audio.seconds == pytest.approx(1.0, abs=0.01)
+    seconds = len(audio.samples) / audio.rate
+    assert seconds == pytest.approx(1.0, abs=0.01)
     spectrum = np.abs(np.fft.rfft(audio.samples))
-    assert np.argmax(spectrum) / audio.seconds == pytest.approx(440, abs=5)
+    assert np.argmax(spectrum) / seconds == pytest.approx(440, abs=5)
     assert 0.4 < np.abs(audio.samples[1000:-1000]).max() < 0.6
 
 

@@ -92,8 +92,8 @@ def test_a_processor_without_parts_is_refused() -> None:
 
 def test_families_are_listed() -> None:
     listed = families()
-    assert {"Qwen2.5-VL", "LLaVA", "Gemma 3", "Kimi K2.5"} <= {note.name for note in listed}
-    kinds = [kind for note in listed for kind in note.model_types]
+    assert {"Qwen2.5-VL", "LLaVA", "Gemma 3", "Kimi K2.5"} <= {family.name for family in listed}
+    kinds = [kind for family in listed for kind in family.model_types]
     assert len(kinds) == len(set(kinds))
 
 

@@ -24,7 +24,7 @@ def plain_logits(made: Engine, opening: Sequence[int], frames: Sequence[Any], cl
     begin, end = (adapter.embed(torch.tensor(list(ids), dtype=torch.int64)) for ids in (opening, closing))
     # Each frame goes through the encoder alone.
     codes = [encode_frames(adapter, preparer, [frame]) for frame in frames]
-    span, axes, tokens = codes[0].span, adapter.axes, codes[0].tokens
+    span, axes, tokens = int(codes[0].offsets.max()) + 1, adapter.axes, codes[0].tokens
     positions = [torch.arange(len(opening)).expand(axes, -1)]
     positions += [code.offsets + len(opening) + index * span for index, code in enumerate(codes)]
     after = len(opening) + len(frames) * span

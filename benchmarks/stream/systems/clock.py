@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from emblema.eval.metrics import Interval
+from benchmarks.intervals import Interval
 
 RESAMPLES = 2000
 Made = TypeVar("Made")

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from benchmarks.intervals import Interval
 from benchmarks.stream.systems.clock import ratio
 from benchmarks.stream.systems.running import ask_one, feed, film_of, opened, questions
 from benchmarks.stream.systems.wanted import SystemsWanted
 from benchmarks.table import Bar, Cell, Plot, Table
 from emblema.engine.engine import Engine
-from emblema.eval.metrics import Interval, Share
+from emblema.eval.metrics import Share
 from emblema.eval.progress import steps
 
 DEFERRED, EAGER = "deferred", "eager"

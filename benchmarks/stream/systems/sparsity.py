@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.intervals import Interval, bootstrap
 from benchmarks.stream.systems.looking import all_seen, attention_on_frames, frames_for
 from benchmarks.stream.systems.running import feed, film_of, questions
 from benchmarks.stream.systems.wanted import SystemsWanted
 from benchmarks.table import Cell, Plot, Table
 from emblema.engine.engine import Engine
-from emblema.eval.metrics import Interval, bootstrap
 from emblema.eval.progress import steps
 
 TOPS = (1, 2, 5, 10, 20, 50)

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.intervals import bootstrap
 from benchmarks.stream.systems.inside import Homes, homes_of
 from benchmarks.stream.systems.looking import all_seen, likeness, looks_of, things, wordings
 from benchmarks.stream.systems.running import feed, film_of, opened, questions
@@ -17,7 +18,6 @@ from benchmarks.stream.systems.wanted import SystemsWanted
 from benchmarks.table import Cell, Plot, Table
 from benchmarks.tasks.streams import GeneratedStream
 from emblema.engine.engine import Engine
-from emblema.eval.metrics import bootstrap
 from emblema.eval.progress import steps
 from emblema.stream.stream import Stream
 

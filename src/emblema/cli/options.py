@@ -13,4 +13,3 @@ StoreFolder = Annotated[
     Path, typer.Option("--store", envvar="EMBLEMA_STORE", help="The store's folder; EMBLEMA_STORE in the environment.")
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the report and the picture.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the episodes.")]

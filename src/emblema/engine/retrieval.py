@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip
 from emblema.library.dynamic import DynamicLibrary
+from emblema.library.items import Hit
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import Strategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
@@ -21,18 +22,11 @@ from emblema.session.session import Session
 Search = Callable[[str], Sequence[Chunk | Clip]]
 
 
-class ChunkHit(Protocol):
-    """What a library finds: a chunk, and how well it fits."""
-
-    @property
-    def chunk(self) -> Chunk: ...
-
-
 @runtime_checkable
 class Searchable(Protocol):
     """A library: the chunks nearest to a query, the nearest first."""
 
-    def search(self, query: str, count: int = ..., /) -> Sequence[ChunkHit]: ...
+    def search(self, query: str, count: int = ..., /) -> Sequence[Hit]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

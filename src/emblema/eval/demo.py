@@ -16,9 +16,10 @@ import torch
 from rich.console import Console
 
 from emblema.engine.engine import Engine
-from emblema.eval.demo_media import SITUATIONS, DemoMedia, DemoQuestion, Situation, chunks_of, demo_media
+from emblema.eval.demo_media import SITUATIONS, DemoMedia, DemoQuestion, Situation, demo_media
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk, Clip
+from emblema.library.items import chunks_of
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Policy
 from emblema.models.load import load_model

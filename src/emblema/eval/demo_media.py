@@ -9,6 +9,7 @@ from typing import Any
 
 from emblema.errors import MediaError
 from emblema.kv.chunk import Chunk, Clip
+from emblema.library.items import chunks_of
 from emblema.session.prompt_reader import PromptPart, slid
 
 MULTI_HOP = "land"
@@ -125,11 +126,6 @@ class Situation:
         listed = media.clip_questions if self.clip else media.questions
         single = [question for question in listed if question.kind == "colour"][:1]
         return (*single, *[question for question in listed if question.multi_hop][:multi_hop])
-
-
-def chunks_of(piece: Chunk | Clip) -> tuple[Chunk, ...]:
-    """Return the chunks of a chunk or clip."""
-    return piece.chunks if isinstance(piece, Clip) else (piece,)
 
 
 SITUATIONS = (

@@ -1,4 +1,4 @@
-"""How far a method is from re-prefill: divergence, eta, flip recovery, agreement, accuracy, intervals by episode.
+"""How far a method is from re-prefill: divergence, eta, flip recovery, agreement.
 
 Every function takes items side by side: the same question, in the same setting, under re-prefill and under a method.
 """
@@ -12,23 +12,10 @@ from emblema.errors import EmblemaError
 
 MEASURABLE = 1e-3
 """Nats of divergence under blind reuse from which an item counts as having a deficit."""
-RESAMPLES = 2000
 PLATEAU = 0.94
 """Share of full rank's recovery from which a rank counts as on the plateau: what Kamera's rank 32 has of rank 64's."""
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimate with its bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,53 +67,6 @@ def flip_recovery(reference: ArrayLike, blind: ArrayLike, method: ArrayLike) -> 
     count = int(flipped.sum())
     restored = (np.asarray(reference) == np.asarray(method))[flipped]
     return Share(float(np.mean(restored)) if count else float("nan"), count)
-
-
-def bootstrap(
-    values: ArrayLike, episodes: ArrayLike, *, resamples: int = RESAMPLES, level: float = 0.95, seed: int = 0
-) -> Interval:
-    """Return the mean of `values` with an interval by episode: whole episodes are drawn with replacement.
-
-    For a paired comparison give the differences, item by item.
-    """
-    return bootstrap_ratio(values, np.ones(len(_floats(values))), episodes, resamples=resamples, level=level, seed=seed)
-
-
-def bootstrap_ratio(
-    numerators: ArrayLike,
-    denominators: ArrayLike,
-    episodes: ArrayLike,
-    *,
-    resamples: int = RESAMPLES,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """Return sum(numerators) / sum(denominators) with an interval by episode, both sums from the same draws.
-
-    Raises:
-        EmblemaError: there are no items, or the arguments have different lengths.
-    """
-    above, below = _floats(numerators), _floats(denominators)
-    names = np.asarray(episodes)
-    if not len(above) or not len(above) == len(below) == len(names):
-        raise EmblemaError(f"{len(above)}, {len(below)} and {len(names)} items: give as many of each, and one or more")
-    _, owner = np.unique(names, return_inverse=True)
-    tops, bottoms = np.bincount(owner, above), np.bincount(owner, below)
-    count = len(tops)
-    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = (draws @ tops) / (draws @ bottoms)
-        value = float(tops.sum() / bottoms.sum())
-    tail = (1 - level) / 2
-    known = ratios[np.isfinite(ratios)]
-    low, high = np.quantile(known, [tail, 1 - tail]) if len(known) else (np.nan, np.nan)
-    return Interval(value, float(low), float(high))
-
-
-def bootstrap_eta(method: ArrayLike, blind: ArrayLike, episodes: ArrayLike, *, seed: int = 0) -> Interval:
-    """Return `eta` with its interval by episode."""
-    ratio = bootstrap_ratio(method, blind, episodes, seed=seed)
-    return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
 
 
 def _floats(values: ArrayLike) -> Floats:

@@ -30,35 +30,6 @@ class Embedder(Protocol):
         """Return one or several vectors [vectors, width] of a query, for each of which a chunk's nearest counts."""
 
 
-class MeanEmbedder:
-    """The plain one: the mean of what the decoder is fed, of unit length.
-
-    Args:
-        adapter: the model's.
-        read: a text to token ids.
-    """
-
-    def __init__(self, adapter: Adapter, read: Callable[[str], Sequence[int]]) -> None:
-        self._adapter, self._read = adapter, read
-
-    @property
-    def name(self) -> str:
-        return "mean of embeddings/1"
-
-    def chunk(self, chunk: Chunk) -> Vectors:
-        embeds, visual = chunk.encoded.embeds, chunk.encoded.visual
-        return _unit(embeds[visual] if bool(visual.any()) else embeds)
-
-    def query(self, text: str) -> Vectors:
-        return _unit(self._adapter.embed(torch.tensor(list(self._read(text)), dtype=torch.int64)))
-
-
-def _unit(embeds: torch.Tensor) -> Vectors:
-    mean = embeds.float().mean(0, keepdim=True)
-    vectors: Vectors = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
-    return vectors
-
-
 SUMMARY = 8
 """Keys that a chunk is summarised by."""
 PROBES, DRAWS = 32, 8

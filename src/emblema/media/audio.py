@@ -27,10 +27,6 @@ class Audio:
     samples: NDArray[np.float32]
     rate: int
 
-    @property
-    def seconds(self) -> float:
-        return len(self.samples) / self.rate
-
 
 def load_audio(source: Source, rate: int = 16_000, limits: MediaLimits = DEFAULT_LIMITS) -> Audio:
     """Return a recording, or a video's sound, mixed to one channel at `rate` samples a second.

@@ -15,7 +15,7 @@ from emblema.kv.rotation import RotaryTable
 from emblema.models.batch import LayerInput, RowBatch
 from emblema.models.calibrate import Calibration, calibrate, layer_types, rotary_module
 from emblema.models.families import family_of
-from emblema.models.families.base import Family, Prepared
+from emblema.models.families.base import Prepared
 from emblema.models.fingerprint import fingerprint, weights_stamp
 from emblema.models.positions import chunk_positions
 from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes, refuse_unsupported
@@ -38,14 +38,14 @@ class Adapter:
 
     block_rows = 2048
 
-    def __init__(self, model: Any, family: Family | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
         self.decoder: Any = find_decoder(model)
         self.layers, self.names = decoder_layers(model, self.decoder)
         self.config: Any = self.decoder.config
         self.types = layer_types(self.decoder, len(self.layers))
         refuse_unsupported(self.decoder, self.layers, self.names)
-        self.kind = family if family is not None else family_of(model.config)
+        self.kind = family_of(model.config)
         self.family = self.kind.name
         if model.training:
             raise ModelError(f"{type(model).__name__} is in training mode; call model.eval() first.")

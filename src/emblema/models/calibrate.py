@@ -8,7 +8,7 @@ pair are fitted.
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,7 +54,6 @@ class Calibration:
     layouts: tuple[LayerLayout, ...]
     tables: dict[str, DecoderTable]
     errors: tuple[float, ...]
-    names: tuple[str, ...] = field(default=())
 
     @property
     def error(self) -> float:
@@ -93,7 +92,7 @@ def calibrate(
         shape = (int(keys.shape[1]), int(keys.shape[2])), (int(values.shape[1]), int(values.shape[2]))
         layouts.append(LayerLayout(shape[0], shape[1], band, windows[index]))
         errors.append(error)
-    return Calibration(tuple(layouts), tables, tuple(errors), tuple(names))
+    return Calibration(tuple(layouts), tables, tuple(errors))
 
 
 def layer_types(decoder: Any, count: int) -> list[str]:

@@ -38,11 +38,6 @@ class FrameCodes:
         return int(self.embeds.shape[1])
 
     @property
-    def span(self) -> int:
-        """Positions from one frame's corner to the next, on every axis."""
-        return int(self.offsets.max()) + 1
-
-    @property
     def bytes(self) -> int:
         return self.embeds.nbytes + sum(layer.nbytes for layer in self.deepstack)
 
@@ -50,12 +45,6 @@ class FrameCodes:
         """Return frames `start` to `stop`, as views."""
         layers = tuple(layer[start:stop] for layer in self.deepstack)
         return FrameCodes(self.embeds[start:stop], self.offsets, layers, self.token_id)
-
-    def select(self, frames: Sequence[int]) -> "FrameCodes":
-        """Return some of the frames, copied, in the order given."""
-        order = torch.tensor(list(frames), dtype=torch.int64, device=self.embeds.device)
-        layers = tuple(layer.index_select(0, order) for layer in self.deepstack)
-        return FrameCodes(self.embeds.index_select(0, order), self.offsets, layers, self.token_id)
 
     def to(self, device: torch.device) -> "FrameCodes":
         """Return the same codes on another device."""

@@ -9,7 +9,7 @@ from PIL import Image
 from emblema.errors import ModelError
 from emblema.kv.chunk import ChunkKind
 from emblema.models.families import family_of
-from emblema.models.families.base import Family, Prepared, Toolkit
+from emblema.models.families.base import Prepared, Toolkit
 
 __all__ = ["Prepared", "Preparer"]
 
@@ -22,12 +22,12 @@ class Preparer:
         config: the model's configuration.
     """
 
-    def __init__(self, processor: Any, config: Any, family: Family | None = None) -> None:
+    def __init__(self, processor: Any, config: Any) -> None:
         tokenizer = getattr(processor, "tokenizer", None)
         if tokenizer is None:
             raise ModelError("The processor has no tokenizer; give a processor or a bundle with one.")
         self.processor = processor
-        self.family = family if family is not None else family_of(config)
+        self.family = family_of(config)
         self.kit = Toolkit(
             config,
             tokenizer,

@@ -9,7 +9,6 @@ import sys
 import termios
 import threading
 import tty
-from types import TracebackType
 from typing import Self
 
 END = "\x04"
@@ -40,9 +39,7 @@ class Keyboard:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._leaving.set()
         self._thread.join()
         termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)

@@ -1,22 +1,12 @@
 """The families of models that work, found by the configuration's `model_type`."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from emblema.errors import UnsupportedModelError
 from emblema.models.families.base import Family
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyNote:
-    """A line of the list of families."""
-
-    name: str
-    model_types: tuple[str, ...]
-    notes: str
-
-
-def known() -> tuple[Family, ...]:
+def families() -> tuple[Family, ...]:
     """Return an object per family; they hold no state."""
     from emblema.models.families.gemma3 import Gemma3
     from emblema.models.families.glm4v import Glm4v
@@ -46,16 +36,11 @@ def known() -> tuple[Family, ...]:
     )
 
 
-def families() -> list[FamilyNote]:
-    """Return every family that works, with one line each."""
-    return [FamilyNote(family.name, family.model_types, family.notes) for family in known()]
-
-
 def family_of(config: Any) -> Family:
     """Return the family that serves a model's configuration."""
     kind = getattr(config, "model_type", "")
-    for family in known():
+    for family in families():
         if kind in family.model_types:
             return family
-    names = ", ".join(family.name for family in known())
+    names = ", ".join(family.name for family in families())
     raise UnsupportedModelError(f"Models of type {kind!r} are not among the families that work: {names}.")
