@@ -50,7 +50,7 @@ def holds(figures: dict[str, dict[str, dict[str, float]]]) -> bool:
 
 
 def bars_table(found: dict[str, Any]) -> str:
-    """Markdown tables of the bars and of what reuse loses."""
+    """Return the bars and what reuse loses as Markdown tables, from figures of `python -m benchmarks reference`."""
     lines = [
         f"\n## Reuse\n\n{found['episodes']} fresh episodes of {found['task']}, seed {found['seed']}: "
         "loss and eta against re-prefill.\n",
@@ -58,20 +58,21 @@ def bars_table(found: dict[str, Any]) -> str:
         "|---" * 8 + "|",
     ]
     for row in found["rows"]:
-        cells = [
-            f"{row[name]['value']:.3f} [{row[name]['low']:.3f}, {row[name]['high']:.3f}]"
-            for name in ("accuracy", "loss")
-        ]
+        cells = []
+        for name in ("accuracy", "accuracy_lost"):
+            low, high = row["intervals"][name]
+            cells.append(f"{row[name]:.3f} [{low:.3f}, {high:.3f}]")
         reuse = row["strategy"] not in ("full", "blind")
-        eta = f"{row['eta']['value']:.3f}" if reuse else ""
-        flips = f"{row['flips']['value']:.2f} of {row['flips']['count']}" if reuse and row["flips"]["count"] else ""
-        head = f"| {row['setting']} | {row['kind']} | {row['strategy']} | {row['items']}"
+        eta = f"{row['eta']:.3f}" if reuse else ""
+        flips = f"{row['flip_recovery']:.2f} of {row['flips']}" if reuse and row["flips"] else ""
+        head = f"| {row['setting']} | {row['kind']} | {row['strategy']} | {row['n']}"
         lines.append(f"{head} | {cells[0]} | {cells[1]} | {eta} | {flips} |")
     lines += ["\n| bar | measured | bound | |", "|---" * 4 + "|"]
     for bar in found["bars"]:
-        verdict = ("holds" if bar["passed"] else "missed") + (" (aim)" if bar["aim"] else "")
-        sign = "≥" if bar["at_least"] else "≤"
-        lines.append(f"| {bar['name']} | {bar['measured']:.4f} | {sign} {bar['bound']:g} | {verdict} |")
+        verdict = ("holds" if bar["holds"] else "missed") + (" (aim)" if bar["aim"] else "")
+        lines.append(
+            f"| {bar['name']} | {bar['value']:.4f} | {'≥' if bar['least'] else '≤'} {bar['bound']:g} | {verdict} |"
+        )
     return "\n".join(lines)
 
 
