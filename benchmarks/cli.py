@@ -326,40 +326,38 @@ def stream(
     """Measure streams: how well every memory answers at equal budget, and what it costs; a killed run goes on."""
     from benchmarks.models import model_source
     from benchmarks.report import labels_of, parts_of, report_places
-    from benchmarks.stream import options
-    from benchmarks.stream.command import PARTS, Files, run
-    from benchmarks.stream.systems.wanted import SystemsWanted
-    from benchmarks.stream.wanted import Wanted
+    from benchmarks.stream import run
+    from benchmarks.stream.plan import AccuracyOptions
+    from benchmarks.stream.systems.running import SystemsOptions
     from benchmarks.tasks.streams import STREAM_KINDS
     from emblema.cli.screen import console, load_engine
 
-    methods, ablations = options.arms_of(arms)
-    wanted = Wanted(
-        kinds=options.names_of(kinds, STREAM_KINDS),
-        seeds=options.seeds_of(seeds),
+    methods, ablations = run.arms_of(arms)
+    accuracy = AccuracyOptions(
+        kinds=run.names_of(kinds, STREAM_KINDS),
+        seeds=run.seeds_of(seeds),
         items=items,
         others=others,
         frames=frames,
-        lengths=options.numbers_of(lengths, "--lengths"),
+        lengths=run.numbers_of(lengths, "--lengths"),
         budget=budget,
-        budgets=options.numbers_of(budgets, "--budgets"),
+        budgets=run.numbers_of(budgets, "--budgets"),
         methods=methods,
         ablations=ablations,
         times=times,
         each=each,
-        settings=options.settings_of(window, block, positions, changes or ()),
+        settings=run.settings_of(window, block, positions, changes or ()),
     )
-    seed = wanted.seeds[0]
+    systems = SystemsOptions(accuracy.seeds[0], accuracy.kinds, settings=accuracy.settings)
     if quick:
-        wanted, systems = options.quick(wanted), SystemsWanted.quick(seed, wanted.settings)
-    else:
-        systems = SystemsWanted(seed, wanted.kinds, settings=wanted.settings)
-    parts = parts_of(only, PARTS)
+        accuracy, systems = accuracy.quick(), SystemsOptions.quick(systems.seed, systems.settings)
+    parts = parts_of(only, run.PARTS)
     folder, listing = report_places(report, figures, "stream.json")
-    files = Files(listing, folder, tuple(Path(name) for name in options.names_of(runs or "", ())))
+    others_of = tuple(map(Path, run.names_of(runs or "", ())))
+    options = run.StreamOptions(labels_of([model])[0], accuracy, systems, parts, listing, folder, others_of)
     screen = console(plain)
     with load_engine(model_source(model), device, screen, measured=True) as engine:
-        run(engine, labels_of([model])[0], wanted, systems, parts, files, screen)
+        run.run_streams(engine, options, screen)
     screen.print(f"report: {folder / 'stream.md'}   figures: {listing}", soft_wrap=True)
 
 
@@ -381,9 +379,9 @@ def soak(
     """Soak one stream for hours of video, kill it half way, and hold memory, times and answers to what they were."""
     from benchmarks.models import model_source
     from benchmarks.report import labels_of, report_places
-    from benchmarks.stream.options import settings_of
+    from benchmarks.stream.run import settings_of
     from benchmarks.stream.soak.plan import SETTINGS, SoakPlan
-    from benchmarks.stream.soak.report import report as written
+    from benchmarks.stream.soak.report import write_soak
     from benchmarks.stream.soak.run import soak as run
     from emblema.cli.screen import console
     from emblema.eval.progress import steps
@@ -393,8 +391,8 @@ def soak(
     folder, _ = report_places(report, None, "soak.json")
     screen = console(plain)
     with steps(screen, f"soak of {frames:,} frames", frames // every) as advance:
-        said = run(plan, lambda _: advance())
-    bars = written(said, plan.told(labels_of([model])[0]), folder, screen)
+        log = run(plan, lambda found: advance())
+    bars = write_soak(log, plan.reported(labels_of([model])[0]), folder, screen)
     screen.print(f"report: {folder / 'soak.md'}   figures: {folder / 'soak.json'}", soft_wrap=True)
     if not all(bar.holds for bar in bars):
         raise typer.Exit(1)

@@ -1,98 +1,181 @@
-"""Accuracy at equal budget: by method and kind, by kind of question, Mosaic's table III and figure 13."""
+"""Accuracy of streams as tables: at equal budget, by question, budget and length, with one thing changed; the bars."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from benchmarks.stream.arms import OURS
-from benchmarks.stream.bars import FRAMES, SEEDS, ByArm, accuracy_bars, claims
-from benchmarks.stream.estimates import accuracy, encoded, median_ms, paired, questions
-from benchmarks.stream.passes import Results
-from benchmarks.stream.records import PassRecord
-from benchmarks.stream.wanted import Wanted
-from benchmarks.table import Cell, Plot, Table
-from benchmarks.tasks.streams import QUESTION_KINDS
+import numpy as np
 
-ALL = "all"
+from benchmarks.intervals import Interval, bootstrap
+from benchmarks.stream.passes import PassRecord, PassResults
+from benchmarks.stream.plan import ARMS, BASELINES, FITS, FULL, OURS, AccuracyOptions
+from benchmarks.table import Bar, Cell, Plot, Table
+from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
+from emblema.errors import EmblemaError
+
+ALL, LIVE = "all", "live"
 THREE = ("nocache", "streammem", OURS)
-LIVE = "live"
+SLACK = -0.02
+FRAMES, SEEDS = 512, 3
+"""Fewest frames and seeds that anything is claimed for."""
+TTFT, CPU, RATE = "TTFT ms", "TTFT CPU ms", "frames/CPU s"
+LESS_IT, LESS_OURS, OVER_OURS = "mosaic less it", "less mosaic", "TTFT CPU / mosaic's"
+
+ByArm = Mapping[str, Sequence[PassRecord]]
 
 
-def by_arm(results: Results, kind: str | None = None, frames: int | None = None) -> dict[str, list[PassRecord]]:
-    """Records by arm, as the passes are named; of one kind and length, if given."""
+def accuracy(records: Iterable[PassRecord], question: str | None = None) -> Interval | None:
+    """Return the share of questions answered right, with an interval by stream; None without any.
+
+    Args:
+        question: those of this kind alone.
+    """
+    pairs = [
+        (answer.right, record.stream)
+        for record in records
+        for answer in record.answers
+        if question in (None, answer.kind)
+    ]
+    return bootstrap(*zip(*pairs, strict=True)) if pairs else None
+
+
+def paired(first: Iterable[PassRecord], second: Iterable[PassRecord]) -> Interval | None:
+    """Return the accuracy of the first less the second's, over the same questions, with an interval by stream.
+
+    Raises:
+        EmblemaError: a stream was asked other questions.
+    """
+    others = {record.stream: record for record in second}
+    differences: list[int] = []
+    streams: list[str] = []
+    for own in first:
+        other = others.get(own.stream)
+        if other is None:
+            continue
+        if [(a.kind, a.at) for a in own.answers] != [(a.kind, a.at) for a in other.answers]:
+            raise EmblemaError(
+                f"{own.arm} and {other.arm} were asked other questions about {own.stream}: remove the records"
+            )
+        differences += [int(a.right) - int(b.right) for a, b in zip(own.answers, other.answers, strict=True)]
+        streams += [own.stream] * len(own.answers)
+    return bootstrap(differences, streams) if differences else None
+
+
+def questions(records: Iterable[PassRecord], question: str | None = None) -> int:
+    """Return how many were asked."""
+    return sum(question in (None, answer.kind) for record in records for answer in record.answers)
+
+
+def median_ms(records: Iterable[PassRecord], *, cpu: bool = False) -> float | None:
+    """Return the median time to the first token in milliseconds, by the clock or of the processor."""
+    times = [answer.cpu if cpu else answer.ttft for record in records for answer in record.answers]
+    return 1e3 * float(np.median(times)) if times else None
+
+
+def encoded(records: Sequence[PassRecord]) -> float | None:
+    """Return the frames encoded in a second of the processor."""
+    spent = sum(record.encode_cpu for record in records)
+    return sum(record.frames for record in records) / spent if spent else None
+
+
+def counted(records: Sequence[PassRecord], *names: str) -> float | None:
+    """Return the mean of counts added up, over streams; None where the memory has no such counts."""
+    if not records or any(name not in record.counts for record in records for name in names):
+        return None
+    return float(np.mean([sum(record.counts[name] for name in names) for record in records]))
+
+
+FIGURES: dict[str, Callable[[Sequence[PassRecord]], Cell]] = {
+    "accuracy": accuracy,
+    TTFT: median_ms,
+    CPU: lambda records: median_ms(records, cpu=True),
+    RATE: encoded,
+    "streams": len,
+    "asked": questions,
+    "cuts": lambda records: counted(records, "semantic_cuts", "visual_cuts"),
+    "clusters": lambda records: counted(records, "clusters"),
+}
+"""A cell of an arm by the name of its column."""
+
+
+def _figure(column: str, arm: str, own: ByArm) -> Cell:
+    """Return an arm's cell; nothing of an arm with itself, and of any without Mosaic."""
+    if column in FIGURES:
+        return FIGURES[column](own[arm])
+    ours = own.get(OURS)
+    if column == OVER_OURS:
+        spent, least = median_ms(own[arm], cpu=True), None if ours is None else median_ms(ours, cpu=True)
+        return spent / least if spent is not None and least else None
+    if ours is None or arm == OURS:
+        return None
+    return paired(ours, own[arm]) if column == LESS_IT else paired(own[arm], ours)
+
+
+def _arm_rows(lead: tuple[Cell, ...], own: ByArm, columns: Sequence[str]) -> list[tuple[Cell, ...]]:
+    return [(*lead, arm, *(_figure(column, arm, own) for column in columns)) for arm in own]
+
+
+def by_arm(
+    results: PassResults, kind: str = ALL, frames: int | None = None, budget: int | None = None
+) -> dict[str, list[PassRecord]]:
+    """Return records by arm, as the passes are named; of one kind, length and budget, if given."""
     found: dict[str, list[PassRecord]] = {}
-    for one, record in results.items():
-        if kind in (None, ALL, one.place.kind) and frames in (None, one.place.frames):
-            found.setdefault(one.arm, []).append(record)
+    for wanted, record in results.items():
+        stream = wanted.stream
+        if kind in (ALL, stream.kind) and frames in (None, stream.frames) and budget in (None, wanted.budget):
+            found.setdefault(wanted.arm, []).append(record)
     return found
 
 
-def kinds_of(wanted: Wanted) -> tuple[str, ...]:
-    """The kinds, and all of them together where there are several."""
-    return (*wanted.kinds, ALL) if len(wanted.kinds) > 1 else wanted.kinds
+def kinds_of(options: AccuracyOptions) -> tuple[str, ...]:
+    """Return the kinds, and all of them together where there are several."""
+    return (*options.kinds, ALL) if len(options.kinds) > 1 else options.kinds
 
 
-def accuracy_tables(results: Results, wanted: Wanted) -> tuple[Table, ...]:
-    """All tables of the comparison at equal budget."""
-    kinds = {kind: by_arm(results, kind) for kind in kinds_of(wanted)}
-    found = [_methods(kinds, wanted), _questions(kinds[kinds_of(wanted)[-1]], wanted)]
+def asked_words(options: AccuracyOptions, *, frames: bool = True, budget: bool = True) -> str:
+    """Return how streams were asked, for a note; without what the table varies."""
+    settings = options.settings
+    streams = f"Streams of {options.frames} frames, asked" if frames else "Streams are asked"
+    limit = f"budget {options.budget} frames a layer, " if budget else ""
+    return (
+        f"{streams} {options.times} times in their second half, the last time at the end; {limit}sinks "
+        f"{settings.sinks}, window {settings.window}, blocks of {settings.block}, {settings.positions} positions for "
+        "all. Intervals: 95 %, bootstrap over streams."
+    )
+
+
+def accuracy_tables(results: PassResults, options: AccuracyOptions) -> tuple[Table, ...]:
+    """Return all tables of the comparison at equal budget."""
+    kinds: dict[str, ByArm] = {kind: by_arm(results, kind) for kind in kinds_of(options)}
+    found = [_methods(kinds, options), _questions(kinds[kinds_of(options)[-1]], options)]
     if all(set(THREE) <= set(records) for records in kinds.values()):
-        found.append(_three(kinds, wanted))
+        found.append(_three(kinds, options))
     if LIVE in kinds and OURS in kinds[LIVE]:
-        found.append(_live(kinds[LIVE], wanted))
+        found.append(_live(kinds[LIVE], options))
     return tuple(found)
 
 
-def asked_words(wanted: Wanted) -> str:
-    """How streams were asked, for a note."""
-    settings = wanted.settings
-    return (
-        f"Streams of {wanted.frames} frames, asked {wanted.times} times in their second half, the last time at the "
-        f"end; budget {wanted.budget} frames a layer, sinks {settings.sinks}, window {settings.window}, blocks of "
-        f"{settings.block}, {settings.positions} positions for all. Intervals: 95 %, bootstrap over streams."
-    )
-
-
-def less(first: Sequence[PassRecord], second: Sequence[PassRecord], same: bool) -> Cell:
-    """A paired difference; nothing of an arm with itself."""
-    return None if same else paired(first, second)
-
-
-def _methods(kinds: Mapping[str, ByArm], wanted: Wanted) -> Table:
-    rows = [
-        (
-            kind,
-            arm,
-            accuracy(records),
-            less(own[OURS], records, arm == OURS) if OURS in own else None,
-            median_ms(records),
-            median_ms(records, cpu=True),
-            encoded(records),
-            len(records),
-            questions(records),
-        )
-        for kind, own in kinds.items()
-        for arm, records in own.items()
-    ]
-    stated = claims(wanted)
+def _methods(kinds: Mapping[str, ByArm], options: AccuracyOptions) -> Table:
+    columns = ("accuracy", LESS_IT, TTFT, CPU, RATE, "streams", "asked")
     note = (
         "Mosaic's figure 7 and table III, accuracy with time to first token. Mosaic less a method: over the same "
         "questions, paired. Times are medians over questions that went to all methods in turn (runs that were joined "
-        "were made one behind the other); CPU: seconds of the processor, which a busy machine does not stretch. "
-        f"{asked_words(wanted)}"
+        "were made one after the other); CPU: seconds of the processor, which a busy machine does not stretch. "
+        f"{asked_words(options)}"
     )
+    stated = claims(options)
     if not stated:
         note += f" No bar is stated: they want all kinds and methods, {FRAMES} frames and {SEEDS} seeds or more."
     return Table(
         "accuracy",
         "Accuracy at equal budget, by method and kind of stream",
         note,
-        ("kind", "method", "accuracy", "mosaic less it", "TTFT ms", "TTFT CPU ms", "frames/CPU s", "streams", "asked"),
-        tuple(rows),
-        (Plot("kind", "accuracy", "method", bars=True), Plot("kind", "TTFT CPU ms", "method", bars=True)),
-        accuracy_bars({kind: kinds[kind] for kind in wanted.kinds}) if stated else (),
+        ("kind", "method", *columns),
+        tuple(row for kind, own in kinds.items() for row in _arm_rows((kind,), own, columns)),
+        (Plot("kind", "accuracy", "method", bars=True), Plot("kind", CPU, "method", bars=True)),
+        accuracy_bars({kind: kinds[kind] for kind in options.kinds}) if stated else (),
     )
 
 
-def _questions(records: ByArm, wanted: Wanted) -> Table:
+def _questions(records: ByArm, options: AccuracyOptions) -> Table:
     rows = [
         (question, arm, accuracy(own, question), questions(own, question))
         for question in QUESTION_KINDS
@@ -103,34 +186,130 @@ def _questions(records: ByArm, wanted: Wanted) -> Table:
         "What each memory loses. recent: what is seen now; far: what was in view once, on a stay that is over; "
         "repeated: the one land in which two things were, on different visits; ordered: first, last and next; "
         "counted: visits. "
-        f"{asked_words(wanted)}"
+        f"{asked_words(options)}"
     )
     columns = ("question", "method", "accuracy", "asked")
     plot = Plot("question", "accuracy", "method", bars=True)
     return Table("question-kinds", "Accuracy by kind of question", note, columns, tuple(rows), (plot,))
 
 
-def _three(kinds: Mapping[str, ByArm], wanted: Wanted) -> Table:
+def _three(kinds: Mapping[str, ByArm], options: AccuracyOptions) -> Table:
     rows = [
         (kind, *(accuracy(own[arm]) for arm in THREE), *(median_ms(own[arm]) for arm in THREE))
         for kind, own in kinds.items()
     ]
     columns = ("kind", *THREE, *(f"{arm} ms" for arm in THREE))
-    note = f"Mosaic's table III: NoCache / StreamMem / Mosaic, accuracy and time to first token. {asked_words(wanted)}"
+    note = f"Mosaic's table III: NoCache / StreamMem / Mosaic, accuracy and time to first token. {asked_words(options)}"
     return Table("table-three", "NoCache, StreamMem and Mosaic", note, columns, tuple(rows))
 
 
-def _live(records: ByArm, wanted: Wanted) -> Table:
-    ours = median_ms(records[OURS], cpu=True)
-    rows = []
-    for arm, own in records.items():
-        spent = median_ms(own, cpu=True)
-        ratio = spent / ours if spent is not None and ours else None
-        rows.append((arm, accuracy(own), less(records[OURS], own, arm == OURS), median_ms(own), ratio))
-    columns = ("method", "accuracy", "mosaic less it", "TTFT ms", "TTFT CPU / mosaic's")
+def _live(records: ByArm, options: AccuracyOptions) -> Table:
+    columns = ("accuracy", LESS_IT, TTFT, OVER_OURS)
     note = (
         "Mosaic's figure 13, live streams: abrupt changes of scene and near-duplicate frames. Generated ones stand for "
-        f"those of a live platform, which are not public. {asked_words(wanted)}"
+        f"those of a live platform, which are not public. {asked_words(options)}"
     )
-    plots = (Plot("method", "accuracy", bars=True), Plot("method", "TTFT CPU / mosaic's", bars=True))
-    return Table("live", "Live streams", note, columns, tuple(rows), plots)
+    plots = (Plot("method", "accuracy", bars=True), Plot("method", OVER_OURS, bars=True))
+    return Table("live", "Live streams", note, ("method", *columns), tuple(_arm_rows((), records, columns)), plots)
+
+
+def budget_table(results: PassResults, options: AccuracyOptions) -> Table:
+    """Return figure 10: accuracy by budget."""
+    columns = ("accuracy", LESS_IT, TTFT, CPU, "asked")
+    rows = [
+        row
+        for kind in kinds_of(options)
+        for budget in options.budgets
+        for row in _arm_rows((kind, budget), by_arm(results, kind, budget=budget), columns)
+    ]
+    note = (
+        "Mosaic's figure 10: retrieved frames, Mosaic against ReKV. Both have the same window beside them. "
+        f"{asked_words(options, budget=False)}"
+    )
+    names = ("kind", "budget", "method", *columns)
+    return Table("budgets", "Accuracy by budget", note, names, tuple(rows), _sweep_plots("budget", options))
+
+
+def length_table(results: PassResults, options: AccuracyOptions) -> Table:
+    """Return figure 12: accuracy by length of the stream."""
+    columns = ("accuracy", TTFT, CPU, RATE, "asked")
+    rows = [
+        row
+        for kind in kinds_of(options)
+        for frames in options.lengths
+        for row in _arm_rows((kind, frames), by_arm(results, kind, frames), columns)
+    ]
+    note = (
+        "Mosaic's figure 12: streams of several lengths, each drawn for its length. Full attention is measured to "
+        f"{FITS:,} frames. {asked_words(options, frames=False)}"
+    )
+    names = ("kind", "frames", "method", *columns)
+    plots = _sweep_plots("frames", options)
+    return Table("lengths", "Accuracy by length of the stream", note, names, tuple(rows), plots)
+
+
+def ablation_table(results: PassResults, options: AccuracyOptions) -> Table:
+    """Return table IV, and what else was chosen where the paper left room."""
+    own, columns = by_arm(results), ("accuracy", LESS_OURS, CPU, RATE, "cuts", "clusters")
+    changed = "; ".join(f"{name}: {ARMS[name].words}" for name in own if ARMS[name].words)
+    note = (
+        "Mosaic's table IV: without clusters (ReKV, which shows nothing of what it does not retrieve, and mosaic-flat, "
+        "which shows a mean row of every frame), the visual level alone, the semantic level alone; then single "
+        "choices, each against Mosaic as it is by default, over the same questions; an arm that is the default's own "
+        f"setting is the same. {changed}. Cuts and clusters: mean over streams, all layers together. "
+        f"{asked_words(options)}"
+    )
+    plots = (Plot("arm", "accuracy", bars=True), Plot("arm", LESS_OURS, bars=True))
+    rows = tuple(_arm_rows((), own, columns))
+    return Table("ablation", "Mosaic with one thing changed", note, ("arm", *columns), rows, plots)
+
+
+def _sweep_plots(x: str, options: AccuracyOptions) -> tuple[Plot, ...]:
+    whole = kinds_of(options)[-1]
+    return (
+        Plot(x, "accuracy", "method", split="kind", doubling=True),
+        Plot(x, CPU, "method", only=("kind", whole), doubling=True),
+    )
+
+
+def claims(options: AccuracyOptions) -> bool:
+    """Return whether a run is large enough, and complete enough, to state bars."""
+    complete = {OURS, *BASELINES} <= set(options.methods) and set(options.kinds) == {*STREAM_KINDS}
+    return complete and options.frames >= FRAMES and len(options.seeds) >= SEEDS
+
+
+def best_baseline(records: ByArm) -> str | None:
+    """Return the baseline with the highest accuracy on these records; full attention is the ceiling, and none."""
+    known = {name: found.value for name in BASELINES if (found := accuracy(records.get(name, ()))) is not None}
+    return max(known, key=lambda name: known[name]) if known else None
+
+
+def accuracy_bars(by_kind: Mapping[str, ByArm]) -> tuple[Bar, ...]:
+    """Return what has to hold at equal budget, on the lower 95 % bounds of paired differences, kind by kind.
+
+    Mosaic is close to the best baseline on every kind, above it on one, and close to full attention. The best baseline
+    is the best on these very questions, which favours it.
+    """
+    bars, lows = [], dict[str, float]()
+    for kind, records in by_kind.items():
+        best = best_baseline(records)
+        if best is not None:
+            bar, low = _close_bar(kind, records, best, best)
+            bars.append(bar)
+            lows |= {} if low is None else {kind: low}
+    if lows:
+        kind = max(lows, key=lambda each: lows[each])
+        name = f"above the best baseline on one kind or more: {kind}, lower bound"
+        bars.append(Bar(name, lows[kind], 0.0, count=questions(by_kind[kind][OURS]), strict=True))
+    bars += [
+        _close_bar(kind, records, FULL, "full attention")[0] for kind, records in by_kind.items() if records.get(FULL)
+    ]
+    return tuple(bars)
+
+
+def _close_bar(kind: str, records: ByArm, other: str, words: str) -> tuple[Bar, float | None]:
+    """Return the bar of being close to another arm, and the lower bound that it is about."""
+    found = paired(records[OURS], records[other])
+    low = None if found is None else found.low
+    value = "" if found is None else f"{found.value:+.3f}, lower bound"
+    return Bar(f"{kind}: mosaic less {words}, {value}", low, SLACK, count=questions(records[OURS])), low

@@ -15,12 +15,12 @@ import pytest
 import benchmarks.report
 import benchmarks.store.report
 from benchmarks.intervals import Interval
-from benchmarks.report import ModelTables, options_text, write_page
+from benchmarks.report import ModelTables
 from benchmarks.store.report import markdown
 from benchmarks.store.run import StoreBench
-from benchmarks.stream.report import write_report as write_stream
-from benchmarks.stream.soak.records import Answered, Round, Said
-from benchmarks.stream.soak.verdict import soak_tables
+from benchmarks.stream.run import write_report as write_stream
+from benchmarks.stream.soak.plan import FixedAnswers, SoakLog, SoakRound
+from benchmarks.stream.soak.report import soak_tables, write_soak_page
 from benchmarks.table import Bar, Cell, Table
 from benchmarks.vllm.report import page as vllm_page
 from benchmarks.window.run import write_report as write_window
@@ -35,8 +35,12 @@ def read(name: str) -> dict[str, Any]:
 
 
 def committed(name: str) -> str:
-    """A committed page without its pictures, which have to lie beside it."""
-    page = RESULTS / name
+    """A committed page without its pictures."""
+    return without_pictures(RESULTS / name)
+
+
+def without_pictures(page: Path) -> str:
+    """The text of a page without its pictures, which have to lie beside it."""
     text = page.read_text(encoding="utf-8")
     for picture in re.findall(r"^!\[.*\]\((.*)\)$", text, re.MULTILINE):
         assert (page.parent / picture).is_file(), picture
@@ -74,36 +78,33 @@ def test_windows(folder: str, measured_there: Any, tmp_path: Path) -> None:
     data = measured_there(read(f"{folder}/window.json"))
     found = [ModelTables(row["model"], tuple(map(table_of, row["tables"]))) for row in data["rows"]]
     page = write_window(found, {}, data["asked"], tmp_path)
-    assert page.read_text(encoding="utf-8") == committed(f"{folder}/window.md")
+    assert without_pictures(page) == committed(f"{folder}/window.md")
 
 
 def test_streams(measured_there: Any, tmp_path: Path) -> None:
     data = measured_there(read("stream/stream.json"))
-    tables = [table_of(row) for row in data["rows"]]
-    page = write_stream(data["model"], tables, data["asked"], tmp_path, {})
-    assert page.read_text(encoding="utf-8") == committed("stream/stream.md")
+    page = write_stream(ModelTables(data["model"], tuple(map(table_of, data["rows"]))), data["asked"], tmp_path)
+    assert without_pictures(page) == committed("stream/stream.md")
 
 
 def test_soak(measured_there: Any, tmp_path: Path) -> None:
     data = measured_there(read("soak/soak.json"))
-    model, minutes = str(data["asked"]["model"]), data["seconds"] / 60
-    command = f"`python -m benchmarks soak`: {options_text(data['asked'])}; {minutes:.1f} minutes"
-    tables = tuple(map(table_of, data["tables"]))
-    page = write_page(tmp_path / "soak.md", "A soak of streams", command, [ModelTables(model, tables)])
-    assert page.read_text(encoding="utf-8") == committed("soak/soak.md")
+    found = ModelTables(str(data["asked"]["model"]), tuple(map(table_of, data["tables"])))
+    page = write_soak_page(found, data["asked"], data["seconds"], tmp_path)
+    assert without_pictures(page) == committed("soak/soak.md")
 
 
 def test_the_soak_s_tables_follow_from_its_rounds() -> None:
     data = read("soak/soak.json")
-    half, kept = Answered(10_000, ((1,),), ((2,),)), [table_of(table) for table in data["tables"]]
-    said = Said([made(Round, row) for row in data["rows"]], 0, half, half, 0, data["seconds"])
-    for before, now in zip(kept, soak_tables(said), strict=True):
+    half, kept = FixedAnswers(10_000, ((1,),), ((2,),)), [table_of(table) for table in data["tables"]]
+    log = SoakLog([made(SoakRound, row) for row in data["rows"]], 0, half, half, 0, data["seconds"])
+    for before, now in zip(kept, soak_tables(log), strict=True):
         assert now.columns == before.columns
         for old, new in zip(before.rows, now.rows, strict=True):
             if str(new[0]).startswith(("frames that the killed", "megabytes of the saved")):
                 continue
             assert list(map(number, new)) == list(map(near, old))
-    for old_bar, new_bar in list(zip(kept[0].bars, soak_tables(said)[0].bars, strict=True))[1:]:
+    for old_bar, new_bar in list(zip(kept[0].bars, soak_tables(log)[0].bars, strict=True))[1:]:
         assert new_bar.value == pytest.approx(old_bar.value, rel=1e-4)
         assert (new_bar.bound, new_bar.count, new_bar.holds) == (old_bar.bound, old_bar.count, old_bar.holds)
 

@@ -10,14 +10,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.recordfile import RecordFile, TableRecord, records_in
-from benchmarks.stream import options
-from benchmarks.stream.arms import ABLATIONS, BASELINES, FULL, METHODS, OURS, Arm, arms, arms_named
-from benchmarks.stream.bars import accuracy_bars, best_baseline, claims
-from benchmarks.stream.estimates import accuracy, counted, median_ms, paired, questions
-from benchmarks.stream.records import Answer, PassRecord, key_of
-from benchmarks.stream.sweeps import ablation_table, budget_table, length_table
-from benchmarks.stream.tables import accuracy_tables
-from benchmarks.stream.wanted import ACCURACY_PARTS, FITS, Pass, Place, Wanted
+from benchmarks.stream import run
+from benchmarks.stream.passes import PassRecord, StreamAnswer, key_of
+from benchmarks.stream.plan import (
+    ABLATIONS,
+    ACCURACY_PARTS,
+    ARMS,
+    BASELINES,
+    FITS,
+    FULL,
+    METHODS,
+    OURS,
+    AccuracyOptions,
+    StreamArm,
+    StreamId,
+    StreamPass,
+    arms_named,
+)
+from benchmarks.stream.tables import (
+    ablation_table,
+    accuracy,
+    accuracy_bars,
+    accuracy_tables,
+    best_baseline,
+    budget_table,
+    claims,
+    counted,
+    length_table,
+    median_ms,
+    paired,
+    questions,
+)
 from benchmarks.tasks.streams import QUESTION_KINDS
 from emblema.errors import EmblemaError, PromptError, StreamError
 from emblema.stream.settings import StreamSettings, change_settings
@@ -25,38 +48,40 @@ from emblema.stream.settings import StreamSettings, change_settings
 SHARED = StreamSettings()
 
 
-def record(one: Pass, rights: list[bool]) -> PassRecord:
+def record(wanted: StreamPass, rights: list[bool]) -> PassRecord:
     """A record with so many answers, of the kinds of question in turn."""
-    place = one.place
+    place = wanted.stream
     answers = tuple(
-        Answer(QUESTION_KINDS[number % len(QUESTION_KINDS)], place.frames, right, 5, 0.25, 0.125, 3)
+        StreamAnswer(QUESTION_KINDS[number % len(QUESTION_KINDS)], place.frames, right, 5, 0.25, 0.125, 3)
         for number, right in enumerate(rights)
     )
-    about = (place.kind, place.seed, place.item, place.frames, one.arm, one.arm, one.budget)
-    counts = {"semantic_cuts": 3.0, "visual_cuts": 1.0, "clusters": 20.0} if one.arm.startswith(OURS) else {}
+    about = (place.kind, place.seed, place.item, place.frames, wanted.arm, wanted.arm, wanted.budget)
+    counts = {"semantic_cuts": 3.0, "visual_cuts": 1.0, "clusters": 20.0} if wanted.arm.startswith(OURS) else {}
     return PassRecord("key", "model", *about, 2.0, 1.0, counts, {"index": 8}, {"rows": 9}, answers)
 
 
 def records(arm: str, rights: dict[tuple[int, int], list[bool]], kind: str = "ego") -> list[PassRecord]:
     """Records of one arm: seed and item to answers."""
-    return [record(Pass(Place(kind, seed, item, 512), arm, 64), right) for (seed, item), right in rights.items()]
+    return [
+        record(StreamPass(StreamId(kind, seed, item, 512), arm, 64), right) for (seed, item), right in rights.items()
+    ]
 
 
 def test_an_arm_that_is_a_default_is_the_same_and_shares_its_records() -> None:
-    ours = arms()[OURS].identity(SHARED, 8)
-    assert Arm("spelled-out", OURS, {"scoring": SHARED.ablation.scoring}).identity(SHARED, 8) == ours
+    ours = ARMS[OURS].identity(SHARED, 8)
+    assert StreamArm("spelled-out", OURS, {"scoring": SHARED.ablation.scoring}).identity(SHARED, 8) == ours
     assert all(arm.identity(SHARED, 8) != ours for arm in ABLATIONS)
 
 
 def test_baselines_do_not_depend_on_mosaics_settings_and_full_not_on_the_budget() -> None:
     tuned = change_settings(SHARED, {"tau_large": 0.5, "breadth": 3.0})
     for name in BASELINES:
-        arm = arms()[name]
+        arm = ARMS[name]
         assert arm.identity(SHARED, 8) == arm.identity(tuned, 8)
         assert arm.identity(SHARED, 8) != arm.identity(SHARED, 16)
         assert arm.identity(SHARED, 8) != arm.identity(replace(SHARED, window=4), 8)
-    assert arms()[OURS].identity(SHARED, 8) != arms()[OURS].identity(tuned, 8)
-    full = arms()[FULL]
+    assert ARMS[OURS].identity(SHARED, 8) != ARMS[OURS].identity(tuned, 8)
+    full = ARMS[FULL]
     assert full.identity(SHARED, 8) == full.identity(SHARED, 16)
     assert full.settings(replace(SHARED, positions="packed"), 8).positions == "native"
 
@@ -65,43 +90,43 @@ def test_every_ablation_changes_what_it_says() -> None:
     for arm in ABLATIONS:
         settings = arm.settings(SHARED, 8)
         assert arm.changes and arm.changes.items() <= settings.flat().items()
-    assert arms()["mosaic-flat"].settings(SHARED, 8).ablation.threshold(2) < 1e-6
+    assert ARMS["mosaic-flat"].settings(SHARED, 8).ablation.threshold(2) < 1e-6
     with pytest.raises(PromptError, match="no arm 'moziac'"):
         arms_named((OURS, "moziac"))
 
 
 @given(frames=st.integers(1, 5000), times=st.integers(1, 20))
 def test_a_stream_is_asked_in_its_second_half_and_at_its_end(frames: int, times: int) -> None:
-    found = Wanted(times=times).times_of(frames)
+    found = AccuracyOptions(times=times).times_of(frames)
     assert list(found) == sorted(set(found)) and found[-1] == frames
     assert 1 <= len(found) <= times
     assert 2 * found[0] >= frames
 
 
 def test_a_part_gives_every_stream_to_every_arm() -> None:
-    wanted = Wanted(seeds=(1, 2), items=3, others=2, lengths=(8, 2 * FITS), budgets=(4, 8))
-    passes = wanted.passes("accuracy")
+    options = AccuracyOptions(seeds=(1, 2), items=3, others=2, lengths=(8, 2 * FITS), budgets=(4, 8))
+    passes = options.passes("accuracy")
     assert len(passes) == len(set(passes)) == 3 * 2 * 3 * len(METHODS)
-    assert len(wanted.passes("budgets")) == 3 * 2 * 2 * 2 * 2
-    by_length = wanted.passes("lengths")
-    assert {one.place.frames for one in by_length if one.arm == FULL} == {8}
-    assert {one.place.frames for one in by_length if one.arm == OURS} == {8, 2 * FITS}
-    assert {one.arm for one in wanted.passes("ablation")} == {OURS, "rekv", *(arm.name for arm in ABLATIONS)}
+    assert len(options.passes("budgets")) == 3 * 2 * 2 * 2 * 2
+    by_length = options.passes("lengths")
+    assert {found.stream.frames for found in by_length if found.arm == FULL} == {8}
+    assert {found.stream.frames for found in by_length if found.arm == OURS} == {8, 2 * FITS}
+    assert {found.arm for found in options.passes("ablation")} == {OURS, "rekv", *(arm.name for arm in ABLATIONS)}
 
 
 def test_a_key_depends_on_all_that_an_answer_depends_on() -> None:
-    wanted, one = Wanted(), Pass(Place("ego", 1, 0, 64), OURS, 8)
+    options, asked = AccuracyOptions(), StreamPass(StreamId("ego", 1, 0, 64), OURS, 8)
     keys = {
-        key_of("a", one, wanted),
-        key_of("b", one, wanted),
-        key_of("a", replace(one, budget=4), wanted),
-        key_of("a", replace(one, place=Place("ego", 1, 1, 64)), wanted),
-        key_of("a", one, replace(wanted, times=3)),
-        key_of("a", one, replace(wanted, each=1)),
-        key_of("a", one, replace(wanted, settings=change_settings(SHARED, {"tau_large": 0.7}))),
+        key_of("a", asked, options),
+        key_of("b", asked, options),
+        key_of("a", replace(asked, budget=4), options),
+        key_of("a", replace(asked, stream=StreamId("ego", 1, 1, 64)), options),
+        key_of("a", asked, replace(options, times=3)),
+        key_of("a", asked, replace(options, each=1)),
+        key_of("a", asked, replace(options, settings=change_settings(SHARED, {"tau_large": 0.7}))),
     }
     assert len(keys) == 7
-    assert key_of("a", one, replace(wanted, items=9, lengths=(8,))) == key_of("a", one, wanted)
+    assert key_of("a", asked, replace(options, items=9, lengths=(8,))) == key_of("a", asked, options)
 
 
 def test_a_paired_difference_is_of_the_same_streams_and_questions() -> None:
@@ -149,28 +174,28 @@ def test_as_good_as_the_best_baseline_everywhere_is_not_above_it() -> None:
 
 
 def test_bars_want_all_kinds_and_methods_long_streams_and_three_seeds() -> None:
-    assert claims(Wanted())
+    assert claims(AccuracyOptions())
     for less in ({"kinds": ("ego",)}, {"seeds": (1, 2)}, {"frames": 511}, {"methods": (OURS, "rekv")}):
-        assert not claims(replace(Wanted(), **less))  # type: ignore[arg-type]
+        assert not claims(replace(AccuracyOptions(), **less))  # type: ignore[arg-type]
 
 
-def results(wanted: Wanted, part: str) -> dict[Pass, PassRecord]:
-    return {one: record(one, [True, False, True, one.arm == OURS, True]) for one in wanted.passes(part)}
+def results(options: AccuracyOptions, part: str) -> dict[StreamPass, PassRecord]:
+    return {asked: record(asked, [True, False, True, asked.arm == OURS, True]) for asked in options.passes(part)}
 
 
 def test_tables_have_a_row_for_every_arm_and_their_plots_their_columns() -> None:
-    wanted = Wanted(others=1)
+    options = AccuracyOptions(others=1)
     tables = [
-        *accuracy_tables(results(wanted, "accuracy"), wanted),
-        budget_table(results(wanted, "budgets"), wanted),
-        length_table(results(wanted, "lengths"), wanted),
-        ablation_table(results(wanted, "ablation"), wanted),
+        *accuracy_tables(results(options, "accuracy"), options),
+        budget_table(results(options, "budgets"), options),
+        length_table(results(options, "lengths"), options),
+        ablation_table(results(options, "ablation"), options),
     ]
     rows = {table.name: len(table.rows) for table in tables}
     assert rows["accuracy"] == 4 * len(METHODS) and rows["question-kinds"] == len(QUESTION_KINDS) * len(METHODS)
     assert rows["table-three"] == 4 and rows["live"] == len(METHODS)
-    assert rows["budgets"] == 4 * len(wanted.budgets) * 2
-    assert rows["lengths"] == 4 * len(wanted.lengths) * len(METHODS)
+    assert rows["budgets"] == 4 * len(options.budgets) * 2
+    assert rows["lengths"] == 4 * len(options.lengths) * len(METHODS)
     assert rows["ablation"] == 2 + len(ABLATIONS)
     for table in tables:
         for plot in table.plots:
@@ -178,22 +203,22 @@ def test_tables_have_a_row_for_every_arm_and_their_plots_their_columns() -> None
             assert named <= set(table.columns)
     bars = tables[0].bars
     assert len(bars) == 7 and all(bar.holds for bar in bars)
-    assert not accuracy_tables(results(wanted, "accuracy"), replace(wanted, seeds=(1,)))[0].bars
+    assert not accuracy_tables(results(options, "accuracy"), replace(options, seeds=(1,)))[0].bars
 
 
 def test_a_run_of_few_arms_and_one_kind_has_its_tables() -> None:
-    wanted = Wanted(kinds=("live",), methods=("rekv",), ablations=("mosaic-eager",), seeds=(1,))
+    options = AccuracyOptions(kinds=("live",), methods=("rekv",), ablations=("mosaic-eager",), seeds=(1,))
     for part in ACCURACY_PARTS:
-        found = results(wanted, part)
-        assert {one.arm for one in found} <= {"rekv", "mosaic-eager"}
-    names = [table.name for table in accuracy_tables(results(wanted, "accuracy"), wanted)]
+        found = results(options, part)
+        assert {asked.arm for asked in found} <= {"rekv", "mosaic-eager"}
+    names = [table.name for table in accuracy_tables(results(options, "accuracy"), options)]
     assert names == ["accuracy", "question-kinds"]
-    assert len(ablation_table(results(wanted, "ablation"), wanted).rows) == 2
+    assert len(ablation_table(results(options, "ablation"), options).rows) == 2
 
 
 def test_a_table_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
-    wanted = Wanted(others=1)
-    table = length_table(results(wanted, "lengths"), wanted)
+    options = AccuracyOptions(others=1)
+    table = length_table(results(options, "lengths"), options)
     with RecordFile(tmp_path / "tables.jsonl", TableRecord) as kept:
         kept.add([TableRecord("key", table)])
     assert records_in(tmp_path / "tables.jsonl", TableRecord) == {"key": TableRecord("key", table)}
@@ -201,19 +226,19 @@ def test_a_table_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
 
 
 def test_options() -> None:
-    assert options.seeds_of("2") == (201, 202) and options.seeds_of("9,4") == (4, 9)
-    assert options.arms_of("rekv,mosaic,mosaic-eager") == ((OURS, "rekv"), ("mosaic-eager",))
-    assert options.arms_of(None)[0] == METHODS
-    settings = options.settings_of(4, None, "packed", ["tau_large=0.5", "splitting=eager", "prefetch=None"])
+    assert run.seeds_of("2") == (201, 202) and run.seeds_of("9,4") == (4, 9)
+    assert run.arms_of("rekv,mosaic,mosaic-eager") == ((OURS, "rekv"), ("mosaic-eager",))
+    assert run.arms_of(None)[0] == METHODS
+    settings = run.settings_of(4, None, "packed", ["tau_large=0.5", "splitting=eager", "prefetch=None"])
     assert (settings.window, settings.positions, settings.ablation.splitting) == (4, "packed", "eager")
     assert settings.ablation.tau_large == 0.5 and settings.ablation.prefetch is None and settings.block == SHARED.block
     with pytest.raises(PromptError, match="--lengths '8,x'"):
-        options.numbers_of("8,x", "--lengths")
+        run.numbers_of("8,x", "--lengths")
     with pytest.raises(PromptError, match="name=value"):
-        options.settings_of(None, None, None, ["window"])
+        run.settings_of(None, None, None, ["window"])
     with pytest.raises(StreamError, match="no setting 'widow'"):
-        options.settings_of(None, None, None, ["widow=4"])
+        run.settings_of(None, None, None, ["widow=4"])
     with pytest.raises(PromptError, match="unknown kind of stream 'soap'"):
-        Wanted(kinds=("soap",))
+        AccuracyOptions(kinds=("soap",))
     with pytest.raises(PromptError, match="1 or more"):
-        Wanted(lengths=(0,))
+        AccuracyOptions(lengths=(0,))

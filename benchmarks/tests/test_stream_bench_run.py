@@ -10,11 +10,11 @@ from rich.console import Console
 
 from benchmarks.recordfile import records_in
 from benchmarks.report import parts_of
-from benchmarks.stream.command import PARTS, Files, run
-from benchmarks.stream.records import PassRecord
-from benchmarks.stream.systems.measure import PARTS as SYSTEMS
-from benchmarks.stream.systems.wanted import SystemsWanted
-from benchmarks.stream.wanted import ACCURACY_PARTS, Wanted
+from benchmarks.stream.passes import PassRecord
+from benchmarks.stream.plan import ACCURACY_PARTS, AccuracyOptions
+from benchmarks.stream.run import PARTS, StreamOptions, run_streams
+from benchmarks.stream.systems.parts import PARTS as SYSTEMS
+from benchmarks.stream.systems.running import SystemsOptions
 from benchmarks.table import Table
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
@@ -41,11 +41,11 @@ def engine() -> Engine:
 
 
 def measured(engine: Engine, where: Path, parts: tuple[str, ...] = ("accuracy",), **changes: object) -> list[Table]:
-    files = Files(where / "stream.json", where, changes.pop("others", ()))  # type: ignore[arg-type]
-    wanted = Wanted(**{**SMALL, **changes})  # type: ignore[arg-type]
+    files = (where / "stream.json", where, changes.pop("others", ()))
+    accuracy = AccuracyOptions(**{**SMALL, **changes})  # type: ignore[arg-type]
     where.mkdir(exist_ok=True)
-    screen = Console(quiet=True)
-    return list(run(engine, "reference", wanted, SystemsWanted.quick(), parts, files, screen))
+    options = StreamOptions("reference", accuracy, SystemsOptions.quick(), parts, *files)  # type: ignore[arg-type]
+    return list(run_streams(engine, options, Console(quiet=True)))
 
 
 def answers(where: Path) -> dict[tuple[str, int], list[tuple[str, int, bool, int]]]:
@@ -56,7 +56,7 @@ def answers(where: Path) -> dict[tuple[str, int], list[tuple[str, int, bool, int
 def test_every_arm_is_asked_the_same_and_what_is_on_record_is_not_asked_again(engine: Engine, tmp_path: Path) -> None:
     tables = measured(engine, tmp_path)
     found = list(records_in(tmp_path / "stream.records.jsonl", PassRecord).values())
-    asked = {tuple((a.kind, a.at) for a in one.answers) for one in found if one.item == 0}
+    asked = {tuple((a.kind, a.at) for a in record.answers) for record in found if record.item == 0}
     assert len(found) == 2 * 7 and len(asked) == 1
     assert {at for _, at in asked.pop()} == {10, 20}
     for one in found:

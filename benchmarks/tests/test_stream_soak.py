@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.stream.soak.plan import SoakPlan
-from benchmarks.stream.soak.records import Answered, Round, Said, line_of, read_line
-from benchmarks.stream.soak.report import report
+from benchmarks.stream.soak.plan import FixedAnswers, SoakLog, SoakPlan, SoakRound, event_line, read_event
+from benchmarks.stream.soak.report import quarters, soak_bars, write_soak
 from benchmarks.stream.soak.run import soak
-from benchmarks.stream.soak.verdict import quarters, soak_bars
 from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
 from emblema.errors import EmblemaError, PromptError
 from emblema.models.load import bundled_folder
@@ -26,10 +24,10 @@ SETTINGS = StreamSettings(
 MB = 10**6
 
 
-def round_at(frames: int) -> Round:
+def round_at(frames: int) -> SoakRound:
     """A round of a soak in which nothing slows down: clusters grow, times stay, host bytes go with the frames."""
     index, host = 1000 * frames, 5000 * frames
-    return Round(
+    return SoakRound(
         process=int(frames > 50 * 200),
         frames=frames,
         kind="ego",
@@ -48,19 +46,19 @@ def round_at(frames: int) -> Round:
     )
 
 
-def said(change: Callable[[Round], Round] = lambda one: one) -> Said:
-    answers = Answered(10_000, ((3, 4), (5,)), ((1, 2), (7,)))
+def soak_log(change: Callable[[SoakRound], SoakRound] = lambda found: found) -> SoakLog:
+    answers = FixedAnswers(10_000, ((3, 4), (5,)), ((1, 2), (7,)))
     rounds = [change(round_at(frames)) for frames in range(200, 20_001, 200)]
-    return Said(rounds, 200, answers, answers, 10 * MB, 60.0)
+    return SoakLog(rounds, 200, answers, answers, 10 * MB, 60.0)
 
 
-def missed(found: Said) -> list[str]:
+def missed(found: SoakLog) -> list[str]:
     return [bar.name for bar in soak_bars(found) if not bar.holds]
 
 
 def test_a_soak_in_which_nothing_slows_down_holds() -> None:
-    assert missed(said()) == []
-    second, last = quarters(said().rounds)
+    assert missed(soak_log()) == []
+    second, last = quarters(soak_log().rounds)
     assert (second[0].frames, second[-1].frames) == (5_200, 10_000)
     assert (last[0].frames, last[-1].frames) == (15_200, 20_000)
 
@@ -68,35 +66,35 @@ def test_a_soak_in_which_nothing_slows_down_holds() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda one: replace(one, ttft_cpu=(0.01 * one.clusters**1.2,)), "first token"),
-        (lambda one: replace(one, encode_cpu=0.01 * one.clusters**1.2), "encode a frame"),
-        (lambda one: replace(one, device={**one.device, "index": one.frames**2}), "device bytes of a cluster"),
-        (lambda one: replace(one, device={**one.device, "local": MB + 100 * one.frames}), "other device"),
-        (lambda one: replace(one, host={"rows": one.frames**2}), "host bytes"),
-        (lambda one: replace(one, resident=one.resident + 20_000 * one.frames), "does not count"),
-        (lambda one: replace(one, resident=one.resident + 6 * one.counted // 10), "does not count"),
+        (lambda found: replace(found, ttft_cpu=(0.01 * found.clusters**1.2,)), "first token"),
+        (lambda found: replace(found, encode_cpu=0.01 * found.clusters**1.2), "encode a frame"),
+        (lambda found: replace(found, device={**found.device, "index": found.frames**2}), "device bytes of a cluster"),
+        (lambda found: replace(found, device={**found.device, "local": MB + 100 * found.frames}), "other device"),
+        (lambda found: replace(found, host={"rows": found.frames**2}), "host bytes"),
+        (lambda found: replace(found, resident=found.resident + 20_000 * found.frames), "does not count"),
+        (lambda found: replace(found, resident=found.resident + 6 * found.counted // 10), "does not count"),
     ],
 )
-def test_what_grows_too_fast_is_found_out(change: Callable[[Round], Round], words: str) -> None:
-    found = missed(said(change))
+def test_what_grows_too_fast_is_found_out(change: Callable[[SoakRound], SoakRound], words: str) -> None:
+    found = missed(soak_log(change))
     assert len(found) == 1 and words in found[0]
 
 
-@pytest.mark.parametrize("after", [Answered(10_000, ((3, 4), (6,)), ((1, 2), (7,))), Answered(10_000)])
-def test_other_answers_behind_the_kill_are_found_out(after: Answered) -> None:
-    found = said()
+@pytest.mark.parametrize("after", [FixedAnswers(10_000, ((3, 4), (6,)), ((1, 2), (7,))), FixedAnswers(10_000)])
+def test_other_answers_after_the_kill_are_found_out(after: FixedAnswers) -> None:
+    found = soak_log()
     found.after = after
-    assert ["behind the kill" in name for name in missed(found)] == [True]
+    assert ["after the kill" in name for name in missed(found)] == [True]
 
 
-def test_what_a_process_says_is_read_as_it_was() -> None:
-    for event, one in (("round", round_at(200)), ("saved", Answered(7, ((1,), ()), ((), (2, 3)))), ("end", None)):
-        assert read_line(line_of(event, one)) == (event, one)  # type: ignore[arg-type]
+def test_what_a_process_prints_is_read_as_it_was() -> None:
+    for event, one in (("round", round_at(200)), ("saved", FixedAnswers(7, ((1,), ()), ((), (2, 3)))), ("end", None)):
+        assert read_event(event_line(event, one)) == (event, one)  # type: ignore[arg-type]
 
 
 def test_kinds_come_in_turns_and_questions_are_about_the_latest_stretch() -> None:
     plan = SoakPlan("reference", frames=400, every=20, stretch=50, settings=SETTINGS)
-    assert SoakPlan.read(plan.written()) == plan
+    assert SoakPlan.read(plan.line()) == plan
     kinds = [plan.stretch_of(frame)[0].kind for frame in range(0, 300, 50)]
     assert kinds == [*STREAM_KINDS, *STREAM_KINDS]
     for seen in (20, 100, 380):
@@ -117,14 +115,14 @@ def test_a_soak_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
 def test_a_killed_soak_goes_on_with_the_same_answers(tmp_path: Path) -> None:
     """Two real processes, the first of which is killed in the middle of a round."""
     plan = SoakPlan(str(bundled_folder("reference")), frames=90, every=20, stretch=25, settings=SETTINGS)
-    told: list[Round] = []
+    told: list[SoakRound] = []
     found = soak(plan, told.append)
     assert found.rounds == told and [one.frames for one in told] == [20, 40, 60, 80]
     assert [one.process for one in told] == [0, 0, 1, 1] and found.lost == 20
     assert found.before.frames == found.after.frames == 40 and len(found.before.tokens) >= 4
     assert found.after == found.before
     assert all(one.encoded == 20 and one.resident > one.counted > 0 and one.clusters > 0 for one in told[1:])
-    bars = report(found, plan.told("reference"), tmp_path, SCREEN)
+    bars = write_soak(found, plan.reported("reference"), tmp_path, SCREEN)
     written = json.loads((tmp_path / "soak.json").read_text())
     assert [bar["name"] for bar in written["bars"]] == [bar.name for bar in bars]
     assert len(written["rows"]) == 4 and written["asked"]["largest"] == 4

@@ -12,14 +12,26 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.intervals import Interval
-from benchmarks.stream.systems.inside import Attention, attention_through, homes_of, opening_of, watched
-from benchmarks.stream.systems.looking import all_seen, attention_on_frames
-from benchmarks.stream.systems.maps import draw_questions
-from benchmarks.stream.systems.measure import PARTS, PICTURES
-from benchmarks.stream.systems.running import ask_one, feed, film_of, opened, questions, settings_for
-from benchmarks.stream.systems.wanted import SystemsWanted
-from benchmarks.stream.systems.worker import Job
-from benchmarks.stream.systems.workers import together
+from benchmarks.stream.systems.attention import (
+    Attention,
+    all_seen,
+    attention_on_frames,
+    attention_through,
+    clusters_of,
+    watched,
+)
+from benchmarks.stream.systems.encoding import EncodeJob, run_together
+from benchmarks.stream.systems.parts import PARTS, PICTURES, measure_part
+from benchmarks.stream.systems.running import (
+    SystemsOptions,
+    ask_word,
+    feed,
+    film_of,
+    opened,
+    questions,
+    settings_for,
+)
+from benchmarks.stream.systems.structure import draw_questions
 from benchmarks.table import Cell, Table
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError, StreamError
@@ -32,14 +44,16 @@ __all__ = ["reference"]
 NARROW = StreamSettings(
     window=4, block=4, budget=6, ablation=AblationSettings(first=6, largest=4, tau_small=0.02, tau_large=0.05)
 )
-TINY = SystemsWanted(kinds=("live",), lengths=(20, 32), frames=32, looked=32, rounds=2, settings=NARROW, workers=(1, 2))
+TINY = SystemsOptions(
+    kinds=("live",), lengths=(20, 32), frames=32, looked=32, rounds=2, settings=NARROW, workers=(1, 2)
+)
 QUIET = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
 def measured(reference: Engine) -> dict[str, Table]:
     """Every part but the processes, measured once."""
-    return {name: part(reference, TINY, QUIET) for name, part in PARTS.items() if name != "workers"}
+    return {name: measure_part(name, reference, TINY, QUIET) for name in PARTS if name != "workers"}
 
 
 @pytest.fixture
@@ -48,7 +62,7 @@ def attended(reference: Engine) -> Iterator[tuple[Any, str]]:
     film = film_of("live", 12, TINY)
     with ExitStack() as stack:
         stream = all_seen(stack, reference, TINY, 12)
-        feed({"full": stream}, film, 0, 12, 4, lambda: None)
+        feed({"full": stream}, film, 0, 12, 4)
         yield stream, questions(film, 12)[0].text
 
 
@@ -102,7 +116,7 @@ def test_bytes_are_those_of_the_rows_that_are_kept(measured: dict[str, Table], r
 
 def test_attention_that_is_noted_is_the_model_s_own(attended: tuple[Any, str]) -> None:
     stream, text = attended
-    begin, tokens, found = opening_of(stream), 4, list[Tensor]()
+    begin, tokens, found = len(stream.turn.opening), 4, list[Tensor]()
 
     def probing(stock: Attention) -> Attention:
         def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **extra: Any) -> Any:
@@ -123,35 +137,35 @@ def test_attention_that_is_noted_is_the_model_s_own(attended: tuple[Any, str]) -
     assert float(noted.sum((3, 4)).min()) > 0 and float(noted.sum((3, 4)).max()) <= 1 + 1e-5
 
 
-def test_watching_changes_no_answer_and_leaves_nothing_behind(reference: Engine) -> None:
+def test_watching_changes_no_answer_and_leaves_the_model_as_it_was(reference: Engine) -> None:
     film, stock = film_of("live", 24, TINY), ALL_ATTENTION_FUNCTIONS["sdpa"]
     with ExitStack() as stack:
         stream = opened(stack, reference, "mosaic", NARROW)
-        feed({"mosaic": stream}, film, 0, 24, 4, lambda: None)
+        feed({"mosaic": stream}, film, 0, 24, 4)
         text = questions(film, 24)[0].text
-        before = ask_one(stream, text).text
+        before = ask_word(stream, text).text
         with watched(reference, stream) as times:
-            assert ask_one(stream, text).text == before
+            assert ask_word(stream, text).text == before
         noted = (times.reading, times.attending, times.layers)
         assert min(noted) > 0 and times.layers > times.reading + times.attending
-        ask_one(stream, text)
+        ask_word(stream, text)
         assert (times.reading, times.attending, times.layers) == noted
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is stock
 
 
-def test_homes_are_those_of_the_frames_that_left(reference: Engine) -> None:
+def test_clusters_are_those_of_the_frames_that_left(reference: Engine) -> None:
     film = film_of("live", 24, TINY)
     with ExitStack() as stack:
         stream, other = opened(stack, reference, "mosaic", NARROW), opened(stack, reference, "rekv", NARROW)
         with pytest.raises(StreamError, match="nothing has been seen"):
-            homes_of(stream)
-        feed({"mosaic": stream, "rekv": other}, film, 0, 24, 4, lambda: None)
-        homes = homes_of(stream)
-        assert set(homes.visual) == set(range(NARROW.sinks, 24 - NARROW.window))
-        assert all(set(layer) == set(homes.visual) for layer in homes.layers)
-        assert len(homes.layers) == len(reference.adapter.layouts)
+            clusters_of(stream)
+        feed({"mosaic": stream, "rekv": other}, film, 0, 24, 4)
+        clusters = clusters_of(stream)
+        assert set(clusters.visual) == set(range(NARROW.sinks, 24 - NARROW.window))
+        assert all(set(layer) == set(clusters.visual) for layer in clusters.layers)
+        assert len(clusters.layers) == len(reference.adapter.layouts)
         with pytest.raises(StreamError, match="no clusters"):
-            homes_of(other)
+            clusters_of(other)
 
 
 def test_sparsity_rises_to_all_of_it(measured: dict[str, Table]) -> None:
@@ -206,7 +220,7 @@ def test_batching_and_prefetch_are_told_against_what_they_replace(measured: dict
     assert bar.holds and bar.count == TINY.rounds
 
 
-def test_what_sees_everything_stands_where_it_came() -> None:
+def test_what_sees_everything_keeps_its_native_positions() -> None:
     packed = StreamSettings(positions="packed", budget=8)
     assert settings_for("full", packed, window=9).positions == "native"
     assert settings_for("rekv", packed) == packed
@@ -217,7 +231,7 @@ def test_what_sees_everything_stands_where_it_came() -> None:
 )
 def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(PromptError):
-        SystemsWanted(**wrong)
+        SystemsOptions(**wrong)
 
 
 @pytest.mark.slow
@@ -233,4 +247,4 @@ def test_workers_run_in_processes_of_their_own(reference: Engine) -> None:
 @pytest.mark.slow
 def test_a_worker_that_fails_is_no_result(tmp_path: Path) -> None:
     with pytest.raises(EmblemaError, match="a worker ended before it was done: .*no-model"):
-        together([Job(str(tmp_path / "no-model"), "cpu", "live", 8, 0, 0, NARROW.flat())])
+        run_together([EncodeJob(str(tmp_path / "no-model"), "cpu", "live", 8, 0, 0, NARROW.flat())])

@@ -1,20 +1,32 @@
-"""The figures behind the systems parts, on weights and times made by hand."""
+"""The figures of the systems parts, on weights and times made by hand."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.stream.systems.clock import Spent, middle, ratio, timed, turned
-from benchmarks.stream.systems.growth import bars_of as growth_bars
-from benchmarks.stream.systems.growth import shorter
-from benchmarks.stream.systems.held import Held, lengths_to, local_bytes, memory_bytes
-from benchmarks.stream.systems.held import bars_of as bytes_bars
-from benchmarks.stream.systems.looking import frames_for, likeness, things, wordings
-from benchmarks.stream.systems.running import Ask, film_of, questions
-from benchmarks.stream.systems.sparsity import TOPS, look_of
-from benchmarks.stream.systems.structure import largest_share
-from benchmarks.stream.systems.wanted import SystemsWanted
+from benchmarks.stream.systems.attention import frames_for, likeness, things, wordings
+from benchmarks.stream.systems.costs import (
+    StreamBytes,
+    bytes_bars,
+    growth_bars,
+    lengths_to,
+    local_bytes,
+    memory_bytes,
+    shorter,
+)
+from benchmarks.stream.systems.running import (
+    Spent,
+    StreamAsk,
+    SystemsOptions,
+    film_of,
+    median_ms,
+    questions,
+    ratio,
+    timed,
+    turned,
+)
+from benchmarks.stream.systems.structure import TOPS, largest_share, look_of
 from benchmarks.tasks.streams import seen
 from emblema.stream.method import MemoryBytes
 
@@ -46,7 +58,7 @@ def test_likeness_of_sets_is_their_overlap() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=9), st.floats(0.1, 10))
 def test_a_ratio_knows_what_one_costs_more(below: list[float], factor: float) -> None:
-    found = ratio([factor * one for one in below], below)
+    found = ratio([factor * time for time in below], below)
     assert found.value == pytest.approx(factor) and found.low == pytest.approx(factor) == found.high
 
 
@@ -60,7 +72,7 @@ def test_turns_and_times() -> None:
     assert [turned("abc", turn) for turn in (-1, 0, 1, 3)] == [list(one) for one in ("cab", "abc", "bca", "abc")]
     made, spent = timed(lambda: sum(range(10)))
     assert made == 45 and isinstance(spent, Spent) and spent.wall > 0 <= spent.cpu
-    assert middle([0.001, 0.5, 0.002]) == 2.0
+    assert median_ms([0.001, 0.5, 0.002]) == 2.0
 
 
 def test_heads_count_by_what_they_give_to_frames() -> None:
@@ -80,9 +92,9 @@ def test_frames_in_one_cluster() -> None:
     assert largest_share(homes, [0, 1, 2, 3]) == 0.75 and largest_share(homes, [3]) == 1.0
 
 
-def held(kind: str, frames: int, memory: int, clusters: int, rekv: int) -> Held:
+def held(kind: str, frames: int, memory: int, clusters: int, rekv: int) -> StreamBytes:
     device = {"local": 7, "index": memory - 10, "waiting": 10, "fetched": 99}
-    return Held(kind, "mosaic", frames, MemoryBytes(device, {"rows": 3}), 0, clusters, rekv)
+    return StreamBytes(kind, "mosaic", frames, MemoryBytes(device, {"rows": 3}), 0, clusters, rekv)
 
 
 def test_the_bars_on_bytes_go_by_the_worst_kind() -> None:
@@ -98,11 +110,11 @@ def test_the_bars_on_bytes_go_by_the_worst_kind() -> None:
 
 
 def test_the_bars_on_time_go_by_the_worst_kind() -> None:
-    def asks(long: float, cpu: float) -> dict[tuple[str, int], list[Ask]]:
-        short = [Ask("", 0.1, 0.1, {}), Ask("", 0.2, 0.2, {})]
+    def asks(long: float, cpu: float) -> dict[tuple[str, int], list[StreamAsk]]:
+        short = [StreamAsk("", 0.1, 0.1, {}), StreamAsk("", 0.2, 0.2, {})]
         return {
             ("mosaic", 256): short,
-            ("mosaic", 4096): [Ask("", long * one.ttft, cpu * one.cpu, {}) for one in short],
+            ("mosaic", 4096): [StreamAsk("", long * ask.ttft, cpu * ask.cpu, {}) for ask in short],
         }
 
     wall, cpu = growth_bars({"ego": asks(1.1, 1.0), "live": asks(1.25, 1.4)})
@@ -117,14 +129,14 @@ def test_lengths_double_to_the_last() -> None:
 
 
 def test_questions_are_of_every_kind_first() -> None:
-    film = film_of("ego", 128, SystemsWanted())
+    film = film_of("ego", 128, SystemsOptions())
     asked = questions(film, 128)
-    kinds = {one.kind for one in asked}
+    kinds = {question.kind for question in asked}
     assert len({one.kind for one in asked[: len(kinds)]}) == len(kinds) == 5 and all(one.at == 128 for one in asked)
 
 
 def test_things_came_once_and_are_asked_about_in_two_wordings() -> None:
-    film = film_of("movie", 128, SystemsWanted())
+    film = film_of("movie", 128, SystemsOptions())
     once = sum(len(views) == 1 for views in seen(film, 128).views.values())
     for most in (1, 4, once, 2 * once):
         names = things(film, 128, most)

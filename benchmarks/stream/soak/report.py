@@ -1,34 +1,220 @@
-"""A soak's figures as files, and on a screen."""
+"""What has to hold of a soak, its tables, and its files: its last quarter against its second, and the answers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
+import numpy
 from rich.console import Console
 
 from benchmarks.report import ModelTables, options_text, show_tables, write_page, write_rows
-from benchmarks.stream.soak.records import Said
-from benchmarks.stream.soak.verdict import soak_tables
-from benchmarks.table import Bar
+from benchmarks.stream.soak.plan import SoakLog, SoakRound
+from benchmarks.table import Bar, Cell, Plot, Table
+from benchmarks.tasks.streams import QUESTION_KINDS
+from emblema.eval.metrics import Share
+
+MEGA = 1e6
+LINES = 20
+"""Lines of the table over a whole soak."""
+NOISE = 1.1
+"""By how much a ratio of times, or of bytes, may pass what it is held against."""
+SPARE = 0.5
+"""What the process may take beside each byte that the stream counts: gaps of the allocator and working space, which
+weigh most in the first minutes."""
+UNCOUNTED = "bytes of the process that the stream does not count, for each that it does, last quarter less the second"
+INDEX = ("index", "waiting")
+"""Places of the device whose bytes go with the clusters."""
+
+RoundFigure = Callable[[SoakRound], float]
 
 
-def report(said: Said, asked: Mapping[str, Any], folder: Path, screen: Console) -> tuple[Bar, ...]:
+def ttft(found: SoakRound) -> float:
+    """Return the median CPU seconds to the first token."""
+    return median(found.ttft_cpu)
+
+
+def encoding(found: SoakRound) -> float:
+    """Return the CPU seconds to encode a frame."""
+    return found.encode_cpu / found.encoded
+
+
+def clusters(found: SoakRound) -> float:
+    """Return the semantic clusters of one layer."""
+    return found.clusters
+
+
+def index_bytes(found: SoakRound) -> float:
+    """Return the device bytes that go with the clusters."""
+    return sum(found.device.get(place, 0) for place in INDEX)
+
+
+def other_bytes(found: SoakRound) -> float:
+    """Return the device bytes that do not."""
+    return sum(found.device.values()) - index_bytes(found)
+
+
+def uncounted(found: SoakRound) -> float:
+    """Return bytes of the process that the stream does not count: program, model, its own numbers of frames."""
+    return found.resident - found.counted
+
+
+def host_bytes(found: SoakRound) -> float:
+    """Return the bytes on the host."""
+    return sum(found.host.values())
+
+
+def quarters(rounds: Sequence[SoakRound]) -> tuple[list[SoakRound], list[SoakRound]]:
+    """Return the second quarter of a soak, and its last one."""
+    end = rounds[-1].frames
+    second = [found for found in rounds if end < 4 * found.frames <= 2 * end]
+    return second, [found for found in rounds if 4 * found.frames > 3 * end]
+
+
+def growth(rounds: Sequence[SoakRound], figure: RoundFigure) -> float:
+    """Return the mean over the last quarter as a multiple of that over the second."""
+    before, after = (fmean(map(figure, quarter)) for quarter in quarters(rounds))
+    return after / before if before else float("nan")
+
+
+def increase(rounds: Sequence[SoakRound], figure: RoundFigure) -> float:
+    """Return by how much the mean over the last quarter is above that over the second."""
+    before, after = (fmean(map(figure, quarter)) for quarter in quarters(rounds))
+    return after - before
+
+
+def slope(rounds: Sequence[SoakRound], across: RoundFigure, up: RoundFigure) -> float:
+    """Return the slope of the line through all rounds that fits best."""
+    xs, ys = list(map(across, rounds)), list(map(up, rounds))
+    return float(numpy.polyfit(xs, ys, 1)[0]) if len(set(xs)) > 1 else float("nan")
+
+
+def soak_bars(log: SoakLog) -> tuple[Bar, ...]:
+    """Return everything that has to hold."""
+    rounds = log.rounds
+    second, last = quarters(rounds)
+    count, asked = len(second) + len(last), len(log.before.tokens)
+    same = log.before.same(log.after) / asked if asked else None
+    grown = growth(rounds, clusters)
+
+    def held(name: str, value: float, bound: float) -> Bar:
+        return Bar(f"{name}, last quarter to the second", value, bound, least=False, count=count)
+
+    beside = increase(rounds, uncounted) / increase(rounds, lambda found: found.counted)
+    return (
+        Bar("same answers from the same frames after the kill", same, 1, count=asked),
+        held("time to first token over growth of clusters", growth(rounds, ttft) / grown, NOISE),
+        held("CPU seconds to encode a frame over growth of clusters", growth(rounds, encoding) / grown, NOISE),
+        # The index grows by a quarter at a time.
+        held("device bytes of a cluster", growth(rounds, lambda found: index_bytes(found) / found.clusters), 1.25),
+        held("other device bytes", growth(rounds, other_bytes), 1.01),
+        held("host bytes of a frame", growth(rounds, lambda found: host_bytes(found) / found.frames), NOISE),
+        Bar(UNCOUNTED, beside, SPARE, least=False, count=count),
+    )
+
+
+def soak_tables(log: SoakLog) -> tuple[Table, ...]:
+    """Return the soak line by line, what grows with what, and how it answered."""
+    return _rounds(log), _slopes(log), _answers(log)
+
+
+def _rounds(log: SoakLog) -> Table:
+    rounds = log.rounds
+    size = -(-len(rounds) // LINES)
+    lines = [rounds[start : start + size] for start in range(0, len(rounds), size)]
+    note = (
+        "Each line is the mean over the rounds up to so many frames; a round is some frames, and a question of every "
+        "kind. TTFT: CPU milliseconds to the first token of questions about the whole stream. Clusters are those of "
+        f"one layer. Resident: memory of the process. It was killed after {log.before.frames:,} frames and went on "
+        "from there. Uncounted: what of it the stream does not say that it holds."
+    )
+    over = ("clusters", "TTFT ms", "frames a CPU second", "index MB", "host MB", "resident MB", "uncounted MB")
+    columns = ("frames", "process", "clusters", "visual clusters", "TTFT ms", "frames a CPU second", "index MB")
+    return Table(
+        "soak",
+        f"{rounds[-1].frames:,} frames, asked all the way",
+        note,
+        (*columns, "other device MB", "host MB", "resident MB", "uncounted MB", "right"),
+        tuple(map(_line, lines)),
+        (*(Plot("frames", column) for column in over), Plot("clusters", "TTFT ms")),
+        soak_bars(log),
+        log.seconds,
+    )
+
+
+def _line(rounds: Sequence[SoakRound]) -> tuple[Cell, ...]:
+    last = rounds[-1]
+    held = (index_bytes, other_bytes, host_bytes, lambda found: found.resident, uncounted)
+    return (
+        last.frames,
+        "first" if last.process == 0 else "second",
+        fmean(map(clusters, rounds)),
+        fmean(found.visual for found in rounds),
+        1000 * fmean(map(ttft, rounds)),
+        1 / fmean(map(encoding, rounds)),
+        *(fmean(map(figure, rounds)) / MEGA for figure in held),
+        _share([right for found in rounds for right in found.right.values()]),
+    )
+
+
+def _share(right: Sequence[bool]) -> Share:
+    return Share(sum(right) / len(right) if right else float("nan"), len(right))
+
+
+def _slopes(log: SoakLog) -> Table:
+    rounds = log.rounds
+
+    def frames(found: SoakRound) -> float:
+        return found.frames
+
+    figures = (
+        ("clusters of one layer, for 1,000 frames", slope(rounds, frames, clusters) * 1000),
+        ("device bytes, for a cluster of one layer", slope(rounds, clusters, index_bytes)),
+        ("host bytes, for a frame", slope(rounds, frames, host_bytes)),
+        ("uncounted bytes of the process, for a frame", slope(rounds, frames, uncounted)),
+        ("TTFT, microseconds for a cluster of one layer", slope(rounds, clusters, ttft) * MEGA),
+        ("encoding, microseconds of a frame for a cluster of one layer", slope(rounds, clusters, encoding) * MEGA),
+        ("clusters, last quarter to the second", growth(rounds, clusters)),
+        ("TTFT, last quarter to the second", growth(rounds, ttft)),
+        ("encoding, last quarter to the second", growth(rounds, encoding)),
+        ("frames that the killed process had seen since it saved", log.lost),
+        ("megabytes of the saved stream", log.saved_bytes / MEGA),
+    )
+    note = "Slopes of the straight lines through all rounds that fit best, and means of quarters."
+    return Table("soak-slopes", "What grows with what", note, ("figure", "value"), figures)
+
+
+def _answers(log: SoakLog) -> Table:
+    rows = []
+    for kind in sorted({found.kind for found in log.rounds}):
+        rounds = [found for found in log.rounds if found.kind == kind]
+        shares = [
+            _share([found.right[question] for found in rounds if question in found.right])
+            for question in QUESTION_KINDS
+        ]
+        rows.append((kind, *(share if share.count else None for share in shares)))
+    note = "Share of right answers about the latest stretch, with no more than that in sight."
+    columns = ("stretch", *QUESTION_KINDS)
+    return Table("soak-answers", "Answers by kind of stretch and question", note, columns, tuple(rows))
+
+
+def write_soak(log: SoakLog, options: Mapping[str, Any], folder: Path, screen: Console) -> tuple[Bar, ...]:
     """Print a soak and write `soak.json`, `soak.md` and its plots into a folder; returns what had to hold.
 
     Args:
-        asked: what it was run with; its `model` is a name.
+        options: what it was run with; its `model` is a name.
     """
-    found = ModelTables(str(asked["model"]), tuple(soak_tables(said)))
+    found = ModelTables(str(options["model"]), soak_tables(log))
     show_tables(screen, found)
-    command = f"`python -m benchmarks soak`: {options_text(asked)}; {said.seconds / 60:.1f} minutes"
-    write_page(folder / "soak.md", "A soak of streams", command, [found])
-    figures = {
-        "asked": asked,
-        "seconds": said.seconds,
-        "bars": [bar.data() for bar in found.bars],
-        "tables": [table.data() for table in found.tables],
-        "rows": [asdict(round) for round in said.rounds],
-    }
+    write_soak_page(found, options, log.seconds, folder)
+    data, rows = found.data(), [asdict(measured) for measured in log.rounds]
+    figures = {"asked": options, "seconds": log.seconds, "bars": data["bars"], "tables": data["tables"], "rows": rows}
     write_rows(figures, folder / "soak.json")
     return found.bars
+
+
+def write_soak_page(found: ModelTables, options: Mapping[str, Any], seconds: float, folder: Path) -> Path:
+    """Write `soak.md` and its plots into a folder; returns the page's path."""
+    command = f"`python -m benchmarks soak`: {options_text(options)}; {seconds / 60:.1f} minutes"
+    return write_page(folder / "soak.md", "A soak of streams", command, [found])

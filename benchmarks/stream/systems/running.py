@@ -1,23 +1,91 @@
-"""Streams side by side: fed the same frames and asked the same questions, in turns."""
+"""Streams side by side: fed the same frames and asked the same questions, in turns, and what that took."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, TypeVar
 
-from benchmarks.stream.systems.clock import Spent, timed, turned
-from benchmarks.stream.systems.wanted import SystemsWanted
-from benchmarks.tasks.streams import GeneratedStream, TimedQuestion, make_stream, questions_of, random_of
+import numpy as np
+import torch
+
+from benchmarks.intervals import Interval
+from benchmarks.tasks.streams import (
+    STREAM_KINDS,
+    GeneratedStream,
+    TimedQuestion,
+    make_stream,
+    questions_of,
+    random_of,
+)
 from emblema.engine.engine import Engine
+from emblema.errors import PromptError
 from emblema.stream.methods import METHODS
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.stream import Stream
 
+QUICK_BUDGET = 16
+RESAMPLES = 2000
 Name = TypeVar("Name")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SystemsOptions:
+    """What the systems parts are measured on.
+
+    Attributes:
+        seed: of the streams.
+        kinds: of the streams; parts that need one take the first.
+        lengths: frames at which time is taken, rising.
+        frames: frames of the streams whose bytes, cuts, transfers and encoding are counted.
+        looked: frames of the streams whose attention is looked at.
+        rounds: questions for every time that is reported.
+        settings: of all streams; a memory without an end has native positions whatever these say.
+        workers: processes at once.
+        model: what a worker loads; None for the folder that the engine's own model came from.
+    """
+
+    seed: int = 0
+    kinds: tuple[str, ...] = STREAM_KINDS
+    lengths: tuple[int, ...] = (64, 256, 1024, 4096)
+    frames: int = 1024
+    looked: int = 256
+    rounds: int = 16
+    settings: StreamSettings = field(default_factory=StreamSettings)
+    workers: tuple[int, ...] = (1, 2, 4)
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        numbers = (*self.lengths, *self.workers, self.frames, self.looked, self.rounds)
+        if not (self.lengths and self.workers and self.kinds) or min(numbers) < 1 or self.seed < 0:
+            raise PromptError(
+                "give lengths, workers and kinds, frames and rounds of 1 or more, and a seed of 0 or more"
+            )
+        if list(self.lengths) != sorted(set(self.lengths)):
+            raise PromptError(f"the lengths {self.lengths} do not rise: give each once, the shortest first")
+        unknown = [kind for kind in self.kinds if kind not in STREAM_KINDS]
+        if unknown:
+            raise PromptError(f"there is no stream of kind {unknown[0]!r}: choose from {', '.join(STREAM_KINDS)}")
+
+    @classmethod
+    def quick(cls, seed: int = 0, settings: StreamSettings | None = None) -> "SystemsOptions":
+        """Return enough to see that all of it works; the budget is small, so that short streams have to choose."""
+        chosen = replace(settings or StreamSettings(), budget=QUICK_BUDGET)
+        return cls(seed, lengths=(64, 128), frames=128, looked=96, rounds=3, settings=chosen, workers=(1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds on the clock, and seconds of processor time of the whole process, its threads included."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAsk:
     """What one question cost.
 
     Attributes:
@@ -33,37 +101,85 @@ class Ask:
     counts: Mapping[str, float]
 
 
-def film_of(kind: str, frames: int, wanted: SystemsWanted, item: int = 0) -> GeneratedStream:
-    """A generated stream."""
-    return make_stream(random_of(kind, frames, wanted.seed, item), kind, frames, wanted.seed, item)
+def timed(run: Callable[[], Made]) -> tuple[Made, Spent]:
+    """Do something; return what it gave, and what it took, with what it left to a GPU."""
+    _synchronize()
+    wall, cpu = time.perf_counter(), time.process_time()
+    made = run()
+    _synchronize()
+    return made, Spent(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def turned(names: Sequence[Made], turn: int) -> list[Made]:
+    """Return the names, beginning with another one each turn, so that none always comes first."""
+    start = turn % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Interval:
+    """Return the median of ratios, pair by pair, with its 95 % bootstrap interval over the pairs."""
+    ratios = np.asarray(above, dtype=np.float64) / np.asarray(below, dtype=np.float64)
+    draws = np.random.default_rng(seed).integers(len(ratios), size=(RESAMPLES, len(ratios)))
+    low, high = np.quantile(np.median(ratios[draws], axis=1), [0.025, 0.975])
+    return Interval(float(np.median(ratios)), float(low), float(high))
+
+
+def ttft_ratio(asks: Sequence[StreamAsk], others: Sequence[StreamAsk]) -> Interval:
+    """Return the ratio of times to the first token."""
+    return ratio([ask.ttft for ask in asks], [ask.ttft for ask in others])
+
+
+def cpu_ratio(asks: Sequence[StreamAsk | Spent], others: Sequence[StreamAsk | Spent]) -> Interval:
+    """Return the ratio of processor times."""
+    return ratio([ask.cpu for ask in asks], [ask.cpu for ask in others])
+
+
+def median_ms(seconds: Sequence[float]) -> float:
+    """Return the median in milliseconds."""
+    return 1000 * median(seconds)
+
+
+def film_of(kind: str, frames: int, options: SystemsOptions, item: int = 0) -> GeneratedStream:
+    """Return a generated stream."""
+    return make_stream(random_of(kind, frames, options.seed, item), kind, frames, options.seed, item)
 
 
 def questions(film: GeneratedStream, at: int) -> list[TimedQuestion]:
-    """A question of each kind about the first `at` frames, then another of each, and so on; at least one."""
+    """Return a question of each kind about the first `at` frames, then another of each, and so on; at least one."""
     kinds: dict[str, list[TimedQuestion]] = {}
-    for one in questions_of(film, (at,)):
-        kinds.setdefault(one.kind, []).append(one)
-    most = max(len(own) for own in kinds.values())
+    for question in questions_of(film, (at,)):
+        kinds.setdefault(question.kind, []).append(question)
+    most = max(map(len, kinds.values()))
     return [own[place] for place in range(most) for own in kinds.values() if place < len(own)]
 
 
 def settings_for(method: str, settings: StreamSettings, **changes: Any) -> StreamSettings:
-    """Settings that a method can have: what sees everything stands where it came."""
+    """Return settings that a method can have: frames keep their native positions where everything is seen."""
     given = change_settings(settings, changes)
     return given if METHODS[method].bounded else replace(given, positions="native")
 
 
 def opened(stack: ExitStack, engine: Engine, method: str, settings: StreamSettings, **changes: Any) -> Stream:
-    """A stream that is closed with the stack."""
+    """Return a stream that is closed with the stack."""
     return stack.enter_context(engine.stream(method, settings_for(method, settings, **changes)))
 
 
 def feed(
-    streams: Mapping[Name, Stream], film: GeneratedStream, begin: int, end: int, together: int, tick: Callable[[], None]
+    streams: Mapping[Name, Stream],
+    film: GeneratedStream,
+    begin: int,
+    end: int,
+    together: int,
+    tick: Callable[[], object] = lambda: None,
 ) -> dict[Name, list[Spent]]:
-    """Push frames `begin` to `end` to all streams, `together` at a time and in turns; what each of these pushes took.
+    """Push frames `begin` to `end` to all streams, `together` at a time and in turns; return what each push took.
 
-    Drawing them is not counted.
+    Drawing the frames is not counted.
     """
     spent: dict[Name, list[Spent]] = {name: [] for name in streams}
     for turn, start in enumerate(range(begin, end, together)):
@@ -75,21 +191,21 @@ def feed(
     return spent
 
 
-def ask_one(stream: Stream, text: str) -> Ask:
+def ask_word(stream: Stream, text: str) -> StreamAsk:
     """Ask for one word."""
     reply, spent = timed(lambda: stream.ask(text, max_new_tokens=1))
-    return Ask(reply.text, reply.usage.ttft_seconds, spent.cpu, reply.usage.counts)
+    return StreamAsk(reply.text, reply.usage.ttft_seconds, spent.cpu, reply.usage.counts)
 
 
 def ask_in_turns(
-    streams: Mapping[Name, Stream], texts: Sequence[str], rounds: int, tick: Callable[[], None]
-) -> dict[Name, list[Ask]]:
+    streams: Mapping[Name, Stream], texts: Sequence[str], rounds: int, tick: Callable[[], object]
+) -> dict[Name, list[StreamAsk]]:
     """Ask all streams the same question, in turns, round by round; a first round is not counted."""
-    asks: dict[Name, list[Ask]] = {name: [] for name in streams}
+    asks: dict[Name, list[StreamAsk]] = {name: [] for name in streams}
     for turn in range(-1, rounds):
         for name in turned(list(streams), turn):
-            one = ask_one(streams[name], texts[turn % len(texts)])
+            ask = ask_word(streams[name], texts[turn % len(texts)])
             if turn >= 0:
-                asks[name].append(one)
+                asks[name].append(ask)
         tick()
     return asks

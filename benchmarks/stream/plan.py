@@ -1,0 +1,199 @@
+"""What of accuracy is measured: which streams, asked when, under which memories, and Mosaic with one thing changed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
+from emblema.errors import PromptError
+from emblema.stream.settings import StreamSettings, change_settings
+
+OURS, FULL, REKV = "mosaic", "full", "rekv"
+BASELINES = (REKV, "livevlm", "streammem", "sliding", "nocache")
+METHODS = (OURS, *BASELINES, FULL)
+SHARED = ("sinks", "window", "block", "positions", "batched")
+"""Settings that every method goes by, the budget apart."""
+ALONE = 1e-9
+"""A width, as a share of the variance, that no cluster of two frames keeps to."""
+ACCURACY_PARTS = ("accuracy", "budgets", "lengths", "ablation")
+SEEDS = (201, 202, 203)
+FITS = 1024
+"""Frames up to which full attention is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamArm:
+    """A method, and what is changed of the settings that all arms share.
+
+    Attributes:
+        words: what is changed.
+    """
+
+    name: str
+    method: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    words: str = ""
+
+    def settings(self, shared: StreamSettings, budget: int) -> StreamSettings:
+        """Return the arm's settings; full attention has native positions in any case, as it has no end."""
+        own = change_settings(shared, {**self.changes, "budget": budget})
+        return replace(own, positions="native") if self.method == FULL else own
+
+    def identity(self, shared: StreamSettings, budget: int) -> dict[str, Any]:
+        """Return what its answers depend on: equal for two arms that are the same."""
+        settings = self.settings(shared, budget).flat()
+        if self.method == OURS:
+            return {"method": self.method, **settings}
+        kept = {name: settings[name] for name in SHARED}
+        return {"method": self.method, **kept, "budget": None if self.method == FULL else budget}
+
+
+def _ours(name: str, words: str, **changes: Any) -> StreamArm:
+    return StreamArm(f"{OURS}-{name}", OURS, changes, words)
+
+
+ABLATIONS: tuple[StreamArm, ...] = (
+    _ours("visual", "visual clusters alone, layers follow them", levels="visual"),
+    _ours("semantic", "semantic clusters alone, each layer's own", levels="semantic"),
+    _ours("flat", "no clusters: each frame is one, with its own representative", tau_small=ALONE, tau_large=ALONE),
+    _ours("no-representatives", "what was not retrieved is not seen", representatives=False),
+    _ours("unweighted", "a representative counts for one row", weighted=False),
+    _ours("eager", "a cluster is cut as soon as it is too wide", splitting="eager"),
+    _ours("relaxing", "large clusters may be wider than small ones (equation 5)", direction="relaxing"),
+    _ours("one-part", "one mean key for a whole frame", parts=1),
+    _ours("pooled", "clusters chosen by a pooled query (V-C)", scoring="pooled"),
+    _ours("paper", "all three as the paper says", direction="relaxing", parts=1, scoring="pooled"),
+    _ours("window-only", "frames retrieve nothing while they are encoded", retrieve_while_encoding=False),
+)
+ARMS: Mapping[str, StreamArm] = {
+    **{name: StreamArm(name, name) for name in METHODS},
+    **{arm.name: arm for arm in ABLATIONS},
+}
+"""Every arm by name."""
+
+
+def arms_named(names: tuple[str, ...]) -> tuple[StreamArm, ...]:
+    """Return arms in the order of their names.
+
+    Raises:
+        PromptError: there is none of that name.
+    """
+    unknown = next((name for name in names if name not in ARMS), None)
+    if unknown is not None:
+        raise PromptError(f"there is no arm {unknown!r}: choose of {', '.join(ARMS)}")
+    return tuple(ARMS[name] for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamId:
+    """One generated stream: its kind, seed, number and frames."""
+
+    kind: str
+    seed: int
+    item: int
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPass:
+    """A stream under an arm, at a budget."""
+
+    stream: StreamId
+    arm: str
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyOptions:
+    """What to measure.
+
+    Attributes:
+        kinds, seeds: of streams; `items` of each kind and seed in the comparison at equal budget.
+        others: likewise for the other parts.
+        frames: of the streams that are compared at equal budget.
+        lengths: frames of streams in the table by length.
+        budget: frames retrieved in each layer; `budgets`: in the table by budget.
+        methods, ablations: arms.
+        times: how often a stream is asked, evenly over its second half, the last time at its end.
+        each: questions of each kind each time, at the most.
+        settings: shared by all arms.
+    """
+
+    kinds: tuple[str, ...] = STREAM_KINDS
+    seeds: tuple[int, ...] = SEEDS
+    items: int = 3
+    others: int = 1
+    frames: int = 512
+    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    budget: int = 64
+    budgets: tuple[int, ...] = (8, 16, 32, 64)
+    methods: tuple[str, ...] = METHODS
+    ablations: tuple[str, ...] = tuple(arm.name for arm in ABLATIONS)
+    times: int = 5
+    each: int = 3
+    settings: StreamSettings = field(default_factory=StreamSettings)
+
+    def __post_init__(self) -> None:
+        unknown = next((kind for kind in self.kinds if kind not in STREAM_KINDS), None)
+        if unknown is not None:
+            raise PromptError(f"unknown kind of stream {unknown!r}: choose of {', '.join(STREAM_KINDS)}")
+        counts = (self.items, self.others, self.frames, self.budget, self.times, self.each)
+        if not (self.kinds and self.seeds) or min(*counts, *self.lengths, *self.budgets) < 1 or min(self.seeds) < 0:
+            raise PromptError(
+                "give one kind and seed or more, seeds of 0 or more, and 1 or more of all that is counted "
+                "(items, frames, lengths, budgets, times, questions)"
+            )
+        arms_named((*self.methods, *self.ablations))
+
+    def quick(self) -> "AccuracyOptions":
+        """Return a little of everything, of the same kinds, arms and settings."""
+        return replace(
+            self, seeds=self.seeds[:1], items=1, others=1, frames=64, lengths=(32, 64), budget=8, budgets=(4, 8),
+            times=2, each=1,
+        )  # fmt: skip
+
+    @property
+    def reported(self) -> dict[str, Any]:
+        """The options as they are reported."""
+        named = ("kinds", "seeds", "items", "others", "frames", "lengths", "budget", "budgets", "times", "each")
+        shared = ("sinks", "window", "block", "positions")
+        return {name: getattr(self if name in named else self.settings, name) for name in (*named, *shared)}
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Questions of each kind each time."""
+        return dict.fromkeys(QUESTION_KINDS, self.each)
+
+    def times_of(self, frames: int) -> tuple[int, ...]:
+        """Return frames seen when a stream is asked, rising."""
+        first = -(-frames // 2)
+        steps = max(1, self.times - 1)
+        found = {first + (frames - first) * step // steps for step in range(self.times)}
+        return tuple(sorted(found)) if self.times > 1 else (frames,)
+
+    def passes(self, part: str) -> tuple[StreamPass, ...]:
+        """Return everything that a part goes by, a stream's arms together."""
+        return tuple(
+            StreamPass(StreamId(kind, seed, item, frames), arm.name, budget)
+            for frames, budget, items, chosen in self._cells(part)
+            for seed in self.seeds
+            for item in range(items)
+            for kind in self.kinds
+            for arm in chosen
+            if arm.method != FULL or frames <= FITS
+        )
+
+    def _cells(self, part: str) -> Iterator[tuple[int, int, int, tuple[StreamArm, ...]]]:
+        """Yield frames, budget, items and arms."""
+        known, others = arms_named(self.methods), min(self.items, self.others)
+        pair = tuple(arm for arm in known if arm.name in (OURS, REKV))
+        if part == "accuracy":
+            yield self.frames, self.budget, self.items, known
+        elif part == "budgets":
+            yield from ((self.frames, budget, others, pair) for budget in self.budgets)
+        elif part == "lengths":
+            yield from ((frames, self.budget, others, known) for frames in self.lengths)
+        elif part == "ablation":
+            yield self.frames, self.budget, others, (*pair, *arms_named(self.ablations))
+        else:
+            raise PromptError(f"there is no part {part!r}: choose of {', '.join(ACCURACY_PARTS)}")

@@ -1,0 +1,262 @@
+"""How time and bytes grow with a stream's length (Mosaic, table I and figures 3b, 3c, 11)."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from benchmarks.stream.systems.attention import watched
+from benchmarks.stream.systems.running import (
+    StreamAsk,
+    SystemsOptions,
+    ask_in_turns,
+    ask_word,
+    cpu_ratio,
+    feed,
+    film_of,
+    median_ms,
+    opened,
+    questions,
+    ttft_ratio,
+)
+from benchmarks.table import Bar, Cell, Plot, Table
+from benchmarks.tasks.streams import GeneratedStream
+from emblema.engine.engine import Engine
+from emblema.eval.progress import steps
+from emblema.stream.method import MemoryBytes
+from emblema.stream.methods import METHODS
+from emblema.stream.stream import Stream
+
+TIMED, COMPARED = ("full", "rekv", "mosaic"), ("rekv", "mosaic")
+SHORT, LONG, SLOWER = 256, 4096, 1.3
+SHARES = ("memory", "transfers", "attention", "around attention", "rest")
+GROWTH_COLUMNS = (
+    "kind", "method", "frames", "TTFT ms", "CPU ms", "TTFT over shorter", "CPU over shorter", "TTFT over ReKV",
+    "CPU over ReKV", "encode frames/s", "device bytes", "host bytes", *SHARES,
+)  # fmt: skip
+GROWTH_NOTE = (
+    "Mosaic's table I and figures 3b and 3c. One stream a kind of film, method and length, all of a kind open at "
+    "once, over the beginning of one film; then the same questions to all, in turns, {rounds} times. TTFT, and CPU "
+    "(of the whole process, what is done after the first token included), are medians; their ratios are medians of "
+    "ratios question by question, with 95 % bootstrap intervals: 'over shorter' against the same method at {short} "
+    "frames, 'over ReKV' at the same length. Frames are encoded in turns too; frames/s go by CPU time, drawing the "
+    "frames not counted. Device bytes are what is always seen and the memory's own; host bytes are all. The last "
+    "columns are shares of the answers' time, taken apart: in the memory (scoring, choosing, putting rows together), "
+    "waiting for transfers, in the attention function, in the rest of the attention layers (projections, rows set in "
+    "their places), and the rest. Full attention runs on the first kind alone; the bars go by the worst kind."
+)
+Key = tuple[str, int]
+Asks = dict[Key, list[StreamAsk]]
+"""Answers by method and length."""
+
+
+def measure_growth(engine: Engine, options: SystemsOptions, console: Console) -> Table:
+    """Measure time to the first token, and bytes, of full attention, ReKV and Mosaic by length."""
+    rows, asks = list[tuple[Cell, ...]](), dict[str, Asks]()
+    short = shorter(options.lengths)
+    for kind in options.kinds:
+        film = film_of(kind, options.lengths[-1], options)
+        texts = [question.text for question in questions(film, options.lengths[0])]
+        methods = TIMED if kind == options.kinds[0] else COMPARED
+        keys = [(method, frames) for method in methods for frames in options.lengths]
+        with ExitStack() as stack:
+            streams = {key: opened(stack, engine, key[0], options.settings) for key in keys}
+            rates = _encode_rates(streams, film, options, console)
+            with steps(console, f"growth, {kind}: questions", options.rounds + 1) as tick:
+                asks[kind] = ask_in_turns(streams, texts, options.rounds, tick)
+            for key in keys:
+                shares = _shares(engine, streams[key], texts)
+                held = streams[key].bytes
+                sizes = (local_bytes(held) + memory_bytes(held), sum(held.host.values()))
+                rows.append((kind, *key, *_times(key, asks[kind], short), rates[key], *sizes, *shares))
+    drawn = ("TTFT ms", "TTFT over ReKV", "device bytes", "host bytes", "memory", "transfers")
+    plots = tuple(Plot("frames", y, "method", split="kind", doubling=True) for y in drawn)
+    note = GROWTH_NOTE.format(rounds=options.rounds, short=short)
+    return Table("growth", "Time and bytes by length", note, GROWTH_COLUMNS, tuple(rows), plots, growth_bars(asks))
+
+
+def shorter(lengths: tuple[int, ...]) -> int:
+    """Return the length that longer ones are held against."""
+    return SHORT if SHORT in lengths else lengths[0]
+
+
+def _encode_rates(
+    streams: dict[Key, Stream], film: GeneratedStream, options: SystemsOptions, console: Console
+) -> dict[Key, float]:
+    """Return frames a second of processor time; streams leave the turns when they are as long as they get."""
+    cpu = dict.fromkeys(streams, 0.0)
+    spans = list(zip((0, *options.lengths), options.lengths, strict=False))
+    together = options.settings.block
+    with steps(console, "growth: frames", sum(-(-(stop - start) // together) for start, stop in spans)) as tick:
+        for start, stop in spans:
+            longer = {key: stream for key, stream in streams.items() if key[1] >= stop}
+            for key, spent in feed(longer, film, start, stop, together, tick).items():
+                cpu[key] += sum(push.cpu for push in spent)
+    return {key: key[1] / seconds for key, seconds in cpu.items()}
+
+
+def _shares(engine: Engine, stream: Stream, texts: list[str]) -> tuple[float, ...]:
+    """Return shares of the time of answers, all together, by `SHARES`."""
+    with watched(engine, stream) as times:
+        asks = [ask_word(stream, text) for text in texts]
+    total = sum(ask.ttft for ask in asks)
+    moved = sum(ask.counts.get("waited_seconds", 0.0) for ask in asks)
+    parts = (times.reading - moved, moved, times.attending, times.layers - times.reading - times.attending)
+    return (*(part / total for part in parts), 1 - sum(parts) / total)
+
+
+def _times(key: Key, asks: Asks, short: int) -> tuple[Cell, ...]:
+    own = asks[key]
+    medians = (median_ms([ask.ttft for ask in own]), median_ms([ask.cpu for ask in own]))
+    others = (asks[key[0], short], asks["rekv", key[1]])
+    return (*medians, *(ratio(own, other) for other in others for ratio in (ttft_ratio, cpu_ratio)))
+
+
+def growth_bars(asks: Mapping[str, Asks]) -> tuple[Bar, ...]:
+    """Return the bars at their lengths, where these were measured: on the clock, and by processor time."""
+    pairs = [
+        (own["mosaic", LONG], own["mosaic", SHORT])
+        for own in asks.values()
+        if {("mosaic", LONG), ("mosaic", SHORT)} <= set(own)
+    ]
+    if not pairs:
+        return ()
+    count = sum(len(long) for long, _ in pairs)
+    worst = {
+        "TTFT": max(ttft_ratio(long, short).value for long, short in pairs),
+        "CPU time": max(cpu_ratio(long, short).value for long, short in pairs),
+    }
+    return tuple(
+        Bar(f"Mosaic's {name} at {LONG:,} frames over that at {SHORT}", value, SLOWER, least=False, count=count)
+        for name, value in worst.items()
+    )
+
+
+HELD_AT, HALF, STEADY = 1024, 0.5, 1.25
+SHORTEST = 64
+APART = ("local", "phases", "fetched")
+"""Places on the device that are not the memory's own."""
+ASKED = 3
+BYTES_COLUMNS = (
+    "kind", "method", "frames", "memory bytes", "of them waiting", "always seen bytes", "phases bytes",
+    "fetched for a question", "host bytes", "clusters", "bytes a cluster", "memory over ReKV",
+)  # fmt: skip
+BYTES_NOTE = (
+    "Mosaic's figure 11. Bytes on the device, weights apart: 'memory' is what a method keeps there of frames that "
+    "have left the window (index or rows, what waits for a cluster, room kept for growth); 'always seen' is opening, "
+    "sinks, window and the block under way, the same for all; 'phases' are rotary tables, one for the whole stream, "
+    "as long as the largest position that was used, which packed positions or the model's context bound; 'fetched' is "
+    "the most that one of the questions brought there, given back after it. Host bytes hold members' rows, vectors "
+    "that clusters are cut by, exact means, and what the encoder made, which every stream keeps. Every stream is asked "
+    f"{ASKED} questions at each length, so that cuts that were put off can be done. Methods other than Mosaic and ReKV "
+    "run on the first kind. Clusters are counted over all layers, the visual ones too. The bars go by the worst kind "
+    "of film."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBytes:
+    """What one stream held at one length; `rekv` is what ReKV's memory held there."""
+
+    kind: str
+    method: str
+    frames: int
+    bytes: MemoryBytes
+    fetched: int
+    clusters: int
+    rekv: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the memory on the device."""
+        return memory_bytes(self.bytes)
+
+    @property
+    def each(self) -> float | None:
+        """Bytes a cluster."""
+        return self.memory / self.clusters if self.clusters else None
+
+    @property
+    def against(self) -> float | None:
+        """The memory's bytes over ReKV's."""
+        return self.memory / self.rekv if self.rekv else None
+
+    @property
+    def row(self) -> tuple[Cell, ...]:
+        """Cells under `BYTES_COLUMNS`."""
+        device, host = self.bytes.device, sum(self.bytes.host.values())
+        held = (self.memory, device.get("waiting"), local_bytes(self.bytes), device.get("phases"), self.fetched, host)
+        return (self.kind, self.method, self.frames, *held, self.clusters or None, self.each, self.against)
+
+
+def memory_bytes(held: MemoryBytes) -> int:
+    """Return what a memory holds on the device, what a question brings there aside."""
+    return sum(count for name, count in held.device.items() if name not in APART)
+
+
+def local_bytes(held: MemoryBytes) -> int:
+    """Return the bytes of what is always seen."""
+    return held.device.get("local", 0)
+
+
+def lengths_to(frames: int) -> tuple[int, ...]:
+    """Return frames at which bytes are taken: doubled from 64, and the last one."""
+    found = [SHORTEST * 2**power for power in range(32) if SHORTEST * 2**power < frames]
+    return (*found, frames)
+
+
+def measure_bytes(engine: Engine, options: SystemsOptions, console: Console) -> Table:
+    """Measure bytes by place, of every method on one kind of film, of Mosaic and ReKV on all."""
+    found = list[StreamBytes]()
+    lengths, together = lengths_to(options.frames), options.settings.block
+    with steps(console, "bytes", len(options.kinds) * -(-options.frames // together)) as tick:
+        for kind in options.kinds:
+            film = film_of(kind, options.frames, options)
+            names = METHODS if kind == options.kinds[0] else ("mosaic", "rekv")
+            with ExitStack() as stack:
+                streams = {name: opened(stack, engine, name, options.settings) for name in names}
+                for start, stop in zip((0, *lengths), lengths, strict=False):
+                    feed(streams, film, start, stop, together, tick)
+                    found += _held(kind, stop, streams, [question.text for question in questions(film, stop)][:ASKED])
+    plots = (
+        Plot("frames", "memory bytes", "method", split="kind", doubling=True),
+        Plot("frames", "memory over ReKV", "method", split="kind", doubling=True),
+        Plot("clusters", "bytes a cluster", "kind", only=("method", "mosaic")),
+    )
+    rows = tuple(held.row for held in found)
+    return Table("bytes", "Bytes by place and length", BYTES_NOTE, BYTES_COLUMNS, rows, plots, bytes_bars(found))
+
+
+def _held(kind: str, frames: int, streams: dict[str, Stream], texts: list[str]) -> list[StreamBytes]:
+    fetched = {
+        name: int(max(ask_word(stream, text).counts.get("fetched_bytes", 0.0) for text in texts))
+        for name, stream in streams.items()
+    }
+    rekv = memory_bytes(streams["rekv"].bytes)
+    found = []
+    for name, stream in streams.items():
+        clusters = int(stream.counts.get("clusters", 0) + stream.counts.get("visual_clusters", 0))
+        found.append(StreamBytes(kind, name, frames, stream.bytes, fetched[name], clusters, rekv))
+    return found
+
+
+def bytes_bars(found: Sequence[StreamBytes]) -> tuple[Bar, ...]:
+    """Return the bars at their length, where it was measured."""
+    mosaic = {(held.kind, held.frames): held for held in found if held.method == "mosaic"}
+    last = [held for (_, frames), held in mosaic.items() if frames == HELD_AT]
+    shares = [held.against for held in last if held.against is not None]
+    earlier = [mosaic.get((held.kind, HELD_AT // 4)) for held in last]
+    grown = [
+        held.each / before.each
+        for held, before in zip(last, earlier, strict=True)
+        if before is not None and before.each and held.each
+    ]
+    if not shares or not grown:
+        return ()
+    half = f"Mosaic's memory on the device over ReKV's, {HELD_AT:,} frames"
+    steady = f"bytes a cluster, {HELD_AT:,} frames over {HELD_AT // 4}"
+    return (
+        Bar(half, max(shares), HALF, least=False, count=len(shares)),
+        Bar(steady, max(grown), STEADY, least=False, count=len(grown)),
+    )
