@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from emblema.models.adapter import Adapter
+from emblema.models.queries import attending_by
 
 
 class Recording:
@@ -52,8 +53,6 @@ def recorded(adapter: Adapter, start: int, stop: int) -> Iterator[Recording]:
     The model must not run in another thread meanwhile. A model whose attention does not go through transformers'
     interface leaves no attention.
     """
-    config = adapter.config
-    before = config._attn_implementation
     stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
     found = Recording(start, stop)
 
@@ -71,17 +70,12 @@ def recorded(adapter: Adapter, start: int, stop: int) -> Iterator[Recording]:
 
         return note
 
-    # A name of its own for every call, so that models in other threads never meet it.
-    name = f"emblema_recording_{id(found):x}"
-    ALL_ATTENTION_FUNCTIONS[name] = attend
     handles = [
         layer.register_forward_pre_hook(enter(index), with_kwargs=True) for index, layer in enumerate(adapter.layers)
     ]
     try:
-        config._attn_implementation = name
-        yield found
+        with attending_by(adapter, attend):
+            yield found
     finally:
-        config._attn_implementation = before
         for handle in handles:
             handle.remove()
-        del ALL_ATTENTION_FUNCTIONS[name]

@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from emblema.errors import MediaError
-from emblema.media import MediaLimits, load_pages, pages
+from emblema.media import MediaLimits, load_pages
+from emblema.media.document import pages
 
 
 def document(colours: Iterable[str], size: tuple[int, int] = (144, 72)) -> bytes:

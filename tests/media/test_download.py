@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from emblema.errors import MediaError
-from emblema.media import MediaLimits, fetch, load_image, media_bytes
-from emblema.media.download import is_public, redirected
+from emblema.media import MediaLimits, load_image, media_bytes
+from emblema.media.download import fetch, is_public, redirected
 
 LOCAL = MediaLimits(allowed_hosts=frozenset({"127.0.0.1"}), download_seconds=5, download_bytes=100_000, redirects=2)
 

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from emblema.errors import MediaError
-from emblema.media import MediaLimits, Video, load_video, media_bytes, sample_frames, segments
+from emblema.media import MediaLimits, load_video, media_bytes, sample_frames, segments
+from emblema.media.video import Video
 
 Clip = Callable[..., bytes]
 

@@ -124,10 +124,10 @@ def test_keys_stand_in_for_queries_that_cannot_be_had(monkeypatch: pytest.Monkey
     adapter = loaded("llava").adapter
 
     @contextmanager
-    def nothing(_: Adapter):
-        yield {}
+    def as_before(*_: object):
+        yield
 
-    monkeypatch.setattr(module, "_noted", nothing)
+    monkeypatch.setattr(module, "attending_by", as_before)
     ids = words(5)
     found = queries(adapter, ids)
     encoded = adapter.encode_text(ids)

@@ -14,7 +14,7 @@ from emblema.cli.screen import console, show_json
 from emblema.errors import EmblemaError, LoadError, StoreError
 
 if TYPE_CHECKING:
-    from emblema.store.disk import CollectReport, DiskEntry, DiskTier, VerifyReport
+    from emblema.store.disk import DiskEntry, DiskTier
 
 Names = Annotated[list[str], typer.Argument(help="Ids, or beginnings of them that only one piece has.")]
 UNBOUNDED = 2**62
@@ -78,7 +78,10 @@ def verify(
     if as_json:
         show_json(report)
     else:
-        show_verified(report, plain)
+        screen = console(plain)
+        screen.print(f"{report.checked} pieces read, {report.bytes:,} bytes verified, {len(report.damaged)} damaged")
+        for id, reason in report.damaged:
+            screen.print(f"  {id[:16]}: {reason}")
     if report.damaged:
         raise typer.Exit(1)
 
@@ -88,7 +91,13 @@ def gc(store: StoreFolder, as_json: Json = False, plain: Plain = False) -> None:
     """Delete what has expired, what dead writers left behind, and what is in quarantine."""
     with open_store(store) as tier, bar(plain or as_json, "comparing with the files", 1) as step:
         report = tier.gc(lambda done, total: step(done / total))
-    (show_json if as_json else show_collected)(report)
+    if as_json:
+        show_json(report)
+    else:
+        typer.echo(
+            f"{report.expired} expired pieces and {report.quarantined} quarantined files deleted, "
+            f"{report.bytes:,} bytes freed\n{report.scan}"
+        )
 
 
 @app.command()
@@ -186,12 +195,24 @@ def import_(
 @app.command()
 def stats(store: StoreFolder, as_json: Json = False) -> None:
     """Say how much is held, and by whom."""
+    held: dict[str, dict[str, int]] = {}
     with open_store(store) as tier:
-        fields = {"folder": str(store), **statistics_of(tier)}
+        count, size, scan = tier.count(), tier.bytes, tier.report
+        for entry in tier.entries():
+            owned = held.setdefault(entry.owner, {"chunks": 0, "patches": 0, "pinned": 0, "bytes": 0})
+            owned["chunks" if entry.kind == "chunk" else "patches"] += 1
+            owned["pinned"] += entry.terms.pinned
+            owned["bytes"] += entry.bytes
     if as_json:
-        show_json(fields)
-    else:
-        show_statistics(fields, str(tier.report))
+        show_json({"folder": str(store), "pieces": count, "bytes": size, "owners": held, "scan": scan})
+        return
+    typer.echo(f"{count} pieces, {size:,} bytes")
+    typer.echo(f"opened: {scan}")
+    for owner, owned in sorted(held.items()):
+        typer.echo(
+            f"  {owner[:16]}: {owned['chunks']} chunks, {owned['patches']} patches, {owned['pinned']} pinned, "
+            f"{owned['bytes']:,} bytes"
+        )
 
 
 def _set_pin(store: Path, names: list[str], pinned: bool, as_json: bool) -> None:
@@ -272,45 +293,6 @@ def show_fields(fields: Mapping[str, Any]) -> None:
                 typer.echo(f"  {inner}: {held if isinstance(held, int | str | float) else json.dumps(held)}")
         else:
             typer.echo(f"{key}: {', '.join(value) if isinstance(value, tuple | list) else value}")
-
-
-def show_verified(report: "VerifyReport", plain: bool) -> None:
-    """Print what reading every piece found."""
-    screen = console(plain)
-    screen.print(f"{report.checked} pieces read, {report.bytes:,} bytes verified, {len(report.damaged)} damaged")
-    for id, reason in report.damaged:
-        screen.print(f"  {id[:16]}: {reason}")
-
-
-def show_collected(report: "CollectReport") -> None:
-    """Print what was removed."""
-    typer.echo(
-        f"{report.expired} expired pieces and {report.quarantined} quarantined files deleted, "
-        f"{report.bytes:,} bytes freed"
-    )
-    typer.echo(str(report.scan))
-
-
-def statistics_of(tier: "DiskTier") -> dict[str, Any]:
-    """Return how much a store holds, and for whom."""
-    held: dict[str, dict[str, int]] = {}
-    for entry in tier.entries():
-        owned = held.setdefault(entry.owner, {"chunks": 0, "patches": 0, "pinned": 0, "bytes": 0})
-        owned["chunks" if entry.kind == "chunk" else "patches"] += 1
-        owned["pinned"] += entry.terms.pinned
-        owned["bytes"] += entry.bytes
-    return {"pieces": tier.count(), "bytes": tier.bytes, "owners": held, "scan": asdict(tier.report)}
-
-
-def show_statistics(fields: Mapping[str, Any], opened: str) -> None:
-    """Print what `statistics_of` found."""
-    typer.echo(f"{fields['pieces']} pieces, {fields['bytes']:,} bytes")
-    typer.echo(f"opened: {opened}")
-    for owner, owned in sorted(fields["owners"].items()):
-        typer.echo(
-            f"  {owner[:16]}: {owned['chunks']} chunks, {owned['patches']} patches, {owned['pinned']} pinned, "
-            f"{owned['bytes']:,} bytes"
-        )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli.options import Device, Plain
+from emblema.cli.options import Device, Json, Plain
 
 
 def stream(
@@ -35,7 +35,7 @@ def stream(
         str | None, typer.Option(metavar="NAME", help="Go on from a saved stream; a video's frames come after it.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="An answer's length at most.")] = 64,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+    as_json: Json = False,
     device: Device = None,
     plain: Plain = False,
 ) -> None:

@@ -36,6 +36,7 @@ from emblema.session.prompt_reader import PromptLike
 from emblema.session.replies import Piece, Reply, last_reply
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import DECODE_RESERVE, Session
+from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.store.record import Terms
 from emblema.store.store import Store, TenantStore
 from emblema.stream.settings import StreamSettings, change_settings
@@ -381,7 +382,7 @@ class Engine:
             CapacityError: the template's opening alone does not fit into the budget.
             PromptError: the template refuses the system turn.
         """
-        tokenizer = self.session.turn_tokenizer(template, system)
+        tokenizer = TurnTokenizer(self.session.prompt_reader, template, system)
         return Window(self.session, tokenizer, budget or WindowBudget(), cascade)
 
     def stream(

@@ -138,10 +138,6 @@ class Libraries:
                 return
             self.release(held)
 
-    def flush(self) -> None:
-        """Return once the vectors are on disk too; entries always are. StoreError where that fails."""
-        self.indexes.flush()
-
     def close(self) -> None:
         """Write what is unwritten and close the catalogue."""
         try:

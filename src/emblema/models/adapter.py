@@ -230,8 +230,10 @@ class Adapter:
         return self.decoder.norm(inputs.hidden)[0]
 
     def _inputs(self, batch: RowBatch, table: KVTable) -> LayerInput:
-        ids = self._ids(batch.positions)
-        return LayerInput.of(batch, ids, self._masks(batch, table), self._turns(batch.embeds[None], ids))
+        """Return the input of the first layer that rows run through."""
+        ids, hidden = self._ids(batch.positions), batch.embeds[None]
+        masks, turns = self._masks(batch, table), self._turns(hidden, ids)
+        return LayerInput(hidden, ids, batch.slots, batch.visual, batch.deepstack, masks, turns)
 
     def _step(self, inputs: LayerInput, index: int, table: KVTable) -> LayerInput:
         """Run one stock layer."""

@@ -84,11 +84,6 @@ class LayerInput:
     masks: dict[int | None, Tensor]
     turns: dict[str, Any]
 
-    @classmethod
-    def of(cls, batch: RowBatch, ids: Tensor, masks: dict[int | None, Tensor], turns: dict[str, Any]) -> "LayerInput":
-        """Return the input of the first layer."""
-        return cls(batch.embeds[None], ids, batch.slots, batch.visual, batch.deepstack, masks, turns)
-
     @property
     def rows(self) -> int:
         return int(self.hidden.shape[1])

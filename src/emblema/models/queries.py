@@ -1,6 +1,6 @@
 """Position-free states of the attention itself: what a text asks for, and what a chunk's rows answer to."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +14,6 @@ from emblema.kv.chunk import Encoded
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, Phases, rotate, unplace
 from emblema.models.adapter import Adapter
-from emblema.models.batch import RowBatch
 
 Form = Literal["queries", "keys"]
 
@@ -49,18 +48,24 @@ def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
     if ids.numel() == 0:
         raise PromptError("the query is empty: give it at least one token")
     encoded = adapter.encode_text(ids)
-    table = adapter.table(encoded.tokens)
-    slots = torch.arange(encoded.tokens, device=adapter.device)
-    table.allocate(slots, encoded.groups)
-    with _noted(adapter) as noted:
-        adapter.forward(RowBatch(encoded.embeds, encoded.positions, slots, encoded.visual), table)
+    noted: dict[int, _Noted] = {}
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def note(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
+        scaling = extra.get("scaling")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        noted[int(module.layer_idx)] = _Noted(query[0], module, scaling)
+        return stock(module, query, key, value, mask, **extra)
+
+    with attending_by(adapter, note):
+        rows = adapter.capture(encoded)
     book = PhaseBook(adapter.tables, encoded.positions)
     layers: list[Tensor] = []
     forms: list[Form] = []
     with torch.inference_mode():
         for index, layout in enumerate(adapter.layouts):
             found = _position_free(noted.get(index), layout, book, encoded.tokens)
-            layers.append(_keys(table.read(index), layout, book) if found is None else found)
+            layers.append(_keys(rows[index], layout, book) if found is None else found)
             forms.append("keys" if found is None else "queries")
     return QueryStates(tuple(layers), tuple(forms))
 
@@ -83,25 +88,18 @@ class _Noted:
 
 
 @contextmanager
-def _noted(adapter: Adapter) -> Iterator[dict[int, _Noted]]:
-    """Layer index to what the layer's attention was called with, filled while the block runs the decoder."""
-    noted: dict[int, _Noted] = {}
-    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+def attending_by(adapter: Adapter, attend: Callable[..., Any]) -> Iterator[None]:
+    """Have the decoder's layers call an attention function of transformers' interface, inside the block.
 
-    def note(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
-        scaling = extra.get("scaling")
-        scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        noted[int(module.layer_idx)] = _Noted(query[0], module, scaling)
-        return stock(module, query, key, value, mask, **extra)
-
-    config = adapter.config
+    The model must not run in another thread meanwhile; other models may.
+    """
+    # A name of its own for every block, so that models in other threads never meet it.
+    config, name = adapter.config, f"emblema_attention_{id(attend):x}"
     before = config._attn_implementation
-    # A name of its own for every call, so that models in other threads never meet it.
-    name = f"emblema_queries_{id(noted):x}"
-    ALL_ATTENTION_FUNCTIONS[name] = note
+    ALL_ATTENTION_FUNCTIONS[name] = attend
     try:
         config._attn_implementation = name
-        yield noted
+        yield
     finally:
         config._attn_implementation = before
         del ALL_ATTENTION_FUNCTIONS[name]

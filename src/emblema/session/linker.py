@@ -119,12 +119,16 @@ class Linker:
             plan = _plan(strategy, request, context)
         job = LinkJob(plan, request.prompt, context.resources, request.reused_rows)
         linked = self.executor.run(job, table=request.table, reserve=request.reserve)
-        usage = Usage.of(
-            plan,
-            linked.trace,
-            forming=formed_rows,
-            recaptured=recaptured,
-            seconds=perf_counter() - request.began,
+        trace = linked.trace
+        usage = Usage(
+            lane=plan.strategy,
+            prompt_tokens=trace.cached + trace.computed,
+            cached_tokens=trace.cached,
+            computed_tokens=trace.computed,
+            patched_tokens=trace.patched,
+            forming_tokens=formed_rows,
+            recaptured_tokens=recaptured,
+            ttft_seconds=perf_counter() - request.began,
             fallback=refusal or plan.remark,
         )
         prefill = Prefill(request.prompt, plan, usage, linked)

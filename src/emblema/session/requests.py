@@ -67,23 +67,6 @@ class Usage:
     linked_tokens: int = 0
     fallback: str | None = None
 
-    @classmethod
-    def of(
-        cls, plan: LinkPlan, trace: LinkTrace, *, forming: int, recaptured: int, seconds: float, fallback: str | None
-    ) -> "Usage":
-        """Return the usage of one executed plan."""
-        return cls(
-            lane=plan.strategy,
-            prompt_tokens=trace.cached + trace.computed,
-            cached_tokens=trace.cached,
-            computed_tokens=trace.computed,
-            patched_tokens=trace.patched,
-            forming_tokens=forming,
-            ttft_seconds=seconds,
-            recaptured_tokens=recaptured,
-            fallback=fallback,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Prefill:

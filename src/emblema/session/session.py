@@ -21,7 +21,6 @@ from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import MediaReader, PromptLike, PromptReader
 from emblema.session.replies import Piece, ReplyState, TextStream, reply_pieces
 from emblema.session.requests import LinkRequest, Prefill
-from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.store.store import TenantStore
 
 DECODE_RESERVE = 256
@@ -94,14 +93,6 @@ class Session:
     def row_bytes(self) -> int:
         """Bytes of one row's KV, all layers together."""
         return sum(layout.features for layout in self.adapter.layouts) * self.adapter.dtype.itemsize
-
-    def turn_tokenizer(self, template: bool = True, system: str | None = None) -> TurnTokenizer:
-        """Return a tokenizer of one turn's pieces, in the chat template or as they are.
-
-        Raises:
-            PromptError: there is a system turn and no template.
-        """
-        return TurnTokenizer(self.prompt_reader, template, system)
 
     def read(self, parts: PromptLike, template: bool = True, *, prefill_media: bool = True) -> Prompt:
         """Read what a caller gives as a prompt.

@@ -10,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from emblema.errors import ModelError, PromptError
 from emblema.models.batch import RowBatch
 from emblema.models.frames import FrameCodes
-from emblema.models.queries import position_free
+from emblema.models.queries import attending_by, position_free
 from emblema.models.table import KVTable
 from emblema.session.decoding import DecodeStart
 from emblema.stream.context import MemoryContext
@@ -49,20 +49,12 @@ class MemoryForward:
             ModelError: a layer's attention does not go through transformers' interface, or its queries do not fit.
         """
         adapter, stock = self.adapter, ALL_ATTENTION_FUNCTIONS["sdpa"]
-        before = adapter.config._attn_implementation
 
         def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **extra: Any) -> Any:
             return self._attend(stock, (module, query, key, value, mask), extra)
 
-        # A name of its own for every forward, so that models in other threads never meet it.
-        name = f"emblema_stream_{id(self):x}"
-        ALL_ATTENTION_FUNCTIONS[name] = attend
-        try:
-            adapter.config._attn_implementation = name
+        with attending_by(adapter, attend):
             hidden = adapter.forward(self.batch, table)
-        finally:
-            adapter.config._attn_implementation = before
-            del ALL_ATTENTION_FUNCTIONS[name]  # type: ignore[no-untyped-call]
         if not all(self._done):
             raise ModelError(
                 f"{adapter.family}'s attention does not go through transformers' interface: no stream on it"

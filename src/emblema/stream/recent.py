@@ -3,7 +3,6 @@
 import torch
 
 from emblema.kv.layout import LayerRows
-from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
 from emblema.stream.method import EvictedFrames, StreamContext, StreamRows
 from emblema.stream.state import StreamState
@@ -28,18 +27,8 @@ class RecentWindow:
         self.done = 0
         self.frames = torch.full((len(opening),), -1, dtype=torch.int64, device=adapter.device)
         self.written = torch.arange(len(opening), device=adapter.device).expand(adapter.axes, -1)
-        self._layers = self._prefill(opening)
+        self._layers = list(adapter.capture(adapter.encode_text(torch.tensor(opening, dtype=torch.int64))))
         self.table = self._new_table()
-
-    def _prefill(self, opening: tuple[int, ...]) -> list[LayerRows]:
-        adapter = self.adapter
-        table = adapter.table(max(1, len(opening)))
-        if opening:
-            encoded = adapter.encode_text(torch.tensor(opening))
-            slots = torch.arange(encoded.tokens, device=adapter.device)
-            table.allocate(slots, encoded.groups)
-            adapter.forward(RowBatch(encoded.embeds, encoded.positions, slots, encoded.visual), table)
-        return [table.read(layer) for layer in range(len(adapter.layouts))]
 
     def _new_table(self) -> KVTable:
         return self.adapter.table(self.settings.block * self.positions.tokens)

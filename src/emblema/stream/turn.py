@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from emblema.session.chat_template import TokenIds
 from emblema.session.session import Session
-from emblema.session.turn_tokenizer import AFTER_CHUNK, ANCHOR
+from emblema.session.turn_tokenizer import AFTER_CHUNK, ANCHOR, TurnTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class StreamTurn:
     """
 
     def __init__(self, session: Session, template: bool, system: str | None) -> None:
-        self._tokenizer = session.turn_tokenizer(template, system)
+        self._tokenizer = TurnTokenizer(session.prompt_reader, template, system)
         before, after = session.chunk_builder.preparer.markers("image")
         self.markers: tuple[TokenIds, TokenIds] = tuple(before), tuple(after)
         self.opening: TokenIds = (*self._tokenizer.opening(), *before)
