@@ -6,10 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from emblema.errors import LoadError, StoreError
-from emblema.store.format import Reader, verify
 
 Result = TypeVar("Result")
 BreakerState = Literal["closed", "open", "half-open"]
@@ -225,8 +224,8 @@ class Caller:
             **{name: counts.get(name, 0) for name in names}, opened=self.breaker.opened, breaker=self.breaker.state
         )
 
-    def call(self, action: Callable[[], Result]) -> Result:
-        """Return what `action` returns, tried again while the server does not answer.
+    def call(self, action: Callable[..., Result], *arguments: Any) -> Result:
+        """Return what `action` returns for the arguments, tried again while the server does not answer.
 
         Raises:
             RestingError: the breaker is open.
@@ -238,7 +237,7 @@ class Caller:
             if not self.breaker.enter():
                 raise RestingError(f"{self.server} has not answered lately and is left alone for a moment.")
             try:
-                result = action()
+                result = action(*arguments)
             except self.errors as error:
                 if not self._is_outage(error):
                     self.breaker.succeeded()
@@ -267,37 +266,18 @@ class Caller:
             return OutageError(id, str(error).rstrip("."))
         return OutageError(id, f"{self.server} refused: {self.reason(error)}")
 
-    def store(self, id: str, action: Callable[[], Result]) -> Result:
+    def store(self, id: str, action: Callable[..., Result], *arguments: Any) -> Result:
         """Call as `call` does, for what changes a record.
 
         Raises:
             StoreError: no try was answered, or the server refused.
         """
         try:
-            return self.call(action)
+            return self.call(action, *arguments)
         except UnansweredError as error:
             raise StoreError(f"{id[:12]}: {error} Nothing was changed for certain; try again later.") from None
         except self.errors as error:
             raise StoreError(f"{id[:12]}: {self.server} refused: {self.reason(error)}.") from None
-
-    def read(self, find: Callable[[], Reader | None]) -> Reader | None:
-        """Return what `find` finds, counted; None also where the breaker is open.
-
-        Raises:
-            LoadError: as `find` does.
-        """
-        try:
-            reader = find()
-        except RestingError:
-            self.count("skipped")
-            return None
-        except OutageError:
-            raise
-        except LoadError:
-            self.count("damaged")
-            raise
-        self.count("misses" if reader is None else "hits")
-        return reader
 
     def reason(self, error: BaseException) -> str:
         """Return an error in one line, without secrets."""
@@ -309,21 +289,3 @@ class Caller:
         longest = min(self.policy.longest_pause_seconds, self.policy.pause_seconds * 2.0 ** (tries - 1))
         with self._lock:
             return self._random.uniform(0.0, longest)
-
-
-def is_damaged(find: Callable[[], Reader | None]) -> bool:
-    """Return whether a record is there and does not verify; all of it is read.
-
-    Raises:
-        StoreError: its server does not answer, so that it is not known.
-    """
-    try:
-        reader = find()
-        if reader is not None:
-            with reader:
-                verify(reader)
-    except (UnansweredError, OutageError):
-        raise
-    except LoadError:
-        return True
-    return False

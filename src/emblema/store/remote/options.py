@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -74,6 +74,10 @@ class Expiry:
             expires if expires is not None and expires < FAR else None,
             idle if idle is not None and idle < FAR else None,
         )
+
+    def within(self, ends: Sequence[float]) -> "Expiry":
+        """Return the terms that end at the earliest of these Unix times at the latest."""
+        return Expiry(min([*ends, *([] if self.expires is None else [self.expires])], default=None), self.idle)
 
     def until(self, used: float) -> float | None:
         """Return when a record last used at a time expires, Unix time; None never."""

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from emblema.errors import LoadError
-from emblema.store.format import Reader, open_source
 
 Buffer = bytes | memoryview
 
@@ -28,18 +27,6 @@ def split(buffers: Iterable[Buffer], part_bytes: int) -> Iterator[Buffer]:
 
 def _joined(pieces: Sequence[memoryview]) -> Buffer:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def open_parts(source: "PartedSource", owner: str) -> Reader:
-    """Open the record whose file a source reads.
-
-    Raises:
-        LoadError: it is damaged, or another owner's.
-    """
-    reader = open_source(source.read_into, source.bytes, source.id, source.close)
-    if reader.header.owner != owner:
-        raise LoadError(source.id, "the server gave another owner's record")
-    return reader
 
 
 class PartedSource:

@@ -1,24 +1,24 @@
 """Chunks and patches in Redis or Valkey: one hash for each, its value in parts."""
 
 import json
-import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from itertools import islice
-from typing import Any, Unpack
+from typing import Any, ParamSpec, Unpack
 
 from emblema.errors import LoadError, StoreError
-from emblema.store.format import Reader, buffers, size
-from emblema.store.record import SHARED, Record, Terms, is_id
-from emblema.store.remote.calls import Caller, RemoteStatistics, RestingError, Result, is_damaged
+from emblema.store.format import Reader, buffers
+from emblema.store.record import SHARED, Record, RecordHeader, is_id
+from emblema.store.remote.calls import Caller, RestingError, Result
 from emblema.store.remote.options import Expiry, RemoteKeywords, RemoteOptions, check_part_bytes
-from emblema.store.remote.parts import Buffer, PartedSource, open_parts, split
+from emblema.store.remote.parts import Buffer, PartedSource, split
 from emblema.store.remote.redis_connection import open_client, scrub_address
+from emblema.store.remote.server import ServerTier
 
-_LOG = logging.getLogger(__name__)
+Given = ParamSpec("Given")
 _UNFINISHED_SECONDS = 600
 """For how long the parts of a write that was cut off stay with the server."""
 
@@ -85,7 +85,22 @@ class RecordHead:
             raise LoadError(id, "its head on the server is damaged or another record's") from None
 
 
-class RedisTier:
+def _unraced(transaction: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Make a transaction begin again where others changed its keys meanwhile; StoreError where they keep doing so."""
+
+    @wraps(transaction)
+    def repeated(*arguments: Given.args, **named: Given.kwargs) -> Result:
+        from redis import WatchError
+
+        for _ in range(32):
+            with suppress(WatchError):
+                return transaction(*arguments, **named)
+        raise StoreError("A record in Redis is changed by others all the time: try again later.")
+
+    return repeated
+
+
+class RedisTier(ServerTier):
     """Records in one Redis or Valkey server (not a cluster), which any number of processes may share.
 
     A record is one hash: `head` (JSON: id, owner, length, terms), `generation` and its parts by number. It is written
@@ -109,84 +124,23 @@ class RedisTier:
         except ImportError:
             raise StoreError("The Redis tier needs the redis library: pip install emblema[redis]") from None
         options = RemoteOptions(prefix, **keywords)
-        self._options = options
-        self._keys = options.keys
-        self._client, self._address = open_client(url, options.policy)
-        self._caller = Caller(
-            self._address,
+        self._client, address = open_client(url, options.policy)
+        caller = Caller(
+            address,
             options.policy,
             (redis.RedisError, OSError),
             lambda error: not isinstance(error, redis.ResponseError | redis.AuthenticationError),
             lambda text: scrub_address(text, url),
         )
-
-    def __repr__(self) -> str:
-        return f"RedisTier({self._address!r}, prefix={self._keys.prefix!r})"
-
-    @property
-    def statistics(self) -> RemoteStatistics:
-        return self._caller.statistics
-
-    def open(self, id: str, owner: str) -> Reader | None:
-        """Return the record of an id; None where it is not here, or the server is left alone for a moment.
-
-        Its first part comes now, the others as tensors are read.
-
-        Raises:
-            LoadError: it is here and cannot be trusted, or the server does not answer.
-        """
-        self._keys.record(owner, id)
-        return self._caller.read(lambda: self._find(id, owner))
-
-    def write(self, record: Record, terms: Terms) -> None:
-        """Keep a record; the server has all of it when this returns. One that is there already gets the new terms.
-
-        Raises:
-            CapacityError: it is larger than `largest_bytes`.
-            StoreError: the server did not take it; nothing of it is to be found.
-        """
-        header, length = record.header, size(record)
-        self._options.check_size(header.id, length)
-        expiry = self._caller.store(header.id, lambda: self._within(record, Expiry.of(header.created, terms)))
-        head = RecordHead(header.id, header.owner, length, self._options.part_bytes, header.chunks, expiry)
-        if not self._caller.store(header.id, lambda: _unraced(lambda: self._renew(head))):
-            self._send(head, split(buffers(record), self._options.part_bytes))
-            self._caller.count("bytes_written", length)
-        self._caller.count("writes")
-
-    def delete(self, id: str, owner: str) -> bool:
-        """Delete a record, and for a chunk every patch made from it; whether anything was here.
-
-        Raises:
-            StoreError: the server did not answer, so that it may still be there.
-        """
-        self._keys.record(owner, id)
-        deleted = self._caller.store(id, lambda: _unraced(lambda: self._remove(id, owner)))
-        self._caller.count("deletes", deleted)
-        return deleted > 0
-
-    def quarantine(self, id: str, owner: str, reason: str) -> bool:
-        """Take a record out of the way if it does not verify: delete it alone, its patches stay; whether it went.
-
-        Raises:
-            StoreError: the server did not answer.
-        """
-        key = self._keys.record(owner, id)
-        if not is_damaged(lambda: self._find(id, owner)):
-            return False
-        _LOG.warning("%s on %s is deleted: %s", id[:12], self._address, reason)
-        removed: int = self._caller.store(id, lambda: self._client.unlink(key))
-        return removed > 0
+        super().__init__(options, caller)
 
     def close(self) -> None:
-        """Let go of the connections."""
         self._client.connection_pool.disconnect()
 
     def _find(self, id: str, owner: str) -> Reader | None:
         key = self._keys.record(owner, id)
-        fields = ("head", "generation", "0")
         try:
-            text, generation, first = self._caller.call(lambda: self._client.hmget(key, *fields))
+            text, generation, first = self._caller.call(self._client.hmget, key, "head", "generation", "0")
         except RestingError:
             raise
         except self._caller.failures as error:
@@ -201,7 +155,7 @@ class RedisTier:
             return None
         fetch = partial(self._fetch, head, generation)
         source = PartedSource(id, head.length, head.part_bytes, fetch, first, self._options.group)
-        reader = open_parts(source, owner)
+        reader = self._reader(source, owner)
         self._touch(key, head.expiry)
         return reader
 
@@ -209,7 +163,7 @@ class RedisTier:
         names = ["generation", *map(str, range(start, start + count))]
         key = self._keys.record(head.owner, head.id)
         try:
-            found, *parts = self._caller.call(lambda: self._client.hmget(key, names))
+            found, *parts = self._caller.call(self._client.hmget, key, names)
         except self._caller.failures as error:
             raise self._caller.outage(head.id, error) from None
         self._caller.count("bytes_read", sum(len(part) for part in parts if part is not None))
@@ -222,7 +176,7 @@ class RedisTier:
         until = expiry.until(self._options.clock())
         if expiry.idle is not None and until is not None:
             with suppress(*self._caller.failures):
-                self._caller.call(lambda: self._client.pexpireat(key, int(until * 1000)))
+                self._caller.call(self._client.pexpireat, key, int(until * 1000))
 
     def _send(self, head: RecordHead, parts: Iterator[Buffer]) -> None:
         """Write a record under another key, a group of parts at a time, then put it in its place."""
@@ -231,16 +185,16 @@ class RedisTier:
         kept, number = False, 0
         try:
             while group := list(islice(parts, self._options.group)):
-                self._caller.store(head.id, partial(self._send_group, unfinished, number, group))
+                self._caller.store(head.id, self._send_group, unfinished, number, group)
                 number += len(group)
-            kept = self._caller.store(head.id, lambda: _unraced(lambda: self._commit(head, unfinished, generation)))
+            kept = self._caller.store(head.id, self._commit, head, unfinished, generation)
             if not kept:
-                self._caller.store(head.id, lambda: _unraced(lambda: self._renew(head)))
+                self._caller.store(head.id, self._renew, head)
         finally:
             if not kept:
                 # A server that is full should not keep the parts until their time is up.
                 with suppress(*self._caller.failures):
-                    self._caller.call(lambda: self._client.unlink(unfinished))
+                    self._caller.call(self._client.unlink, unfinished)
 
     def _send_group(self, unfinished: str, start: int, parts: Sequence[Buffer]) -> None:
         # One transaction, so that no part is ever there without an end to its time.
@@ -250,19 +204,26 @@ class RedisTier:
         pipeline.expire(unfinished, _UNFINISHED_SECONDS)
         pipeline.execute()
 
-    def _within(self, record: Record, expiry: Expiry) -> Expiry:
-        """Return terms that end no later than those of the chunks a patch was made from, where these are here."""
-        header = record.header
-        if not header.chunks:
-            return expiry
+    def _chunk_ends(self, header: RecordHeader) -> list[float]:
         pipeline = self._client.pipeline(transaction=False)
         for chunk in header.chunks:
             pipeline.pttl(self._keys.record(header.owner, chunk))
             pipeline.pttl(self._keys.record(SHARED, chunk))
-        ends = [self._options.clock() + left / 1000 for left in pipeline.execute() if left >= 0]
-        ends += [] if expiry.expires is None else [expiry.expires]
-        return Expiry(min(ends, default=None), expiry.idle)
+        return [self._options.clock() + left / 1000 for left in pipeline.execute() if left >= 0]
 
+    def _put(self, record: Record, length: int, expiry: Expiry) -> int:
+        """Keep a record; one that is there already gets the new terms."""
+        header = record.header
+        head = RecordHead(header.id, header.owner, length, self._options.part_bytes, header.chunks, expiry)
+        if self._caller.store(header.id, self._renew, head):
+            return 0
+        self._send(head, split(buffers(record), self._options.part_bytes))
+        return length
+
+    def _drop(self, key: str) -> bool:
+        return bool(self._client.unlink(key))
+
+    @_unraced
     def _renew(self, head: RecordHead) -> bool:
         """Give a record that is there already new terms; False where there is none, or it is not whole."""
         key = self._keys.record(head.owner, head.id)
@@ -288,6 +249,7 @@ class RedisTier:
         whole = held == present.parts + 2 and not present.expiry.expired(self._options.clock())
         return present if whole else None
 
+    @_unraced
     def _commit(self, head: RecordHead, unfinished: str, generation: str) -> bool:
         """Put a finished record in its place, with the notes beside its chunks; False where another came first."""
         key = self._keys.record(head.owner, head.id)
@@ -317,6 +279,7 @@ class RedisTier:
         else:
             pipeline.pexpireat(key, int(until * 1000))
 
+    @_unraced
     def _remove(self, id: str, owner: str) -> int:
         """Delete patches first, in one transaction with the chunk; it fails where one is written meanwhile."""
         key, owners = self._keys.record(owner, id), {owner}
@@ -350,17 +313,3 @@ def _chunks_of(text: bytes | None) -> list[str]:
         return [chunk for chunk in chunks if is_id(chunk)]
     except (ValueError, AttributeError, TypeError, RecursionError):
         return []
-
-
-def _unraced(action: Callable[[], Result]) -> Result:
-    """Return what a transaction returns, begun again where others changed its keys meanwhile.
-
-    Raises:
-        StoreError: others kept changing them.
-    """
-    from redis import WatchError
-
-    for _ in range(32):
-        with suppress(WatchError):
-            return action()
-    raise StoreError("A record in Redis is changed by others all the time: try again later.")

@@ -1,6 +1,5 @@
 """Chunks and patches in a bucket of S3 or what speaks like it: one object for each, made once."""
 
-import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,20 +10,20 @@ from typing import Any, Unpack, cast
 from urllib.parse import urlsplit
 
 from emblema.errors import LoadError, StoreError
-from emblema.store.format import Reader, buffers, size
-from emblema.store.record import SHARED, Record, Terms
-from emblema.store.remote.calls import Caller, CallPolicy, OutageError, RemoteStatistics, RestingError, is_damaged
+from emblema.store.format import Reader, buffers
+from emblema.store.record import SHARED, Record, RecordHeader
+from emblema.store.remote.calls import Caller, CallPolicy, OutageError, RestingError
 from emblema.store.remote.options import Expiry, RemoteKeywords, RemoteOptions
-from emblema.store.remote.parts import Buffer, PartedSource, open_parts
+from emblema.store.remote.parts import Buffer, PartedSource
+from emblema.store.remote.server import ServerTier
 
-_LOG = logging.getLogger(__name__)
 _REFUSED = re.compile(r"status code: 4(?!08|29)\d\d")
 _SECRET = re.compile("secret|token|key|password|credential", re.IGNORECASE)
 _EXPIRES = "emblema-expires"
 _IDLE = "emblema-idle"
 
 
-class S3Tier:
+class S3Tier(ServerTier):
     """Records in one bucket, which any number of processes may share.
 
     An object holds a record's file; it is created and never written over, and S3 shows no half of one. A record
@@ -57,85 +56,14 @@ class S3Tier:
             import obstore
         except ImportError:
             raise StoreError("The S3 tier needs the obstore library: pip install emblema[s3]") from None
-        self._options = RemoteOptions(prefix, **keywords)
-        self._keys = self._options.keys
-        policy = self._options.policy
+        shared = RemoteOptions(prefix, **keywords)
+        policy = shared.policy
         named = dict(options or {})
         self._obstore: Any = obstore
         self._bucket = _open_bucket(url, named, policy, policy.reply_seconds)
         self._uploads = _open_bucket(url, named, policy, policy.upload_seconds)
-        self._address = url
-        self._caller = Caller(
-            url, policy, (obstore.exceptions.BaseError, OSError), _is_outage, lambda text: _scrub_options(text, named)
-        )
-
-    def __repr__(self) -> str:
-        return f"S3Tier({self._address!r}, prefix={self._keys.prefix!r})"
-
-    @property
-    def statistics(self) -> RemoteStatistics:
-        return self._caller.statistics
-
-    def open(self, id: str, owner: str) -> Reader | None:
-        """Return the record of an id; None where it is not here, or the server is left alone for a moment.
-
-        Its beginning comes now, the rest as tensors are read.
-
-        Raises:
-            LoadError: it is here and cannot be trusted, or the server does not answer.
-        """
-        self._keys.record(owner, id)
-        return self._caller.read(lambda: self._find(id, owner))
-
-    def write(self, record: Record, terms: Terms) -> None:
-        """Keep a record; the server has all of it when this returns. One that is there already stays as it is.
-
-        Raises:
-            CapacityError: it is larger than `largest_bytes`.
-            StoreError: the server did not take it; nothing of it is to be found.
-        """
-        header = record.header
-        key = self._keys.record(header.owner, header.id)
-        length = size(record)
-        self._options.check_size(header.id, length)
-        expiry = self._caller.store(header.id, lambda: self._within(record, Expiry.of(header.created, terms)))
-        # Before the patch itself, so that none is ever there that its chunk does not know of.
-        for chunk in dict.fromkeys(header.chunks):
-            for note in (
-                f"{self._keys.patches(header.owner, chunk)}/{header.id}",
-                f"{self._keys.owners(chunk)}/{header.owner}",
-            ):
-                self._caller.store(header.id, partial(self._obstore.put, self._bucket, note, b""))
-        pieces = list(buffers(record))
-        if not self._caller.store(header.id, lambda: self._create(key, pieces, expiry)):
-            self._clear_way(header.id, header.owner)
-            self._caller.store(header.id, lambda: self._create(key, pieces, expiry))
-        self._caller.count("writes")
-        self._caller.count("bytes_written", length)
-
-    def delete(self, id: str, owner: str) -> bool:
-        """Delete a record, and for a chunk every patch made from it; whether anything was here.
-
-        Raises:
-            StoreError: the server did not answer, so that it may still be there.
-        """
-        self._keys.record(owner, id)
-        deleted = self._caller.store(id, lambda: self._remove(id, owner))
-        self._caller.count("deletes", deleted)
-        return deleted > 0
-
-    def quarantine(self, id: str, owner: str, reason: str) -> bool:
-        """Take a record out of the way if it does not verify: delete it alone, its patches stay; whether it went.
-
-        Raises:
-            StoreError: the server did not answer.
-        """
-        key = self._keys.record(owner, id)
-        if not is_damaged(lambda: self._find(id, owner)):
-            return False
-        _LOG.warning("%s in %s is deleted: %s", id[:12], self._address, reason)
-        self._caller.store(id, lambda: self._obstore.delete(self._bucket, [key]))
-        return True
+        errors = (obstore.exceptions.BaseError, OSError)
+        super().__init__(shared, Caller(url, policy, errors, _is_outage, lambda text: _scrub_options(text, named)))
 
     def close(self) -> None:
         """Do nothing: no connection is held."""
@@ -143,9 +71,9 @@ class S3Tier:
     def _find(self, id: str, owner: str) -> Reader | None:
         key = self._keys.record(owner, id)
         try:
-            found, first = self._caller.call(lambda: self._get(key, 0, self._options.part_bytes))
+            found, first = self._caller.call(self._get, key, 0, self._options.part_bytes)
             made = found.meta["last_modified"].timestamp()
-            if self._caller.call(lambda: self._expired(id, owner, found.attributes, made)):
+            if self._caller.call(self._expired, id, owner, found.attributes, made):
                 return None
         except RestingError:
             raise
@@ -163,13 +91,13 @@ class S3Tier:
             )
         fetch = partial(self._fetch, id, key, length, found.meta["e_tag"])
         source = PartedSource(id, length, self._options.part_bytes, fetch, first, self._options.group)
-        return open_parts(source, owner)
+        return self._reader(source, owner)
 
     def _fetch(self, id: str, key: str, length: int, tag: str | None, number: int, count: int) -> Sequence[Buffer]:
         start = number * self._options.part_bytes
         stop = min(start + count * self._options.part_bytes, length)
         try:
-            found = self._caller.call(lambda: self._get(key, start, stop, tag))[1]
+            found = self._caller.call(self._get, key, start, stop, tag)[1]
         except (FileNotFoundError, self._obstore.exceptions.PreconditionError):
             raise LoadError(id, "it was deleted or replaced on the server while it was read") from None
         except self._caller.failures as error:
@@ -197,17 +125,32 @@ class S3Tier:
             self._obstore.put(self._bucket, used, b"")
         return False
 
-    def _within(self, record: Record, expiry: Expiry) -> Expiry:
-        """Return terms that end no later than those of the chunks a patch was made from, where these are here."""
-        ends = [] if expiry.expires is None else [expiry.expires]
-        for chunk in dict.fromkeys(record.header.chunks):
-            for owner in dict.fromkeys((record.header.owner, SHARED)):
+    def _chunk_ends(self, header: RecordHeader) -> list[float]:
+        ends = []
+        for chunk in dict.fromkeys(header.chunks):
+            for owner in dict.fromkeys((header.owner, SHARED)):
                 with suppress(FileNotFoundError):
                     key = self._keys.record(owner, chunk)
                     found = self._obstore.get(self._bucket, key, options={"head": True})
-                    end = _expiry_of(found.attributes).until(self._options.clock())
-                    ends += [] if end is None else [end]
-        return Expiry(min(ends, default=None), expiry.idle)
+                    ends.append(_expiry_of(found.attributes).until(self._options.clock()))
+        return [end for end in ends if end is not None]
+
+    def _put(self, record: Record, length: int, expiry: Expiry) -> int:
+        """Keep a record; one that is there already stays as it is."""
+        header = record.header
+        key = self._keys.record(header.owner, header.id)
+        # Before the patch itself, so that none is ever there that its chunk does not know of.
+        for chunk in dict.fromkeys(header.chunks):
+            for note in (
+                f"{self._keys.patches(header.owner, chunk)}/{header.id}",
+                f"{self._keys.owners(chunk)}/{header.owner}",
+            ):
+                self._caller.store(header.id, self._obstore.put, self._bucket, note, b"")
+        pieces = list(buffers(record))
+        if not self._caller.store(header.id, self._create, key, pieces, expiry):
+            self._clear_way(header.id, header.owner)
+            self._caller.store(header.id, self._create, key, pieces, expiry)
+        return length
 
     def _create(self, key: str, pieces: Sequence[Buffer], expiry: Expiry) -> bool:
         """Return whether it was made now; False where it is there already, as it is when an answer was lost."""
@@ -225,7 +168,7 @@ class S3Tier:
             raise StoreError(str(error)) from None
         except LoadError:
             key = self._keys.record(owner, id)
-            self._caller.store(id, lambda: self._obstore.delete(self._bucket, [key]))
+            self._caller.store(id, self._drop, key)
         else:
             if reader is not None:
                 reader.close()
@@ -251,6 +194,10 @@ class S3Tier:
         self._obstore.delete(self._bucket, [key])
         self._obstore.delete(self._bucket, notes)
         return count
+
+    def _drop(self, key: str) -> bool:
+        self._obstore.delete(self._bucket, [key])
+        return True
 
     def _list(self, folder: str) -> list[str]:
         return [entry["path"] for batch in self._obstore.list(self._bucket, folder) for entry in batch]
