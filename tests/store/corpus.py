@@ -22,7 +22,7 @@ from emblema.store.codec import (
     layer_bytes,
     read_artifact,
     read_encoded,
-    read_layer,
+    read_layers,
 )
 from emblema.store.compression import COMPRESSIONS
 from emblema.store.keys import PatchKey
@@ -100,8 +100,7 @@ def read_all(reader: RecordReader) -> None:
         return
     chunk_kind(reader.header)
     assert read_encoded(reader).tokens == reader.header.meta["tokens"]
-    for layer, size in enumerate(layer_bytes(reader.header)):
-        assert read_layer(reader, layer).bytes == size
+    assert tuple(layer.bytes for layer in read_layers(reader)) == layer_bytes(reader.header)
 
 
 def split(data: bytes) -> tuple[dict[str, Any], bytes]:

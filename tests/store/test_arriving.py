@@ -24,7 +24,7 @@ def test_a_layer_is_read_as_soon_as_it_is_here() -> None:
     assert not rows.complete
     threading.Timer(0.05, rows.arrive, (1, layer(2.0))).start()
     assert torch.equal(rows[1].values, layer(2.0).values)
-    assert rows.complete and len(rows.wait()) == len(rows) == 2
+    assert rows.complete and len(rows[:]) == len(rows) == 2
 
 
 def test_bytes_are_known_before_anything_is_here() -> None:
@@ -39,7 +39,7 @@ def test_a_failed_load_fails_every_reader_of_what_is_missing_and_no_other() -> N
     rows.arrive(0, layer(1.0))
     threading.Timer(0.05, rows.fail, (LoadError("c" * 64, "its checksum differs"),)).start()
     with pytest.raises(LoadError, match="checksum differs"):
-        rows.wait()
+        rows[:]
     rows.fail(LoadError("c" * 64, "another"))
     with pytest.raises(LoadError, match="checksum differs"):
         rows[2]

@@ -24,7 +24,6 @@ from emblema.store.codec import (
     make_record,
     read_artifact,
     read_encoded,
-    read_layer,
     read_layers,
 )
 from emblema.store.compression import COMPRESSIONS, Compression
@@ -63,9 +62,8 @@ def assert_round_trip(made: Chunk) -> Reader:
     assert header.meta["tokens"] == made.tokens
     assert layer_bytes(header) == tuple(layer.bytes for layer in made.rows)
     assert same_encoded(read_encoded(reader), made.encoded)
-    for index, (rows, layer) in enumerate(zip(read_layers(reader), made.rows, strict=True)):
-        for found in (rows, read_layer(reader, index)):
-            assert same(found.keys, layer.keys) and same(found.values, layer.values)
+    for rows, layer in zip(read_layers(reader), made.rows, strict=True):
+        assert same(rows.keys, layer.keys) and same(rows.values, layer.values)
     return reader
 
 
@@ -145,8 +143,7 @@ def test_compressed_chunks_come_back_in_their_dtype_and_shape(compression: Compr
     assert reader.header.meta["compression"] == compression
     assert layer_bytes(reader.header) == tuple(layer.bytes for layer in made.rows)
     assert same_encoded(read_encoded(reader), made.encoded), "only rows are compressed"
-    for index, layer in enumerate(made.rows):
-        rows = read_layer(reader, index)
+    for rows, layer in zip(read_layers(reader), made.rows, strict=True):
         for stored, exact in ((rows.keys, layer.keys), (rows.values, layer.values)):
             assert (stored.dtype, stored.shape) == (exact.dtype, exact.shape)
             error = float((stored.double() - exact.double()).norm() / exact.double().norm())
@@ -169,7 +166,7 @@ def test_a_slot_with_an_infinity_is_kept_whole_beside_compressed_ones() -> None:
     broken[0, 0, 0] = float("inf")
     made = replace(made, rows=(LayerRows(broken, made.rows[0].values), made.rows[1]))
     reader = through(chunk_record(made, OWNER, compression="fp8", created=0.0))
-    assert same(read_layer(reader, 0).keys, broken)
+    assert same(next(read_layers(reader)).keys, broken)
     assert reader.read("layers.0.values").dtype == "F8_E4M3"
 
 
@@ -191,7 +188,7 @@ def test_what_is_read_may_be_written_to_and_outlives_the_file(tmp_path: Path) ->
     with path.open("wb") as file:
         format.write(chunk_record(made, OWNER, created=0.0), file)
     with format.open_file(path, made.id) as reader:
-        first, again = read_layer(reader, 0), read_layer(reader, 0)
+        first, again = next(read_layers(reader)), next(read_layers(reader))
     path.unlink()
     first.keys.zero_()
     assert same(again.keys, made.rows[0].keys)
@@ -261,11 +258,9 @@ def test_a_patch_is_no_chunk_and_a_chunk_no_patch() -> None:
     for wrong in (
         lambda: read_artifact(of_chunk),
         lambda: read_encoded(of_patch),
-        lambda: read_layer(of_patch, 1),
+        lambda: next(read_layers(of_patch)),
         lambda: layer_bytes(of_patch.header),
         lambda: chunk_kind(of_patch.header),
-        lambda: read_layer(of_chunk, 2),
-        lambda: read_layer(of_chunk, -1),
     ):
         with pytest.raises(LoadError):
             wrong()
@@ -303,8 +298,7 @@ def test_tensors_that_do_not_fit_the_header_are_refused(change: dict[str, torch.
     with pytest.raises(LoadError):
         reader = through(Record(record.header, put))
         read_encoded(reader)
-        for layer in range(2):
-            read_layer(reader, layer)
+        list(read_layers(reader))
 
 
 def test_random_chunks_of_every_shape_make_the_round_trip() -> None:

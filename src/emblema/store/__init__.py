@@ -7,14 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from emblema.store.handles import StoredRows
     from emblema.store.identity import SHARED_SALT, chunk_id, owner_digest, patch_id
     from emblema.store.keys import ArtifactKind, PatchKey
-    from emblema.store.leases import Lease
-    from emblema.store.prefixes import ChunkSegment, KeptPrefix, PrefixStore, Segment, TextSegment
+    from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
     from emblema.store.record import SHARED, Terms
     from emblema.store.settings import StoreSettings
-    from emblema.store.statistics import StoreStatistics
     from emblema.store.store import Store, TenantStore
 
 __all__ = [
@@ -22,15 +19,11 @@ __all__ = [
     "SHARED_SALT",
     "ArtifactKind",
     "ChunkSegment",
-    "KeptPrefix",
-    "Lease",
     "PatchKey",
     "PrefixStore",
     "Segment",
     "Store",
     "StoreSettings",
-    "StoreStatistics",
-    "StoredRows",
     "Terms",
     "TextSegment",
     "TenantStore",
@@ -40,13 +33,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "handles": ("StoredRows",),
     "identity": ("SHARED_SALT", "chunk_id", "owner_digest", "patch_id"),
     "keys": ("ArtifactKind", "PatchKey"),
-    "leases": ("Lease",),
-    "prefixes": ("ChunkSegment", "KeptPrefix", "PrefixStore", "Segment", "TextSegment"),
+    "prefixes": ("ChunkSegment", "PrefixStore", "Segment", "TextSegment"),
     "record": ("SHARED", "Terms"),
-    "statistics": ("StoreStatistics",),
     "settings": ("StoreSettings",),
     "store": ("Store", "TenantStore"),
 }

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import overload
 
 from emblema.errors import LoadError
@@ -90,14 +90,3 @@ class ArrivingRows(Sequence[LayerRows]):
                     self._changed.notify_all()
                     raise self._error
                 self._changed.wait(left)
-
-    def __iter__(self) -> Iterator[LayerRows]:
-        return (self[index] for index in range(len(self)))
-
-    def wait(self) -> tuple[LayerRows, ...]:
-        """Wait for all layers and return them.
-
-        Raises:
-            LoadError: as reading a layer.
-        """
-        return self[:]

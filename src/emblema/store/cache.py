@@ -255,7 +255,7 @@ class PieceCache:
                 self._make_room()
         stored = self.lookup.is_on_disk(owner, id)
         if stored:
-            self.tiers.set_pin(id, pinned)
+            self.tiers.maintain("pin", lambda disk: disk.set_pin(id, pinned))
         elif piece is not None:
             self._save_again(piece)
         return stored or piece is not None
@@ -559,7 +559,7 @@ class PieceCache:
             expired = [piece for piece in self.table if piece.is_expired(now)]
             for piece in expired:
                 self._expire(piece)
-        self.tiers.expire()
+        self.tiers.maintain("expire", lambda disk: disk.expire())
         return len(expired)
 
     def _expire(self, piece: CachedPiece) -> None:
@@ -621,7 +621,7 @@ class PieceCache:
         with self.changed:
             used, self._used = list(self._used), set()
         if used:
-            self.tiers.touch(used)
+            self.tiers.maintain("touch", lambda disk: disk.touch(used))
 
     def close(self) -> None:
         """End the threads and the tiers; saves that are queued are written first."""

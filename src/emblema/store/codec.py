@@ -120,25 +120,16 @@ def read_encoded(reader: RecordReader) -> Encoded:
     return _checked(reader.header, lambda header: _encoded(reader, header))
 
 
-def read_layer(reader: RecordReader, layer: int) -> LayerRows:
-    """Return one layer's rows of a chunk, on the CPU, in the dtype that they were made in.
+def read_layers(reader: RecordReader) -> Iterator[LayerRows]:
+    """Yield all layers' rows of a chunk, the first first, on the CPU, in the dtype that they were made in.
+
+    Each is read when it is asked for.
 
     Raises:
-        LoadError: they are damaged, the chunk has no such layer, or the record is no chunk.
+        LoadError: it is damaged, or the record is no chunk.
     """
-
-    def rows(header: RecordHeader) -> LayerRows:
-        layers = _layers(header)
-        _require(0 <= layer < len(layers), f"it has no layer {layer}")
-        return _layer(reader, layer, layers[layer])
-
-    return _checked(reader.header, rows)
-
-
-def read_layers(reader: RecordReader) -> Iterator[LayerRows]:
-    """Yield all layers' rows of a chunk, the first first, each read when it is asked for; as `read_layer`."""
     for index, layer in enumerate(_checked(reader.header, _layers)):
-        yield _checked(reader.header, partial(_in_order, reader, index, layer))
+        yield _checked(reader.header, partial(_layer, reader, index, layer))
 
 
 def artifact_record(key: PatchKey, id: str, artifact: Artifact, owner: str, *, created: float) -> Record:
@@ -201,12 +192,8 @@ def _encoded(reader: RecordReader, header: RecordHeader) -> Encoded:
     return Encoded(token_ids, embeds, positions, span, visual, deepstack, groups)
 
 
-def _in_order(reader: RecordReader, index: int, layer: Any, header: RecordHeader) -> LayerRows:
-    return _layer(reader, index, layer)
-
-
-def _layer(reader: RecordReader, index: int, layer: Any) -> LayerRows:
-    count = _natural(reader.header.meta["tokens"])
+def _layer(reader: RecordReader, index: int, layer: Any, header: RecordHeader) -> LayerRows:
+    count = _natural(header.meta["tokens"])
     return LayerRows(*(_rows(reader, index, slot, count, *_slot(layer, slot)) for slot in SLOTS))
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from emblema.errors import LoadError, StoreError
@@ -9,7 +10,7 @@ from emblema.store import format
 from emblema.store.disk import DiskTier
 from emblema.store.disk.entry import DiskEntry, entry_of, without_terms
 from emblema.store.files import write_whole
-from emblema.store.record import Record, RecordHeader, Terms
+from emblema.store.record import Record, RecordHeader, RecordReader, Terms
 
 _LOG = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
@@ -26,11 +27,8 @@ def export_piece(tier: DiskTier, id: str, folder: Path) -> Path:
     reader = None if entry is None else tier.open(id, entry.owner)
     if reader is None:
         raise LoadError(id, "it is not in the store")
-    try:
-        arrays = {name: reader.read(name) for name in reader.header.sizes}
-        record = Record(reader.header, arrays)
-    finally:
-        reader.close()
+    with closing(reader):
+        record = _read(reader)
     path = folder / f"{id}{SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,8 +56,8 @@ def import_piece(tier: DiskTier, path: Path, replace: bool = False) -> tuple[Rec
         StoreError: it cannot be kept: another owner's piece has its id, or there is no room.
     """
     with format.open_file(path) as reader:
-        arrays = {name: reader.read(name) for name in reader.header.sizes}
-        header = reader.header
+        record = _read(reader)
+    header = record.header
     here = tier.entry(header.id)
     if here is not None and here.owner != header.owner:
         raise StoreError(f"{path}: {header.id[:12]} belongs to another owner here, whose piece stays")
@@ -70,8 +68,12 @@ def import_piece(tier: DiskTier, path: Path, replace: bool = False) -> tuple[Rec
         raise LoadError(header.id, str(error)) from error
     if here is not None and not replace and _verifies(tier, here):
         return header, False
-    tier.write(Record(without_terms(header), arrays), terms)
+    tier.write(Record(without_terms(header), record.arrays), terms)
     return header, True
+
+
+def _read(reader: RecordReader) -> Record:
+    return Record(reader.header, {name: reader.read(name) for name in reader.header.sizes})
 
 
 def _verifies(tier: DiskTier, entry: DiskEntry) -> bool:
@@ -79,11 +81,8 @@ def _verifies(tier: DiskTier, entry: DiskEntry) -> bool:
         reader = tier.open(entry.id, entry.owner)
         if reader is None:
             return False
-        try:
-            for name in reader.header.sizes:
-                reader.read(name)
-        finally:
-            reader.close()
+        with closing(reader):
+            format.verify(reader)
     except LoadError as error:
         _LOG.warning("%s is taken from the file instead", error)
         return False

@@ -24,7 +24,7 @@ import numpy
 from xxhash import xxh3_128
 
 from emblema.errors import LoadError, StoreError
-from emblema.store.record import SHARED, Array, Record, RecordHeader, RecordKind, is_id
+from emblema.store.record import SHARED, Array, Record, RecordHeader, RecordKind, RecordReader, is_id
 
 FORMAT_VERSION = 1
 MAX_HEADER = 2**20
@@ -143,7 +143,7 @@ def open_source(fill: Fill, bytes: int, id: str | None = None, close: Callable[[
         return Reader(fill, bytes, id, close)
 
 
-def verify(reader: "Reader") -> None:
+def verify(reader: RecordReader) -> None:
     """Read every tensor of a file.
 
     Raises:

@@ -139,10 +139,6 @@ class PieceLookup:
                 return True
         return self.is_on_disk(owner, id)
 
-    def knows_artifact(self, owner: str, key: PatchKey) -> bool:
-        """Return whether an owner's artifact is in memory or in the disk's index."""
-        return self.knows(owner, patch_id(key, owner))
-
     def ids(self, owner: str) -> list[str]:
         """Return ids of an owner's chunks: those on disk alone, then those in memory."""
         stored = [entry.id for entry in self._tiers.entries(owner) if entry.kind == "chunk"]

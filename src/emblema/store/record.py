@@ -136,9 +136,6 @@ class RecordReader(Protocol):
 class RecordTier(Protocol):
     """A tier that keeps records outlasting the process: disk, or remote."""
 
-    @property
-    def name(self) -> str: ...
-
     def open(self, id: str, owner: str) -> RecordReader | None:
         """Return the record of an id, if it is here and its owner's.
 

@@ -4,7 +4,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Container
-from dataclasses import dataclass
 
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
@@ -19,15 +18,6 @@ log = logging.getLogger(__name__)
 
 MAINTENANCE_SECONDS = 1.0
 """How often `maintain` is called when nothing is written."""
-
-
-@dataclass(frozen=True, slots=True)
-class _SaveJob:
-    """What is written of a piece, taken while the lock was held; rows are None for an artifact."""
-
-    piece: CachedPiece
-    terms: Terms
-    rows: KVRows | None
 
 
 class SaveQueue:
@@ -95,53 +85,54 @@ class SaveQueue:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closing, MAINTENANCE_SECONDS)
-                job = self._next()
-                if job is None and self._closing:
+                piece = self._next()
+                if piece is None and self._closing:
                     return
+                # Taken while the lock is held; rows are None for an artifact.
+                taken = None if piece is None else (piece, piece.terms, piece.rows)
             try:
-                if job is not None:
-                    self._save(job)
+                if taken is not None:
+                    self._save(*taken)
                 if self.label == DISK:
                     self._maintain()
             except Exception:
                 # The thread must go on: a flush would wait for ever.
                 log.exception("%s tier: its upkeep failed", self.label)
 
-    def _next(self) -> _SaveJob | None:
+    def _next(self) -> CachedPiece | None:
         while self._queue:
             piece = self._queue.popleft()
             # A deletion of the name that is under way ends before its successor is written.
             self._changed.wait_for(lambda name=piece.name: name not in self._deleting)  # type: ignore[misc]
             if self.label in piece.pending and piece.listed:
                 self.writing = piece.name
-                return _SaveJob(piece, piece.terms, piece.rows)
+                return piece
         return None
 
-    def _save(self, job: _SaveJob) -> None:
-        piece, failure = job.piece, self._write(job)
+    def _save(self, piece: CachedPiece, terms: Terms, rows: KVRows | None) -> None:
+        failure = self._write(piece, terms, rows)
         on_disk, quota = self.label == DISK and failure is None, self._quota_of(piece.owner)
         if on_disk and quota is not None:
-            self._tiers.keep_within(piece.owner, quota)
+            self._tiers.maintain("evict", lambda disk: disk.evict(piece.owner, disk.bytes_of(piece.owner) - quota))
         self._counters.add(piece.owner, "saves" if failure is None else "save_failures")
         with self._changed:
             piece.pending.discard(self.label)
             (piece.saved if failure is None else piece.failed).add(self.label)
-            repin = on_disk and piece.listed and piece.terms.pinned != job.terms.pinned
+            repin = on_disk and piece.listed and piece.terms.pinned != terms.pinned
         if repin:
-            self._tiers.set_pin(piece.id, piece.terms.pinned)
+            self._tiers.maintain("pin", lambda disk: disk.set_pin(piece.id, piece.terms.pinned))
         with self._changed:
             self.writing = None
             self._changed.notify_all()
             self._finished(piece)
 
-    def _write(self, job: _SaveJob) -> Exception | None:
+    def _write(self, piece: CachedPiece, terms: Terms, rows: KVRows | None) -> Exception | None:
         """Write a piece; returns why it could not be written."""
-        piece = job.piece
         try:
             # A chunk's file under its id is the same chunk; an artifact may have been formed again, larger.
-            usual = self.label == DISK and piece.chunk is not None and job.terms == self._settings.terms
+            usual = self.label == DISK and piece.chunk is not None and terms == self._settings.terms
             if not (usual and self._tiers.entry(piece.id, piece.owner) is not None):
-                self._tiers.write(self.label, self._record(job), job.terms)
+                self._tiers.write(self.label, self._record(piece, rows), terms)
         except (EmblemaError, OSError) as error:
             self._tiers.note_failure(self.label, "write", error, piece.owner)
             return error
@@ -150,11 +141,11 @@ class SaveQueue:
             return error
         return None
 
-    def _record(self, job: _SaveJob) -> Record:
-        piece, chunk = job.piece, job.piece.chunk
+    def _record(self, piece: CachedPiece, rows: KVRows | None) -> Record:
+        chunk = piece.chunk
         if piece.artifact is not None and piece.key is not None:
             return codec.artifact_record(piece.key, piece.id, piece.artifact, piece.owner, created=piece.created)
-        if chunk is None or job.rows is None:
+        if chunk is None or rows is None:
             raise EmblemaError(f"{piece.id[:12]} has no rows in memory to write")
-        whole = Chunk(chunk.id, chunk.kind, chunk.model, chunk.encoded, job.rows)
+        whole = Chunk(chunk.id, chunk.kind, chunk.model, chunk.encoded, rows)
         return codec.chunk_record(whole, piece.owner, compression=self._settings.compression, created=piece.created)

@@ -11,10 +11,6 @@ from emblema.store.statistics import StoreCounters
 from emblema.store.tiers import TierStack
 
 
-def _make_lock() -> threading.Condition:
-    return threading.Condition(threading.RLock())
-
-
 @dataclass(frozen=True, slots=True)
 class CacheState:
     """The parts of a cache.
@@ -33,4 +29,4 @@ class CacheState:
     tiers: TierStack
     counters: StoreCounters
     device: torch.device
-    changed: threading.Condition = field(default_factory=_make_lock)
+    changed: threading.Condition = field(default_factory=threading.Condition)

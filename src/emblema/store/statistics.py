@@ -77,9 +77,5 @@ class StoreCounters:
     def of(self, owner: str | None) -> dict[str, int]:
         """Return the counters of one owner, or the sums over all for None; those at 0 may be absent."""
         with self._lock:
-            if owner is not None:
-                return dict(self._by_owner.get(owner, {}))
-            total: Counter[str] = Counter()
-            for counter in self._by_owner.values():
-                total.update(counter)
-            return dict(total)
+            counters = self._by_owner.values() if owner is None else [self._by_owner.get(owner, Counter())]
+            return dict(sum(counters, Counter[str]()))

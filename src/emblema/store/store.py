@@ -14,7 +14,7 @@ from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
 from emblema.store.cache import PieceCache
-from emblema.store.identity import SHARED_SALT, owner_digest
+from emblema.store.identity import SHARED_SALT, owner_digest, patch_id
 from emblema.store.keys import PatchKey
 from emblema.store.leases import Lease
 from emblema.store.pieces import PieceTable
@@ -322,7 +322,7 @@ class TenantStore:
 
     def has_patch(self, key: PatchKey) -> bool:
         """Return whether an own patch with this key is in memory or on disk; does not count as a use."""
-        return self._lookup.knows_artifact(self.owner, key)
+        return self._lookup.knows(self.owner, patch_id(key, self.owner))
 
     def patch_keys(self, chunk: str) -> list[PatchKey]:
         """Return keys of the own and shared patches of a chunk, after any antecedents.

@@ -3,8 +3,9 @@
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -63,7 +64,10 @@ class TierStack:
             parse: is called with the tier's label and an open record. A record for which it raises EmblemaError,
                 OSError or ValueError is distrusted, and the next tier is asked.
         """
-        for label, reader in self._open_all(id, owners):
+        for label, owner in product(self.tiers, owners):
+            reader = self._open(label, id, owner)
+            if reader is None:
+                continue
             try:
                 return parse(label, reader)
             except (EmblemaError, OSError, ValueError) as error:
@@ -72,18 +76,11 @@ class TierStack:
                 reader.close()
         return None
 
-    def _open_all(self, id: str, owners: Sequence[str]) -> Iterator[tuple[str, RecordReader]]:
-        for label, tier in self.tiers.items():
-            for owner in owners:
-                reader = self._open(label, tier, id, owner)
-                if reader is not None:
-                    yield label, reader
-
-    def _open(self, label: str, tier: RecordTier, id: str, owner: str) -> RecordReader | None:
+    def _open(self, label: str, id: str, owner: str) -> RecordReader | None:
         if not is_id(id):
             return None
         try:
-            reader = tier.open(id, owner)
+            reader = self.tiers[label].open(id, owner)
         except (EmblemaError, OSError) as error:
             self._counters.add(owner, "load_failures")
             self.note_failure(label, "open", error, owner)
@@ -118,7 +115,7 @@ class TierStack:
         """Return whether a tier has an owner's piece."""
         if self.entry(id, owner) is not None:
             return True
-        reader = None if self.remote is None else self._open(REMOTE, self.remote, id, owner)
+        reader = None if self.remote is None else self._open(REMOTE, id, owner)
         if reader is None:
             return False
         reader.close()
@@ -169,29 +166,8 @@ class TierStack:
             raise StoreError(f"{failures[0]}: delete it again")
         return found
 
-    def touch(self, ids: Sequence[str]) -> None:
-        """Tell the disk what was used, so that it evicts the right pieces."""
-        self._maintain("touch", lambda disk: disk.touch(ids))
-
-    def set_pin(self, id: str, pinned: bool) -> None:
-        """Pin or unpin a file on disk."""
-        self._maintain("pin", lambda disk: disk.set_pin(id, pinned))
-
-    def expire(self) -> None:
-        """Have the disk delete what has expired."""
-        self._maintain("expire", lambda disk: disk.expire())
-
-    def keep_within(self, owner: str, quota: int) -> None:
-        """Evict an owner's files beyond its quota."""
-
-        def evict(disk: "DiskTier") -> None:
-            excess = disk.bytes_of(owner) - quota
-            if excess > 0:
-                disk.evict(owner, excess)
-
-        self._maintain("evict", evict)
-
-    def _maintain(self, what: str, call: "Callable[[DiskTier], object]") -> None:
+    def maintain(self, what: str, call: "Callable[[DiskTier], object]") -> None:
+        """Call the disk, if there is one; a failure is noted and is not raised."""
         if self.disk is None:
             return
         try:

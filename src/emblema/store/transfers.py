@@ -101,10 +101,11 @@ class RowMover:
             piece.copy_bytes = 0 if rows is None else piece.full_bytes
             self._table.move(piece, "device")
             if rows is None:
-                self._workers.submit(partial(self._read, piece, arriving))
+                read: Callable[[], str | None] = partial(self._reader.read_rows, piece, arriving)
             else:
                 self._counters.add(piece.owner, "promotions")
-                self._workers.submit(partial(self._promote, piece, rows, arriving))
+                read = partial(self._promote, rows, arriving)
+            self._workers.submit(partial(self._fill, piece, arriving, read))
             return arriving
         if piece.tier == "host":
             self._counters.add(piece.owner, "promotions")
@@ -124,31 +125,21 @@ class RowMover:
     def close(self) -> None:
         self._workers.close()
 
-    def _read(self, piece: CachedPiece, rows: ArrivingRows) -> None:
+    def _promote(self, held: KVRows, rows: ArrivingRows) -> None:
+        for index, layer in enumerate(held):
+            rows.arrive(index, layer.to(self._device))
+
+    def _fill(self, piece: CachedPiece, rows: ArrivingRows, read: Callable[[], str | None]) -> None:
+        """Read rows and take them; `read` returns the label of the tier that had them, None for host memory."""
         label: str | None = None
         failure: LoadError | None = None
         try:
-            label = self._reader.read_rows(piece, rows)
+            label = read()
         except LoadError as error:
             failure = error
         except Exception as error:
             log.exception("%s could not be loaded", piece.id[:12])
             failure = LoadError(piece.id, f"{type(error).__name__}: {error}")
-        self._finish_load(piece, rows, label, failure)
-
-    def _promote(self, piece: CachedPiece, held: KVRows, rows: ArrivingRows) -> None:
-        failure: LoadError | None = None
-        try:
-            for index, layer in enumerate(held):
-                rows.arrive(index, layer.to(self._device))
-        except RuntimeError as error:
-            failure = LoadError(piece.id, str(error))
-        self._finish_load(piece, rows, None, failure)
-
-    def _finish_load(
-        self, piece: CachedPiece, rows: ArrivingRows, label: str | None, failure: LoadError | None
-    ) -> None:
-        """Take rows that arrived, from a tier or (label None) from host memory."""
         with self._changed:
             complete = failure is None and rows.complete
             if failure is not None:
@@ -161,7 +152,7 @@ class RowMover:
             piece.loading, piece.copy_bytes = False, 0
             loaded = complete and piece.rows is rows
             if loaded:
-                piece.rows = rows.wait()
+                piece.rows = rows[:]
                 if label is not None:
                     self._counters.add(piece.owner, "loads")
                     if label != DISK:

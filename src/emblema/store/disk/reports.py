@@ -68,32 +68,19 @@ class CollectReport:
 
 @dataclass(frozen=True, slots=True)
 class DiskStatistics:
-    """Counts since the tier was opened, and what is on disk now.
+    """Counts since the tier was opened.
 
     Attributes:
-        pieces: on disk.
-        bytes: of their files.
-        capacity_bytes: the budget for them.
-        hits: times a piece was opened.
-        misses: times it was not here, not this owner's, or expired.
-        written: pieces.
         deleted: pieces, patches that went with their chunk included.
         evicted: pieces, for room.
         expired: pieces.
         quarantined: files that did not verify.
-        lost: pieces whose file was gone.
+        lost: pieces whose file was gone or another.
         failed_writes: pieces that could not be written.
         failed_reads: times the tier did not answer: a folder that vanished, a file that may not be opened.
         rebuilt: times the index was made again from the files.
-        dropped_touches: uses of pieces that could not be recorded.
     """
 
-    pieces: int
-    bytes: int
-    capacity_bytes: int
-    hits: int = 0
-    misses: int = 0
-    written: int = 0
     deleted: int = 0
     evicted: int = 0
     expired: int = 0
@@ -102,4 +89,3 @@ class DiskStatistics:
     failed_writes: int = 0
     failed_reads: int = 0
     rebuilt: int = 0
-    dropped_touches: int = 0

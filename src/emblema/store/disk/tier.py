@@ -85,10 +85,6 @@ class DiskTier:
         (_LOG.warning if self.report.skipped or self.report.lost else _LOG.info)("%s: %s", folder, self.report)
 
     @property
-    def name(self) -> str:
-        return "disk"
-
-    @property
     def path(self) -> Path:
         """Return the folder, absolute."""
         return self._folder.path
@@ -125,7 +121,6 @@ class DiskTier:
             self._count("failed_reads")
             raise LoadError(id, str(error)) from error
         if found is None or found.owner != owner:
-            self._count("misses")
             return None
         path = self._folder.piece(id)
         try:
@@ -133,7 +128,6 @@ class DiskTier:
             reader = format.open_file(path, id)
         except FileNotFoundError:
             self._lost(id)
-            self._count("misses")
             return None
         except OSError as error:
             self._count("failed_reads")
@@ -147,7 +141,6 @@ class DiskTier:
             with suppress(StoreError, OSError):
                 self.files.scan()
             raise LoadError(id, "its file has another owner, kind or chunks than the index")
-        self._count("hits")
         self.touch([id])
         return DiskReader(reader, partial(self._damaged, id, inode))
 
@@ -209,13 +202,8 @@ class DiskTier:
 
     @property
     def statistics(self) -> DiskStatistics:
-        try:
-            pieces, held = self.files.read(lambda index: index.totals())
-        except FolderAwayError:
-            pieces = held = 0
         with self._lock:
-            counts = dict(self._counts)
-        return DiskStatistics(pieces, held, self.capacity_bytes, rebuilt=self.files.rebuilt, **counts)
+            return DiskStatistics(rebuilt=self.files.rebuilt, **self._counts)
 
     # Uses
 
@@ -235,15 +223,12 @@ class DiskTier:
         """Record the uses so far, and the time; the time by itself where there are no uses only if `always`."""
         with self._lock:
             self._flushed = time.monotonic()
-            pending = len(self._touched)
-        if not (pending or always) or self._folder.read_only is not None:
+        if not (self._touched or always) or self._folder.read_only is not None:
             return
         self._remembered = self._clock.now()
-        try:
-            with self.files.change() as index:
-                self._record(index)
-        except (StoreError, OSError):
-            self._count("dropped_touches", pending)
+        # A use that cannot be recorded is dropped: its piece may be evicted earlier.
+        with suppress(StoreError, OSError), self.files.change() as index:
+            self._record(index)
 
     def _record(self, index: Index) -> None:
         """Record the uses so far, in the index and in the files' times; within a change."""
@@ -303,7 +288,6 @@ class DiskTier:
         with self._lock:
             self._touched.pop(header.id, None)
             self._distrusted.discard(header.id)
-        self._count("written")
 
     def _reserve(self, record: Record, size: int) -> Temporary:
         """Return an empty file of this size within the budget."""
@@ -412,6 +396,8 @@ class DiskTier:
         Raises:
             StoreError: the folder cannot be written.
         """
+        if bytes <= 0:
+            return 0
         with self.files.change() as index:
             self._record(index)
             victims = index.victims(bytes, set(self._in_use()), owner)

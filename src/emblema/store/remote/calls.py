@@ -70,18 +70,18 @@ class RemoteStatistics:
         breaker: what it is now.
     """
 
-    hits: int
-    misses: int
-    skipped: int
-    damaged: int
-    failures: int
-    retries: int
-    writes: int
-    deletes: int
-    bytes_read: int
-    bytes_written: int
-    opened: int
-    breaker: BreakerState
+    hits: int = 0
+    misses: int = 0
+    skipped: int = 0
+    damaged: int = 0
+    failures: int = 0
+    retries: int = 0
+    writes: int = 0
+    deletes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    opened: int = 0
+    breaker: BreakerState = "closed"
 
 
 class Breaker:
@@ -219,10 +219,7 @@ class Caller:
     def statistics(self) -> RemoteStatistics:
         with self._lock:
             counts = dict(self._counts)
-        names = set(RemoteStatistics.__dataclass_fields__) - {"opened", "breaker"}
-        return RemoteStatistics(
-            **{name: counts.get(name, 0) for name in names}, opened=self.breaker.opened, breaker=self.breaker.state
-        )
+        return RemoteStatistics(opened=self.breaker.opened, breaker=self.breaker.state, **counts)
 
     def call(self, action: Callable[..., Result], *arguments: Any) -> Result:
         """Return what `action` returns for the arguments, tried again while the server does not answer.

@@ -116,8 +116,6 @@ class RedisTier(ServerTier):
         StoreError: the redis library is not installed, or the address is not one. No server is asked yet.
     """
 
-    name = "redis"
-
     def __init__(self, url: str, prefix: str = "emblema", **keywords: Unpack[RemoteKeywords]) -> None:
         try:
             import redis

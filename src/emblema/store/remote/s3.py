@@ -42,8 +42,6 @@ class S3Tier(ServerTier):
         StoreError: obstore is not installed, or the address or an option is not one. No server is asked yet.
     """
 
-    name = "s3"
-
     def __init__(
         self,
         url: str,

@@ -21,8 +21,6 @@ class ServerTier(ABC):
         caller: calls the server.
     """
 
-    name: str
-
     def __init__(self, options: RemoteOptions, caller: Caller) -> None:
         self._options, self._keys, self._caller = options, options.keys, caller
 
