@@ -144,7 +144,11 @@ def through(chunk: Chunk, compression: Compression) -> tuple[Chunk, int, int]:
     whole = replace(chunk, rows=tuple(chunk.rows))
     record = codec.chunk_record(whole, SHARED, compression=compression, created=0.0)
     contents = b"".join(format.buffers(record))
-    with format.open_bytes(contents, chunk.id) as reader:
+
+    def fill(offset: int, target: memoryview) -> None:
+        target[:] = contents[offset : offset + target.nbytes]
+
+    with format.open_source(fill, len(contents), chunk.id) as reader:
         rows = tuple(codec.read_layers(reader))
         own = sum(size for name, size in reader.header.sizes.items() if name.startswith("layers."))
         if compression == "none" and not all(map(_equal, rows, whole.rows)):

@@ -23,6 +23,7 @@ from emblema.store.disk import DiskTier
 from emblema.store.record import Array, Record, RecordReader
 from emblema.store.settings import StoreSettings
 from tests.engine.engines import Calls, encoder_of
+from tests.store.corpus import open_bytes
 
 QUESTION = "what colour is under the tent ?"
 
@@ -204,7 +205,7 @@ class SlowTier:
         if record is None:
             return None
         data = b"".join(bytes(part) for part in format.buffers(record))
-        return SlowReader(format.open_bytes(data, id), self)
+        return SlowReader(open_bytes(data, id), self)
 
     def write(self, record: Record, terms: Terms) -> None:
         self.records[record.header.id, record.header.owner] = record

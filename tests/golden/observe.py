@@ -45,6 +45,7 @@ from tests.golden.pieces import (
     prompts,
     stored_patches,
 )
+from tests.store.corpus import open_bytes
 
 Json = Any
 
@@ -162,7 +163,7 @@ def file_bytes(record: Record) -> bytes:
 
 def read_back(data: bytes) -> Json:
     """All that a file says: its header, and its piece as the codec reads it."""
-    with format.open_bytes(data) as reader:
+    with open_bytes(data) as reader:
         header = reader.header
         said = {
             "id": header.id,
@@ -187,7 +188,7 @@ def read_back(data: bytes) -> Json:
 
 def read_again(data: bytes) -> bytes:
     """A file read and written again, tensor by tensor."""
-    with format.open_bytes(data) as reader:
+    with open_bytes(data) as reader:
         return file_bytes(Record(reader.header, {name: reader.read(name) for name in reader.header.sizes}))
 
 

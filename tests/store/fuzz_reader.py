@@ -10,8 +10,7 @@ import atheris
 
 with atheris.instrument_imports(include=["emblema.store", "json"]):
     from emblema.errors import LoadError
-    from emblema.store import format
-    from tests.store.corpus import file_bytes, opened, read_all, signed
+    from tests.store.corpus import file_bytes, open_bytes, opened, read_all, signed
 
 
 def read(data: bytes) -> None:
@@ -19,7 +18,7 @@ def read(data: bytes) -> None:
         _, entries, tensors = opened(file_bytes(1))
         data = b"\0" + signed(data[1:].decode("utf-8", "replace"), entries, tensors)
     with suppress(LoadError):
-        read_all(format.open_bytes(data[1:]))
+        read_all(open_bytes(data[1:]))
 
 
 if __name__ == "__main__":

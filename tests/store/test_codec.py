@@ -31,14 +31,14 @@ from emblema.store.format import Reader
 from emblema.store.keys import ArtifactKind, PatchKey
 from emblema.store.record import Record
 from tests.families import CASES, loaded, picture, words
-from tests.store.corpus import OWNER, chunk, identity, patch
+from tests.store.corpus import OWNER, chunk, identity, open_bytes, patch
 
 families = pytest.mark.parametrize("name", CASES)
 LAYOUTS = {"qwen2_5_vl": "heads", "kimi_k25": "latent", "qwen3_vl": "deepstack", "gemma3": "groups"}
 
 
 def through(record: Record) -> Reader:
-    return format.open_bytes(b"".join(format.buffers(record)), record.header.id)
+    return open_bytes(b"".join(format.buffers(record)), record.header.id)
 
 
 def same(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emblema.errors import LoadError
-from emblema.store import format
 from tests.store.corpus import (
     compact,
     file_bytes,
     identity,
     join,
     json_values,
+    open_bytes,
     opened,
     refused,
     signed,
@@ -109,7 +109,7 @@ def test_a_signed_table_of_impossible_tensors_is_refused(rows: list[tuple[str, A
     description, _, _ = opened(file_bytes(6))
     tensors, entries = table(*rows)
     with pytest.raises(LoadError):
-        format.open_bytes(signed({**description, "tensors": tensors}, entries, b""))
+        open_bytes(signed({**description, "tensors": tensors}, entries, b""))
 
 
 def test_overlapping_and_gaping_places_are_refused_with_every_checksum_right() -> None:

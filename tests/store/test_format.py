@@ -17,7 +17,7 @@ from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.format import ITEM_BYTES, MAX_HEADER
 from emblema.store.record import SHARED, Array, Record, RecordHeader
-from tests.store.corpus import OWNER, compact, file_bytes, identity, join, opened, record, signed, split
+from tests.store.corpus import OWNER, compact, file_bytes, identity, join, open_bytes, opened, record, signed, split
 
 
 def arrays(**tensors: numpy.ndarray) -> dict[str, Array]:
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_again(
 ) -> None:
     kind = "patch" if chunks else "chunk"
     piece = made(tensors, meta=meta, owner=owner, model=model, created=created, chunks=tuple(chunks), kind=kind)
-    reader = format.open_bytes(written(piece), identity(1))
+    reader = open_bytes(written(piece), identity(1))
     assert {name: bytes(reader.read(name).data) for name in tensors} == {
         name: bytes(array.data) for name, array in tensors.items()
     }
@@ -103,7 +103,7 @@ def test_large_tensors_are_handed_over_without_a_copy_and_read_into_memory_of_th
     _, given = format.buffers(piece)
     assert numpy.shares_memory(numpy.frombuffer(given, numpy.float32), rows)
     data = written(piece)
-    loaded = numpy.frombuffer(format.open_bytes(data).read("rows").data, numpy.float32)
+    loaded = numpy.frombuffer(open_bytes(data).read("rows").data, numpy.float32)
     assert loaded.flags.writeable and not numpy.shares_memory(loaded, numpy.frombuffer(data, numpy.uint8))
     assert numpy.array_equal(loaded, rows)
 
@@ -112,7 +112,7 @@ def test_tensors_of_one_group_share_memory_and_never_overlap() -> None:
     sizes = [5, 64, 2**20 + 1, 3 * 2**20, 18 * 2**20, 7, 9 * 2**20]
     tensors = {f"layers.{index}": numpy.full(size, index, numpy.uint8) for index, size in enumerate(sizes)}
     piece = made(arrays(embeds=numpy.full(9, 99, numpy.uint8), **tensors))
-    reader = format.open_bytes(written(piece))
+    reader = open_bytes(written(piece))
     # Twice over, as a reader may be asked again, and by several threads.
     with ThreadPoolExecutor(4) as pool:
         order = [*piece.arrays, *reversed(piece.arrays)]
@@ -197,10 +197,10 @@ def test_a_later_version_is_refused_by_name() -> None:
     description, entries, tensors = opened(file_bytes(6))
     later = {**description, "version": 2, "what version 2 adds": True}
     with pytest.raises(LoadError, match="format version is 2"):
-        format.open_bytes(signed(later, entries, tensors))
+        open_bytes(signed(later, entries, tensors))
     for version in (0, -1, "1", 1.0, True, None, [1]):
         with pytest.raises(LoadError, match="version"):
-            format.open_bytes(signed({**description, "version": version}, entries, tensors))
+            open_bytes(signed({**description, "version": version}, entries, tensors))
 
 
 def test_an_earlier_version_is_read_by_its_own_rules_into_the_same_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,14 +210,14 @@ def test_an_earlier_version_is_read_by_its_own_rules_into_the_same_record(monkey
     del earlier["created"]
     data = signed(earlier, entries, tensors)
     with pytest.raises(LoadError, match="format version is 0"):
-        format.open_bytes(data)
+        open_bytes(data)
 
     def version_0(fields: dict[str, Any]) -> format.Parsed:
         return format.VERSIONS[1]({n: v for n, v in {**fields, "created": fields["born"]}.items() if n != "born"})
 
     monkeypatch.setattr(format, "VERSIONS", {**format.VERSIONS, 0: version_0})
-    reader = format.open_bytes(data, identity(6))
-    assert reader.header == format.open_bytes(file_bytes(6)).header
+    reader = open_bytes(data, identity(6))
+    assert reader.header == open_bytes(file_bytes(6)).header
     again = Record(reader.header, {name: reader.read(name) for name in reader.header.sizes})
     assert b"".join(format.buffers(again)) == file_bytes(6), "written again, it is of the newest version"
 
@@ -225,7 +225,7 @@ def test_an_earlier_version_is_read_by_its_own_rules_into_the_same_record(monkey
 def test_padding_is_spaces_of_any_number() -> None:
     header, tensors = split(file_bytes(6))
     for spaces in (0, 1, 1000):
-        format.verify(format.open_bytes(join(compact(header) + " " * spaces, tensors), identity(6)))
+        format.verify(open_bytes(join(compact(header) + " " * spaces, tensors), identity(6)))
 
 
 def test_sources_are_read_range_by_range() -> None:

@@ -21,6 +21,7 @@ from tests.store.corpus import (
     identity,
     join,
     json_values,
+    open_bytes,
     opened,
     read_all,
     refused,
@@ -139,7 +140,7 @@ def test_a_file_that_changes_while_it_is_open_is_refused(tmp_path: Path) -> None
         with pytest.raises(LoadError, match="cut short"):
             reader.read(names[-1])
         with pytest.raises(LoadError, match="checksum"):
-            format.verify(format.open_bytes(data[:-1] + b"\xff"))
+            format.verify(open_bytes(data[:-1] + b"\xff"))
 
 
 def test_a_closed_file_and_a_tensor_that_is_not_there_are_load_errors(tmp_path: Path) -> None:

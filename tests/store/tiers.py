@@ -10,6 +10,7 @@ from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import DiskTier
 from emblema.store.record import SHARED, Array, Record, RecordHeader, RecordReader, Terms
+from tests.store.corpus import open_bytes
 
 
 class Clock:
@@ -34,7 +35,7 @@ class RecordingTier:
     def open(self, id: str, owner: str) -> RecordReader | None:
         self.calls.append(("open", owner, id))
         data = self.files.get((owner, id))
-        return None if data is None else format.open_bytes(data, id)
+        return None if data is None else open_bytes(data, id)
 
     def write(self, record: Record, terms: Terms) -> None:
         key = record.header.owner, record.header.id

@@ -123,16 +123,6 @@ def open_file(path: str | os.PathLike[str], id: str | None = None) -> "Reader":
             raise
 
 
-def open_bytes(data: bytes | bytearray | memoryview, id: str | None = None) -> "Reader":
-    """Open a file's bytes; tensors are read into buffers of their own, so that none of them keeps `data`.
-
-    Raises:
-        LoadError: they are damaged, or another piece's.
-    """
-    view = memoryview(data).cast("B") if data else memoryview(b"")
-    return open_source(partial(_read_bytes, view), view.nbytes, id)
-
-
 def open_source(fill: Fill, bytes: int, id: str | None = None, close: Callable[[], None] | None = None) -> "Reader":
     """Open a file of `bytes` bytes that is read through `fill`, each range when it is needed.
 
@@ -162,13 +152,15 @@ def is_passing(error: BaseException) -> bool:
 
 
 class Reader:
-    """An open file, made by `open_file`, `open_bytes` or `open_source`; any number of threads may read from it."""
+    """An open file, made by `open_file` or `open_source`; any number of threads may read from it."""
 
     def __init__(self, fill: Fill, bytes: int, id: str | None = None, close: Callable[[], None] | None = None) -> None:
         self._fill, self._close = fill, close
         prefix = bytearray(8)
         fill(0, memoryview(prefix))
-        length = _read_length(prefix, bytes)
+        length = int.from_bytes(prefix, "little")
+        if not 2 <= length <= min(MAX_HEADER, bytes - 8):
+            raise ValueError(f"its header of {length} bytes is beyond its end or the limit of {MAX_HEADER}")
         head = bytearray(length)
         fill(8, memoryview(head))
         self._start = 8 + length
@@ -244,12 +236,6 @@ def _read_file(file: BinaryIO, offset: int, view: memoryview) -> None:
         offset, view = offset + count, view[count:]
 
 
-def _read_bytes(data: memoryview, offset: int, view: memoryview) -> None:
-    if offset + view.nbytes > data.nbytes:
-        raise ValueError(f"it is cut short at byte {data.nbytes}")
-    view[:] = data[offset : offset + view.nbytes]
-
-
 def _group(name: str) -> str:
     """Return the group of a tensor: those whose names begin alike, such as all layers, share memory."""
     return name.partition(".")[0]
@@ -280,18 +266,6 @@ def _head(record: Record, views: Mapping[str, memoryview], checksum: Callable[[m
         return _build(record.header, places)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise StoreError(f"{str(record.header.id)[:12]} cannot be stored: {error}") from error
-
-
-def _read_length(prefix: bytes | bytearray, file_bytes: int) -> int:
-    """Return the bytes of the header, of a file's first 8 bytes and its length.
-
-    Raises:
-        ValueError: the file or the limit ends before it.
-    """
-    length = int.from_bytes(prefix, "little")
-    if not 2 <= length <= min(MAX_HEADER, file_bytes - 8):
-        raise ValueError(f"its header of {length} bytes is beyond its end or the limit of {MAX_HEADER}")
-    return length
 
 
 def _parse(head: bytes | bytearray, data_bytes: int) -> Parsed:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from emblema.errors import CapacityError, StoreError
+from emblema.errors import StoreError
 from emblema.store.record import SHARED, Terms, check_id, is_id
 from emblema.store.remote.calls import CallPolicy
 
@@ -115,14 +115,6 @@ class RemoteOptions:
     def __post_init__(self) -> None:
         check_part_bytes(self.part_bytes)
         RemoteKeys(self.prefix)
-
-    def check_size(self, id: str, bytes: int) -> None:
-        """Raise CapacityError where a record is larger than `largest_bytes`."""
-        if bytes > self.largest_bytes:
-            raise CapacityError(
-                f"{id[:12]} has {bytes} bytes, the remote tier takes at most {self.largest_bytes}: raise "
-                "largest_bytes, or store smaller pieces."
-            )
 
     @property
     def keys(self) -> RemoteKeys:

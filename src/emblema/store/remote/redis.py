@@ -153,7 +153,7 @@ class RedisTier(ServerTier):
             return None
         fetch = partial(self._fetch, head, generation)
         source = PartedSource(id, head.length, head.part_bytes, fetch, first, self._options.group)
-        reader = self._reader(source, owner)
+        reader = self._open(source, owner)
         self._touch(key, head.expiry)
         return reader
 

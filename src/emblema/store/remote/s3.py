@@ -78,7 +78,8 @@ class S3Tier(ServerTier):
         except FileNotFoundError:
             return None
         except self._caller.failures as error:
-            if _is_empty(error):
+            # No range of an object without any bytes can be read.
+            if "status code: 416" in str(error):
                 raise LoadError(id, "its object is empty") from None
             raise self._caller.outage(id, error) from None
         self._caller.count("bytes_read", len(first))
@@ -89,7 +90,7 @@ class S3Tier(ServerTier):
             )
         fetch = partial(self._fetch, id, key, length, found.meta["e_tag"])
         source = PartedSource(id, length, self._options.part_bytes, fetch, first, self._options.group)
-        return self._reader(source, owner)
+        return self._open(source, owner)
 
     def _fetch(self, id: str, key: str, length: int, tag: str | None, number: int, count: int) -> Sequence[Buffer]:
         start = number * self._options.part_bytes
@@ -152,8 +153,10 @@ class S3Tier(ServerTier):
 
     def _create(self, key: str, pieces: Sequence[Buffer], expiry: Expiry) -> bool:
         """Return whether it was made now; False where it is there already, as it is when an answer was lost."""
+        named = ((_EXPIRES, expiry.expires), (_IDLE, expiry.idle))
+        attributes = {name: repr(float(value)) for name, value in named if value is not None}
         try:
-            self._obstore.put(self._uploads, key, pieces, attributes=_expiry_attributes(expiry), mode="create")
+            self._obstore.put(self._uploads, key, pieces, attributes=attributes, mode="create")
         except self._obstore.exceptions.AlreadyExistsError:
             return False
         return True
@@ -260,17 +263,6 @@ def _is_outage(error: Exception) -> bool:
         exceptions.UnauthenticatedError,
     )
     return not isinstance(error, no) and _REFUSED.search(str(error)) is None
-
-
-def _is_empty(error: Exception) -> bool:
-    """Return whether an object has no bytes at all, so that no range of it can be read."""
-    return "status code: 416" in str(error)
-
-
-def _expiry_attributes(expiry: Expiry) -> dict[str, str]:
-    """Return terms as an object's own metadata."""
-    named = ((_EXPIRES, expiry.expires), (_IDLE, expiry.idle))
-    return {name: repr(float(value)) for name, value in named if value is not None}
 
 
 def _expiry_of(attributes: Mapping[str, str]) -> Expiry:

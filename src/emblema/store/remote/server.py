@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 
-from emblema.errors import LoadError
+from emblema.errors import CapacityError, LoadError
 from emblema.store.format import Reader, open_source, size, verify
 from emblema.store.record import Record, RecordHeader, Terms
 from emblema.store.remote.calls import Caller, OutageError, RemoteStatistics, RestingError, UnansweredError
@@ -61,7 +61,11 @@ class ServerTier(ABC):
             StoreError: the server did not take it; nothing of it is to be found.
         """
         header, length = record.header, size(record)
-        self._options.check_size(header.id, length)
+        if length > self._options.largest_bytes:
+            raise CapacityError(
+                f"{header.id[:12]} has {length} bytes, the remote tier takes at most {self._options.largest_bytes}: "
+                "raise largest_bytes, or store smaller pieces."
+            )
         ends = self._caller.store(header.id, self._chunk_ends, header)
         expiry = Expiry.of(header.created, terms).within(ends)
         self._caller.count("bytes_written", self._put(record, length, expiry))
@@ -126,12 +130,8 @@ class ServerTier(ABC):
     def _drop(self, key: str) -> bool:
         """Delete the record of a key alone; whether it was here."""
 
-    def _reader(self, source: PartedSource, owner: str) -> Reader:
-        """Open the record whose file a source reads.
-
-        Raises:
-            LoadError: it is damaged, or another owner's.
-        """
+    def _open(self, source: PartedSource, owner: str) -> Reader:
+        """Open the record whose file a source reads; LoadError where it is damaged, or another owner's."""
         reader = open_source(source.read_into, source.bytes, source.id, source.close)
         if reader.header.owner != owner:
             raise LoadError(source.id, "the server gave another owner's record")
