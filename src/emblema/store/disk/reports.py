@@ -71,6 +71,7 @@ class DiskStatistics:
     """Counts since the tier was opened.
 
     Attributes:
+        hits: times a piece was opened.
         deleted: pieces, patches that went with their chunk included.
         evicted: pieces, for room.
         expired: pieces.
@@ -81,6 +82,7 @@ class DiskStatistics:
         rebuilt: times the index was made again from the files.
     """
 
+    hits: int = 0
     deleted: int = 0
     evicted: int = 0
     expired: int = 0

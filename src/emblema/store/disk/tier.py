@@ -141,6 +141,7 @@ class DiskTier:
             with suppress(StoreError, OSError):
                 self.files.scan()
             raise LoadError(id, "its file has another owner, kind or chunks than the index")
+        self._count("hits")
         self.touch([id])
         return DiskReader(reader, partial(self._damaged, id, inode))
 
