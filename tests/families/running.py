@@ -9,8 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from emblema.models.adapter import Adapter, RowBatch
-from emblema.models.prepare import Prepared, Preparer
+from emblema.models.adapter import Adapter
+from emblema.models.batch import RowBatch
+from emblema.models.families.base import Prepared
+from emblema.models.prepare import Preparer
 from tests.families.cases import CASES
 from tests.families.parts import Bundle, Case, picture, words
 

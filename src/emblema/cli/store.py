@@ -1,7 +1,7 @@
 """`emblema store …`: what a folder of stored pieces holds, and keeping it in order."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -117,7 +117,7 @@ def rm(store: StoreFolder, names: Names, as_json: Json = False) -> None:
     """Delete pieces; with a chunk goes every patch made from it."""
     gone: list[str] = []
     with open_store(store) as tier:
-        for entry in find_pieces(tier, names):
+        for entry in [find_piece(tier, name) for name in names]:
             going = [*tier.patches_of(entry.id), entry.id]
             if tier.delete(entry.id, entry.owner):
                 gone += going
@@ -141,7 +141,7 @@ def export_(
     from emblema.store.exchange import export_piece
 
     with open_store(store) as tier:
-        chosen = find_pieces(tier, names) if names else list(tier.entries())
+        chosen = [find_piece(tier, name) for name in names] if names else list(tier.entries())
         with bar(plain or as_json, "exporting", sum(entry.bytes for entry in chosen)) as step:
             done = 0
             for entry in chosen:
@@ -217,7 +217,7 @@ def stats(store: StoreFolder, as_json: Json = False) -> None:
 
 def _set_pin(store: Path, names: list[str], pinned: bool, as_json: bool) -> None:
     with open_store(store) as tier:
-        entries = find_pieces(tier, names)
+        entries = [find_piece(tier, name) for name in names]
         for entry in entries:
             tier.set_pin(entry.id, pinned)
             if not as_json:
@@ -244,11 +244,6 @@ def open_store(folder: Path) -> "Iterator[DiskTier]":
         yield tier
     finally:
         tier.close()
-
-
-def find_pieces(tier: "DiskTier", names: Iterable[str]) -> "list[DiskEntry]":
-    """Return the pieces of ids or beginnings of ids; errors as `find_piece`."""
-    return [find_piece(tier, name) for name in names]
 
 
 def find_piece(tier: "DiskTier", name: str) -> "DiskEntry":

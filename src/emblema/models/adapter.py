@@ -21,8 +21,6 @@ from emblema.models.positions import chunk_positions
 from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes, refuse_unsupported
 from emblema.models.table import KVTable, attention_masks
 
-__all__ = ["Adapter", "Narrow", "RowBatch"]
-
 Narrow = Callable[[int], Tensor | None]
 
 

@@ -11,8 +11,6 @@ from emblema.kv.chunk import ChunkKind
 from emblema.models.families import family_of
 from emblema.models.families.base import Prepared, Toolkit
 
-__all__ = ["Prepared", "Preparer"]
-
 
 class Preparer:
     """Prepares media for one model.

@@ -16,7 +16,8 @@ from emblema.link.prompt import ChunkPart, RowState
 from emblema.media import MediaLimits, load_audio, load_image, load_pages, load_video, media_bytes, media_kind, segments
 from emblema.media.source import is_address, read_source
 from emblema.models.adapter import Adapter
-from emblema.models.prepare import Prepared, Preparer
+from emblema.models.families.base import Prepared
+from emblema.models.prepare import Preparer
 from emblema.store.identity import chunk_id, owner_id
 from emblema.store.record import Terms
 from emblema.store.store import TenantStore

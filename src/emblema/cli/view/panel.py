@@ -1,8 +1,7 @@
 """A run on a terminal: one panel that is drawn again and again, answers above it."""
 
 from collections import Counter
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy
 from PIL import Image
@@ -53,12 +52,10 @@ class PanelViewer:
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
         if self._typing:
-            self._keyboard.__exit__(kind, error, trace)
+            self._keyboard.__exit__(*error)
 
     def show_status(self, status: StreamStatus) -> None:
         self._status = status
