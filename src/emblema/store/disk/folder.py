@@ -223,10 +223,6 @@ class Folder:
             os.close(self._lock)
             self._lock = None
 
-    @property
-    def index(self) -> Path:
-        return self.path / INDEX
-
     def piece(self, id: str) -> Path:
         return self.path / PIECES / id[:2] / (check_id(id) + SUFFIX)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from emblema.errors import StoreError
 from emblema.store.clock import SteadyClock
-from emblema.store.disk.folder import PIECES, Folder
+from emblema.store.disk.folder import INDEX, PIECES, Folder
 from emblema.store.disk.index import Index, is_damage, is_plain, remove_index
 from emblema.store.disk.reports import ScanReport
 from emblema.store.disk.scan import Scan
@@ -220,7 +220,7 @@ class IndexedFolder:
 
     def _open(self, damaged_inode: int | None) -> tuple[Index, ScanReport]:
         folder = self.folder
-        path = folder.index
+        path = folder.path / INDEX
         try:
             if not is_plain(path):
                 raise sqlite3.DatabaseError("it is not a plain file")
