@@ -118,8 +118,7 @@ def store(
     import secrets
 
     from benchmarks.store.report import report, show, write_report
-    from benchmarks.store.run import PARTS, run
-    from benchmarks.store.settings import FULL, QUICK
+    from benchmarks.store.run import FULL, PARTS, QUICK, run
     from emblema.eval.figures import write_figures
 
     folder = None if pages is None else output_folder(pages, "--report")

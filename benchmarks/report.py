@@ -129,6 +129,7 @@ def write_page(
     command: str,
     found: Sequence[ModelTables],
     pictures: Pictures = lambda model, table, folder: [],
+    remarks: Sequence[str] = (),
 ) -> Path:
     """Write a page of tables in Markdown, with their plots beside it; returns its path.
 
@@ -136,8 +137,9 @@ def write_page(
         command: how it was measured, in words.
         found: the models, each under a heading of its own.
         pictures: draws what is shown below a table and its plots.
+        remarks: what the bars rest on besides, a paragraph each.
     """
-    parts = [f"# {title}", f"{command}; on {measured_on()}."]
+    parts = [f"# {title}", f"{command}; on {measured_on()}.", *remarks]
     if any(model.bars for model in found):
         parts += ["## Bars", bars_markdown([(model.model, model.bars) for model in found])]
     for model in found:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from benchmarks.store.pieces import random_chunk
+from benchmarks.store.material import random_chunk
+from benchmarks.table import Plot, Table
 from emblema.errors import StoreError
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
@@ -50,11 +51,12 @@ class HitRatio:
 
     @property
     def either(self) -> float:
+        """Found anywhere."""
         return self.memory + self.disk
 
 
 def measure(folder: Path, catalogue: int, requests: int, seed: int, screen: Console) -> tuple[HitRatio, ...]:
-    """Every exponent on every budget."""
+    """Measure every exponent on every budget."""
     random = np.random.default_rng([seed, 4])
     chunks = [random_chunk(TOKENS, random) for _ in range(catalogue)]
     cases = [(exponent, share) for exponent in EXPONENTS for share in SHARES]
@@ -68,9 +70,9 @@ def measure(folder: Path, catalogue: int, requests: int, seed: int, screen: Cons
 
 
 def zipf(exponent: float, catalogue: int, requests: int, random: np.random.Generator) -> list[int]:
-    """Which chunk each request is for: the k-th most popular with a chance that goes as k to the minus `exponent`."""
+    """Return the chunk of each request: the k-th most popular with a chance that goes as k to the minus `exponent`."""
     weights = np.arange(1, catalogue + 1, dtype=np.float64) ** -exponent
-    return [int(one) for one in random.choice(catalogue, size=requests, p=weights / weights.sum())]
+    return [int(chunk) for chunk in random.choice(catalogue, size=requests, p=weights / weights.sum())]
 
 
 def _measure(folder: Path, exponent: float, share: float, chunks: Sequence[Chunk], trace: Sequence[int]) -> HitRatio:
@@ -86,8 +88,8 @@ def _measure(folder: Path, exponent: float, share: float, chunks: Sequence[Chunk
     # A tombstone of the probe would keep it out of this store.
     with Store(folder, device_bytes=room * size_of(chunks[0]), disk_bytes=kept * file + file // 2) as store:
         view = store.tenant()
-        for one in trace:
-            places[ask(view, chunks[one])] += 1
+        for place in trace:
+            places[ask(view, chunks[place])] += 1
     counts = np.sort(np.bincount(trace, minlength=len(chunks)))[::-1]
     requests = len(trace)
     return HitRatio(
@@ -103,12 +105,12 @@ def _measure(folder: Path, exponent: float, share: float, chunks: Sequence[Chunk
 
 
 def size_of(chunk: Chunk) -> int:
-    """Bytes that a chunk takes of the memory's budget."""
+    """Return bytes that a chunk takes of the memory's budget."""
     return chunk.bytes + chunk.encoded.bytes
 
 
 def ask(view: TenantStore, chunk: Chunk) -> str:
-    """Use a chunk, storing it where it is nowhere; says where it was: memory, disk or nowhere."""
+    """Use a chunk, storing it where it is nowhere; return where it was: memory, disk or nowhere."""
     before, loads = opened(view), view.statistics.loads
     if view.find(chunk.id) is None:
         # The disk learns of the uses in memory first, then evicts.
@@ -127,7 +129,7 @@ def ask(view: TenantStore, chunk: Chunk) -> str:
 
 
 def _wait(done: Callable[[], bool]) -> None:
-    """A load is finished a moment after its last row is read; until then its piece cannot be evicted."""
+    """Wait for a load, finished a moment after its last row is read; until then its piece cannot be evicted."""
     until = time.monotonic() + PATIENCE
     while not done():
         if time.monotonic() > until:
@@ -136,6 +138,24 @@ def _wait(done: Callable[[], bool]) -> None:
 
 
 def opened(view: TenantStore) -> int:
-    """How often a file was opened so far: once to find a piece that memory does not have, and once for its rows."""
+    """Return how often a file was opened: once to find a piece that memory does not have, once for its rows."""
     disk = view.store.disk
     return 0 if disk is None else disk.statistics.hits
+
+
+def hits_table(found: Sequence[HitRatio]) -> Table:
+    """Return hit ratios by exponent and budget, beside the best fixed choices."""
+    best = {"memory": "best in memory", "memory or disk": "best in either"}
+    return Table(
+        "hits",
+        "Hit ratio under a Zipf trace",
+        f"{found[0].requests:,} requests over {found[0].catalogue:,} chunks of one size from an empty store; memory "
+        f"holds a share of them, the disk {DISK_FACTOR} times as many. The best fixed choice knows the whole trace "
+        "beforehand and starts full.",
+        ("memory's share", "exponent", "memory", best["memory"], "memory or disk", best["memory or disk"]),
+        tuple(
+            (f"{case.budget:.0%}", case.exponent, case.memory, case.best_memory, case.either, case.best_either)
+            for case in found
+        ),
+        tuple(Plot("exponent", y, "memory's share") for pair in best.items() for y in pair),
+    )

@@ -1,19 +1,24 @@
 """The disk tier's index by itself: look-ups, uses and insertions as it grows."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
-from benchmarks.store.pieces import MODEL
+from benchmarks.store.material import MODEL
+from benchmarks.table import Bar, Plot, Table
 from emblema.errors import StoreError
 from emblema.eval.progress import steps
 from emblema.store.disk.entry import DiskEntry
 from emblema.store.disk.index import Index
 from emblema.store.record import Terms
 
+LOOKUP = 50.0
+"""Microseconds that looking up one of `BAR_ENTRIES` may take."""
+BAR_ENTRIES = 1_000_000
 BATCH = 10_000
 OWNERS = 16
 TOUCHED = 512
@@ -21,7 +26,7 @@ TOUCHED = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Lookups:
+class IndexTimes:
     """One size of the index; microseconds for one entry.
 
     Attributes:
@@ -40,7 +45,7 @@ class Lookups:
     bytes: int
 
 
-def measure(folder: Path, sizes: tuple[int, ...], lookups: int, seed: int, screen: Console) -> tuple[Lookups, ...]:
+def measure(folder: Path, sizes: tuple[int, ...], lookups: int, seed: int, screen: Console) -> tuple[IndexTimes, ...]:
     """Grow one index through `sizes`; it is filled through its own class, each stretch in the order of its ids."""
     random = np.random.default_rng([seed, 2])
     path = folder / "index.sqlite"
@@ -70,7 +75,9 @@ def measure(folder: Path, sizes: tuple[int, ...], lookups: int, seed: int, scree
     return tuple(found)
 
 
-def _look(index: Index, path: Path, ids: list[str], lookups: int, put: float, random: np.random.Generator) -> Lookups:
+def _look(
+    index: Index, path: Path, ids: list[str], lookups: int, put: float, random: np.random.Generator
+) -> IndexTimes:
     there = [ids[place] for place in random.integers(len(ids), size=lookups)]
     absent = [random.bytes(32).hex() for _ in range(lookups)]
     hits = _times(index, there, True)
@@ -82,11 +89,11 @@ def _look(index: Index, path: Path, ids: list[str], lookups: int, put: float, ra
         with index.transaction():
             index.set_accessed(dict.fromkeys(batch, time.time()))
         touches.append((time.perf_counter() - began) / len(batch) * 1e6)
-    return Lookups(len(ids), lookups, hits, misses, float(np.median(touches)), put, path.stat().st_size)
+    return IndexTimes(len(ids), lookups, hits, misses, float(np.median(touches)), put, path.stat().st_size)
 
 
 def _times(index: Index, ids: list[str], there: bool) -> tuple[float, float]:
-    """p50 and p99 of single look-ups in microseconds.
+    """Return p50 and p99 of single look-ups in microseconds.
 
     Raises:
         StoreError: the index does not hold what was put into it, so there is nothing to time.
@@ -107,3 +114,24 @@ def _entry(id: str, owners: list[str], random: np.random.Generator) -> DiskEntry
     owner = owners[int(random.integers(len(owners)))]
     size = int(random.integers(2**20, 2**26))
     return DiskEntry(id, owner, "chunk", MODEL, size, now, now - float(random.random()) * 1e6, Terms(), ())
+
+
+def index_table(found: Sequence[IndexTimes]) -> Table:
+    """Return microseconds of every operation by size, and the bar of the largest."""
+    columns = ("entries", "hit p50", "hit p99", "miss p50", "miss p99", "use", "insert", "bytes each")
+    return Table(
+        "index",
+        "The index, µs for an entry",
+        f"{found[0].lookups:,} random look-ups at each size, each row's checksum compared. A use is recorded in "
+        f"batches of {TOUCHED}; an insertion includes its share of the commit.",
+        columns,
+        tuple(
+            (size.entries, *size.hits, *size.misses, size.touch, size.put, size.bytes / size.entries) for size in found
+        ),
+        tuple(Plot("entries", y, doubling=True) for y in columns[1:5]),
+        tuple(
+            Bar(f"index look-up of {size.entries:,} entries, p50, µs", size.hits[0], LOOKUP, False)
+            for size in found
+            if size.entries >= BAR_ENTRIES
+        ),
+    )

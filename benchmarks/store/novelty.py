@@ -1,7 +1,7 @@
 """What a library still gains after a run of queries about nothing but new pieces.
 
 A few pages are asked about, then new queries follow, each with a chunk never seen before, and then the pages again:
-time to first token of adding them (encoder and prefill, where the store has them no more) and linking a question,
+time to first token of adding them (encoder and prefill, where the store no longer has them) and linking a question,
 against the same from nothing. The store is small: the pages fill half of its memory, and its disk holds some
 hundred pieces. New pieces have random rows of a page's size. Two ways to keep the pages are compared: on the same terms
 as everything else, and with a higher priority.
@@ -20,7 +20,8 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks.store.hits import opened, size_of
-from benchmarks.store.larger import random_picture
+from benchmarks.store.material import QUESTION, random_picture
+from benchmarks.table import Plot, Table
 from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
@@ -35,12 +36,11 @@ MEMORY, DISK = 2 * PAGES, 50 * PAGES
 """Pieces that memory and disk have room for."""
 REPEATS = 3
 SAVED_TOGETHER = 4
-QUESTION = "which land does the tent stand on ?"
 POLICIES = {"same terms": Terms(), "library at priority 1": Terms(priority=1)}
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class NoveltyGain:
     """The pages asked about after so many new queries.
 
     Attributes:
@@ -66,11 +66,11 @@ class Gain:
 
 def measure(
     folder: Path, model: Any, processor: Any, marks: Sequence[int], seed: int, screen: Console
-) -> tuple[Gain, ...]:
-    """After each number of new queries in `marks`, under each policy."""
+) -> tuple[NoveltyGain, ...]:
+    """Measure after each number of new queries in `marks`, under each policy."""
     random = np.random.default_rng([seed, 5])
     pictures = [random_picture(SIDE, random) for _ in range(PAGES)]
-    found: list[Gain] = []
+    found: list[NoveltyGain] = []
     total = len(POLICIES) * len(marks) * REPEATS
     with steps(screen, f"gain after {max(marks):,} new queries", total) as advance:
         nothing = Engine(model, processor, policy=Policy.quiet())
@@ -89,12 +89,12 @@ def measure(
                         rounds.append((*_after(engine, page, pictures, terms, mark, random), scratch))
                         advance()
                     held, warm, seconds, scratch = (median(column) for column in zip(*rounds, strict=True))
-                    found.append(Gain(name, mark, held, warm, seconds, scratch))
+                    found.append(NoveltyGain(name, mark, held, warm, seconds, scratch))
     return tuple(found)
 
 
 def _room(page: Chunk) -> tuple[int, int]:
-    """Bytes for memory and disk; half a piece more on disk, where a file has a header too."""
+    """Return bytes for memory and disk; half a piece more on disk, where a file has a header too."""
     size = size_of(page)
     return MEMORY * size, DISK * size + size // 2
 
@@ -107,9 +107,9 @@ def _after(
     queries: int,
     random: np.random.Generator,
 ) -> tuple[float, float, float]:
-    """Shares of the pages found, and found in memory, after new queries, and the seconds that asking took then."""
+    """Return shares of the pages found, and found in memory, after new queries, and the seconds of asking then."""
     for index in range(queries):
-        engine.store.put(stranger(page, random))
+        engine.store.put(new_chunk(page, random))
         if index % SAVED_TOGETHER == 0:
             engine.store.flush()
     engine.store.flush()
@@ -128,19 +128,37 @@ def _empty(engine: Engine) -> None:
 
 
 def _answer(engine: Engine, pictures: Sequence[Image.Image], terms: Terms) -> tuple[float, list[Chunk]]:
-    """Seconds from the pictures to the logits of the answer, and the chunks used."""
+    """Return seconds from the pictures to the logits of the answer, and the chunks used."""
     began = time.perf_counter()
-    pages = [one for one in (engine.add(picture, terms=terms) for picture in pictures) if isinstance(one, Chunk)]
+    pages = [page for page in (engine.add(picture, terms=terms) for picture in pictures) if isinstance(page, Chunk)]
     parts: list[PromptPart] = [*pages, QUESTION]
     engine.prefill(parts, "blind")
     return time.perf_counter() - began, pages
 
 
-def stranger(page: Chunk, random: np.random.Generator) -> Chunk:
-    """A piece of a page's size that nobody asked about before."""
+def new_chunk(page: Chunk, random: np.random.Generator) -> Chunk:
+    """Return a piece of a page's size that was never asked about before."""
     generator = torch.Generator().manual_seed(int(random.integers(2**62)))
     rows = tuple(
-        LayerRows(*(torch.randn(one.shape, generator=generator, dtype=one.dtype) for one in (layer.keys, layer.values)))
+        LayerRows(*(torch.randn(own.shape, generator=generator, dtype=own.dtype) for own in (layer.keys, layer.values)))
         for layer in page.rows
     )
     return Chunk(random.bytes(32).hex(), page.kind, page.model, page.encoded, rows)
+
+
+def novelty_table(found: Sequence[NoveltyGain]) -> Table:
+    """Return what the store had, and what that gained, by policy and number of new queries."""
+    return Table(
+        "novelty",
+        "What a library gains after new queries about other things",
+        f"{PAGES} pages are asked about, then so many new queries come with a chunk each that was never seen before, "
+        f"then the pages again; memory has room for {MEMORY} pieces, the disk for {DISK}. Time to first token from the "
+        "pictures: encoding and prefill where the store no longer has them; gain: how many times faster than from "
+        "nothing.",
+        ("kept", "new queries", "in memory", "in the store", "TTFT ms", "from nothing ms", "gain"),
+        tuple(
+            (case.policy, case.queries, case.in_memory, case.found, 1e3 * case.seconds, 1e3 * case.scratch, case.gain)
+            for case in found
+        ),
+        (Plot("new queries", "gain", "kept", doubling=True),),
+    )

@@ -1,4 +1,4 @@
-"""Time to first token with KV on disk, in memory, and not at all; and how much of a load is hidden behind computing.
+"""Time to first token with KV on disk, in memory, and not at all; and how much of a load is hidden by computing.
 
 What is timed runs from the chunks' ids to the logits of the answer: look-ups, the prompt, the linked prefill. Before
 everything that is called cold the files are out of the page cache and the store has just been opened: nothing of a
@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks.store.larger import random_picture
-from benchmarks.store.pages import cooled
+from benchmarks.intervals import Interval
+from benchmarks.store.material import QUESTION, cooled, random_picture
+from benchmarks.table import Plot, Table
 from emblema.engine.engine import Engine
 from emblema.errors import StoreError
 from emblema.eval.progress import steps
@@ -29,7 +29,6 @@ from emblema.session.requests import LinkRequest, Prefill
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store, TenantStore
 
-QUESTION = "which land does the tent stand on ?"
 RECOMPUTE, MEMORY, DISK, LOAD = "recompute", "memory", "disk, cold", "load alone, cold"
 MIXED_MEMORY, MIXED_DISK, MIXED_LOAD = "half missing, rest in memory", "half missing, rest on disk", "load of the rest"
 LANES = (RECOMPUTE, MEMORY, DISK, LOAD, MIXED_MEMORY, MIXED_DISK, MIXED_LOAD)
@@ -58,39 +57,31 @@ class Overlap:
     gap: float
 
     def median(self, lane: str) -> float:
-        """Seconds."""
+        """Return seconds."""
         return median(self.seconds[lane])
 
     @property
-    def hidden(self) -> float:
-        """The share of loading everything that the linked prefill did not wait for; median of rounds, unclipped."""
-        return float(np.median(_hidden(self.seconds, DISK, MEMORY, LOAD)))
+    def hidden(self) -> Interval:
+        """The share of loading everything that the linked prefill did not wait for; median and quartiles of rounds.
+
+        It is not clipped: below 0 more was lost than the load takes by itself.
+        """
+        return _hidden(self.seconds, DISK, MEMORY, LOAD)
 
     @property
-    def hidden_by_misses(self) -> float:
+    def hidden_by_misses(self) -> Interval:
         """The same where half of the chunks are prefilled again while the other half loads."""
-        return float(np.median(_hidden(self.seconds, MIXED_DISK, MIXED_MEMORY, MIXED_LOAD)))
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """The quartiles of `hidden`."""
-        low, high = np.quantile(_hidden(self.seconds, DISK, MEMORY, LOAD), (0.25, 0.75))
-        return float(low), float(high)
-
-    @property
-    def spread_by_misses(self) -> tuple[float, float]:
-        """The quartiles of `hidden_by_misses`."""
-        low, high = np.quantile(_hidden(self.seconds, MIXED_DISK, MIXED_MEMORY, MIXED_LOAD), (0.25, 0.75))
-        return float(low), float(high)
+        return _hidden(self.seconds, MIXED_DISK, MIXED_MEMORY, MIXED_LOAD)
 
 
-def _hidden(seconds: dict[str, tuple[float, ...]], disk: str, memory: str, load: str) -> NDArray[np.float64]:
-    """Round by round, the share of a load that was not waited for."""
-    waited = np.subtract(seconds[disk], seconds[memory])
-    return np.asarray(1 - waited / np.array(seconds[load]), dtype=np.float64)
+def _hidden(seconds: dict[str, tuple[float, ...]], disk: str, memory: str, load: str) -> Interval:
+    """Return the share of a load that was not waited for, by round."""
+    shares = 1 - np.subtract(seconds[disk], seconds[memory]) / np.array(seconds[load])
+    low, high = np.quantile(shares, (0.25, 0.75))
+    return Interval(float(np.median(shares)), float(low), float(high))
 
 
-class _Bench:
+class OverlapBench:
     """One model, its pictures' chunks in two folders: all of them in one, half of them in the other."""
 
     def __init__(self, folder: Path, name: str, model: Any, processor: Any, sides: Sequence[int], seed: int) -> None:
@@ -98,7 +89,7 @@ class _Bench:
         self.engine = Engine(model, processor, policy=Policy.quiet())
         random = np.random.default_rng([seed, 3])
         pictures = [random_picture(side, random) for side in sides]
-        self.chunks = [one for one in map(self.engine.add, pictures) if isinstance(one, Chunk)]
+        self.chunks = [chunk for chunk in map(self.engine.add, pictures) if isinstance(chunk, Chunk)]
         half = len(self.chunks) // 2
         self.all, self.rest = folder / f"{name}-all", folder / f"{name}-rest"
         for place, kept in ((self.all, self.chunks), (self.rest, self.chunks[:half])):
@@ -112,26 +103,29 @@ class _Bench:
         self.link(self.engine.store, "blind")
 
     def files(self, folder: Path) -> list[Path]:
+        """Return the files of the chunks in a folder."""
         return sorted((folder / "pieces").rglob("*.safetensors"))
 
     def cool(self, folder: Path) -> None:
+        """Empty the page cache of a folder's files."""
         self.residency = max(self.residency, cooled(self.files(folder)))
 
     def time(self, lane: str, action: Callable[[], Any]) -> Any:
+        """Do something as a lane of this round."""
         began = time.perf_counter()
         found = action()
         self.seconds[lane].append(time.perf_counter() - began)
         return found
 
     def link(self, view: TenantStore, strategy: str, lost: Sequence[Chunk] = ()) -> Prefill:
-        """From ids to logits; the chunks that are lost stand behind the others."""
+        """Link from ids to logits; the chunks that are lost come after the others."""
         wanted = [chunk.id for chunk in self.chunks if chunk not in lost]
         parts: list[PromptPart] = [*map(view.get, wanted), *lost, QUESTION]
         prompt = self.engine.prompt(parts)
         return Linker(self.engine.adapter, view).link(LinkRequest(prompt, strategy))
 
     def bring(self, view: TenantStore, ids: Sequence[str]) -> None:
-        """Everything of some chunks into memory."""
+        """Bring everything of some chunks into memory."""
         for id in ids:
             view.get(id)
         with view.lease(ids) as lease:
@@ -141,6 +135,7 @@ class _Bench:
                 list(rows)
 
     def round(self) -> None:
+        """Time every lane once."""
         kept = [chunk.id for chunk in self.chunks]
         self.cool(self.all)
         with Store(self.all) as store:
@@ -165,6 +160,7 @@ class _Bench:
             self.time(MIXED_LOAD, lambda: self.bring(store.tenant(), kept))
 
     def mixed(self, lane: str, view: TenantStore) -> None:
+        """Link while half of the chunks are lost and prefilled again."""
         outcome = self.time(lane, lambda: self.link(view, "blind", self.lost))
         if outcome.usage.recaptured_tokens != sum(chunk.tokens for chunk in self.lost):
             raise StoreError(
@@ -186,7 +182,7 @@ def measure(
 ) -> Overlap:
     """Link a prompt of one picture for each of `sides` (pixels) and a question, in every lane, `rounds` times."""
     with steps(screen, f"linked prompts on {name}", rounds + 1) as advance:
-        bench = _Bench(folder, name, model, processor, sides, seed)
+        bench = OverlapBench(folder, name, model, processor, sides, seed)
         advance()
         for _ in range(rounds):
             bench.round()
@@ -195,7 +191,7 @@ def measure(
     parts: list[PromptPart] = [*bench.chunks, QUESTION]
     return Overlap(
         model=name,
-        parameters=sum(one.numel() for one in model.parameters()),
+        parameters=sum(weights.numel() for weights in model.parameters()),
         chunks=len(bench.chunks),
         tokens=bench.engine.prompt(parts).tokens,
         bytes=sum(path.stat().st_size for path in files),
@@ -203,3 +199,25 @@ def measure(
         residency=bench.residency,
         gap=bench.gap,
     )
+
+
+def overlap_table(found: Overlap, number: int) -> Table:
+    """Return the time to first token by where the KV is; `number` of the model among those that were measured."""
+    memory = found.median(MEMORY)
+    return Table(
+        f"overlap-{number}" if number else "overlap",
+        f"Time to first token by where the KV is: {found.model}, {found.parameters / 1e6:.1f} M parameters",
+        f"{found.chunks} chunks, {found.tokens:,} rows, {found.bytes / 1e6:.1f} MB of files; medians of "
+        f"{len(found.seconds[DISK])} rounds, each with its own opening of the store. From ids to the answer's "
+        "logits, look-ups and embeddings included; `recompute` has the embeddings. Hidden share of a load, 1 - (disk - "
+        f"memory) / load alone, unclipped, median and quartiles of rounds: {_percent(found.hidden)} by the linked "
+        f"prefill alone, {_percent(found.hidden_by_misses)} with half of the chunks computed meanwhile (negative: more "
+        f"was lost than the load takes by itself). Largest difference of a logit, disk against memory: {found.gap:g}.",
+        ("KV", "TTFT ms", "against memory"),
+        tuple((lane, 1e3 * found.median(lane), found.median(lane) / memory) for lane in LANES),
+        (Plot("KV", "TTFT ms", bars=True),),
+    )
+
+
+def _percent(share: Interval) -> str:
+    return f"{share.value:.0%} [{share.low:.0%}, {share.high:.0%}]"

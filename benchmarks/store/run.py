@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,75 @@ import torch
 from rich.console import Console
 
 from benchmarks.store import compression, hits, index, novelty, overlap, sharing, throughput
-from benchmarks.store.larger import larger_model
-from benchmarks.store.settings import Settings
+from benchmarks.store.compression import CompressionResult
+from benchmarks.store.hits import HitRatio
+from benchmarks.store.index import IndexTimes
+from benchmarks.store.material import larger_model
+from benchmarks.store.novelty import NoveltyGain
+from benchmarks.store.overlap import Overlap
+from benchmarks.store.sharing import SharingResult
+from benchmarks.store.throughput import Throughput
 from emblema.errors import EmblemaError
 from emblema.models.load import load_model
 
 PARTS = ("throughput", "overlap", "index", "hits", "novelty", "sharing", "compression")
+MODEL_PARTS = {"overlap", "novelty", "sharing", "compression"}
+MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class StoreBench:
+class StoreExtent:
+    """How much is measured.
+
+    Attributes:
+        sizes: bytes of KV in the files that are written and read.
+        rounds: interleaved rounds of reading and writing, and of linked prompts.
+        pictures: pictures of a linked prompt, and pixels along their sides.
+        larger: the same of the larger random model; no pictures leave it out.
+        larger_rounds: rounds of its linked prompts.
+        entries: sizes of the index.
+        lookups: look-ups timed at each size.
+        catalogue: distinct chunks of the Zipf trace.
+        requests: requests of the Zipf trace.
+        marks: after how many new queries the gain is measured.
+        contexts: contexts that share one set of chunks.
+        episodes: fresh episodes of the comparison of compressions.
+    """
+
+    sizes: tuple[int, ...] = (16 * MIB, 64 * MIB, 256 * MIB)
+    rounds: int = 9
+    pictures: tuple[int, int] = (6, 224)
+    larger: tuple[int, int] = (4, 448)
+    larger_rounds: int = 7
+    entries: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    lookups: int = 20_000
+    catalogue: int = 400
+    requests: int = 2000
+    marks: tuple[int, ...] = (1, 100, 1000)
+    contexts: int = 40
+    episodes: int = 30
+
+
+FULL = StoreExtent()
+QUICK = StoreExtent(
+    sizes=(MIB, 4 * MIB),
+    rounds=3,
+    pictures=(3, 112),
+    larger=(0, 0),
+    larger_rounds=0,
+    entries=(1000, 4000),
+    lookups=1000,
+    catalogue=60,
+    requests=120,
+    marks=(1, 5, 45),
+    contexts=4,
+    episodes=2,
+)
+"""A little of everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreResult:
     """What was measured; None or nothing for what was left out.
 
     Attributes:
@@ -34,28 +93,28 @@ class StoreBench:
     model: str
     file_system: str
     load: tuple[float, float]
-    throughput: tuple[throughput.Throughput, ...]
-    overlap: tuple[overlap.Overlap, ...]
-    index: tuple[index.Lookups, ...]
-    hits: tuple[hits.HitRatio, ...]
-    novelty: tuple[novelty.Gain, ...]
-    sharing: sharing.SharingResult | None
-    compression: compression.CompressionResult | None
+    throughput: tuple[Throughput, ...] = ()
+    overlap: tuple[Overlap, ...] = ()
+    index: tuple[IndexTimes, ...] = ()
+    hits: tuple[HitRatio, ...] = ()
+    novelty: tuple[NoveltyGain, ...] = ()
+    sharing: SharingResult | None = None
+    compression: CompressionResult | None = None
 
 
 def run(
-    settings: Settings,
+    extent: StoreExtent,
     seed: int,
     screen: Console,
     *,
     model: str = "reference",
     parts: Collection[str] = PARTS,
     folder: Path | None = None,
-) -> StoreBench:
+) -> StoreResult:
     """Measure, with one thread of torch; the store's own threads read and write as they always do.
 
     Args:
-        settings: how much.
+        extent: how much.
         seed: of everything random.
         screen: where progress is shown.
         model: of the linked prompts; one with the bundled model's vocabulary.
@@ -67,12 +126,12 @@ def run(
     """
     if unknown := set(parts) - set(PARTS):
         raise EmblemaError(f"unknown part {sorted(unknown)[0]!r}: choose of {', '.join(PARTS)}")
-    before = _load()
-    threads = torch.get_num_threads()
+    before, threads = _load(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(prefix="emblema-bench-", dir=folder) as place:
-            return _run(settings, seed, screen, model, parts, Path(place), before)
+            found = _run(extent, seed, screen, model, parts, Path(place))
+            return StoreResult(seed, Path(model).name, file_system(Path(place)), (before, _load()), **found)
     except OSError as error:
         raise EmblemaError(f"{error.filename or folder}: the store could not be measured there ({error})") from error
     finally:
@@ -80,49 +139,38 @@ def run(
 
 
 def _run(
-    settings: Settings, seed: int, screen: Console, model: str, parts: Collection[str], place: Path, before: float
-) -> StoreBench:
-    found: dict[str, Any] = {"throughput": (), "overlap": (), "index": (), "hits": (), "novelty": ()}
-    loaded, processor = load_model(model) if {"overlap", "novelty", "sharing", "compression"} & set(parts) else (0, 0)
-    if "throughput" in parts:
-        found["throughput"] = throughput.measure(place, settings.sizes, settings.rounds, seed, screen)
-    if "index" in parts:
-        found["index"] = index.measure(place, settings.entries, settings.lookups, seed, screen)
-    if "overlap" in parts:
-        found["overlap"] = tuple(_overlaps(place, settings, model, loaded, processor, seed, screen))
-    if "hits" in parts:
-        found["hits"] = hits.measure(place, settings.catalogue, settings.requests, seed, screen)
-    if "novelty" in parts:
-        found["novelty"] = novelty.measure(place, loaded, processor, settings.marks, seed, screen)
-    wanted = "sharing" in parts
-    shared = sharing.measure(loaded, processor, settings.contexts, seed, screen) if wanted else None
-    wanted = "compression" in parts
-    smaller = compression.measure(loaded, processor, settings.episodes, seed, screen) if wanted else None
-    return StoreBench(
-        seed, Path(model).name, file_system(place), (before, _load()), **found, sharing=shared, compression=smaller
-    )
+    extent: StoreExtent, seed: int, screen: Console, name: str, parts: Collection[str], place: Path
+) -> dict[str, Any]:
+    model, processor = load_model(name) if MODEL_PARTS & set(parts) else (None, None)
 
+    def overlaps() -> tuple[Overlap, ...]:
+        count, side = extent.pictures
+        own = overlap.measure(place, Path(name).name, model, processor, [side] * count, extent.rounds, seed, screen)
+        count, side = extent.larger
+        if not count:
+            return (own,)
+        label, rounds = "larger random model", extent.larger_rounds
+        return (own, overlap.measure(place, label, *larger_model(seed), [side] * count, rounds, seed, screen))
 
-def _overlaps(
-    place: Path, settings: Settings, name: str, model: Any, processor: Any, seed: int, screen: Console
-) -> list[overlap.Overlap]:
-    count, side = settings.pictures
-    found = [overlap.measure(place, Path(name).name, model, processor, [side] * count, settings.rounds, seed, screen)]
-    count, side = settings.larger
-    if count:
-        larger, processor = larger_model(seed)
-        sides, rounds = [side] * count, settings.larger_rounds
-        found.append(overlap.measure(place, "larger random model", larger, processor, sides, rounds, seed, screen))
-    return found
+    measures: dict[str, Callable[[], Any]] = {
+        "throughput": lambda: throughput.measure(place, extent.sizes, extent.rounds, seed, screen),
+        "index": lambda: index.measure(place, extent.entries, extent.lookups, seed, screen),
+        "overlap": overlaps,
+        "hits": lambda: hits.measure(place, extent.catalogue, extent.requests, seed, screen),
+        "novelty": lambda: novelty.measure(place, model, processor, extent.marks, seed, screen),
+        "sharing": lambda: sharing.measure(model, processor, extent.contexts, seed, screen),
+        "compression": lambda: compression.measure(model, processor, extent.episodes, seed, screen),
+    }
+    return {part: measure() for part, measure in measures.items() if part in parts}
 
 
 def file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on; `unknown` where there is no /proc/mounts."""
+    """Return the type of the file system that a folder is on; `unknown` where there is no /proc/mounts."""
     mounts = Path("/proc/mounts")
     if not mounts.is_file():
         return "unknown"
     fields = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
-    above = {str(one) for one in (folder.resolve(), *folder.resolve().parents)}
+    above = {str(parent) for parent in (folder.resolve(), *folder.resolve().parents)}
     held = [(len(field[1]), field[2]) for field in fields if field[1] in above]
     return max(held, default=(0, "unknown"))[1]
 

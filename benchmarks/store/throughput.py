@@ -10,7 +10,7 @@ same into a buffer that is there already, which no loader whose rows are kept co
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,9 @@ from statistics import median
 import numpy as np
 from rich.console import Console
 
-from benchmarks.store.pages import cooled
-from benchmarks.store.pieces import SEVEN_BILLION, random_chunk
+from benchmarks.intervals import Interval
+from benchmarks.store.material import SEVEN_BILLION, cooled, random_chunk
+from benchmarks.table import Bar, Cell, Plot, Table
 from emblema.errors import LoadError
 from emblema.eval.progress import steps
 from emblema.kv.layout import LayerRows
@@ -32,6 +33,10 @@ PLAIN_WRITE, SAVE = "plain write", "save"
 PLAIN_READ, REUSED, LOAD = "plain read", "plain read, reused buffer", "verified load"
 COLD, WARM = "cold", "warm"
 READS = (PLAIN_READ, LOAD, REUSED)
+BOUNDS = {COLD: 0.8, WARM: 0.65}
+"""Of a verified load over a plain read."""
+BAR_BYTES = 16 * 10**6
+"""Bars are for files from this size: below, opening a file is what takes the time."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGE, LARGEST_THRESHOLD = 2**18, 2**25
 
@@ -58,25 +63,29 @@ class Throughput:
         return self.residency < 0.01
 
     def rate(self, seconds: tuple[float, ...]) -> float:
-        """Median GB/s."""
+        """Return the median GB/s."""
         return self.bytes / median(seconds) / 1e9
 
     def ratio(self, temperature: str, plain: str = PLAIN_READ) -> float:
-        """Throughput of the verified load over that of a plain read, of medians."""
+        """Return the throughput of the verified load over that of a plain read, of medians."""
         found = self.reads[temperature]
         return median(found[plain]) / median(found[LOAD])
 
-    def spread(self, temperature: str) -> tuple[float, float]:
-        """The quartiles of the ratio, round by round."""
+    def spread(self, temperature: str) -> Interval:
+        """Return the ratio with its quartiles, round by round."""
         found = self.reads[temperature]
-        ratios = np.divide(found[PLAIN_READ], found[LOAD])
-        low, high = np.quantile(ratios, (0.25, 0.75))
-        return float(low), float(high)
+        low, high = np.quantile(np.divide(found[PLAIN_READ], found[LOAD]), (0.25, 0.75))
+        return Interval(self.ratio(temperature), float(low), float(high))
 
     @property
     def save_ratio(self) -> float:
         """Throughput of a save over that of a plain write, of medians."""
         return median(self.writes[PLAIN_WRITE]) / median(self.writes[SAVE])
+
+    @property
+    def megabytes(self) -> str:
+        """The file's size in words."""
+        return f"{self.bytes / 1e6:.0f} MB"
 
 
 def measure(folder: Path, sizes: tuple[int, ...], rounds: int, seed: int, screen: Console) -> tuple[Throughput, ...]:
@@ -108,7 +117,7 @@ def _measure(
             SAVE: lambda: tier.write(record, Terms()),
         }
         writes: dict[str, list[float]] = {PLAIN_WRITE: [], SAVE: []}
-        reads: dict[str, dict[str, list[float]]] = {one: {name: [] for name in READS} for one in (COLD, WARM)}
+        reads: dict[str, dict[str, list[float]]] = {warmth: {name: [] for name in READS} for warmth in (COLD, WARM)}
         stayed = 0.0
         for index in range(rounds):
             for name in (PLAIN_WRITE, SAVE)[:: 1 if index % 2 else -1]:
@@ -128,7 +137,7 @@ def _measure(
 
 
 def load(tier: DiskTier, id: str) -> tuple[LayerRows, ...]:
-    """Every tensor of a chunk, verified, as the store loads it.
+    """Return every layer of a chunk, verified, as the store loads it.
 
     Raises:
         LoadError: it is not there, or damaged.
@@ -144,7 +153,7 @@ def load(tier: DiskTier, id: str) -> tuple[LayerRows, ...]:
 
 
 def read_plainly(path: Path, buffer: np.ndarray) -> np.ndarray:
-    """The whole file into a buffer of its size."""
+    """Read the whole file into a buffer of its size, and return it."""
     with path.open("rb", buffering=0) as file:
         view = memoryview(buffer)  # type: ignore[arg-type]
         while view:
@@ -156,7 +165,7 @@ def read_plainly(path: Path, buffer: np.ndarray) -> np.ndarray:
 
 
 def write_plainly(path: Path, contents: bytes) -> None:
-    """A file that is durable when this returns, and whole whenever it is there."""
+    """Write a file that is durable when this returns, and whole whenever it is there."""
     temporary = path.with_suffix(".part")
     with temporary.open("wb", buffering=0) as file:
         view = memoryview(contents)
@@ -175,7 +184,7 @@ def write_plainly(path: Path, contents: bytes) -> None:
 def fresh_memory() -> Iterator[None]:
     """Have the allocator (glibc's) take every large buffer from the system, where a store that keeps rows has to.
 
-    Otherwise a plain read may be given the buffer that the one before it has just let go, in the processor's cache.
+    Otherwise a plain read may be given the buffer that was freed just before, in the processor's cache.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -185,7 +194,7 @@ def fresh_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        # Where the allocator's own adjusting leads to in time; it cannot be switched on again.
+        # Where the allocator's own adjusting leads in time; it cannot be switched on again.
         mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)
         mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_THRESHOLD)
 
@@ -196,3 +205,37 @@ def _seconds(action: Callable[[], object]) -> float:
     seconds = time.perf_counter() - began
     del kept
     return seconds
+
+
+def throughput_table(found: Sequence[Throughput]) -> Table:
+    """Return rates and ratios by size and operation, and the bars of large files."""
+    rows: list[tuple[Cell, ...]] = []
+    bars = []
+    for size in found:
+        plain, save = (size.rate(size.writes[name]) for name in (PLAIN_WRITE, SAVE))
+        rows.append((size.megabytes, "write", plain, save, size.save_ratio, None))
+        for warmth in (COLD, WARM):
+            rates = {name: size.rate(seconds) for name, seconds in size.reads[warmth].items()}
+            ratios = (size.spread(warmth), size.ratio(warmth, REUSED))
+            rows.append((size.megabytes, f"read {warmth}", rates[PLAIN_READ], rates[LOAD], *ratios))
+            if size.bytes >= BAR_BYTES and (warmth == WARM or size.cold):
+                name = f"verified load over plain read, {warmth}, {size.megabytes}"
+                bars.append(Bar(name, size.ratio(warmth), BOUNDS[warmth]))
+    cold = (
+        "Before each cold read none of the file was in the page cache (mincore); what lies below the operating "
+        "system may keep its own."
+        if all(size.cold for size in found)
+        else "Whether the cold reads were cold is not known."
+    )
+    return Table(
+        "throughput",
+        "Saving and loading against plain writing and reading",
+        f"GB/s, medians of {len(found[0].writes[SAVE])} interleaved rounds, one thread. A save checks, syncs, renames "
+        "and indexes; a load verifies every byte and hands tensors over. A plain read goes into fresh memory as a "
+        "load's does; the last column compares with a read into a buffer that was there already. Ratios of reads "
+        f"are shown with their quartiles. {cold}",
+        ("file", "operation", "plain GB/s", "store GB/s", "ratio", "over a reused buffer"),
+        tuple(rows),
+        tuple(Plot("file", y, "operation", bars=True) for y in ("plain GB/s", "store GB/s", "ratio")),
+        tuple(bars),
+    )

@@ -16,8 +16,8 @@ import benchmarks.report
 import benchmarks.store.report
 from benchmarks.intervals import Interval
 from benchmarks.report import ModelTables
-from benchmarks.store.report import markdown
-from benchmarks.store.run import StoreBench
+from benchmarks.store.report import write_report as write_store
+from benchmarks.store.run import StoreResult
 from benchmarks.stream.run import write_report as write_stream
 from benchmarks.stream.soak.plan import FixedAnswers, SoakLog, SoakRound
 from benchmarks.stream.soak.report import soak_tables, write_soak_page
@@ -119,10 +119,12 @@ def near(cell: Cell) -> Any:
 
 
 @pytest.mark.parametrize("name", ["store", "store-quiet/store"])
-def test_stores(name: str, measured_there: Any) -> None:
+def test_stores(name: str, measured_there: Any, tmp_path: Path) -> None:
     data = measured_there(read(f"{name}.json"))
-    page = markdown(made(StoreBench, data), {})
-    assert page.rstrip("\n") == committed(f"{name}.md").rstrip("\n")
+    page = write_store(made(StoreResult, data), tmp_path)
+    assert page.read_text(encoding="utf-8") == (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    for picture in tmp_path.glob("*.png"):
+        assert (RESULTS / f"{name}.md").with_name(picture.name).is_file()
 
 
 def made(kind: Any, data: Any) -> Any:

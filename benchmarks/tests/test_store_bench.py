@@ -13,13 +13,10 @@ import torch
 from rich.console import Console
 
 from benchmarks.intervals import Interval
-from benchmarks.store import compression, hits, index, larger, novelty, overlap, sharing, throughput
-from benchmarks.store.pages import cooled, evict, residency
-from benchmarks.store.pieces import SMALL, random_chunk
-from benchmarks.store.report import markdown, report, show, verdict_of, write_report
-from benchmarks.store.run import PARTS, StoreBench, file_system, run
-from benchmarks.store.sections import sections
-from benchmarks.store.settings import QUICK
+from benchmarks.store import compression, hits, index, material, novelty, overlap, sharing, throughput
+from benchmarks.store.material import SMALL, cooled, evict, random_chunk, residency
+from benchmarks.store.report import remarks_of, report, show, store_tables, write_report
+from benchmarks.store.run import PARTS, QUICK, StoreResult, file_system, run
 from benchmarks.store.throughput import COLD, LOAD, PLAIN_READ, REUSED, WARM, Throughput
 from benchmarks.tasks import generate
 from emblema.engine.engine import Engine
@@ -120,8 +117,8 @@ def test_every_operation_is_timed_in_every_round(tmp_path: Path) -> None:
         for warmth in (COLD, WARM):
             assert set(one.reads[warmth]) == {PLAIN_READ, LOAD, REUSED}
             assert {len(seconds) for seconds in one.reads[warmth].values()} == {3}
-            low, high = one.spread(warmth)
-            assert 0 < low <= high
+            spread = one.spread(warmth)
+            assert 0 < spread.low <= spread.high
         assert one.cold or file_system(tmp_path) in ("tmpfs", "ramfs", "unknown", "overlay")
     assert not list(tmp_path.rglob("*.safetensors")), "the pieces are deleted again"
 
@@ -139,7 +136,7 @@ def test_ratios_are_of_medians() -> None:
     assert one.ratio(WARM, REUSED) == 0.5
     assert one.save_ratio == 0.5
     assert one.rate(one.reads[COLD][LOAD]) == pytest.approx(1.6)
-    assert one.spread(COLD) == (0.75, 13.0)
+    assert one.spread(COLD) == Interval(1.0, 0.75, 13.0)
 
 
 # Index
@@ -211,7 +208,7 @@ def test_every_lane_of_a_linked_prompt_is_what_it_says(bundled: tuple[Any, Any],
 
 
 def test_a_load_of_chunks_that_are_gone_is_not_timed(bundled: tuple[Any, Any], tmp_path: Path) -> None:
-    bench = overlap._Bench(tmp_path, "reference", *bundled, [56, 56], 1)
+    bench = overlap.OverlapBench(tmp_path, "reference", *bundled, [56, 56], 1)
     with Store(bench.all) as store:
         view = store.tenant()
         bench.bring(view, [bench.chunks[0].id])
@@ -224,19 +221,19 @@ def test_a_load_of_chunks_that_are_gone_is_not_timed(bundled: tuple[Any, Any], t
 def test_the_hidden_share_is_what_was_not_waited_for(disk: float, hidden: float) -> None:
     seconds = {overlap.MEMORY: (1.0, 1.0), overlap.DISK: (disk, disk), overlap.LOAD: (1.0, 1.0)}
     one = overlap.Overlap("model", 1, 1, 1, 1, seconds, 0.0, 0.0)
-    assert one.hidden == pytest.approx(hidden)
+    assert one.hidden.value == pytest.approx(hidden)
 
 
 def test_the_larger_model_is_one_that_the_engine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LAYERS": 2, "HEADS": 4, "HIDDEN": 128, "INTERMEDIATE": 64}.items():
-        monkeypatch.setattr(larger, name, value)
+        monkeypatch.setattr(material, name, value)
     state = torch.get_rng_state()
-    model, processor = larger.larger_model(3)
+    model, processor = material.larger_model(3)
     assert torch.equal(torch.get_rng_state(), state)
     engine = Engine(model, processor)
-    chunk = engine.add(larger.random_picture(84, numbers()))
+    chunk = engine.add(material.random_picture(84, numbers()))
     assert len(engine.adapter.layouts) == 2
-    assert engine.prefill([chunk, overlap.QUESTION], "blind").logits.isfinite().all()  # type: ignore[list-item]
+    assert engine.prefill([chunk, material.QUESTION], "blind").logits.isfinite().all()  # type: ignore[list-item]
 
 
 def test_pages_are_found_again_unless_new_pieces_took_their_room(
@@ -295,7 +292,7 @@ def test_a_format_that_loses_something_is_not_called_lossless(monkeypatch: pytes
     chunk = random_chunk(8, numbers())
     restored, whole, own = compression.through(chunk, "none")
     assert whole > own == chunk.bytes
-    assert not compression._equal(compression.through(chunk, "int8")[0].rows[0], chunk.rows[0])
+    assert not compression.same_rows(compression.through(chunk, "int8")[0].rows[0], chunk.rows[0])
     monkeypatch.setattr(codec, "read_layers", lambda reader: iter([restored.rows[0]] * len(restored.rows)))
     with pytest.raises(StoreError, match="did not come back"):
         compression.through(chunk, "none")
@@ -305,25 +302,25 @@ def test_a_format_that_loses_something_is_not_called_lossless(monkeypatch: pytes
 
 
 @pytest.fixture(scope="module")
-def little(tmp_path_factory: pytest.TempPathFactory) -> StoreBench:
+def little(tmp_path_factory: pytest.TempPathFactory) -> StoreResult:
     folder = tmp_path_factory.mktemp("disk")
     found = run(TINY, 11, QUIET, parts=("throughput", "index", "hits", "sharing"), folder=folder)
     assert not list(folder.iterdir()), "the folder is left as it was found"
     return found
 
 
-def test_what_is_left_out_is_not_reported(little: StoreBench, tmp_path: Path) -> None:
+def test_what_is_left_out_is_not_reported(little: StoreResult, tmp_path: Path) -> None:
     assert little.overlap == little.novelty == () and little.compression is None
-    assert [one.name for one in sections(little)] == ["throughput", "index", "hits", "sharing"]
+    assert [table.name for table in store_tables(little).tables] == ["throughput", "index", "hits", "sharing"]
     page = write_report(little, tmp_path)
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
-    assert pictures == [f"store-{name}.png" for name in ("hits", "index", "sharing", "throughput")]
+    assert pictures == [f"store-{name}.png" for name in ("growth", "hits", "index", "sharing", "throughput")]
     text = page.read_text(encoding="utf-8")
     assert all(f"]({name})" in text for name in pictures)
     assert f"seed {little.seed}" in text
 
 
-def test_the_figures_are_json_that_others_read(little: StoreBench, tmp_path: Path) -> None:
+def test_the_figures_are_json_that_others_read(little: StoreResult, tmp_path: Path) -> None:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
@@ -334,36 +331,35 @@ def test_the_figures_are_json_that_others_read(little: StoreBench, tmp_path: Pat
     assert len(found["tables"]) == 4
 
 
-def test_bars_are_for_files_and_indexes_of_the_size_that_they_speak_of(little: StoreBench) -> None:
-    assert verdict_of(little).bars == ()
+def test_bars_are_for_files_and_indexes_of_the_size_that_they_speak_of(little: StoreResult) -> None:
+    assert store_tables(little).bars == ()
     large = replace(
         little, throughput=(measured(),), index=(replace(little.index[0], entries=10**6, hits=(80.0, 90.0)),)
     )
-    cold, warm, look = verdict_of(large).bars
+    cold, warm, look = store_tables(large).bars
     assert (cold.bound, warm.bound, look.bound) == (0.8, 0.65, 50)
     assert cold.holds and warm.holds and not look.holds
-    slow = verdict_of(replace(large, throughput=(measured(load=0.03),)))
+    slow = store_tables(replace(large, throughput=(measured(load=0.03),)))
     assert [bar.holds for bar in slow.bars] == [False, True, False]
 
 
-def test_reads_that_were_not_cold_count_for_no_bar(little: StoreBench) -> None:
-    found = verdict_of(replace(little, throughput=(measured(residency=0.4),), index=()))
-    assert [bar.name.split(", ")[1] for bar in found.bars] == [WARM]
-    assert any("may not be cold" in remark and "40%" in remark for remark in found.remarks)
+def test_reads_that_were_not_cold_count_for_no_bar(little: StoreResult) -> None:
+    warmed = replace(little, throughput=(measured(residency=0.4),), index=())
+    assert [bar.name.split(", ")[1] for bar in store_tables(warmed).bars] == [WARM]
+    assert any("may not be cold" in remark and "40%" in remark for remark in remarks_of(warmed))
 
 
-def test_a_busy_machine_is_said_to_be_one(little: StoreBench) -> None:
-    busy = verdict_of(replace(little, load=(1e4, 1.0)))
-    assert any("load average" in remark for remark in busy.remarks)
-    assert not any("load average" in remark for remark in verdict_of(replace(little, load=(0.0, 0.0))).remarks)
+def test_a_busy_machine_is_said_to_be_one(little: StoreResult) -> None:
+    assert any("load average" in remark for remark in remarks_of(replace(little, load=(1e4, 1.0))))
+    assert not any("load average" in remark for remark in remarks_of(replace(little, load=(0.0, 0.0))))
 
 
-def test_a_missed_bar_is_shown_and_written(little: StoreBench) -> None:
+def test_a_missed_bar_is_shown_and_written(little: StoreResult, tmp_path: Path) -> None:
     missed = replace(little, throughput=(measured(load=1.0),))
     screen = Console(record=True, width=120, file=io.StringIO())
     show(screen, missed)
     assert "missed: verified load over plain read, cold" in screen.export_text()
-    assert "**missed**" in markdown(missed, {})
+    assert "**missed**" in write_report(missed, tmp_path).read_text(encoding="utf-8")
 
 
 def test_an_unknown_part_is_refused() -> None:
