@@ -1,5 +1,7 @@
 """Gemma 3: 256 soft tokens a picture that attend each other both ways, sliding layers, one rope per layer type."""
 
+from typing import Any
+
 from PIL import Image
 
 from emblema.kv.chunk import ChunkKind
@@ -13,6 +15,9 @@ class Gemma3(Family):
     model_types = ("gemma3",)
     notes = "a picture's tokens attend each other both ways; sliding layers with their own rotary table"
     bidirectional = True
+
+    def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
+        return None if kind == "audio" else super().placeholder(config, "image")
 
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
         blank = kit.text("\n\n")

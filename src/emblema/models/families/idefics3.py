@@ -17,6 +17,9 @@ class Idefics3(Family):
     model_types = ("idefics3", "smolvlm")
     notes = "row, column and global tokens as its processor writes them; a video frame is one view"
 
+    def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
+        return None if kind == "audio" else super().placeholder(config, "image")
+
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
         around = kit.ids("<fake_token_around_image>")
         return around, around

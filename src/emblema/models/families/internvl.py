@@ -1,6 +1,7 @@
 """InternVL: tiles of a fixed number of tokens between <img> and </img>."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from PIL import Image
 
@@ -19,6 +20,9 @@ class InternVL(Family):
         start = getattr(kit.tokenizer, "start_image_token", None) or "<img>"
         end = getattr(kit.tokenizer, "end_image_token", None) or "</img>"
         return kit.ids(start), kit.ids(end)
+
+    def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
+        return None if kind == "audio" else super().placeholder(config, "image")
 
     def prepare_image(self, kit: Toolkit, image: Image.Image) -> Prepared:
         return self._tiles(kit, image, crop=True)

@@ -20,6 +20,9 @@ class Kimi(Family):
     model_types = ("kimi_k25",)
     notes = "latent attention (MLA), experts; pictures prepared with PIL where torchvision is absent"
 
+    def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
+        return None if kind == "audio" else int(config.image_token_id)
+
     def blanks(self, config: Any) -> tuple[int, ...]:
         return int(config.image_token_id), int(config.video_token_id)
 
