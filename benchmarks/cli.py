@@ -416,10 +416,9 @@ def vllm(
     """Measure vLLM with the plugin against vLLM alone; conversations are sent by `vllm bench serve`."""
     import os
 
-    from benchmarks.vllm.model import SHAPES
-    from benchmarks.vllm.report import write
-    from benchmarks.vllm.run import Bench, Settings, read, written
-    from benchmarks.vllm.server import device_options, free_port, running
+    from benchmarks.vllm.report import write_report
+    from benchmarks.vllm.run import VllmBench, VllmOptions, rates_of
+    from benchmarks.vllm.server import SHAPES, device_options, free_port, running
     from emblema.cli.screen import console, output_folder
     from emblema.errors import EmblemaError
     from emblema.eval.figures import write_figures
@@ -429,7 +428,7 @@ def vllm(
     if shape not in SHAPES:
         raise EmblemaError(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}")
     try:
-        settings = Settings(questions, rounds, shape, pictures, dtype, clients, talks, written(rates), seed)
+        wanted = VllmOptions(questions, rounds, shape, pictures, dtype, clients, talks, rates_of(rates), seed)
     except ValueError as error:
         raise EmblemaError(f"--rates {rates}: {error}") from error
     folder = None if out is None else output_folder(out, "--out")
@@ -444,13 +443,13 @@ def vllm(
         def say(line: str) -> None:
             screen.print(line, soft_wrap=True, markup=False)
 
-        found = Bench(settings, Path(place), serve, device, say).run()
+        found = VllmBench(wanted, Path(place), serve, device, say).run()
     found["load"] = [before, os.getloadavg()[0]]
     if folder is not None:
         figures = write_figures(found, folder / "vllm.json")
         # The report says how it was made, not where it was written.
-        line = shlex.join(["emblema", *(word for word in sys.argv[1:] if word not in ("--out", str(out)))])
-        for path in (figures, *write(read(figures), folder, line)):
+        line = shlex.join(["python -m benchmarks", *(word for word in sys.argv[1:] if word not in ("--out", str(out)))])
+        for path in (figures, write_report(found, folder, line)):
             screen.print(str(path), soft_wrap=True)
 
 

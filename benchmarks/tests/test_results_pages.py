@@ -22,7 +22,7 @@ from benchmarks.stream.run import write_report as write_stream
 from benchmarks.stream.soak.plan import FixedAnswers, SoakLog, SoakRound
 from benchmarks.stream.soak.report import soak_tables, write_soak_page
 from benchmarks.table import Bar, Cell, Table
-from benchmarks.vllm.report import page as vllm_page
+from benchmarks.vllm.report import write_report as write_vllm
 from benchmarks.window.run import write_report as write_window
 from emblema.eval.metrics import Share
 
@@ -143,9 +143,9 @@ def made(kind: Any, data: Any) -> Any:
     return math.nan if kind is float and data is None else data
 
 
-def test_vllm() -> None:
-    data, text = read("vllm.json"), committed("vllm.md")
-    command = re.search(r"^`(.*?)` on", text, re.MULTILINE)
+def test_vllm(measured_there: Any, tmp_path: Path) -> None:
+    data, text = measured_there(read("vllm.json")), (RESULTS / "vllm.md").read_text(encoding="utf-8")
+    command = re.search(r"^`(.*?)`:", text, re.MULTILINE)
     assert command is not None
-    page = vllm_page(data, command[1], True)
-    assert re.sub(r"\n!\[.*\]\(.*\)\n", "", page) == text
+    assert write_vllm(data, tmp_path, command[1]).read_text(encoding="utf-8") == text
+    assert all((RESULTS / picture.name).is_file() for picture in tmp_path.glob("*.png"))

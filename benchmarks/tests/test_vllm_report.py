@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.vllm.conversations import PICTURES, TURNS, Talks, first_turns, of_noise, of_pages
-from benchmarks.vllm.report import write
-from benchmarks.vllm.run import written
+from benchmarks.vllm.load import PICTURES, TURNS, Conversations, first_turns, of_noise, of_pages
+from benchmarks.vllm.report import write_report
+from benchmarks.vllm.run import rates_of
 
 
 @pytest.mark.parametrize("talks", [of_noise(2, 28, 3), of_pages(2, 3)], ids=["noise", "pages"])
-def test_each_conversation_shows_every_picture_once_and_in_an_order_of_its_own(talks: Talks) -> None:
+def test_each_conversation_shows_every_picture_once_and_in_an_order_of_its_own(talks: Conversations) -> None:
     assert len(talks.pool) == PICTURES and len(talks.turns) == 2 * len(TURNS)
     orders = []
     for begin in (0, len(TURNS)):
@@ -21,7 +21,7 @@ def test_each_conversation_shows_every_picture_once_and_in_an_order_of_its_own(t
             assert turn.place == place and len(shown) == sum(TURNS[: place + 1])
             # A turn holds all that was said before it.
             assert place == 0 or turn.parts[: len(turns[place - 1].parts)] == turns[place - 1].parts
-        orders.append([next(i for i, one in enumerate(talks.pool) if one is part) for part in shown])
+        orders.append([next(i for i, page in enumerate(talks.pool) if page is part) for part in shown])
         assert sorted(orders[-1]) == list(range(PICTURES))
     assert orders[0] != orders[1]
 
@@ -33,9 +33,9 @@ def test_first_and_later_turns_are_told_apart() -> None:
 
 
 def test_rates_as_they_are_written() -> None:
-    assert written("0.5,2,inf") == (0.5, 2.0, None)
+    assert rates_of("0.5,2,inf") == (0.5, 2.0, None)
     with pytest.raises(ValueError, match="more than zero"):
-        written("0")
+        rates_of("0")
 
 
 def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
@@ -57,9 +57,10 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
         "first_tokens": {"parameters": 137_000_000, "pictures": 4, "arms": arms},
         "talks": {"parameters": 137_000_000, "held": held},
     }
-    paths = write(found, tmp_path, "python -m benchmarks vllm --out docs/results")
-    text = paths[0].read_text()
-    assert [path.name for path in paths] == ["vllm.md", "vllm.png"] and Image.open(paths[1]).size[0] > 500
-    assert "| blind | 0.250 | 0.12 | 1032 |" in text and "| at once | blind | 1.00 |" in text
+    text = write_report(found, tmp_path, "python -m benchmarks vllm --out docs/results").read_text()
+    pictures = sorted(tmp_path.glob("*.png"))
+    assert [path.name for path in pictures] == ["vllm-first-tokens.png", "vllm-talks.png"]
+    assert all(Image.open(path).size[0] > 500 for path in pictures)
+    assert "| blind | 0.250 | 0.125 | 1,032 |" in text and "| at once | blind | 1.000 |" in text
     assert "load average 0.5 before and 1.2 after" in text and "python -m benchmarks vllm --out docs/results" in text
-    assert "Answers" not in text
+    assert "answers" not in text

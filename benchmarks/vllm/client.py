@@ -16,14 +16,14 @@ from emblema.errors import EmblemaError
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a server answered.
+class ServerReply:
+    """A server's answer.
 
     Attributes:
         text: of the answer.
         seconds: until the answer was there; with one token asked for, the time to the first token.
         prompt_tokens, cached_tokens: as the server counts them.
-        linking: what the plugin says of the request; empty without it.
+        linking: what the plugin reports of the request; empty without it.
     """
 
     text: str
@@ -34,14 +34,14 @@ class Told:
 
 
 def picture_url(picture: Image.Image) -> str:
-    """A picture as a data address."""
+    """Return a picture as a data address."""
     buffer = io.BytesIO()
     picture.convert("RGB").save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def content_of(parts: Sequence[str | Image.Image]) -> list[dict[str, Any]]:
-    """A user's message in OpenAI's form."""
+    """Return a user's message in OpenAI's form."""
     return [
         {"type": "text", "text": part}
         if isinstance(part, str)
@@ -69,8 +69,8 @@ class Client:
         tokens: int = 16,
         salt: str | None = None,
         capture: bool = True,
-    ) -> Told:
-        """One user's turn, greedy.
+    ) -> ServerReply:
+        """Ask one user's turn, greedy.
 
         Args:
             content: see `content_of`.
@@ -95,7 +95,7 @@ class Client:
         found, seconds = self.post(body)
         usage = found["usage"]
         details = usage.get("prompt_tokens_details") or {}
-        return Told(
+        return ServerReply(
             found["choices"][0]["message"]["content"] or "",
             seconds,
             int(usage["prompt_tokens"]),
@@ -103,12 +103,8 @@ class Client:
             (found.get("kv_transfer_params") or {}).get("emblema") or {},
         )
 
-    def first_token(self, content: Sequence[Mapping[str, Any]], **options: Any) -> float:
-        """Seconds until the first token of a one-token answer."""
-        return self.ask(content, tokens=1, **options).seconds
-
     def post(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-        """A request as it is: the whole answer, and the seconds until it was there.
+        """Send a request as it is; return the whole answer, and the seconds until it was there.
 
         Raises:
             EmblemaError: the server refused, or broke off.

@@ -1,7 +1,12 @@
-"""Load by `vllm bench serve`: prompts of conversations at a rate, with the plugin's strategies and without any.
+"""Load by `vllm bench serve`: conversations over the same ten pictures, each in an order of its own, at a rate.
 
-The generator sends each turn as one user's message with texts and pictures in between, at moments of its own (a Poisson
-process), whether or not the turn before was answered.
+As in MMDU, a turn adds pictures and a question to all turns before it. An exact prefix serves the later turns of one
+conversation and nothing of another, as no two begin alike; linked pictures serve both. Answers of earlier turns are
+written in as given, so that every strategy sees the same rows. The generator sends each turn as one user's message with
+texts and pictures in between, at moments of its own (a Poisson process), whether or not the turn before was answered.
+
+`python -m benchmarks.vllm.load` is that generator, where vLLM is installed under another name than its own and its
+command does not start.
 """
 
 import json
@@ -16,17 +21,92 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
+from PIL import Image
+
+from benchmarks.tasks.page_tasks import two_page
 from benchmarks.vllm.client import Client, content_of
-from benchmarks.vllm.conversations import Talks, first_turns
-from benchmarks.vllm.measure import PLAIN, ready
+from benchmarks.vllm.measure import PLAIN, noise_pictures, pages_of, ready, texts_of
 from emblema.errors import EmblemaError
 
 LONGEST_SECONDS = 3600.0
+PICTURES = 10
+TURNS = (4, 2, 2, 2)
+"""How many pictures each turn adds."""
+TurnPart = str | Image.Image
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a strategy came to at one rate.
+class ConversationTurn:
+    """One request: everything said so far, and the question.
+
+    Attributes:
+        parts: texts and pictures in order.
+        place: which turn of its conversation it is.
+        answer: the right answer; empty where the pictures are noise.
+    """
+
+    parts: tuple[TurnPart, ...]
+    place: int
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """Turns in order, and the pictures that they are about."""
+
+    turns: tuple[ConversationTurn, ...]
+    pool: tuple[Image.Image, ...]
+
+
+def of_noise(count: int, side: int, seed: int) -> Conversations:
+    """Return conversations over pictures of noise, `side` pixels wide: for timing."""
+    rng = numpy.random.default_rng(seed)
+    pool = noise_pictures(rng, PICTURES, side)
+    question = "which land does the tent stand on ?"
+    turns: list[ConversationTurn] = []
+    for _ in range(count):
+        order = iter([pool[place] for place in rng.permutation(PICTURES)])
+        parts: list[TurnPart] = []
+        for place, number in enumerate(TURNS):
+            shown = [part for _ in range(number) for part in (next(order), "and then")]
+            parts += ["look at these pages", *shown, question]
+            turns.append(ConversationTurn(tuple(parts), place))
+            parts.append("lake")
+    return Conversations(tuple(turns), tuple(pool))
+
+
+def of_pages(count: int, seed: int) -> Conversations:
+    """Return conversations over five pairs of a legend and a map; each turn asks about the pair that was shown last."""
+    rng = numpy.random.default_rng(seed)
+    items = [two_page(seed, number, "emblema") for number in range(PICTURES // 2)]
+    turns: list[ConversationTurn] = []
+    for _ in range(count):
+        order = [int(place) for place in rng.permutation(len(items))]
+        parts: list[TurnPart] = []
+        shown = 0
+        for place, number in enumerate(TURNS):
+            for item in order[shown : shown + number // 2]:
+                parts += pages_of(items[item])
+            shown += number // 2
+            # The bundled models were trained on the pair that comes last.
+            asked = items[order[shown - 1]]
+            index = int(rng.integers(len(asked.questions)))
+            answer = asked.questions[index].answer
+            parts += texts_of(asked, index)
+            turns.append(ConversationTurn(tuple(parts), place, answer))
+            parts.append(answer)
+    return Conversations(tuple(turns), tuple(page for item in items for page in pages_of(item)))
+
+
+def first_turns(turns: Sequence[ConversationTurn], values: Sequence[float], *, later: bool) -> list[float]:
+    """Return the values of first turns, or of all others."""
+    return [value for turn, value in zip(turns, values, strict=True) if (turn.place > 0) == later]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """A strategy at one rate.
 
     Attributes:
         strategy: `full` is vLLM with its prefix cache alone; the others have it too.
@@ -60,46 +140,49 @@ class Loaded:
 def load(
     client: Client,
     tokenizer: Path,
-    talks: Talks,
+    talks: Conversations,
     strategies: Sequence[str],
     rates: Sequence[float | None],
     tokens: int,
     folder: Path,
-    notify: Callable[[Loaded], None] = lambda one: None,
-) -> list[Loaded]:
+    notify: Callable[[LoadResult], None] = lambda result: None,
+) -> list[LoadResult]:
     """Send the turns under each strategy at each rate; every picture has been seen before.
 
-    Strategies and rates have a tenant each, so that none answers from what another left behind.
+    Strategies and rates have a tenant each, so that none answers from what another left.
 
     Args:
         client: of a server with the plugin and vLLM's prefix cache.
         tokenizer: folder of the model's.
         tokens: of an answer, at most.
         folder: for the prompts and the generator's results.
-        notify: told of each as it comes.
+        notify: called with each as it comes.
 
     Raises:
         EmblemaError: the generator failed, or not every turn was answered.
     """
     prompts = _written(talks, folder)
-    found: list[Loaded] = []
+    found: list[LoadResult] = []
     for rate in rates:
         plain: list[str] = []
         for name in (PLAIN, *strategies):
             salt = f"{name} at {rate}"
             if name != PLAIN:
                 ready(client, content_of([*talks.pool, "which land ?"]), "blind", salt)
-            before = counted(client)
-            told = _run(client, tokenizer, prompts, name, salt, rate, len(talks.turns), tokens, folder)
-            after = counted(client)
-            plain = plain or told["generated_texts"]
+            own = {"strategy": name, "capture": name == "auto"}
+            extra = {"kv_transfer_params": {"emblema": own}, "cache_salt": salt}
+            line = _command(client, tokenizer, prompts, len(talks.turns), tokens, rate)
+            before = server_counts(client)
+            output = _run([*line, "--extra-body", json.dumps(extra)], len(talks.turns), folder / "result.json")
+            after = server_counts(client)
+            plain = plain or output["generated_texts"]
             moved = {key: int(after.get(key, 0) - before.get(key, 0)) for key in after}
-            found.append(_summed(talks, name, rate, told, plain, moved))
+            found.append(_result(talks, name, rate, output, plain, moved))
             notify(found[-1])
     return found
 
 
-def _written(talks: Talks, folder: Path) -> Path:
+def _written(talks: Conversations, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     names: dict[int, str] = {}
     for number, picture in enumerate(talks.pool):
@@ -116,41 +199,36 @@ def _written(talks: Talks, folder: Path) -> Path:
     return path
 
 
-def _run(
-    client: Client,
-    tokenizer: Path,
-    prompts: Path,
-    strategy: str,
-    salt: str,
-    rate: float | None,
-    count: int,
-    tokens: int,
-    folder: Path,
-) -> dict[str, Any]:
-    """The generator's result file."""
-    own = {"kv_transfer_params": {"emblema": {"strategy": strategy, "capture": strategy == "auto"}}, "cache_salt": salt}
-    result = folder / "result.json"
-    result.unlink(missing_ok=True)
-    line = [sys.executable, "-m", "benchmarks.vllm.generator", "--backend", "openai-chat", "--base-url"]
-    line += [client.address, "--endpoint", "/v1/chat/completions", "--model", client.model]
-    line += ["--tokenizer", str(tokenizer), "--dataset-name", "custom_image", "--dataset-path", str(prompts)]
-    line += ["--custom-ensure-client-side-data", "--disable-shuffle", "--num-prompts", str(count)]
-    line += ["--custom-output-len", str(tokens), "--temperature", "0", "--extra-body", json.dumps(own)]
-    line += ["--request-rate", "inf" if rate is None else str(rate), "--seed", "0", "--disable-tqdm"]
-    line += ["--save-result", "--save-detailed", "--result-filename", str(result)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=LONGEST_SECONDS, env=os.environ)
-    if done.returncode or not result.exists():
+def _command(client: Client, tokenizer: Path, prompts: Path, count: int, tokens: int, rate: float | None) -> list[str]:
+    """Return the generator's command line, the strategy and the result file left out."""
+    options = {
+        "--backend": "openai-chat", "--base-url": client.address, "--endpoint": "/v1/chat/completions",
+        "--model": client.model, "--tokenizer": tokenizer, "--dataset-name": "custom_image", "--dataset-path": prompts,
+        "--num-prompts": count, "--custom-output-len": tokens, "--temperature": 0,
+        "--request-rate": "inf" if rate is None else rate, "--seed": 0,
+    }  # fmt: skip
+    flags = ("--custom-ensure-client-side-data", "--disable-shuffle", "--disable-tqdm")
+    pairs = (str(word) for pair in options.items() for word in pair)
+    return [sys.executable, "-m", "benchmarks.vllm.load", *pairs, *flags, "--save-result", "--save-detailed"]
+
+
+def _run(line: Sequence[str], count: int, path: Path) -> dict[str, Any]:
+    """Run the generator; return its result file."""
+    path.unlink(missing_ok=True)
+    full = [*line, "--result-filename", str(path)]
+    done = subprocess.run(full, capture_output=True, text=True, timeout=LONGEST_SECONDS, env=os.environ)
+    if done.returncode or not path.exists():
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
-        raise EmblemaError(f"vllm bench serve failed; the end of what it said:\n{tail}")
-    told: dict[str, Any] = json.loads(result.read_text())
-    if told["completed"] != count:
-        wrong = next((line for line in told["errors"] if line), "")
-        raise EmblemaError(f"{count - told['completed']} of {count} turns were not answered: {wrong[:400]}")
-    return told
+        raise EmblemaError(f"vllm bench serve failed; the end of its output:\n{tail}")
+    output: dict[str, Any] = json.loads(path.read_text())
+    if output["completed"] != count:
+        wrong = next((line for line in output["errors"] if line), "")
+        raise EmblemaError(f"{count - output['completed']} of {count} turns were not answered: {wrong[:400]}")
+    return output
 
 
-def counted(client: Client) -> dict[str, float]:
-    """The server's counters of linked rows and of its prefix cache."""
+def server_counts(client: Client) -> dict[str, float]:
+    """Return the server's counters of linked rows and of its prefix cache."""
     with urllib.request.urlopen(f"{client.address}/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
     pattern = re.compile(r"vllm:(emblema_\w+|prefix_cache_hits)_total(?:\{.*\})? (\S+)")
@@ -160,28 +238,43 @@ def counted(client: Client) -> dict[str, float]:
     return found
 
 
-def _summed(
-    talks: Talks,
+def _result(
+    talks: Conversations,
     name: str,
     rate: float | None,
-    told: dict[str, Any],
+    output: dict[str, Any],
     plain: Sequence[str],
     moved: dict[str, int],
-) -> Loaded:
-    seconds, texts = told["ttfts"], [text.strip() for text in told["generated_texts"]]
+) -> LoadResult:
+    seconds, texts = output["ttfts"], [text.strip() for text in output["generated_texts"]]
     answers = [turn.answer for turn in talks.turns]
-    return Loaded(
+    return LoadResult(
         name,
         rate,
         len(texts),
-        told["request_throughput"],
+        output["request_throughput"],
         statistics.median(first_turns(talks.turns, seconds, later=False)),
         statistics.median(first_turns(talks.turns, seconds, later=True)),
         sorted(seconds)[max(0, -(-95 * len(seconds) // 100) - 1)],
         sum(text == other.strip() for text, other in zip(texts, plain, strict=True)),
         sum(text == answer for text, answer in zip(texts, answers, strict=True)) if all(answers) else None,
-        told["total_input_tokens"],
+        output["total_input_tokens"],
         moved.get("emblema_linked_tokens", 0),
         moved.get("emblema_linked_bytes", 0),
         moved.get("prefix_cache_hits", 0),
     )
+
+
+def main() -> None:
+    """Run the generator with this process's arguments."""
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.benchmarks.serve import main as run
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(prog="vllm bench serve")
+    add_cli_args(parser)
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,11 +1,10 @@
 """Three measurements of a running server: agreement on questions, seconds to the first token, and many clients."""
 
 import statistics
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -14,15 +13,17 @@ from PIL import Image
 from benchmarks.tasks.items import TaskItem
 from benchmarks.tasks.page_tasks import two_page
 from benchmarks.tasks.prompts import asked
-from benchmarks.vllm.client import Client, Told, content_of
+from benchmarks.vllm.client import Client, ServerReply, content_of
 from emblema.errors import EmblemaError
 
 PLAIN = "full"
 PATIENCE = 60.0
+AnswerPair = tuple[ServerReply, ServerReply, str]
+"""A question's answer by plain prefill and by a strategy, and the right one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class AgreementResult:
     """How often a strategy answers as plain prefill does, on the same server.
 
     Attributes:
@@ -48,7 +49,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstTokenResult:
     """Seconds to the first token: median and every one, with the rows that were computed."""
 
     strategy: str
@@ -59,18 +60,21 @@ class FirstToken:
 
 
 def pages_of(item: TaskItem) -> list[Image.Image]:
-    """The pictures of an item in order."""
+    """Return the pictures of an item in order."""
     return [media.content for media in item.media if isinstance(media.content, Image.Image)]
 
 
-def agreement(
-    client: Client, strategies: Sequence[str], questions: int, seed: int, notify: Callable[[int], None]
-) -> list[Agreement]:
-    """Two-page questions through HTTP. Each item is shown twice before it counts, as its pages and patches are made.
+def noise_pictures(rng: numpy.random.Generator, count: int, side: int) -> list[Image.Image]:
+    """Return pictures of noise, `side` pixels wide."""
+    return [Image.fromarray(rng.integers(0, 255, (side, side, 3), dtype=numpy.uint8)) for _ in range(count)]
+
+
+def agreement(client: Client, strategies: Sequence[str], questions: int, seed: int) -> list[AgreementResult]:
+    """Ask two-page questions. Each item is shown twice before it counts, as its pages and patches are made then.
 
     The server is to run without vLLM's prefix cache, or its exact pages would answer in place of linked ones.
     """
-    found: dict[str, list[tuple[Told, Told, str, int]]] = {name: [] for name in strategies}
+    found: dict[str, list[AnswerPair]] = {name: [] for name in strategies}
     number = done = 0
     while done < questions:
         item = two_page(seed, number, "emblema")
@@ -82,15 +86,13 @@ def agreement(
         for question, content in list(zip(item.questions, asks, strict=True))[: questions - done]:
             plain = client.ask(content, strategy=PLAIN, capture=False)
             for name in strategies:
-                told = client.ask(content, strategy=name, capture=False)
-                found[name].append((plain, told, question.answer, int(told.linking.get("media_tokens", 0))))
+                found[name].append((plain, client.ask(content, strategy=name, capture=False), question.answer))
             done += 1
-            notify(1)
-    return [_agreed(name, rows) for name, rows in found.items()]
+    return [_agreement(name, rows) for name, rows in found.items()]
 
 
 def wilson(agreeing: int, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
+    """Return Wilson's 95 % interval of a share."""
     z, share = 1.96, agreeing / count
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / (1 + z * z / count)
@@ -98,7 +100,7 @@ def wilson(agreeing: int, count: int) -> tuple[float, float]:
 
 
 def texts_of(item: TaskItem, index: int) -> list[str]:
-    """A question's text, as it stands behind the pages."""
+    """Return a question's text, as it comes after the pages."""
     return [part for part in asked(item.form, item.questions[index]) if isinstance(part, str)]
 
 
@@ -110,85 +112,71 @@ def ready(client: Client, content: Sequence[Any], strategy: str, salt: str | Non
     """
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
-        told = client.ask(content, strategy=strategy, tokens=1, salt=salt).linking
-        if told.get("stored"):
+        if client.ask(content, strategy=strategy, tokens=1, salt=salt).linking.get("stored"):
             return
         time.sleep(0.05)
     raise EmblemaError(f"nothing was linked within {PATIENCE:g} s: is this a server with the emblema connector?")
 
 
-def _agreed(name: str, rows: Sequence[tuple[Told, Told, str, int]]) -> Agreement:
-    same = sum(told.text.strip() == plain.text.strip() for plain, told, _, _ in rows)
+def _agreement(name: str, rows: Sequence[AnswerPair]) -> AgreementResult:
+    same = sum(linked.text.strip() == plain.text.strip() for plain, linked, _ in rows)
     low, high = wilson(same, len(rows))
-    return Agreement(
+    return AgreementResult(
         name,
         len(rows),
         same,
         low,
         high,
-        sum(told.text.strip() == answer for _, told, answer, _ in rows),
-        sum(plain.text.strip() == answer for plain, _, answer, _ in rows),
-        sum(media for *_, media in rows),
-        sum(int(told.linking.get("linked_tokens", 0)) for _, told, _, _ in rows),
-        sum(not told.linking.get("linked_tokens") for _, told, _, _ in rows),
+        sum(linked.text.strip() == answer for _, linked, answer in rows),
+        sum(plain.text.strip() == answer for plain, _, answer in rows),
+        sum(int(linked.linking.get("media_tokens", 0)) for _, linked, _ in rows),
+        sum(int(linked.linking.get("linked_tokens", 0)) for _, linked, _ in rows),
+        sum(not linked.linking.get("linked_tokens") for _, linked, _ in rows),
     )
 
 
-def first_tokens(client: Client, strategies: Sequence[str], pictures: int, side: int, rounds: int) -> list[FirstToken]:
-    """Seconds to the first token of one prompt, plain and linked in turn, each round; every picture seen before.
+def first_tokens(
+    client: Client, strategies: Sequence[str], pictures: int, side: int, rounds: int
+) -> list[FirstTokenResult]:
+    """Time the first token of one prompt, plain and linked in turn, each round; every picture seen before.
 
     The server is to run without vLLM's prefix cache.
     """
-    rng = numpy.random.default_rng(1)
-    shown = [Image.fromarray(rng.integers(0, 255, (side, side, 3), dtype=numpy.uint8)) for _ in range(pictures)]
     parts: list[str | Image.Image] = ["which land does the tent stand on ? " * 5]
-    for picture in shown:
+    for picture in noise_pictures(numpy.random.default_rng(1), pictures, side):
         parts += [picture, "and then"]
     content = content_of([*parts, "which land does the tent stand on ?"])
     for name in strategies:
         ready(client, content, name)
-    taken: dict[str, list[Told]] = {name: [] for name in (PLAIN, *strategies)}
+    taken: dict[str, list[ServerReply]] = {name: [] for name in (PLAIN, *strategies)}
     for _ in range(rounds):
         for name in taken:
             taken[name].append(client.ask(content, strategy=name, tokens=1, capture=False))
     return [
-        FirstToken(
+        FirstTokenResult(
             name,
-            statistics.median(one.seconds for one in told),
-            tuple(one.seconds for one in told),
-            told[0].prompt_tokens,
-            int(told[0].linking.get("linked_tokens", 0)),
+            statistics.median(reply.seconds for reply in replies),
+            tuple(reply.seconds for reply in replies),
+            replies[0].prompt_tokens,
+            int(replies[0].linking.get("linked_tokens", 0)),
         )
-        for name, told in taken.items()
+        for name, replies in taken.items()
     ]
 
 
-def clients(client: Client, strategy: str, count: int, asks: int, seed: int) -> dict[str, float]:
-    """Many clients at once on a few items: answers a second, and every answer as it is when asked alone."""
+def many_clients(client: Client, strategy: str, count: int, asks: int, seed: int) -> dict[str, float]:
+    """Ask a few items by many clients at once; return answers a second, and how many differ from those asked alone."""
     contents = []
     for number in range(4):
         item = two_page(seed, number, "emblema")
         contents += [content_of([*pages_of(item), *texts_of(item, index)]) for index in range(2)]
         ready(client, contents[-1], strategy)
     alone = [client.ask(content, strategy=strategy, capture=False).text for content in contents]
-    wrong, lock, seconds = [0], threading.Lock(), []
-
-    def one(number: int) -> None:
-        told = client.ask(contents[number % len(contents)], strategy=strategy, capture=False)
-        with lock:
-            seconds.append(told.seconds)
-            wrong[0] += told.text != alone[number % len(contents)]
-
+    places = [number % len(contents) for number in range(asks)]
     began = time.perf_counter()
     with ThreadPoolExecutor(count) as pool:
-        list(pool.map(one, range(asks)))
-    whole = time.perf_counter() - began
-    return {
-        "clients": count, "asks": asks, "a second": asks / whole, "median": statistics.median(seconds),
-        "different": wrong[0],
-    }  # fmt: skip
-
-
-def plain_data(found: Sequence[Any]) -> list[dict[str, Any]]:
-    """Frozen records for a file of figures."""
-    return [asdict(one) for one in found]
+        replies = list(pool.map(lambda place: client.ask(contents[place], strategy=strategy, capture=False), places))
+    rate = asks / (time.perf_counter() - began)
+    different = sum(reply.text != alone[place] for reply, place in zip(replies, places, strict=True))
+    median = statistics.median(reply.seconds for reply in replies)
+    return {"clients": count, "asks": asks, "a second": rate, "median": median, "different": different}

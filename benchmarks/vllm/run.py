@@ -1,6 +1,5 @@
 """The whole bench of the plugin: servers one after the other, and what was measured of each."""
 
-import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -9,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.vllm.client import Client
-from benchmarks.vllm.conversations import of_noise, of_pages
-from benchmarks.vllm.load import Loaded, load
-from benchmarks.vllm.measure import agreement, clients, first_tokens, plain_data
-from benchmarks.vllm.model import random_model
+from benchmarks.vllm.load import Conversations, LoadResult, load, of_noise, of_pages
+from benchmarks.vllm.measure import agreement, first_tokens, many_clients
+from benchmarks.vllm.server import random_model
 from emblema.models.load import bundled_folder
 
 Serve = Callable[[str, Path, str, Sequence[str]], AbstractContextManager[str]]
-"""A server of a model with a store, a strategy and more options, for as long as a block runs; its address."""
+"""Runs a server of a model with a store, a strategy and more options while a block runs; yields its address."""
 AGREEING = ("auto", "blind")
 TIMED = ("blind", "mpic-32")
 TALKING = ("auto", "blind", "mpic-32")
@@ -25,13 +23,13 @@ ANSWER = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VllmOptions:
     """What is measured; a zero leaves a part out.
 
     Attributes:
         questions: two-page questions for agreement.
         rounds: of first tokens.
-        shape: of the random model that is timed, see `model.SHAPES`.
+        shape: of the random model that is timed, see `server.SHAPES`.
         pictures: in the timed prompt, of 256 tokens each.
         dtype: of the timed model.
         clients: at once.
@@ -51,32 +49,34 @@ class Settings:
     seed: int = 0
 
 
-class Bench:
-    """Runs the parts in a folder of its own.
+class VllmBench:
+    """All parts, in a folder of their own.
 
     Args:
         serve: starts servers.
         device: what they run on, in words.
-        say: told of every figure as it comes.
+        say: called with every figure in words, as it comes.
     """
 
-    def __init__(self, settings: Settings, folder: Path, serve: Serve, device: str, say: Callable[[str], None]) -> None:
-        self.settings, self.folder, self.serve, self.device, self.say = settings, folder, serve, device, say
+    def __init__(
+        self, options: VllmOptions, folder: Path, serve: Serve, device: str, say: Callable[[str], None]
+    ) -> None:
+        self.options, self.folder, self.serve, self.device, self.say = options, folder, serve, device, say
 
     def run(self) -> dict[str, Any]:
-        """Everything that is wanted, as plain data.
+        """Measure everything that is asked for; return it as plain data.
 
         Raises:
             EmblemaError: a server did not start, refused, or did not link.
         """
-        wanted = self.settings
-        found: dict[str, Any] = {"device": self.device, "machine": platform.machine(), "settings": asdict(wanted)}
+        options = self.options
+        found: dict[str, Any] = {"device": self.device, "machine": platform.machine(), "settings": asdict(options)}
         self.say(f"device: {self.device}")
-        if wanted.questions or wanted.clients:
+        if options.questions or options.clients:
             found |= self._answers()
-        if wanted.rounds:
+        if options.rounds:
             found |= self._first_tokens()
-        if wanted.talks:
+        if options.talks:
             found |= self._talks()
         return found
 
@@ -86,73 +86,73 @@ class Bench:
             yield Client(address, model)
 
     def _answers(self) -> dict[str, Any]:
-        wanted, found = self.settings, dict[str, Any]()
+        options, found = self.options, dict[str, Any]()
         with self._serving("reference", "agreement", "auto", _BARE) as client:
-            if wanted.questions:
-                told = agreement(client, AGREEING, wanted.questions, wanted.seed, lambda done: None)
-                found["agreement"] = plain_data(told)
-                for one in told:
+            if options.questions:
+                results = agreement(client, AGREEING, options.questions, options.seed)
+                found["agreement"] = [asdict(result) for result in results]
+                for result in results:
                     self.say(
-                        f"{one.strategy}: {one.agreeing} of {one.questions} as plain prefill [{one.low:.3f}, "
-                        f"{one.high:.3f}], right {one.right} (plain {one.plain_right}), "
-                        f"{one.linked_rows / max(1, one.picture_rows):.3f} of the picture rows linked"
+                        f"{result.strategy}: {result.agreeing} of {result.questions} as plain prefill "
+                        f"[{result.low:.3f}, {result.high:.3f}], right {result.right} (plain {result.plain_right}), "
+                        f"{result.linked_rows / max(1, result.picture_rows):.3f} of the picture rows linked"
                     )
-            if wanted.clients:
-                found["clients"] = clients(client, "auto", wanted.clients, 4 * wanted.clients, wanted.seed)
+            if options.clients:
+                found["clients"] = many_clients(client, "auto", options.clients, 4 * options.clients, options.seed)
                 self.say(f"clients: {found['clients']}")
         return found
 
     def _first_tokens(self) -> dict[str, Any]:
-        wanted = self.settings
+        options = self.options
         folder, parameters = self._timed()
-        more = ["--dtype", wanted.dtype, "--load-format", "dummy", "--no-enable-prefix-caching"]
+        more = ["--dtype", options.dtype, "--load-format", "dummy", "--no-enable-prefix-caching"]
         with self._serving(str(folder), "timed", "blind", more) as client:
-            arms = first_tokens(client, TIMED, wanted.pictures, SIDE, wanted.rounds)
+            arms = first_tokens(client, TIMED, options.pictures, SIDE, options.rounds)
         for arm in arms:
             self.say(f"{arm.strategy}: {arm.median:.3f} s to the first token, {arm.linked_tokens} linked")
-        return {"first_tokens": {"parameters": parameters, "pictures": wanted.pictures, "arms": plain_data(arms)}}
+        data = [asdict(arm) for arm in arms]
+        return {"first_tokens": {"parameters": parameters, "pictures": options.pictures, "arms": data}}
 
     def _talks(self) -> dict[str, Any]:
-        wanted, found = self.settings, dict[str, Any]()
+        options = self.options
         folder, parameters = self._timed()
-        noise = of_noise(wanted.talks, SIDE, wanted.seed)
-        more = ["--dtype", wanted.dtype, "--load-format", "dummy"]
+        more = ["--dtype", options.dtype, "--load-format", "dummy"]
         with self._serving(str(folder), "talks", "blind", more) as client:
-            held = load(client, folder, noise, TIMED, wanted.rates, 1, self.folder / "noise", self._loaded)
-        found["talks"] = {"parameters": parameters, "held": plain_data(held)}
-        pages = of_pages(wanted.talks, wanted.seed)
+            noise = of_noise(options.talks, SIDE, options.seed)
+            held = self._load(client, folder, noise, TIMED, 1)
         with self._serving("reference", "pages", "auto", ["--dtype", "float32"]) as client:
-            told = load(
-                client,
-                bundled_folder("reference"),
-                pages,
-                TALKING,
-                wanted.rates,
-                ANSWER,
-                self.folder / "said",
-                self._loaded,
-            )
-        found["answers"] = {"held": plain_data(told)}
-        return found
+            pages = of_pages(options.talks, options.seed)
+            answers = self._load(client, bundled_folder("reference"), pages, TALKING, ANSWER)
+        return {"talks": {"parameters": parameters, "held": held}, "answers": {"held": answers}}
 
-    def _loaded(self, one: Loaded) -> None:
-        self.say(
-            f"{one.strategy} at {one.rate or 'once'}: {one.turns_a_second:.2f} turns a second, first turn "
-            f"{one.first_turn:.2f} s, later {one.later_turns:.2f} s, {one.linked_tokens} of {one.prompt_tokens} tokens "
-            f"linked, {one.kv_bytes / 1e6:.0f} MB, {one.agreeing} of {one.turns} as plain"
-        )
+    def _load(
+        self, client: Client, tokenizer: Path, talks: Conversations, strategies: Sequence[str], tokens: int
+    ) -> list[dict[str, Any]]:
+        """Send conversations at every rate; return the results as plain data."""
+
+        def notify(result: LoadResult) -> None:
+            self.say(
+                f"{result.strategy} at {result.rate or 'once'}: {result.turns_a_second:.2f} turns a second, first turn "
+                f"{result.first_turn:.2f} s, later {result.later_turns:.2f} s, {result.linked_tokens} of "
+                f"{result.prompt_tokens} tokens linked, {result.kv_bytes / 1e6:.0f} MB, {result.agreeing} of "
+                f"{result.turns} as plain"
+            )
+
+        place = self.folder / f"prompts-{tokens}"
+        results = load(client, tokenizer, talks, strategies, self.options.rates, tokens, place, notify)
+        return [asdict(result) for result in results]
 
     def _timed(self) -> tuple[Path, int]:
-        folder = self.folder / self.settings.shape
-        return folder, random_model(folder, self.settings.shape)
+        folder = self.folder / self.options.shape
+        return folder, random_model(folder, self.options.shape)
 
 
 _BARE = ("--dtype", "float32", "--no-enable-prefix-caching")
 """Without vLLM's prefix cache, whose exact pages would answer in place of linked ones."""
 
 
-def written(rates: str) -> tuple[float | None, ...]:
-    """Rates from a command line, such as `0.5,2,inf`.
+def rates_of(rates: str) -> tuple[float | None, ...]:
+    """Return rates of a command line, such as `0.5,2,inf`.
 
     Raises:
         ValueError: one is no number above zero.
@@ -164,9 +164,3 @@ def written(rates: str) -> tuple[float | None, ...]:
             raise ValueError(f"{part} turns a second: give more than zero, or inf")
         found.append(None if rate == float("inf") else rate)
     return tuple(found)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Figures that a run wrote."""
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.tasks.page_tasks import two_page
-from benchmarks.vllm.client import Client, Told, content_of
-from benchmarks.vllm.load import counted
+from benchmarks.vllm.client import Client, ServerReply, content_of
+from benchmarks.vllm.load import server_counts
 from benchmarks.vllm.measure import agreement, pages_of, ready, texts_of
 from benchmarks.vllm.server import device_options, free_port, running
 from emblema.errors import EmblemaError
@@ -93,7 +93,7 @@ def test_an_ordinary_request_hits_the_second_time(client: Client) -> None:
 
 
 def test_answers_agree_with_plain_prefill(client: Client) -> None:
-    auto, blind = agreement(client, ("auto", "blind"), 20, 5, lambda done: None)
+    auto, blind = agreement(client, ("auto", "blind"), 20, 5)
     assert auto.agreeing >= 19 and auto.linked_rows >= 0.8 * auto.picture_rows and auto.fallbacks == 0
     assert blind.agreeing <= auto.agreeing
 
@@ -104,7 +104,7 @@ def test_many_clients_at_once(client: Client) -> None:
         ready(client, content, "auto")
     alone = [client.ask(content, capture=False).text for content in asks]
 
-    def ask(number: int) -> Told:
+    def ask(number: int) -> ServerReply:
         return client.ask(asks[number % len(asks)], capture=False)
 
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -123,9 +123,9 @@ def test_two_servers_share_a_store(client: Client, other: Client) -> None:
     assert told.linking["linked_tokens"] == here.linking["linked_tokens"] > 0
     assert told.text == here.text
     # And what its encoder made, of both pages, comes from the store too, from one process to the other.
-    before = counted(other).get("emblema_encodings", 0)
+    before = server_counts(other).get("emblema_encodings", 0)
     assert other.ask(content, strategy="full", capture=False).text == here.text
-    assert counted(other)["emblema_encodings"] == before + 2
+    assert server_counts(other)["emblema_encodings"] == before + 2
     fresh = contents(5)[0]
     ready(other, fresh, "auto")
     assert client.ask(fresh, capture=False).linking["linked_tokens"] > 0
