@@ -19,7 +19,7 @@ from emblema.stream.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class StreamAnswer:
+class MemoryAnswer:
     """One question.
 
     Attributes:
@@ -68,7 +68,7 @@ class PassRecord:
     counts: dict[str, float]
     device: dict[str, int]
     host: dict[str, int]
-    answers: tuple[StreamAnswer, ...]
+    answers: tuple[MemoryAnswer, ...]
 
     @property
     def stream(self) -> str:
@@ -83,7 +83,7 @@ class PassRecord:
             ValueError, TypeError: it is none.
         """
         held = fields_of(line, cls)
-        answers = tuple(StreamAnswer(**answer) for answer in held.pop("answers"))
+        answers = tuple(MemoryAnswer(**answer) for answer in held.pop("answers"))
         return cls(**held, answers=answers)
 
 
@@ -166,7 +166,7 @@ class _OpenPass:
     stream: Stream
     seconds: float = 0.0
     cpu: float = 0.0
-    answers: list[StreamAnswer] = field(default_factory=list)
+    answers: list[MemoryAnswer] = field(default_factory=list)
 
     def push(self, frames: Iterable[object], when: Iterable[float]) -> None:
         began, cpu = time.perf_counter(), time.process_time()
@@ -182,7 +182,7 @@ class _OpenPass:
         cpu = time.process_time() - cpu
         right, token = reply.text.strip() == asked.answer, reply.token_ids[0] if reply.token_ids else -1
         usage = reply.usage
-        self.answers.append(StreamAnswer(asked.kind, asked.at, right, token, usage.ttft_seconds, cpu, usage.retrieved))
+        self.answers.append(MemoryAnswer(asked.kind, asked.at, right, token, usage.ttft_seconds, cpu, usage.retrieved))
 
     def record(self, key: str, label: str) -> PassRecord:
         held = self.stream.bytes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.recordfile import RecordFile, TableRecord, records_in
 from benchmarks.stream import run
-from benchmarks.stream.passes import PassRecord, StreamAnswer, key_of
+from benchmarks.stream.passes import MemoryAnswer, PassRecord, key_of
 from benchmarks.stream.plan import (
     ABLATIONS,
     ACCURACY_PARTS,
@@ -52,7 +52,7 @@ def record(wanted: StreamPass, rights: list[bool]) -> PassRecord:
     """A record with so many answers, of the kinds of question in turn."""
     place = wanted.stream
     answers = tuple(
-        StreamAnswer(QUESTION_KINDS[number % len(QUESTION_KINDS)], place.frames, right, 5, 0.25, 0.125, 3)
+        MemoryAnswer(QUESTION_KINDS[number % len(QUESTION_KINDS)], place.frames, right, 5, 0.25, 0.125, 3)
         for number, right in enumerate(rights)
     )
     about = (place.kind, place.seed, place.item, place.frames, wanted.arm, wanted.arm, wanted.budget)
