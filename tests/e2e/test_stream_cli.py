@@ -34,7 +34,16 @@ def test_questions_typed_on_a_terminal(walk: Path, tmp_path: Path) -> None:
     environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     environment.pop("NO_COLOR", None)
     command = [sys.executable, "-m", "emblema.cli", "stream", str(walk), *FEW, "--strip", "strip.png"]
-    running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=slave, stdout=slave, stderr=slave)
+    # A job in the background ignores the interrupt, and so would its child.
+    running = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         screen = _Screen(master, running)
         screen.until("an empty line ends")
