@@ -11,8 +11,8 @@ from emblema.models.adapter import Adapter
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.requests import LinkRequest
 from tests.engine.engines import engine, largest_error
-from tests.engine.linking import assert_ran_as_planned, full, link, linker, prompt_for
-from tests.engine.test_strategies import every_family, settings
+from tests.link.linking import assert_ran_as_planned, full, link, linker, prompt_for
+from tests.link.test_strategies_families import every_family, settings
 
 KINDS = ("deficit", "query")
 

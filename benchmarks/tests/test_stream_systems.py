@@ -37,7 +37,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError, StreamError
 from emblema.eval.metrics import Share
 from emblema.stream.settings import AblationSettings, StreamSettings
-from tests.engine.conftest import reference
+from tests.conftest import reference
 
 __all__ = ["reference"]
 

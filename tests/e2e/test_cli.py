@@ -82,25 +82,6 @@ def test_a_process_ends_well_while_its_forming_thread_does() -> None:
 
 
 @pytest.mark.slow
-def test_check_writes_its_report_and_plot(tmp_path: Path) -> None:
-    options = ["--ranks", "2,8", "--orders", "1", "--answer-tokens", "2", "--out", str(tmp_path)]
-    done = emblema("check", MODEL, *options)
-    assert done.returncode == 0, done.stderr
-    assert "On these pictures" in done.stdout
-    found = json.loads((tmp_path / "check.json").read_text())
-    assert found["verdict"].split()[0] == "On"
-    with Image.open(tmp_path / "check.png") as picture:
-        picture.load()
-    own = ["--image", str(DEMO / "map-01.png"), "--image", str(DEMO / "map-02.png")]
-    kept = ["--store", str(tmp_path / "kept")]
-    assert emblema("check", MODEL, *options, *own, "--question", "what colour is red ?", *kept).returncode == 0
-    told = json.loads(emblema("policy", *kept, "--json").stdout)
-    assert {(one["kind"], one["lane"]) for one in told} == {("image", "bare"), ("image", "patch")}
-    shown = emblema("policy", *kept, "--plain").stdout
-    assert all(one["plateau"] is None or f"rank {one['plateau']}" in shown for one in told)
-
-
-@pytest.mark.slow
 def test_the_demo_shows_measures_and_draws(tmp_path: Path) -> None:
     done = emblema("demo", "--model", MODEL, "--rounds", "1", "--plain", where=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,7 @@ from emblema import Engine, Store
 from emblema.engine.retrieval import Retrieval
 from emblema.errors import StoreError
 from tests.engine.engines import Calls, encoder_of
-from tests.engine.test_kept import engine_on, pictures
+from tests.engine.test_store import engine_on, pictures
 
 QUESTION = "what colour is under the tent ?"
 

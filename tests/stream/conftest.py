@@ -1,6 +1,5 @@
-"""Clips made on the spot, and the bundled model loaded once."""
+"""Clips made on the spot."""
 
-from tests.engine.conftest import reference
 from tests.media.conftest import clip
 
-__all__ = ["clip", "reference"]
+__all__ = ["clip"]

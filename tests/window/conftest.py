@@ -1,12 +1,9 @@
-"""The bundled model, loaded once, a few pictures of its world, and an engine of each module's own."""
+"""An engine of each module's own."""
 
 import pytest
 
 from emblema import Engine
-from tests.engine.conftest import episode, reference
 from tests.families import loaded
-
-__all__ = ["episode", "made", "reference"]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The bundled model, loaded once, and a few pictures of its world."""
+"""The bundled model, loaded once a process, and a few pictures of its world."""
 
 from collections.abc import Iterator
 

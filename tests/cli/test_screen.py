@@ -1,19 +1,11 @@
-"""Pieces of the command line that have rules of their own."""
+"""The console that commands write to, and folders that they write into."""
 
 from pathlib import Path
 
 import pytest
 
-from emblema.cli.check import ranks_of
 from emblema.cli.screen import WIDTH, console, output_folder
-from emblema.errors import EmblemaError, StrategyError
-
-
-def test_ranks() -> None:
-    assert ranks_of("4, 16,64") == (4, 16, 64)
-    for wrong in ("", "4,x", "-3", "4;5", "0", "99999999"):
-        with pytest.raises(StrategyError):
-            ranks_of(wrong)
+from emblema.errors import EmblemaError
 
 
 def test_an_output_folder_is_made_or_refused(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from emblema.session.requests import LinkRequest
 from emblema.store.keys import ArtifactKind, PatchKey, orbit_key
 from emblema.store.store import Store
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text
-from tests.engine.linking import assert_ran_as_planned, full, link, linker, prompt_for
 from tests.families import CASES, picture, words
+from tests.link.linking import assert_ran_as_planned, full, link, linker, prompt_for
 
 families = pytest.mark.parametrize("name", CASES)
 settings = pytest.mark.parametrize("setting", ["visible", "slid", "leading"])

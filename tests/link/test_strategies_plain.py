@@ -12,7 +12,7 @@ from emblema.session.linker import Linker
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.store.store import Store
 from tests.engine.engines import engine, largest_error, pictures, prompt_of, text, two_pages
-from tests.engine.plain import PlainDecoder
+from tests.link.plain import PlainDecoder
 
 models = pytest.mark.parametrize("name", ["llava", "deepseek_vl", "qwen2_5_vl"])
 settings = pytest.mark.parametrize("setting", ["visible", "slid"])
