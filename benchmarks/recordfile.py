@@ -3,31 +3,28 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
+from math import nan
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from types import TracebackType, UnionType
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from benchmarks.intervals import Interval
-from benchmarks.table import Bar, Cell, Plot, Table
+from benchmarks.table import Table
 from emblema.errors import EmblemaError
-from emblema.eval.metrics import Share
 
 VERSION = 1
 """Part of every key: records that an older benchmark made in another way are made again."""
 
 
 class KeyedRecord(Protocol):
-    """A dataclass that says which record it is, and is read from a line again."""
+    """A dataclass that knows which record it is."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def key(self) -> str: ...
-
-    @classmethod
-    def read(cls, line: str) -> Self: ...
 
 
 R = TypeVar("R", bound=KeyedRecord)
@@ -38,7 +35,7 @@ class RecordFile(Generic[R]):
 
     Args:
         path: of the file, made where it is not there.
-        kind: the records' class; its `read` raises ValueError, TypeError or KeyError where a line is no record.
+        kind: the records' class, which raises ValueError or TypeError where its fields are not right.
 
     Raises:
         EmblemaError: the file cannot be written, or holds something else than records.
@@ -59,7 +56,7 @@ class RecordFile(Generic[R]):
             self._file.truncate(sum(len(line.encode()) for line in lines[:-1]))
             lines.pop()
         try:
-            self.held = {record.key: record for record in _parsed(path, lines, kind.read)}
+            self.held = {record.key: record for record in _records(path, lines, kind)}
         except EmblemaError:
             self._file.close()
             raise
@@ -96,7 +93,7 @@ def records_in(path: Path, kind: type[R]) -> dict[str, R]:
     except (OSError, UnicodeDecodeError) as error:
         raise EmblemaError(f"{path}: it cannot be read ({error}); give a run's own file") from error
     whole = (line for line in lines if line.endswith("\n"))
-    return {record.key: record for record in _parsed(path, whole, kind.read)}
+    return {record.key: record for record in _records(path, whole, kind)}
 
 
 def digest(*parts: object) -> str:
@@ -105,16 +102,38 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
-def fields_of(line: str, kind: type[Any]) -> dict[str, Any]:
-    """Return the fields of a line, which are those of a dataclass, lists as tuples.
+def parsed(kind: Any, data: Any) -> Any:
+    """Return plain data, as JSON has it, as the type that it was made of: dataclasses, tuples, mappings and unions.
 
     Raises:
-        ValueError: the line has other fields.
+        ValueError, TypeError: it is something else.
     """
-    found = json.loads(line)
-    if not isinstance(found, dict) or found.keys() != {field.name for field in fields(kind)}:
-        raise ValueError("no record")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        if not isinstance(data, dict) or data.keys() != hints.keys():
+            raise ValueError(f"no {kind}")
+        return kind(**{name: parsed(hint, data[name]) for name, hint in hints.items()})
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return next((parsed(choice, data) for choice in inner if _fits(choice, data)), data)
+    if origin is tuple:
+        each = [inner[0]] * len(data) if inner[-1] is Ellipsis else inner
+        return tuple(parsed(part, value) for part, value in zip(each, data, strict=True))
+    if origin in (dict, Mapping):
+        return {name: parsed(inner[1], value) for name, value in data.items()}
+    return nan if kind is float and data is None else data
+
+
+def _fits(kind: Any, data: Any) -> bool:
+    """Return whether a choice of a union is the one that some data was made of, where that is a list or an object."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        return isinstance(data, dict) and data.keys() == _hints(kind).keys()
+    return isinstance(data, list) and get_origin(kind) is tuple
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +143,6 @@ class TableRecord:
     key: str
     table: Table
 
-    @classmethod
-    def read(cls, line: str) -> Self:
-        """Return the record of a line.
-
-        Raises:
-            ValueError, TypeError, KeyError: it is none.
-        """
-        found = fields_of(line, cls)
-        table = found["table"]
-        rows = tuple(tuple(_cell(cell) for cell in row) for row in table["rows"])
-        plots = tuple(Plot(**{**plot, "only": plot["only"] and tuple(plot["only"])}) for plot in table["plots"])
-        bars = tuple(Bar(**bar) for bar in table["bars"])
-        made = Table(**{**table, "columns": tuple(table["columns"]), "rows": rows, "plots": plots, "bars": bars})
-        return cls(found["key"], made)
-
 
 def recorded_table(tables: RecordFile[TableRecord], key: str, measure: Callable[[], Table]) -> Table:
     """Return the table of a key; it is measured where it is not on record."""
@@ -147,18 +151,11 @@ def recorded_table(tables: RecordFile[TableRecord], key: str, measure: Callable[
     return tables.held[key].table
 
 
-def _cell(cell: Any) -> Cell:
-    if not isinstance(cell, dict):
-        found: Cell = cell
-        return found
-    return Interval(**cell) if "low" in cell else Share(**cell)
-
-
-def _parsed(path: Path, lines: Iterable[str], read: Callable[[str], R]) -> Iterator[R]:
+def _records(path: Path, lines: Iterable[str], kind: type[R]) -> Iterator[R]:
     for number, line in enumerate(lines, 1):
         try:
-            yield read(line)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            yield parsed(kind, json.loads(line))
+        except (ValueError, TypeError, AttributeError) as error:
             raise EmblemaError(
                 f"{path}, line {number}: this is no record of the benchmark; remove the file to begin again"
             ) from error

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.data.forms import FORMS, load_items
 from benchmarks.fidelity.arms import FULL, Arm, AtShare, arm_of
 from benchmarks.fidelity.linking import Linking
-from benchmarks.recordfile import RecordFile, digest, fields_of
+from benchmarks.recordfile import RecordFile, digest
 from benchmarks.tasks.items import TaskItem, describe
 from benchmarks.tasks.judge import Judge
 from benchmarks.tasks.prompts import (
@@ -168,6 +168,10 @@ class FidelityRecord:
     rows_computed_share: float
     judged: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if len({len(self.multi_hop), len(self.answers), len(self.right), len(self.divergences)}) != 1:
+            raise ValueError("a record with missing questions")
+
     def only(self, places: Sequence[int]) -> Self:
         """Return the record of some of its questions, without a judge's scores."""
         return replace(
@@ -178,19 +182,6 @@ class FidelityRecord:
             divergences=tuple(self.divergences[place] for place in places),
             judged=(),
         )
-
-    @classmethod
-    def read(cls, line: str) -> Self:
-        """Return the record of a line.
-
-        Raises:
-            ValueError: it is none.
-        """
-        held = fields_of(line, cls)
-        made = cls(**{**held, "answers": tuple(tuple(answer) for answer in held["answers"])})
-        if len({len(made.multi_hop), len(made.answers), len(made.right), len(made.divergences)}) != 1:
-            raise ValueError("a record with missing questions")
-        return made
 
 
 def learned_rank(arms: Iterable[Arm], layouts: Sequence[LayerLayout]) -> int:

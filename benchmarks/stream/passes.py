@@ -6,11 +6,10 @@ What a stream answered under an arm is a line of a file, so that a killed run go
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Self
 
 from rich.console import Console
 
-from benchmarks.recordfile import RecordFile, digest, fields_of
+from benchmarks.recordfile import RecordFile, digest
 from benchmarks.stream.plan import ARMS, AccuracyOptions, StreamId, StreamPass
 from benchmarks.tasks.streams import FRAME_SECONDS, TimedQuestion, make_stream, questions_of, random_of
 from emblema.engine.engine import Engine
@@ -74,17 +73,6 @@ class PassRecord:
     def stream(self) -> str:
         """The stream's name: questions about one stream are not independent of one another."""
         return f"{self.kind}-{self.frames}-{self.seed}-{self.item}"
-
-    @classmethod
-    def read(cls, line: str) -> Self:
-        """Return the record of a line.
-
-        Raises:
-            ValueError, TypeError: it is none.
-        """
-        held = fields_of(line, cls)
-        answers = tuple(MemoryAnswer(**answer) for answer in held.pop("answers"))
-        return cls(**held, answers=answers)
 
 
 PassResults = dict[StreamPass, PassRecord]

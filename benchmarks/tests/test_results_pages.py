@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import re
+from dataclasses import fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 
 import benchmarks.report
 import benchmarks.store.report
 from benchmarks.intervals import Interval
+from benchmarks.recordfile import parsed
 from benchmarks.report import ModelTables
 from benchmarks.store.report import write_report as write_store
 from benchmarks.store.run import StoreResult
@@ -47,17 +46,10 @@ def without_pictures(page: Path) -> str:
     return re.sub(r"\n!\[.*\]\(.*\)\n", "", text)
 
 
-def cell_of(value: Any) -> Cell:
-    if not isinstance(value, dict):
-        return value  # type: ignore[no-any-return]
-    known = {name: math.nan if number is None else number for name, number in value.items()}
-    return Interval(**known) if "low" in value else Share(**known)
-
-
 def table_of(data: dict[str, Any]) -> Table:
     """A table as it was written, without its plots."""
     bars = tuple(Bar(**{name: value for name, value in bar.items() if name != "holds"}) for bar in data["bars"])
-    rows = tuple(tuple(cell_of(row[column]) for column in data["columns"]) for row in data["rows"])
+    rows = tuple(tuple(parsed(Cell, row[column]) for column in data["columns"]) for row in data["rows"])
     return Table(data["name"], data["title"], data["note"], tuple(data["columns"]), rows, (), bars, data["seconds"])
 
 
@@ -97,7 +89,7 @@ def test_soak(measured_there: Any, tmp_path: Path) -> None:
 def test_the_soak_s_tables_follow_from_its_rounds() -> None:
     data = read("soak/soak.json")
     half, kept = FixedAnswers(10_000, ((1,),), ((2,),)), [table_of(table) for table in data["tables"]]
-    log = SoakLog([made(SoakRound, row) for row in data["rows"]], 0, half, half, 0, data["seconds"])
+    log = SoakLog([parsed(SoakRound, row) for row in data["rows"]], 0, half, half, 0, data["seconds"])
     for before, now in zip(kept, soak_tables(log), strict=True):
         assert now.columns == before.columns
         for old, new in zip(before.rows, now.rows, strict=True):
@@ -121,26 +113,10 @@ def near(cell: Cell) -> Any:
 @pytest.mark.parametrize("name", ["store", "store-quiet/store"])
 def test_stores(name: str, measured_there: Any, tmp_path: Path) -> None:
     data = measured_there(read(f"{name}.json"))
-    page = write_store(made(StoreResult, data), tmp_path)
+    page = write_store(parsed(StoreResult, {field.name: data[field.name] for field in fields(StoreResult)}), tmp_path)
     assert page.read_text(encoding="utf-8") == (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     for picture in tmp_path.glob("*.png"):
         assert (RESULTS / f"{name}.md").with_name(picture.name).is_file()
-
-
-def made(kind: Any, data: Any) -> Any:
-    """Plain data as the type that it was made of."""
-    if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
-        return kind(**{field.name: made(hints[field.name], data[field.name]) for field in dataclasses.fields(kind)})  # type: ignore[operator]
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return None if data is None else made(inner[0], data)
-    if origin is tuple:
-        each = inner[0] if inner[-1] is Ellipsis else None
-        return tuple(made(each or inner[place], part) for place, part in enumerate(data))
-    if origin is dict:
-        return {name: made(inner[1], part) for name, part in data.items()}
-    return math.nan if kind is float and data is None else data
 
 
 def test_vllm(measured_there: Any, tmp_path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Self
 
 from rich.console import Console
 
-from benchmarks.recordfile import RecordFile, digest, fields_of
+from benchmarks.recordfile import RecordFile, digest
 from benchmarks.window.arms import ARMS, AUTO, FULL, arm_of, counted_rows
 from benchmarks.window.trace import Trace, Where
 from emblema.engine.engine import Engine
@@ -52,15 +51,6 @@ class StepRecord:
     kl: float
     checks: int
     skipped: int
-
-    @classmethod
-    def read(cls, line: str) -> Self:
-        """Return the record of a line.
-
-        Raises:
-            ValueError: it is none.
-        """
-        return cls(**fields_of(line, cls))
 
 
 def run_trace(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
+from benchmarks.recordfile import parsed
 from benchmarks.tasks.streams import (
     QUESTION_KINDS,
     STREAM_KINDS,
@@ -170,10 +171,6 @@ def read_event(line: str) -> tuple[SoakEvent, Any]:
     """Return what a process printed."""
     printed = json.loads(line)
     event, found = printed["event"], printed["found"]
-    if event == "round":
-        times = {name: tuple(found[name]) for name in ("ttft_cpu", "ttft_wall")}
-        return event, SoakRound(**{**found, **times})
-    if event in ("saved", "resumed"):
-        lists = (tuple(map(tuple, found[name])) for name in ("tokens", "moments"))
-        return event, FixedAnswers(found["frames"], *lists)
-    return event, None
+    if event == "end":
+        return event, None
+    return event, parsed(SoakRound if event == "round" else FixedAnswers, found)
