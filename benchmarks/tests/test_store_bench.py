@@ -111,15 +111,15 @@ def test_reading_plainly_notices_only_a_short_file(kept: tuple[DiskTier, str, Pa
 def test_every_operation_is_timed_in_every_round(tmp_path: Path) -> None:
     sizes = (2**18, 2**20)
     found = throughput.measure(tmp_path, sizes, 3, 1, QUIET)
-    for one, size in zip(found, sizes, strict=True):
-        assert size < one.bytes < 1.3 * size + 2**16
-        assert {len(seconds) for seconds in one.writes.values()} == {3}
+    for timed, size in zip(found, sizes, strict=True):
+        assert size < timed.bytes < 1.3 * size + 2**16
+        assert {len(seconds) for seconds in timed.writes.values()} == {3}
         for warmth in (COLD, WARM):
-            assert set(one.reads[warmth]) == {PLAIN_READ, LOAD, REUSED}
-            assert {len(seconds) for seconds in one.reads[warmth].values()} == {3}
-            spread = one.spread(warmth)
+            assert set(timed.reads[warmth]) == {PLAIN_READ, LOAD, REUSED}
+            assert {len(seconds) for seconds in timed.reads[warmth].values()} == {3}
+            spread = timed.spread(warmth)
             assert 0 < spread.low <= spread.high
-        assert one.cold or file_system(tmp_path) in ("tmpfs", "ramfs", "unknown", "overlay")
+        assert timed.cold or file_system(tmp_path) in ("tmpfs", "ramfs", "unknown", "overlay")
     assert not list(tmp_path.rglob("*.safetensors")), "the pieces are deleted again"
 
 
@@ -131,12 +131,12 @@ def measured(residency: float = 0.0, load: float = 0.02) -> Throughput:
 
 
 def test_ratios_are_of_medians() -> None:
-    one = measured()
-    assert one.ratio(COLD) == 1
-    assert one.ratio(WARM, REUSED) == 0.5
-    assert one.save_ratio == 0.5
-    assert one.rate(one.reads[COLD][LOAD]) == pytest.approx(1.6)
-    assert one.spread(COLD) == Interval(1.0, 0.75, 13.0)
+    timed = measured()
+    assert timed.ratio(COLD) == 1
+    assert timed.ratio(WARM, REUSED) == 0.5
+    assert timed.save_ratio == 0.5
+    assert timed.rate(timed.reads[COLD][LOAD]) == pytest.approx(1.6)
+    assert timed.spread(COLD) == Interval(1.0, 0.75, 13.0)
 
 
 # Index
@@ -144,10 +144,10 @@ def test_ratios_are_of_medians() -> None:
 
 def test_the_index_is_measured_as_it_grows(tmp_path: Path) -> None:
     found = index.measure(tmp_path, (50, 200), 40, 1, QUIET)
-    assert [one.entries for one in found] == [50, 200]
-    for one in found:
-        assert 0 < one.hits[0] <= one.hits[1] and 0 < one.misses[0] <= one.misses[1]
-        assert one.touch > 0 and one.put > 0 and one.bytes > 0
+    assert [size.entries for size in found] == [50, 200]
+    for size in found:
+        assert 0 < size.hits[0] <= size.hits[1] and 0 < size.misses[0] <= size.misses[1]
+        assert size.touch > 0 and size.put > 0 and size.bytes > 0
     held = Index(tmp_path / "index.sqlite")
     assert held.totals()[0] == 200
     held.close()
@@ -168,7 +168,7 @@ def test_where_a_chunk_was_is_told_rightly(tmp_path: Path) -> None:
     first, second, third = (random_chunk(hits.TOKENS, random) for _ in range(3))
     with Store(tmp_path, device_bytes=2 * hits.size_of(first)) as store:
         view = store.tenant()
-        asked = [hits.ask(view, one) for one in (first, first, second, first, third, first, second)]
+        asked = [hits.ask(view, chunk) for chunk in (first, first, second, first, third, first, second)]
     assert asked == ["nowhere", "memory", "nowhere", "memory", "nowhere", "memory", "disk"]
 
 
@@ -183,10 +183,10 @@ def test_a_store_that_holds_everything_misses_each_chunk_once(tmp_path: Path) ->
 
 
 def test_the_same_seed_gives_the_same_hit_ratios(tmp_path: Path) -> None:
-    one, other = (hits.measure(tmp_path / name, 10, 60, 3, QUIET) for name in ("one", "other"))
-    assert one == other
-    assert len(one) == len(hits.EXPONENTS) * len(hits.SHARES)
-    assert all(min(ratio.memory, ratio.disk) >= 0 and ratio.either < 1 for ratio in one)
+    first, other = (hits.measure(tmp_path / name, 10, 60, 3, QUIET) for name in ("one", "other"))
+    assert first == other
+    assert len(first) == len(hits.EXPONENTS) * len(hits.SHARES)
+    assert all(min(ratio.memory, ratio.disk) >= 0 and ratio.either < 1 for ratio in first)
 
 
 def test_popularity_falls_as_the_law_says() -> None:
@@ -220,8 +220,8 @@ def test_a_load_of_chunks_that_are_gone_is_not_timed(bundled: tuple[Any, Any], t
 @pytest.mark.parametrize(("disk", "hidden"), [(1.0, 1.0), (1.5, 0.5), (2.0, 0.0), (3.0, -1.0)])
 def test_the_hidden_share_is_what_was_not_waited_for(disk: float, hidden: float) -> None:
     seconds = {overlap.MEMORY: (1.0, 1.0), overlap.DISK: (disk, disk), overlap.LOAD: (1.0, 1.0)}
-    one = overlap.Overlap("model", 1, 1, 1, 1, seconds, 0.0, 0.0)
-    assert one.hidden.value == pytest.approx(hidden)
+    linked = overlap.Overlap("model", 1, 1, 1, 1, seconds, 0.0, 0.0)
+    assert linked.hidden.value == pytest.approx(hidden)
 
 
 def test_the_larger_model_is_one_that_the_engine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,12 +241,12 @@ def test_pages_are_found_again_unless_new_pieces_took_their_room(
 ) -> None:
     monkeypatch.setattr(novelty, "DISK", 24)
     found = novelty.measure(tmp_path, *bundled, (1, novelty.DISK + 2), 1, QUIET)
-    by = {(one.policy, one.queries): one for one in found}
+    by = {(case.policy, case.queries): case for case in found}
     plain, dear = novelty.POLICIES
     assert by[plain, 1].in_memory == 1
     assert by[plain, novelty.DISK + 2].found == 0
     assert by[dear, novelty.DISK + 2].found == by[dear, novelty.DISK + 2].in_memory == 1
-    assert all(one.seconds > 0 and one.scratch > 0 for one in found)
+    assert all(case.seconds > 0 and case.scratch > 0 for case in found)
 
 
 # Sharing and compression
@@ -266,7 +266,7 @@ def test_contexts_over_shared_chunks_add_patches_alone(bundled: tuple[Any, Any])
 
 def test_a_context_holds_the_pages_that_its_question_needs() -> None:
     episode = next(generate("atlas", 4, 1))
-    needs = {one.text: set(one.pages) for one in episode.questions}
+    needs = {question.text: set(question.pages) for question in episode.questions}
     for seed in range(20):
         places, text = sharing.context_of(episode, np.random.default_rng(seed))
         assert needs[text] <= set(places)

@@ -50,7 +50,7 @@ def measured(engine: Engine, where: Path, parts: tuple[str, ...] = ("accuracy",)
 
 def answers(where: Path) -> dict[tuple[str, int], list[tuple[str, int, bool, int]]]:
     found = list(records_in(where / "stream.records.jsonl", PassRecord).values())
-    return {(one.arm, one.item): [(a.kind, a.at, a.right, a.token) for a in one.answers] for one in found}
+    return {(record.arm, record.item): [(a.kind, a.at, a.right, a.token) for a in record.answers] for record in found}
 
 
 def test_every_arm_is_asked_the_same_and_what_is_on_record_is_not_asked_again(engine: Engine, tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_every_arm_is_asked_the_same_and_what_is_on_record_is_not_asked_again(en
     asked = {tuple((a.kind, a.at) for a in record.answers) for record in found if record.item == 0}
     assert len(found) == 2 * 7 and len(asked) == 1
     assert {at for _, at in asked.pop()} == {10, 20}
-    for one in found:
-        assert one.encode_cpu > 0 and all(answer.ttft > 0 and answer.cpu > 0 for answer in one.answers)
-        assert one.method != "rekv" or all(
-            0 < answer.retrieved <= one.budget * len(engine.adapter.layouts) for answer in one.answers
+    for record in found:
+        assert record.encode_cpu > 0 and all(answer.ttft > 0 and answer.cpu > 0 for answer in record.answers)
+        assert record.method != "rekv" or all(
+            0 < answer.retrieved <= record.budget * len(engine.adapter.layouts) for answer in record.answers
         )
-        assert one.method != "sliding" or not any(answer.retrieved for answer in one.answers)
+        assert record.method != "sliding" or not any(answer.retrieved for answer in record.answers)
     before = (tmp_path / "stream.records.jsonl").read_bytes()
     again = measured(engine, tmp_path)
     assert (tmp_path / "stream.records.jsonl").read_bytes() == before
@@ -82,21 +82,21 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_same_answers(engine: Engine
 
 
 def test_runs_of_parts_of_the_arms_are_joined(engine: Engine, tmp_path: Path) -> None:
-    whole, one, two = (tmp_path / name for name in ("whole", "one", "two"))
+    whole, left, right = (tmp_path / name for name in ("whole", "one", "two"))
     arms = ("mosaic", "rekv", "sliding")
     measured(engine, whole, methods=arms)
-    measured(engine, one, methods=("mosaic",))
-    measured(engine, two, methods=("sliding", "rekv"))
+    measured(engine, left, methods=("mosaic",))
+    measured(engine, right, methods=("sliding", "rekv"))
     joined = tmp_path / "joined"
-    tables = measured(engine, joined, methods=arms, others=(one / "stream.json", two / "stream.json"))
+    tables = measured(engine, joined, methods=arms, others=(left / "stream.json", right / "stream.json"))
     assert (joined / "stream.records.jsonl").read_text() == ""
-    assert answers(one) | answers(two) == answers(whole)
+    assert answers(left) | answers(right) == answers(whole)
     assert {row[1] for row in tables[0].rows} == set(arms)
     with pytest.raises(PromptError, match="no nowhere.records.jsonl"):
         measured(engine, joined, others=(tmp_path / "nowhere.json",))
-    (one / "stream.records.jsonl").write_text("nonsense\n")
+    (left / "stream.records.jsonl").write_text("nonsense\n")
     with pytest.raises(EmblemaError, match="line 1"):
-        measured(engine, joined, others=(one / "stream.json",))
+        measured(engine, joined, others=(left / "stream.json",))
 
 
 def test_all_parts_of_accuracy_make_a_page_with_their_plots(engine: Engine, tmp_path: Path) -> None:

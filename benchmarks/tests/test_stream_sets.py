@@ -210,8 +210,8 @@ def test_generated_streams_are_written_and_read_back(tmp_path: Path) -> None:
         assert back.seconds == 48.0
         shown, drawn = list(back.frames()), list(made.frames())
         assert [time for time, _ in shown] == [time for time, _ in drawn] == [2.0 * place for place in range(24)]
-        for (_, one), (_, two) in zip(shown, drawn, strict=True):
-            assert np.abs(np.asarray(one, dtype=float) - np.asarray(two, dtype=float)).mean() < 4
+        for (_, own), (_, two) in zip(shown, drawn, strict=True):
+            assert np.abs(np.asarray(own, dtype=float) - np.asarray(two, dtype=float)).mean() < 4
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_other_answers_after_the_kill_are_found_out(after: FixedAnswers) -> None
 
 
 def test_what_a_process_prints_is_read_as_it_was() -> None:
-    for event, one in (("round", round_at(200)), ("saved", FixedAnswers(7, ((1,), ()), ((), (2, 3)))), ("end", None)):
-        assert read_event(event_line(event, one)) == (event, one)  # type: ignore[arg-type]
+    for event, found in (("round", round_at(200)), ("saved", FixedAnswers(7, ((1,), ()), ((), (2, 3)))), ("end", None)):
+        assert read_event(event_line(event, found)) == (event, found)  # type: ignore[arg-type]
 
 
 def test_kinds_come_in_turns_and_questions_are_about_the_latest_stretch() -> None:
@@ -101,7 +101,9 @@ def test_kinds_come_in_turns_and_questions_are_about_the_latest_stretch() -> Non
         kind, length, asked = plan.questions(seen, 2)
         stream, begin = plan.stretch_of(seen - 1)
         assert (kind, length) == (stream.kind, seen - begin) and 1 <= length <= 50
-        assert {one.kind for one in asked} <= set(QUESTION_KINDS) and all(one.at == length for one in asked)
+        assert {question.kind for question in asked} <= set(QUESTION_KINDS) and all(
+            question.at == length for question in asked
+        )
         assert asked == plan.questions(seen, 2)[2]
 
 
@@ -117,11 +119,11 @@ def test_a_killed_soak_goes_on_with_the_same_answers(tmp_path: Path) -> None:
     plan = SoakPlan(str(bundled_folder("reference")), frames=90, every=20, stretch=25, settings=SETTINGS)
     told: list[SoakRound] = []
     found = soak(plan, told.append)
-    assert found.rounds == told and [one.frames for one in told] == [20, 40, 60, 80]
-    assert [one.process for one in told] == [0, 0, 1, 1] and found.lost == 20
+    assert found.rounds == told and [done.frames for done in told] == [20, 40, 60, 80]
+    assert [done.process for done in told] == [0, 0, 1, 1] and found.lost == 20
     assert found.before.frames == found.after.frames == 40 and len(found.before.tokens) >= 4
     assert found.after == found.before
-    assert all(one.encoded == 20 and one.resident > one.counted > 0 and one.clusters > 0 for one in told[1:])
+    assert all(done.encoded == 20 and done.resident > done.counted > 0 and done.clusters > 0 for done in told[1:])
     bars = write_soak(found, plan.reported("reference"), tmp_path, SCREEN)
     written = json.loads((tmp_path / "soak.json").read_text())
     assert [bar["name"] for bar in written["bars"]] == [bar.name for bar in bars]

@@ -210,10 +210,12 @@ def test_batching_and_prefetch_are_told_against_what_they_replace(measured: dict
     assert set(rows) == {(block, way) for block in (2, 4, 8, 16) for way in ("one forward", "frame by frame")} | {
         (1, "one forward")
     }
-    one = Interval(1.0, 1.0, 1.0)
-    assert rows[8, "frame by frame"]["CPU over frame by frame"] == one == rows[1, "one forward"]["CPU over blocks of 1"]
+    same = Interval(1.0, 1.0, 1.0)
+    assert (
+        rows[8, "frame by frame"]["CPU over frame by frame"] == same == rows[1, "one forward"]["CPU over blocks of 1"]
+    )
     off, *guesses = measured["prefetch"].records
-    assert off["prefetch"] == "off" and off["hit ratio"] is None and off["TTFT over off"] == one
+    assert off["prefetch"] == "off" and off["hit ratio"] is None and off["TTFT over off"] == same
     assert len(guesses) == 2 and all(0 <= number(row["used of what came"]) <= 1 for row in guesses)
     assert number(guesses[0]["hit ratio"]) > 0
     (bar,) = measured["prefetch"].bars

@@ -69,7 +69,9 @@ def test_a_ratio_goes_pair_by_pair() -> None:
 
 
 def test_turns_and_times() -> None:
-    assert [turned("abc", turn) for turn in (-1, 0, 1, 3)] == [list(one) for one in ("cab", "abc", "bca", "abc")]
+    assert [turned("abc", turn) for turn in (-1, 0, 1, 3)] == [
+        list(letters) for letters in ("cab", "abc", "bca", "abc")
+    ]
     made, spent = timed(lambda: sum(range(10)))
     assert made == 45 and isinstance(spent, Spent) and spent.wall > 0 <= spent.cpu
     assert median_ms([0.001, 0.5, 0.002]) == 2.0
@@ -132,7 +134,9 @@ def test_questions_are_of_every_kind_first() -> None:
     film = film_of("ego", 128, SystemsOptions())
     asked = questions(film, 128)
     kinds = {question.kind for question in asked}
-    assert len({one.kind for one in asked[: len(kinds)]}) == len(kinds) == 5 and all(one.at == 128 for one in asked)
+    assert len({question.kind for question in asked[: len(kinds)]}) == len(kinds) == 5 and all(
+        question.at == 128 for question in asked
+    )
 
 
 def test_things_came_once_and_are_asked_about_in_two_wordings() -> None:

@@ -44,7 +44,7 @@ def run(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 def of(records: tuple[StepRecord, ...], arm: str) -> list[StepRecord]:
-    return [one for one in records if one.arm == arm]
+    return [record for record in records if record.arm == arm]
 
 
 def settled(record: StepRecord) -> tuple[object, ...]:
@@ -65,7 +65,9 @@ def test_the_counter_sees_every_row_and_leaves_the_model_as_it_was(engine: Engin
 
 def test_every_arm_runs_the_rows_that_it_should(run: tuple[Path, tuple[StepRecord, ...]]) -> None:
     trace, (_, records) = agent_trace(2, SHAPE), run
-    assert [(one.step, one.arm) for one in records] == [(step, arm) for step in range(8) for arm in ARMS["agent"]]
+    assert [(record.step, record.arm) for record in records] == [
+        (step, arm) for step in range(8) for arm in ARMS["agent"]
+    ]
     looked = {step.index for step in trace.steps if step.entering[0].back}
     assert looked
     for full, auto, prefix in zip(of(records, FULL), of(records, AUTO), of(records, PREFIX), strict=True):
@@ -77,7 +79,7 @@ def test_every_arm_runs_the_rows_that_it_should(run: tuple[Path, tuple[StepRecor
             # After the same rows the window computes what prefix caching does.
             assert auto.rows == prefix.rows
             assert auto.kl < 1e-6
-    grown = sum(one.new_rows for one in of(records, AUTO)[:4])
+    grown = sum(record.new_rows for record in of(records, AUTO)[:4])
     questions = sum(len(step.question.text.split()) + 3 for step in trace.steps[:3])
     assert of(records, FULL)[3].rows == grown - questions
     # A picture is prefilled alone once, and all text again at every step.
@@ -90,14 +92,14 @@ def test_what_the_canary_computes_counts_after_the_answer(engine: Engine, tmp_pa
         policy = Policy(canary=1, canary_rows=math.inf)
         records = run_trace(engine, "reference", trace, kept, SCREEN, policy)
     for full, auto in zip(of(records, FULL), of(records, AUTO), strict=True):
-        # The first step takes nothing that could differ; every other one is compared with a prefill of the whole.
+        # The first step takes nothing that could differ; every other record is compared with a prefill of the whole.
         assert auto.rows == auto.new_rows + auto.back_rows
         assert auto.later == (full.rows if auto.step else 0)
         assert (auto.checks, auto.skipped) == (auto.step, 0)
     (spent,) = (table for table in trace_tables(records) if table.name == "trace-rows")
     after = next(row for row in spent.rows if row[0] == "after the answer")
-    warm = [one for one in of(records, AUTO) if one.warm]
-    assert after[1] == pytest.approx(sum(one.later for one in warm) / len(warm))
+    warm = [record for record in of(records, AUTO) if record.warm]
+    assert after[1] == pytest.approx(sum(record.later for record in warm) / len(warm))
 
 
 def test_a_killed_run_goes_on_where_it_was(
@@ -140,21 +142,25 @@ def test_a_file_of_something_else_is_refused(line: str, tmp_path: Path) -> None:
 def test_the_bars_count_look_backs_the_canary_and_no_lost_legends(run: tuple[Path, tuple[StepRecord, ...]]) -> None:
     _, records = run
     made = [
-        replace(one, rows=100.0, new_rows=100, back_rows=0, later=0.0, agrees=True, where="one", warm=one.step > 1)
-        for one in records
+        replace(
+            record, rows=100.0, new_rows=100, back_rows=0, later=0.0, agrees=True, where="one", warm=record.step > 1
+        )
+        for record in records
     ]
     agreed, rows = trace_tables(made)[0].bars
     assert (agreed.value, agreed.count, agreed.holds) == (1.0, 6, True)
     assert (rows.value, rows.holds) == (1.0, True)
-    wrong = [replace(one, agrees=one.step != 5) for one in made]
+    wrong = [replace(record, agrees=record.step != 5) for record in made]
     assert not trace_tables(wrong)[0].bars[0].holds
-    lost = [replace(one, where="gone") if one.step == 5 else one for one in wrong]
+    lost = [replace(record, where="gone") if record.step == 5 else record for record in wrong]
     assert trace_tables(lost)[0].bars[0].count == 5 and trace_tables(lost)[0].bars[0].holds
-    more = [replace(one, rows=one.rows + 66, back_rows=66) if one.step in (4, 5, 6) else one for one in made]
+    more = [
+        replace(record, rows=record.rows + 66, back_rows=66) if record.step in (4, 5, 6) else record for record in made
+    ]
     assert trace_tables(more)[0].bars[1].value == pytest.approx(1.33)
-    late = [replace(one, later=153.0) if one.step == 7 else one for one in made]
+    late = [replace(record, later=153.0) if record.step == 7 else record for record in made]
     assert trace_tables(late)[0].bars[1].value == pytest.approx(1.255) and not trace_tables(late)[0].bars[1].holds
-    cold = [replace(one, warm=False) for one in made]
+    cold = [replace(record, warm=False) for record in made]
     assert not any(bar.holds for bar in trace_tables(cold)[0].bars)
 
 
@@ -163,12 +169,12 @@ def test_novelty_costs_a_window_what_a_full_prefill_costs(engine: Engine, tmp_pa
     with RecordFile(tmp_path / "records.jsonl", StepRecord) as kept:
         records = run_trace(engine, "reference", trace, kept, SCREEN)
     for full, auto, brought in zip(of(records, FULL), of(records, AUTO), of(records, PROMPTS), strict=True):
-        for one in (auto, brought):
-            assert one.rows + one.later <= 1.05 * full.rows
-            assert one.kl < 1e-6
+        for arm in (auto, brought):
+            assert arm.rows + arm.later <= 1.05 * full.rows
+            assert arm.kl < 1e-6
     bars = trace_tables(records)[0].bars
     assert [(bar.holds, bar.count) for bar in bars] == [(True, 1)] * 2
-    dear = [replace(one, later=0.1 * one.rows) if one.arm == PROMPTS else one for one in records]
+    dear = [replace(record, later=0.1 * record.rows) if record.arm == PROMPTS else record for record in records]
     assert [bar.holds for bar in trace_tables(dear)[0].bars] == [True, False]
 
 
