@@ -1,7 +1,7 @@
 """One set of canonical chunks shared by many contexts: what each further context costs, and what that buys.
 
 A context is an ordered choice of pages out of a pool. Kept as a prefix cache would keep it, each has a whole KV table;
-here the pages are kept once and a context adds the patches that it needs and that no context before it left behind.
+here the pages are kept once and a context adds the patches that it needs and that no context before it left.
 """
 
 from collections.abc import Sequence

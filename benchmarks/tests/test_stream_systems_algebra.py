@@ -16,8 +16,8 @@ from benchmarks.stream.systems.costs import (
     shorter,
 )
 from benchmarks.stream.systems.running import (
-    Spent,
-    StreamAsk,
+    AskCost,
+    RunTime,
     SystemsOptions,
     film_of,
     median_ms,
@@ -73,7 +73,7 @@ def test_turns_and_times() -> None:
         list(letters) for letters in ("cab", "abc", "bca", "abc")
     ]
     made, spent = timed(lambda: sum(range(10)))
-    assert made == 45 and isinstance(spent, Spent) and spent.wall > 0 <= spent.cpu
+    assert made == 45 and isinstance(spent, RunTime) and spent.wall > 0 <= spent.cpu
     assert median_ms([0.001, 0.5, 0.002]) == 2.0
 
 
@@ -112,11 +112,11 @@ def test_the_bars_on_bytes_go_by_the_worst_kind() -> None:
 
 
 def test_the_bars_on_time_go_by_the_worst_kind() -> None:
-    def asks(long: float, cpu: float) -> dict[tuple[str, int], list[StreamAsk]]:
-        short = [StreamAsk("", 0.1, 0.1, {}), StreamAsk("", 0.2, 0.2, {})]
+    def asks(long: float, cpu: float) -> dict[tuple[str, int], list[AskCost]]:
+        short = [AskCost("", 0.1, 0.1, {}), AskCost("", 0.2, 0.2, {})]
         return {
             ("mosaic", 256): short,
-            ("mosaic", 4096): [StreamAsk("", long * ask.ttft, cpu * ask.cpu, {}) for ask in short],
+            ("mosaic", 4096): [AskCost("", long * ask.ttft, cpu * ask.cpu, {}) for ask in short],
         }
 
     wall, cpu = growth_bars({"ego": asks(1.1, 1.0), "live": asks(1.25, 1.4)})

@@ -116,7 +116,7 @@ class TraceArm(Protocol):
 
 
 class WindowArm:
-    """The window: told what leaves, what enters and what is looked back at; `auto` chooses."""
+    """The window, which is told what leaves, what enters and what is looked back at; `auto` chooses."""
 
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter) -> None:
         self.engine, self.trace, self.counter = engine, trace, counter

@@ -63,7 +63,7 @@ class WindowItem:
     """An item on one model.
 
     Its pages by name: `legend0` and `legend1` list three colours each; `other0` and `other1` list the same ones with
-    other lands; `map0` to `map8` have icons that nobody asks for; `page` is white; `map` is what the questions are
+    other lands; `map0` to `map8` have icons that are not asked for; `page` is white; `map` is what the questions are
     about.
     """
 

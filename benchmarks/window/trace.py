@@ -280,7 +280,7 @@ def _line(random: np.random.Generator) -> str:
 
 
 def novelty_trace(seed: int, settings: TraceSettings | None = None) -> Trace:
-    """Return sustained novelty: every step fills the whole window with pictures that nobody saw before."""
+    """Return sustained novelty: every step fills the window with pictures never seen before."""
     settings = TraceSettings() if settings is None else settings
     pages: list[Legend | Map] = []
     steps = []

@@ -96,7 +96,7 @@ def _events(process: "subprocess.Popen[str]", errors: Any) -> Iterator[tuple[Soa
     code = process.wait()
     errors.seek(0)
     last = next((line.strip() for line in reversed(errors.read().splitlines()) if line.strip()), "")
-    raise EmblemaError(f"the soaking process ended by itself with {code}: {last or 'it said nothing'}")
+    raise EmblemaError(f"the soaking process ended by itself with {code}: {last or 'it printed nothing'}")
 
 
 class Soaker:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from benchmarks.stream.systems.attention import watched
 from benchmarks.stream.systems.running import (
-    StreamAsk,
+    AskCost,
     SystemsOptions,
     ask_in_turns,
     ask_word,
@@ -47,7 +47,7 @@ GROWTH_NOTE = (
     "their places), and the rest. Full attention runs on the first kind alone; the bars go by the worst kind."
 )
 Key = tuple[str, int]
-Asks = dict[Key, list[StreamAsk]]
+Asks = dict[Key, list[AskCost]]
 """Answers by method and length."""
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 import torch
 from rich.console import Console
 
-from benchmarks.stream.systems.running import Spent, SystemsOptions, cpu_ratio, feed, film_of, opened, ratio, timed
+from benchmarks.stream.systems.running import RunTime, SystemsOptions, cpu_ratio, feed, film_of, opened, ratio, timed
 from benchmarks.table import Cell, Plot, Table
 from benchmarks.tasks.streams import make_stream, random_of
 from emblema.engine.engine import Engine
@@ -71,7 +71,7 @@ def measure_batching(engine: Engine, options: SystemsOptions, console: Console) 
     return Table("batching", title, note, BATCHING_COLUMNS, rows, plots)
 
 
-def _batching_row(arm: BlockArm, spent: dict[BlockArm, list[Spent]], frames: int) -> tuple[Cell, ...]:
+def _batching_row(arm: BlockArm, spent: dict[BlockArm, list[RunTime]], frames: int) -> tuple[Cell, ...]:
     block, decoder = arm
     own, first = spent[arm], spent[1, TOGETHER]
     alone = first if block == 1 else spent[block, ALONE]
@@ -106,7 +106,7 @@ def measure_workers(engine: Engine, options: SystemsOptions, console: Console) -
     if not model:
         raise EmblemaError("workers load the model themselves: give its name or folder as `model`")
     about = (model, str(engine.adapter.device), options.kinds[0], frames, options.seed)
-    found: dict[int, list[Spent]] = {}
+    found: dict[int, list[RunTime]] = {}
     with steps(console, "workers", len(options.workers)) as tick:
         for count in options.workers:
             found[count] = run_together([EncodeJob(*about, item, options.settings.flat()) for item in range(count)])
@@ -122,7 +122,7 @@ def measure_workers(engine: Engine, options: SystemsOptions, console: Console) -
     return Table("workers", "Several processes at once", note, WORKERS_COLUMNS, tuple(rows), plots)
 
 
-def run_together(jobs: Sequence[EncodeJob], longest: float = LONGEST) -> list[Spent]:
+def run_together(jobs: Sequence[EncodeJob], longest: float = LONGEST) -> list[RunTime]:
     """Run jobs at the same time, a process each, which begin once all have loaded; return what each took.
 
     Raises:
@@ -142,7 +142,7 @@ def run_together(jobs: Sequence[EncodeJob], longest: float = LONGEST) -> list[Sp
             worker.line()
         for worker in workers:
             worker.begin()
-        return [Spent(**json.loads(worker.line())) for worker in workers]
+        return [RunTime(**json.loads(worker.line())) for worker in workers]
 
 
 class EncodeWorker:

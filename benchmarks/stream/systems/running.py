@@ -77,7 +77,7 @@ class SystemsOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class RunTime:
     """Seconds on the clock, and seconds of processor time of the whole process, its threads included."""
 
     wall: float
@@ -85,7 +85,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamAsk:
+class AskCost:
     """What one question cost.
 
     Attributes:
@@ -101,13 +101,13 @@ class StreamAsk:
     counts: Mapping[str, float]
 
 
-def timed(run: Callable[[], Made]) -> tuple[Made, Spent]:
+def timed(run: Callable[[], Made]) -> tuple[Made, RunTime]:
     """Do something; return what it gave, and what it took, with what it left to a GPU."""
     _synchronize()
     wall, cpu = time.perf_counter(), time.process_time()
     made = run()
     _synchronize()
-    return made, Spent(time.perf_counter() - wall, time.process_time() - cpu)
+    return made, RunTime(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def _synchronize() -> None:
@@ -129,12 +129,12 @@ def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Inte
     return Interval(float(np.median(ratios)), float(low), float(high))
 
 
-def ttft_ratio(asks: Sequence[StreamAsk], others: Sequence[StreamAsk]) -> Interval:
+def ttft_ratio(asks: Sequence[AskCost], others: Sequence[AskCost]) -> Interval:
     """Return the ratio of times to the first token."""
     return ratio([ask.ttft for ask in asks], [ask.ttft for ask in others])
 
 
-def cpu_ratio(asks: Sequence[StreamAsk | Spent], others: Sequence[StreamAsk | Spent]) -> Interval:
+def cpu_ratio(asks: Sequence[AskCost | RunTime], others: Sequence[AskCost | RunTime]) -> Interval:
     """Return the ratio of processor times."""
     return ratio([ask.cpu for ask in asks], [ask.cpu for ask in others])
 
@@ -176,12 +176,12 @@ def feed(
     end: int,
     together: int,
     tick: Callable[[], object] = lambda: None,
-) -> dict[Name, list[Spent]]:
+) -> dict[Name, list[RunTime]]:
     """Push frames `begin` to `end` to all streams, `together` at a time and in turns; return what each push took.
 
     Drawing the frames is not counted.
     """
-    spent: dict[Name, list[Spent]] = {name: [] for name in streams}
+    spent: dict[Name, list[RunTime]] = {name: [] for name in streams}
     for turn, start in enumerate(range(begin, end, together)):
         frames = list(film.frames(start, min(start + together, end)))
         for name in turned(list(streams), turn):
@@ -191,17 +191,17 @@ def feed(
     return spent
 
 
-def ask_word(stream: Stream, text: str) -> StreamAsk:
+def ask_word(stream: Stream, text: str) -> AskCost:
     """Ask for one word."""
     reply, spent = timed(lambda: stream.ask(text, max_new_tokens=1))
-    return StreamAsk(reply.text, reply.usage.ttft_seconds, spent.cpu, reply.usage.counts)
+    return AskCost(reply.text, reply.usage.ttft_seconds, spent.cpu, reply.usage.counts)
 
 
 def ask_in_turns(
     streams: Mapping[Name, Stream], texts: Sequence[str], rounds: int, tick: Callable[[], object]
-) -> dict[Name, list[StreamAsk]]:
+) -> dict[Name, list[AskCost]]:
     """Ask all streams the same question, in turns, round by round; a first round is not counted."""
-    asks: dict[Name, list[StreamAsk]] = {name: [] for name in streams}
+    asks: dict[Name, list[AskCost]] = {name: [] for name in streams}
     for turn in range(-1, rounds):
         for name in turned(list(streams), turn):
             ask = ask_word(streams[name], texts[turn % len(texts)])

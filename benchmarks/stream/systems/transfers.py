@@ -9,7 +9,7 @@ from statistics import median
 from rich.console import Console
 
 from benchmarks.stream.systems.running import (
-    StreamAsk,
+    AskCost,
     SystemsOptions,
     ask_in_turns,
     ask_word,
@@ -186,7 +186,7 @@ def measure_prefetch(engine: Engine, options: SystemsOptions, console: Console) 
     return Table("prefetch", "Prefetching across layers", note, PREFETCH_COLUMNS, tuple(rows), plots, bars)
 
 
-def _asks(engine: Engine, options: SystemsOptions, kind: str, console: Console) -> dict[str, list[StreamAsk]]:
+def _asks(engine: Engine, options: SystemsOptions, kind: str, console: Console) -> dict[str, list[AskCost]]:
     frames, together = options.frames, options.settings.block
     film = film_of(kind, frames, options)
     total = -(-frames // together) + options.rounds + 1
@@ -198,7 +198,7 @@ def _asks(engine: Engine, options: SystemsOptions, kind: str, console: Console) 
         return ask_in_turns(streams, [question.text for question in questions(film, frames)], options.rounds, tick)
 
 
-def _prefetch_row(kind: str, name: str, asks: list[StreamAsk], off: list[StreamAsk]) -> tuple[Cell, ...]:
+def _prefetch_row(kind: str, name: str, asks: list[AskCost], off: list[AskCost]) -> tuple[Cell, ...]:
     def total(count: str) -> float:
         return sum(ask.counts[count] for ask in asks)
 
