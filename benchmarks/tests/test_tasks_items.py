@@ -187,7 +187,7 @@ def test_answers_follow_from_the_sound() -> None:
         assert item.questions[0].answer == PLACES[tune.index(repeated[0])]
         assert item.questions[1].answer == NUMBERS[len(repeated)]
         sound = load_audio(item.media[1].content)  # type: ignore[arg-type]
-        assert (sound.rate, round(sound.seconds / 0.6)) == (16_000, len(repeated))
+        assert (sound.rate, round(len(sound.samples) / sound.rate / 0.6)) == (16_000, len(repeated))
 
 
 def tones(media: Media) -> list[float]:
