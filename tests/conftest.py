@@ -1,17 +1,25 @@
 """The bundled model, loaded once a process, and a few pictures of its world."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.tasks import Episode, generate
-from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
+
+if TYPE_CHECKING:
+    from emblema import Engine
 
 
 @pytest.fixture(scope="session")
 def reference() -> Iterator[Engine]:
     """An engine on the bundled model."""
+    # Not at the top: torchvision's operators have to be declared before transformers is imported (tests.families).
+    from emblema import Engine
+
     with Engine.load("reference") as engine:
         yield engine
 
