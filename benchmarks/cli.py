@@ -55,12 +55,12 @@ def videos(
     plain: Plain = False,
 ) -> None:
     """Write fresh video streams, and questions with their times, in the form of RVS and ReKV."""
-    from benchmarks.data.streams import item_of, write_streams
     from benchmarks.tasks.streams import generate, questions_of
+    from benchmarks.tasks.streams.writing import write_streams
     from emblema.cli.screen import console, output_folder
 
     asked = sorted({max(1, frames * (place + 1) // times) for place in range(times)})
-    drawn = (item_of(stream, questions_of(stream, tuple(asked))) for stream in generate(kind, frames, seed, items))
+    drawn = ((stream, questions_of(stream, tuple(asked))) for stream in generate(kind, frames, seed, items))
     listing = write_streams(drawn, output_folder(out))
     console(plain).print(f"{items} streams of {frames} frames, {kind}, seed {seed}: {listing}", soft_wrap=True)
 

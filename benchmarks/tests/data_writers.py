@@ -22,12 +22,24 @@ from benchmarks.data.forms import (
     SPARKLES_MARK,
 )
 from benchmarks.data.source import FIELD
-from benchmarks.data.streams import file_name, write_json
 from benchmarks.tasks.items import ItemQuestion, Media, Part, TaskItem
 from benchmarks.tasks.prompts import LETTERS
+from benchmarks.tests.data_sets import document
 from emblema.errors import PromptError
 
+_NAME = re.compile(r"\w[\w.-]{0,150}")
 _FILE = {"image": ".png", "video": ".mp4", "audio": ".wav"}
+
+
+def file_name(name: str) -> str:
+    """Return a name that files are called by.
+
+    Raises:
+        PromptError: it could lead elsewhere, or is too long.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise PromptError(f"{name[:80]!r} cannot name a file: use letters, digits, '-', '_' and '.'")
+    return name
 
 
 class MediaWriter:
@@ -238,7 +250,7 @@ def write_milebench(items: Sequence[TaskItem], out: Path) -> Path:
                 }
             )
     meta = {"dataset": items[0].task, "task_instruction": instructions}
-    return write_json(out / f"{file_name(items[0].task)}.json", {"meta_data": meta, "data": data})
+    return document(out / f"{file_name(items[0].task)}.json", {"meta_data": meta, "data": data})
 
 
 def _milebench_context(parts: Sequence[Part]) -> str:
@@ -274,7 +286,7 @@ def write_video_mme(items: Sequence[TaskItem], out: Path) -> Path:
                 FIELD: noted(item),
             }
         )
-    return write_json(out / "video-mme.json", entries)
+    return document(out / "video-mme.json", entries)
 
 
 def video_mme_rows(items: Sequence[TaskItem]) -> list[dict[str, object]]:
@@ -308,8 +320,8 @@ def write_egoschema(items: Sequence[TaskItem], out: Path) -> Path:
         entry: dict[str, object] = {"q_uid": item.id, "google_drive_id": "", "question": question.text}
         entry |= {name: str(option) for name, option in zip(EGOSCHEMA_OPTIONS, question.options, strict=True)}
         entries.append(entry | {FIELD: noted(item)})
-    write_json(out / EGOSCHEMA_ANSWERS, {item.id: item.questions[0].correct for item in items})
-    return write_json(out / "questions.json", entries)
+    document(out / EGOSCHEMA_ANSWERS, {item.id: item.questions[0].correct for item in items})
+    return document(out / "questions.json", entries)
 
 
 def write_mmdu(items: Sequence[TaskItem], out: Path) -> Path:
@@ -325,7 +337,7 @@ def write_mmdu(items: Sequence[TaskItem], out: Path) -> Path:
             messages.append({"from": MMDU_ROLES[1], "value": question.answer})
         files = [f"images/{name}" for name in images]
         entries.append({"id": item.id, "image": files, "conversations": messages, FIELD: noted(item)})
-    return write_json(out / "benchmark.json", entries)
+    return document(out / "benchmark.json", entries)
 
 
 def write_sparkleseval(items: Sequence[TaskItem], out: Path) -> Path:
@@ -342,7 +354,7 @@ def write_sparkleseval(items: Sequence[TaskItem], out: Path) -> Path:
             dialogue.append({"content": flat(question.parts, lambda _: SPARKLES_MARK, SPARKLES_MARK), "images": images})
             dialogue.append({"content": question.answer, "images": []})
         entries.append({"evaluation_id": item.id, "dialogue": dialogue, FIELD: noted(item)})
-    return write_json(out / "annotations" / "sparkles_evaluation_sparkleseval_annotations.json", entries)
+    return document(out / "annotations" / "sparkles_evaluation_sparkleseval_annotations.json", entries)
 
 
 def write_musique(items: Sequence[TaskItem], out: Path) -> Path:

@@ -26,8 +26,8 @@ def write_cut_video(path: Path) -> None:
 
 def write_walk(folder: Path) -> Path:
     """Write a generated stream of 48 frames, one every two seconds."""
-    from benchmarks.data.streams import item_of, write_streams
     from benchmarks.tasks.streams import generate
+    from benchmarks.tasks.streams.writing import write_streams
 
-    write_streams((item_of(stream, ()) for stream in generate("ego", 48, 3, 1)), folder)
+    write_streams(((stream, ()) for stream in generate("ego", 48, 3, 1)), folder)
     return next(folder.rglob("*.mp4"))
