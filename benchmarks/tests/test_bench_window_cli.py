@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import benchmarks, refused
+from benchmarks.tests.running import benchmarks, refused
+from tests.e2e import commands
 
 LITTLE = ("--steps", "5", "--pictures", "4", "--items", "1", "--seed", "5", "--plain")
 
@@ -38,18 +39,18 @@ def test_the_trace_is_measured_and_written(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_refused(options: tuple[str, ...], told: str, tmp_path: Path) -> None:
-    assert told in refused("window", "--report", str(tmp_path / "pages"), *options, module="benchmarks")
+    assert told in refused("window", "--report", str(tmp_path / "pages"), *options)
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    assert f"--report {file}" in refused("window", *LITTLE, "--report", str(file), module="benchmarks")
+    assert f"--report {file}" in refused("window", *LITTLE, "--report", str(file))
 
 
 @pytest.mark.slow
 def test_everything_is_measured(tmp_path: Path) -> None:
-    done = benchmarks("window", *LITTLE, "--report", str(tmp_path), timeout=900)
+    done = commands.benchmarks("window", *LITTLE, "--report", str(tmp_path), timeout=900)
     assert done.returncode == 0, done.stderr
     (model,) = json.loads((tmp_path / "window.json").read_text())["rows"]
     names = {table["name"] for table in model["tables"]}

@@ -1,4 +1,4 @@
-"""The commands of the benchmarks as a person runs them, each in a process of its own."""
+"""The commands of the benchmarks as a person runs them."""
 
 import json
 import os
@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.e2e.commands import benchmarks, refused
+from benchmarks.tests.running import benchmarks, refused
+from tests.e2e import commands
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 
 
 def test_episodes_are_written(tmp_path: Path) -> None:
     options = ["--task", "maps", "--seed", "4", "--items", "2"]
-    done = benchmarks("episodes", *options, "--out", str(tmp_path / "deep"))
+    done = commands.benchmarks("episodes", *options, "--out", str(tmp_path / "deep"))
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "deep" / "episodes.jsonl").read_text().splitlines()
     assert len(lines) == 2
@@ -35,18 +36,14 @@ def test_streams_are_written(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    assert "unknown task 'chess'" in refused("episodes", "--task", "chess", "--out", str(tmp_path), module="benchmarks")
-    assert "unknown kind of stream 'soap'" in refused(
-        "videos", "--kind", "soap", "--out", str(tmp_path), module="benchmarks"
-    )
-    assert "unknown task 'chess'" in refused(
-        "reference", "--task", "chess", "--out", str(tmp_path), module="benchmarks"
-    )
+    assert "unknown task 'chess'" in refused("episodes", "--task", "chess", "--out", str(tmp_path))
+    assert "unknown kind of stream 'soap'" in refused("videos", "--kind", "soap", "--out", str(tmp_path))
+    assert "unknown task 'chess'" in refused("reference", "--task", "chess", "--out", str(tmp_path))
 
 
 @pytest.mark.slow
 def test_reference_writes_its_figures(tmp_path: Path) -> None:
-    done = benchmarks("reference", "--episodes", "3", "--seed", "9", "--model", MODEL, "--out", str(tmp_path))
+    done = commands.benchmarks("reference", "--episodes", "3", "--seed", "9", "--model", MODEL, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "re-prefill, multi-hop, slid" in done.stdout
     assert json.loads((tmp_path / "reference-maps-9.json").read_text())["episodes"] == 3

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import benchmarks, refused
+from benchmarks.tests.running import benchmarks, refused
+from tests.e2e import commands
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     what = ("--model", "reference-mla", "--tasks", "two-page,album", "--strategies", named)
     how = ("--setting", "both", "--items", "2", "--seed", "3", "--plain")
     where = ("--json", str(place / "fidelity-small.json"), "--report", str(place / "report"))
-    done = benchmarks("fidelity", *what, *how, *where, timeout=300)
+    done = benchmarks("fidelity", *what, *how, *where)
     assert done.returncode == 0, done.stderr
     return place
 
@@ -37,17 +38,17 @@ def test_results_writes_a_page_that_holds(measured: Path, tmp_path: Path) -> Non
     done = benchmarks("results", *where)
     assert done.returncode == 0, done.stderr
     assert "## Beside the papers" in out.read_text()
-    done = benchmarks("results", *where, "--check", "--items", "1", timeout=300)
+    done = benchmarks("results", *where, "--check", "--items", "1")
     assert done.returncode == 0, done.stderr
     assert "reference-mla, two-page, slid: 1 items hold" in done.stdout
     out.write_text(out.read_text() + "0.99")
-    assert "is not what" in refused("results", *where, "--check", module="benchmarks")
+    assert "is not what" in refused("results", *where, "--check")
 
 
 @pytest.mark.slow
 def test_deficit_writes_its_figures_and_plots(tmp_path: Path) -> None:
     where = ("--json", str(tmp_path / "deficit.json"), "--report", str(tmp_path / "report"))
-    done = benchmarks("deficit", "--items", "4", "--seed", "2", "--plain", *where, timeout=600)
+    done = commands.benchmarks("deficit", "--items", "4", "--seed", "2", "--plain", *where, timeout=600)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "deficit.json").read_text())
     assert list((tmp_path / "report").glob("*.png")) and list((tmp_path / "report").glob("*.md"))
@@ -62,11 +63,9 @@ def test_deficit_writes_its_figures_and_plots(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_line(given: tuple[str, str], said: str, tmp_path: Path) -> None:
-    assert said in refused("fidelity", *given, "--report", str(tmp_path / "report"), module="benchmarks")
+    assert said in refused("fidelity", *given, "--report", str(tmp_path / "report"))
 
 
 def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    assert f"--report {tmp_path / 'file'}" in refused(
-        "fidelity", "--report", str(tmp_path / "file"), module="benchmarks"
-    )
+    assert f"--report {tmp_path / 'file'}" in refused("fidelity", "--report", str(tmp_path / "file"))

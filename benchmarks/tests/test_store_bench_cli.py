@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import benchmarks, refused
+from benchmarks.tests.running import benchmarks, refused
+from tests.e2e import commands
 
 
 def test_two_parts_are_measured_and_written(tmp_path: Path) -> None:
@@ -21,18 +22,18 @@ def test_two_parts_are_measured_and_written(tmp_path: Path) -> None:
 
 
 def test_an_unknown_part_is_refused() -> None:
-    assert "unknown part 'speed'" in refused("store", "--only", "speed", module="benchmarks")
+    assert "unknown part 'speed'" in refused("store", "--only", "speed")
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    assert f"--report {file}" in refused("store", "--quick", "--report", str(file), module="benchmarks")
+    assert f"--report {file}" in refused("store", "--quick", "--report", str(file))
 
 
 @pytest.mark.slow
 def test_everything_is_measured_quickly(tmp_path: Path) -> None:
-    done = benchmarks("store", "--quick", "--plain", "--json", str(tmp_path / "store.json"), timeout=600)
+    done = commands.benchmarks("store", "--quick", "--plain", "--json", str(tmp_path / "store.json"), timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "store.json").read_text())
     assert f"seed: {found['seed']}" in done.stdout

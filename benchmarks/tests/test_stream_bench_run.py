@@ -16,10 +16,10 @@ from benchmarks.stream.run import PARTS, StreamOptions, run_streams
 from benchmarks.stream.systems.parts import PARTS as SYSTEMS
 from benchmarks.stream.systems.running import SystemsOptions
 from benchmarks.table import Table
+from benchmarks.tests.running import benchmarks, refused
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
 from emblema.stream.settings import AblationSettings, StreamSettings
-from tests.e2e.commands import benchmarks, refused
 
 SMALL = {
     "kinds": ("live",),
@@ -131,4 +131,4 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
-    assert "no arm 'moziac'" in refused("stream", "--arms", "moziac", "--report", str(tmp_path), module="benchmarks")
+    assert "no arm 'moziac'" in refused("stream", "--arms", "moziac", "--report", str(tmp_path))

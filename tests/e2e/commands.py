@@ -37,9 +37,9 @@ def benchmarks(*arguments: str, where: Path | None = None, timeout: float = 300)
     return run("benchmarks", *arguments, where=where, timeout=timeout)
 
 
-def refused(*arguments: str, module: str = "emblema.cli") -> str:
+def refused(*arguments: str) -> str:
     """Return the one line that a refusal prints; fails unless it is one line with exit code 2 and no traceback."""
-    done = run(module, *arguments)
+    done = emblema(*arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     lines = done.stderr.strip().splitlines()
