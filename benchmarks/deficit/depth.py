@@ -11,7 +11,7 @@ from emblema.link.forming import form_residual
 from emblema.link.plan import ChunkOrigin, ResidualUse, RowRange, RowSource
 from emblema.link.prompt import Rows
 from emblema.link.taken_rows import Resources
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 def depth_figures(subject: Subject) -> dict[str, float]:
@@ -82,12 +82,12 @@ def conditioned_stream(subject: Subject, layer: int) -> ResidualStream:
     return ResidualStream(subject.seen.streams[layer], layer, subject.layers)
 
 
-def _residual_key(subject: Subject, layer: int) -> PatchKey:
-    return PatchKey("deficit", subject.chunk.id, kind=ArtifactKind.RESIDUAL, layer=layer)
+def _residual_key(subject: Subject, layer: int) -> ArtifactKey:
+    return ArtifactKey("deficit", subject.chunk.id, kind=ArtifactKind.RESIDUAL, layer=layer)
 
 
 def _begun(
-    case: Case, cut: int, key: PatchKey, piece: ResidualStream, hidden: tuple[Rows, ...] = (), *, read: bool = False
+    case: Case, cut: int, key: ArtifactKey, piece: ResidualStream, hidden: tuple[Rows, ...] = (), *, read: bool = False
 ) -> CaseAnswer:
     subject = case.subject
     shallow = RowRange(*subject.segment.rows, RowSource.TAKEN, (0, cut), ChunkOrigin(subject.chunk.id))

@@ -20,7 +20,7 @@ from emblema.link.strategies.base import computed
 from emblema.link.taken_rows import LinkJob, Resources
 from emblema.models.adapter import Adapter
 from emblema.models.table import KVTable
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 
 Deltas = Sequence[LayerRows | None]
 """Per layer, what is added to the position-free canonical rows; None adds nothing."""
@@ -144,7 +144,7 @@ class Case:
 
     def patched(self, patch: Patch, rank: int) -> CaseAnswer:
         """Return relocated rows with a patch cut to a rank, as a strategy would use it."""
-        key = PatchKey("deficit", self.subject.chunk.id, ())
+        key = ArtifactKey("deficit", self.subject.chunk.id, ())
         part = replace(self._taken(ChunkOrigin(self.subject.chunk.id)), patch=PatchUse(key, rank))
         return self.run([part], Resources({key: patch}))
 

@@ -19,7 +19,7 @@ from emblema.link.prompt import Prompt, Rows, Segment, TextPart
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.taken_rows import LinkJob
 from emblema.models.table import KVTable
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Linking:
         self,
         executor: Executor,
         prompts: Sequence[Prompt],
-        patches: dict[PatchKey, Artifact],
-        pool: Mapping[PatchKey, Patch],
+        patches: dict[ArtifactKey, Artifact],
+        pool: Mapping[ArtifactKey, Patch],
     ) -> None:
         self.executor, self.prompts, self.patches = executor, tuple(prompts), patches
         self.start = self.prompts[0].segments[-1].start
@@ -57,7 +57,7 @@ class Linking:
         self._model = executor.adapter.fingerprint
         layouts = executor.adapter.layouts
 
-        def find(key: PatchKey) -> Artifact | None:
+        def find(key: ArtifactKey) -> Artifact | None:
             return patches.get(key) or pool.get(key)
 
         self.context = LinkContext(Knowledge(self._model, layouts, find, lambda prompt: None), {}, pool)

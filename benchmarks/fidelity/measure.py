@@ -43,7 +43,7 @@ from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 
 POOL_SEED = 0x0BA515
 """Items that others learn from are drawn by another seed than any that is measured."""
@@ -197,7 +197,7 @@ def learned_rank(arms: Iterable[Arm], layouts: Sequence[LayerLayout]) -> int:
     return min(widest, max(ranks))
 
 
-def merged(patches: Mapping[PatchKey, Patch], rank: int) -> dict[PatchKey, Patch]:
+def merged(patches: Mapping[ArtifactKey, Patch], rank: int) -> dict[ArtifactKey, Patch]:
     """Return one piece whose directions are what all patches pool to, weighted as they are; of the model's own key."""
     if not patches:
         return {}
@@ -210,7 +210,7 @@ def merged(patches: Mapping[PatchKey, Patch], rank: int) -> dict[PatchKey, Patch
             else None
         )
     model = next(iter(patches)).model
-    return {PatchKey(model, "pool", ()): Patch(tuple(layers))}
+    return {ArtifactKey(model, "pool", ()): Patch(tuple(layers))}
 
 
 def _merged(items: Sequence[Factors], rank: int) -> Factors:
@@ -293,7 +293,7 @@ class FidelityRun:
     def _task(self, task: TaskSource, advance: Callable[[], None]) -> None:
         wanted, weights = self.wanted, self.engine.adapter.fingerprint
         source = RecordSource(self.name, weights, task.name, -1 if task.path else wanted.seed, wanted.style)
-        pool: dict[PatchKey, Patch] | None = None
+        pool: dict[ArtifactKey, Patch] | None = None
         for item in task.first(wanted.seed, wanted.items):
             settings = [setting for setting in wanted.settings if setting == "visible" or slides(item)]
             keys = {
@@ -314,10 +314,10 @@ class FidelityRun:
         item: TaskItem,
         settings: Sequence[str],
         keys: dict[tuple[str, str], str],
-        pool: dict[PatchKey, Patch],
+        pool: dict[ArtifactKey, Patch],
     ) -> None:
         made = pieces(self.engine, item)
-        patches: dict[PatchKey, Artifact] = {}
+        patches: dict[ArtifactKey, Artifact] = {}
         try:
             for setting in settings:
                 missing = [name for name in self.wanted.strategies if keys[setting, name] not in self.records.held]
@@ -387,8 +387,8 @@ class FidelityRun:
         item: TaskItem,
         made: Sequence[Piece],
         setting: str,
-        patches: dict[PatchKey, Artifact],
-        pool: dict[PatchKey, Patch],
+        patches: dict[ArtifactKey, Artifact],
+        pool: dict[ArtifactKey, Patch],
     ) -> Linking:
         prompts = [
             question_prompt(self.engine, item, index, made, setting, style_of(item, index, self.wanted.style))
@@ -417,13 +417,13 @@ class FidelityRun:
             judge.score(question.text, question.answer, self._text(answer)).overall for question, answer in asked
         )
 
-    def _pool(self, task: TaskSource) -> dict[PatchKey, Patch]:
+    def _pool(self, task: TaskSource) -> dict[ArtifactKey, Patch]:
         """Return what other items than those measured have in common, where a strategy learns from it."""
         arms = [arm_of(name) for name in self.wanted.strategies]
         rank = learned_rank(arms, self.engine.adapter.layouts)
         if rank == 0:
             return {}
-        patches: dict[PatchKey, Patch] = {}
+        patches: dict[ArtifactKey, Patch] = {}
         for item in task.others(self.wanted.seed, self.wanted.items, POOLED_ITEMS):
             made = pieces(self.engine, item)
             linking = self._linking(item, made, "visible", {}, {})

@@ -165,7 +165,7 @@ def share_patches(original: Engine, engines: Iterable[Engine], parts: Sequence[P
         patch = original.store.find_patch(key)
         for engine in engines:
             if patch is not None:
-                engine.store.put_patch(key, patch)
+                engine.store.put_artifact(key, patch)
 
 
 def _line(

@@ -22,7 +22,7 @@ from emblema.link.executor import Executor
 from emblema.link.forming import pooled_directions
 from emblema.link.prompt import Prompt
 from emblema.session.requests import LinkRequest
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 from tests.families import loaded, picture
 
 EXACT = 1e-4
@@ -98,7 +98,7 @@ def test_prompts_that_differ_in_front_are_linked_one_by_one(engine: Engine) -> N
 
 
 def test_a_piece_is_formed_once_and_as_large_as_the_largest_asks(linking: Linking, engine: Engine) -> None:
-    kept: list[tuple[PatchKey, Patch]] = []
+    kept: list[tuple[ArtifactKey, Patch]] = []
     fresh = Linking(linking.executor, linking.prompts, Watched(kept), {})
     arms = [arm_of(name) for name in ("patch-2", "patch-25%", "orbit-3", "orbit-9", "patch-8", "lowrank-k-4")]
     fresh.prepare(arms)
@@ -110,14 +110,14 @@ def test_a_piece_is_formed_once_and_as_large_as_the_largest_asks(linking: Linkin
     assert {patch.rank for key, patch in kept if key.orbit} == {9}
 
 
-class Watched(dict[PatchKey, Patch]):
+class Watched(dict[ArtifactKey, Patch]):
     """Keeps what is written to it, in order."""
 
-    def __init__(self, log: list[tuple[PatchKey, Patch]]) -> None:
+    def __init__(self, log: list[tuple[ArtifactKey, Patch]]) -> None:
         super().__init__()
         self.log = log
 
-    def __setitem__(self, key: PatchKey, patch: Patch) -> None:
+    def __setitem__(self, key: ArtifactKey, patch: Patch) -> None:
         self.log.append((key, patch))
         super().__setitem__(key, patch)
 
@@ -174,7 +174,7 @@ def test_names_and_groups() -> None:
 def test_a_merged_pool_has_the_directions_of_all_its_patches() -> None:
     torch.manual_seed(0)
     patches = {
-        PatchKey("m", f"{index}", ()): form_patch(
+        ArtifactKey("m", f"{index}", ()): form_patch(
             [LayerRows(torch.randn(2, 9, 8), torch.randn(2, 9, 8))], 9, torch.float32
         )
         for index in range(3)

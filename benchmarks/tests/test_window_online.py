@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.tests.online_placement import Foreknown, PlacedWindow, Recency, advance, optimum, replay
 from emblema.errors import CapacityError, PlanError
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.window.placement.problem import Candidate, PlacementLimits, PlacementProblem, price_in_rows
 from emblema.window.placement.solver import MOST_EXACT, search, solve_exactly
 from tests.window.placing import available
@@ -71,7 +71,7 @@ def mixed(seed: int, count: int) -> PlacementProblem:
     for _ in range(12):
         line = drawn.sample(names, drawn.randint(3, count))
         keys += [
-            PatchKey(
+            ArtifactKey(
                 "m",
                 line[place],
                 tuple(line[:place]),

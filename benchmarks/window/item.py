@@ -33,7 +33,7 @@ from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.strategies.base import Knowledge, Strategy, computed
 from emblema.link.taken_rows import LinkJob, Resources
 from emblema.session.prompt_reader import PromptPart
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 
 SIDE = 8
 COLOURS = 6
@@ -178,7 +178,7 @@ class PageSequence:
         parts = [replace(part, state=RowState.MISSING) if isinstance(part, ChunkPart) else part for part in parts]
         parts[-2] = ChunkPart(item.alone(self.names[-1]))
         prompt = Prompt.of(parts, adapter.axes)
-        artifacts: dict[PatchKey, Artifact] = {}
+        artifacts: dict[ArtifactKey, Artifact] = {}
         plan = strategy.plan(prompt, Knowledge(adapter.fingerprint, adapter.layouts, artifacts.get, lambda key: None))
         for key in plan.forming:
             artifacts[key] = form_residual(adapter, key, item.alone(self.names[-1]))

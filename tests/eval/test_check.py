@@ -121,7 +121,7 @@ def test_a_policy_learns_what_was_measured(engine: Engine, result: CheckResult) 
     pages = [own.add(picture(56, 56, seed=seed)) for seed in range(2)]
     own.prefill([*pages, "what colour is red ?"])
     own.settle()
-    keys = [key for page in pages if isinstance(page, Chunk) for key in own.store.patch_keys(page.id)]
+    keys = [key for page in pages if isinstance(page, Chunk) for key in own.store.artifact_keys(page.id)]
     found = [patch for key in keys if (patch := own.store.find_patch(key)) is not None]
     assert found and {patch.rank for patch in found} == {min(plateau, pages[0].tokens)}
 

@@ -26,8 +26,8 @@ from emblema.models.fingerprint import fingerprint
 from emblema.store import Store, format
 from emblema.store.codec import artifact_record, chunk_kind, chunk_record, read_artifact, read_encoded, read_layers
 from emblema.store.disk.entry import with_terms
-from emblema.store.identity import SHARED_SALT, canonical, chunk_id, owner_digest, owner_id, patch_id
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.identity import SHARED_SALT, artifact_id, canonical, chunk_id, owner_digest, owner_id
+from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.record import Record, Terms
 from emblema.store.settings import StoreSettings
 from tests.golden.pieces import (
@@ -105,8 +105,8 @@ def identities() -> Json:
             for name, salt in owners.items()
             for dtype in (torch.float32, torch.bfloat16)
         },
-        "made from chunks": {name: patch_id(key, owner_digest(SALT)) for name, key in named_keys().items()},
-        "made from chunks, shared": {name: patch_id(key, "shared") for name, key in named_keys().items()},
+        "made from chunks": {name: artifact_id(key, owner_digest(SALT)) for name, key in named_keys().items()},
+        "made from chunks, shared": {name: artifact_id(key, "shared") for name, key in named_keys().items()},
         "canonical values": [canonical(value).hex() for value in values],
         "media": {
             name: hashlib.sha256(media_bytes(media)).hexdigest()
@@ -147,7 +147,7 @@ def records() -> Iterator[tuple[str, Record]]:
     for name, (chunk, compression) in STORED_CHUNKS.items():
         yield name, chunk_record(chunk, owner, compression=compression, created=CREATED)  # type: ignore[arg-type]
     for name, (key, patch) in stored_patches().items():
-        yield name, artifact_record(key, patch_id(key, owner), patch, owner, created=CREATED)
+        yield name, artifact_record(key, artifact_id(key, owner), patch, owner, created=CREATED)
     chunk = STORED_CHUNKS["passage"][0]
     shared = chunk_record(chunk, "shared", created=CREATED)
     yield "shared", shared
@@ -215,7 +215,7 @@ def artifact_words(artifact: Artifact) -> Json:
     ]
 
 
-def key_words(key: PatchKey) -> Json:
+def key_words(key: ArtifactKey) -> Json:
     """What a piece that is made from a chunk is found by: kind, model, chunk, chunks before it, whether orbit."""
     return [key.label or "patch", key.model, key.chunk, list(key.antecedents), key.orbit]
 
@@ -231,7 +231,7 @@ def write_folder(folder: Path) -> None:
         for name in ("picture-bfloat16", "picture-to-bf16", "clip-segment", "passage"):
             tenant.put(STORED_CHUNKS[name][0], Terms(priority=1 if name == "passage" else 0))
         for key, patch in stored_patches().values():
-            assert tenant.put_patch(key, patch)
+            assert tenant.put_artifact(key, patch)
         store.flush()
         tenant.pin(STORED_CHUNKS["passage"][0].id)
         store.flush()
@@ -263,7 +263,7 @@ def read_folder(folder: Path) -> Json:
             "entries": entries,
             "chunks": chunks,
             "patches": patches,
-            "keys": sorted(key_words(key) for key in tenant.patch_keys(digest(1))),
+            "keys": sorted(key_words(key) for key in tenant.artifact_keys(digest(1))),
             "of another tenant": [len(strange.ids()), sum(id in strange for id in chunks)],
         }
 
@@ -271,7 +271,7 @@ def read_folder(folder: Path) -> Json:
 # Plans.
 
 
-def artifact_of_rank(key: PatchKey, rank: int) -> Artifact:
+def artifact_of_rank(key: ArtifactKey, rank: int) -> Artifact:
     """A patch of some rank; for a key of key factors, those."""
     patch = patch_of_rank(rank)
     if key.kind is not ArtifactKind.KEYS:
@@ -286,12 +286,12 @@ def everything_open(kind: str, lane: object, policy: Policy) -> LaneVerdict:
 def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
     """What the store may know while a prompt is planned, by name."""
 
-    def nothing(key: PatchKey) -> Artifact | None:
+    def nothing(key: ArtifactKey) -> Artifact | None:
         return None
 
     def known(
         prompt: Prompt,
-        find: Callable[[PatchKey], Artifact | None] = nothing,
+        find: Callable[[ArtifactKey], Artifact | None] = nothing,
         prefix: int = 0,
         **more: Any,
     ) -> Knowledge:
@@ -301,28 +301,28 @@ def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
     def stale(prompt: Prompt) -> Knowledge:
         """Each chunk has one patch, for the chunks before it and one more."""
         keys = {
-            chunk.id: PatchKey(MODEL, chunk.id, (digest(77), *prompt.antecedents(segment)))
+            chunk.id: ArtifactKey(MODEL, chunk.id, (digest(77), *prompt.antecedents(segment)))
             for segment, chunk in prompt.chunk_segments
         }
         held = set(keys.values())
         return known(
             prompt,
             lambda key: patch_of_rank(16) if key in held else None,
-            patch_keys=lambda chunk: [keys[chunk]] if chunk in keys else [],
+            artifact_keys=lambda chunk: [keys[chunk]] if chunk in keys else [],
             policy_inputs=PolicyInputs(policy=Policy(drift=1.0), verdict=everything_open),
         )
 
     def related(prompt: Prompt) -> Knowledge:
         """Each chunk has one patch, for the chunks before it in the other order and another."""
         keys = {
-            chunk.id: PatchKey(MODEL, chunk.id, (*prompt.antecedents(segment)[::-1], digest(77)))
+            chunk.id: ArtifactKey(MODEL, chunk.id, (*prompt.antecedents(segment)[::-1], digest(77)))
             for segment, chunk in prompt.chunk_segments
         }
         held = set(keys.values())
         return known(
             prompt,
             lambda key: patch_of_rank(16) if key in held else None,
-            patch_keys=lambda chunk: [keys[chunk]] if chunk in keys else [],
+            artifact_keys=lambda chunk: [keys[chunk]] if chunk in keys else [],
         )
 
     return {
@@ -352,7 +352,7 @@ def short(id: str) -> str:
     return SHORT.get(id, id)
 
 
-def key_short(key: PatchKey) -> Json:
+def key_short(key: ArtifactKey) -> Json:
     """A key in a plan: kind, chunk, chunks before it; an orbit's kind begins with `orbit`."""
     assert key.model == MODEL
     kind = f"orbit {key.label}".strip() if key.orbit else key.label or "patch"
@@ -414,7 +414,7 @@ def plan_words(plan: LinkPlan) -> Json:
     return {name: value for name, value in said.items() if value not in ([], False)}
 
 
-def need_words(plan: LinkPlan, key: PatchKey) -> Json:
+def need_words(plan: LinkPlan, key: ArtifactKey) -> Json:
     rank, layers = plan.patch_need(key)
     return [rank, sorted(layers)]
 

@@ -13,7 +13,7 @@ from emblema.kv.chunk import Chunk, ChunkKind, Encoded
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
-from emblema.store.keys import ArtifactKind, PatchKey, orbit_key
+from emblema.store.keys import ArtifactKey, ArtifactKind, orbit_key
 
 MODEL = "0123456789abcdef" * 4
 CREATED = 1_780_000_000.25
@@ -111,27 +111,27 @@ def made_patch(
     )
 
 
-def named_keys() -> dict[str, PatchKey]:
+def named_keys() -> dict[str, ArtifactKey]:
     """A key of every kind of piece that is made from a chunk."""
     chunk, first, second = digest(1), digest(2), digest(3)
     return {
-        "patch": PatchKey(MODEL, chunk, (first, second)),
-        "patch, other order": PatchKey(MODEL, chunk, (second, first)),
-        "patch, nothing before": PatchKey(MODEL, chunk, ()),
-        "patch, one twice before": PatchKey(MODEL, chunk, (first, second, first)),
+        "patch": ArtifactKey(MODEL, chunk, (first, second)),
+        "patch, other order": ArtifactKey(MODEL, chunk, (second, first)),
+        "patch, nothing before": ArtifactKey(MODEL, chunk, ()),
+        "patch, one twice before": ArtifactKey(MODEL, chunk, (first, second, first)),
         "orbit": orbit_key(MODEL, chunk, (second, first)),
         "orbit, other order": orbit_key(MODEL, chunk, (first, second, first)),
         "orbit without its ordering": orbit_key(MODEL, chunk, (second, first), strict=True),
-        "residual, layer 0": PatchKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=0),
-        "residual, layer 13": PatchKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=13),
-        "keys": PatchKey(MODEL, chunk, kind=ArtifactKind.KEYS),
-        "basis of rank 4": PatchKey(MODEL, chunk, (first, second), ArtifactKind.BASIS, rank=4),
-        "basis of rank 16": PatchKey(MODEL, chunk, (first, second), ArtifactKind.BASIS, rank=16),
+        "residual, layer 0": ArtifactKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=0),
+        "residual, layer 13": ArtifactKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=13),
+        "keys": ArtifactKey(MODEL, chunk, kind=ArtifactKind.KEYS),
+        "basis of rank 4": ArtifactKey(MODEL, chunk, (first, second), ArtifactKind.BASIS, rank=4),
+        "basis of rank 16": ArtifactKey(MODEL, chunk, (first, second), ArtifactKind.BASIS, rank=16),
         "repair": ChunkPart(STORED_CHUNKS["picture-float32"][0]).repair_key,
     }
 
 
-def stored_patches() -> dict[str, tuple[PatchKey, Artifact]]:
+def stored_patches() -> dict[str, tuple[ArtifactKey, Artifact]]:
     """A piece of every kind that is made from a chunk, as it is stored."""
     keys, chunk = named_keys(), digest(1)
     return {
@@ -140,7 +140,7 @@ def stored_patches() -> dict[str, tuple[PatchKey, Artifact]]:
         "orbit": (keys["orbit"], made_patch((True, True), 7, 2, 3)),
         "orbit-without": (keys["orbit without its ordering"], made_patch((True, True), 7, 2, 4)),
         "residual": (
-            PatchKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=1),
+            ArtifactKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=1),
             ResidualStream(numbers(7, 6, seed=31), 1, 2),
         ),
         "keys": (keys["keys"], KeyFactors(tuple(factors(7, 3, 8, 60 + index) for index in range(2)))),

@@ -15,7 +15,7 @@ from emblema.link.plan import ResidualUse, RowRange, RowSource
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob, Resources
-from emblema.store.keys import ArtifactKind, PatchKey, key_of_written, orbit_key
+from emblema.store.keys import ArtifactKey, ArtifactKind, key_of_written, orbit_key
 from tests.engine.engines import engine, two_pages
 from tests.link.pieces import LAYOUTS, knowledge, zero_patch
 
@@ -24,16 +24,16 @@ CHUNK, OTHER = "a" * 64, "b" * 64
 
 def test_kinds_never_meet() -> None:
     keys = {
-        PatchKey("model", CHUNK, ()),
-        PatchKey("model", CHUNK, (OTHER,)),
+        ArtifactKey("model", CHUNK, ()),
+        ArtifactKey("model", CHUNK, (OTHER,)),
         orbit_key("model", CHUNK, (OTHER,)),
         orbit_key("model", CHUNK, (OTHER, CHUNK), strict=True),
         orbit_key("model", CHUNK, (CHUNK, OTHER), strict=True),
-        PatchKey("model", CHUNK, kind=ArtifactKind.KEYS),
-        PatchKey("model", CHUNK, kind=ArtifactKind.RESIDUAL, layer=1),
-        PatchKey("model", CHUNK, kind=ArtifactKind.RESIDUAL, layer=2),
-        PatchKey("model", CHUNK, kind=ArtifactKind.BASIS, rank=4),
-        PatchKey("model", CHUNK, kind=ArtifactKind.BASIS, rank=5),
+        ArtifactKey("model", CHUNK, kind=ArtifactKind.KEYS),
+        ArtifactKey("model", CHUNK, kind=ArtifactKind.RESIDUAL, layer=1),
+        ArtifactKey("model", CHUNK, kind=ArtifactKind.RESIDUAL, layer=2),
+        ArtifactKey("model", CHUNK, kind=ArtifactKind.BASIS, rank=4),
+        ArtifactKey("model", CHUNK, kind=ArtifactKind.BASIS, rank=5),
     }
     assert len(keys) == 10
     assert len({(key.written_model, key.chunk, key.antecedents, key.orbit) for key in keys}) == 10
@@ -54,7 +54,7 @@ def test_labels_that_no_key_writes_are_refused(label: str) -> None:
 
 def test_a_patch_is_no_residual_stream() -> None:
     with pytest.raises(PlanError, match="residual stream"):
-        key = PatchKey("model", CHUNK)
+        key = ArtifactKey("model", CHUNK)
         begun = RowRange(0, 6, RowSource.COMPUTED, (1, 2), residual=ResidualUse(key, 4))
         Resources({key: zero_patch(6, 2)}).residual_rows(begun)
 
@@ -68,20 +68,20 @@ def test_pieces_that_are_missing_are_named() -> None:
         with pytest.raises(PlanError, match=f"{words}.* not handed over"):
             executor.run(LinkJob(plan, prompt))
     context = LinkContext(Knowledge("model", layouts, lambda key: None, lambda prompt: None), {})
-    plan = replace(plan, forming=(PatchKey("model", CHUNK, kind=ArtifactKind.KEYS),))
+    plan = replace(plan, forming=(ArtifactKey("model", CHUNK, kind=ArtifactKind.KEYS),))
     with pytest.raises(PlanError, match="does not hold"):
         form_missing(executor, prompt, plan, context)
     segment, chunk = prompt.chunk_segments[1]
-    key = PatchKey("model", chunk.id, prompt.antecedents(segment), ArtifactKind.BASIS, rank=2)
+    key = ArtifactKey("model", chunk.id, prompt.antecedents(segment), ArtifactKind.BASIS, rank=2)
     with pytest.raises(PlanError, match="other items"):
         form_missing(executor, prompt, replace(plan, forming=(key,)), context)
 
 
 def test_pools_hold_other_items_of_the_same_model_and_no_more_than_their_size() -> None:
-    keys = [PatchKey(model, f"{index:064x}", ()) for index in range(POOLED + 5) for model in ("model", "another")]
+    keys = [ArtifactKey(model, f"{index:064x}", ()) for index in range(POOLED + 5) for model in ("model", "another")]
     stored = Knowledge("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None)
     context = LinkContext(stored, {}, keys)
-    own = PatchKey("model", keys[0].chunk, (OTHER,), ArtifactKind.BASIS, rank=2)
+    own = ArtifactKey("model", keys[0].chunk, (OTHER,), ArtifactKind.BASIS, rank=2)
     assert len(context.others(own)) == context.knowledge.others(own) == POOLED
     few = LinkContext(replace(stored, find_artifact=lambda key: None), {}, keys)
     assert few.others(own) == [], "those that the store has lost are not pooled"

@@ -11,7 +11,7 @@ from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, ResidualUse, 
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 from tests.link.pieces import LAYERS, LAYOUTS, chunk, knowledge, knowledges, prompts
 
 NAMES = (
@@ -155,7 +155,7 @@ def test_a_row_has_one_stage_and_one_mask_and_the_last_row_comes_last() -> None:
 
 def test_a_residual_stream_begins_rows_above_a_skipped_layer_only() -> None:
     first, taken, last = simple().ranges
-    use = ResidualUse(PatchKey("model", chunk(1, 6).id, kind=ArtifactKind.RESIDUAL, layer=2), 4)
+    use = ResidualUse(ArtifactKey("model", chunk(1, 6).id, kind=ArtifactKind.RESIDUAL, layer=2), 4)
     below = replace(taken, layers=(0, 2))
     above = RowRange(0, 6, RowSource.COMPUTED, (2, 4), residual=use)
     plan = simple(ranges=(below, above, last), selectors=())

@@ -15,7 +15,7 @@ from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto, bounded
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.link.strategies.full import Full
-from emblema.store.keys import PatchKey, orbit_key
+from emblema.store.keys import ArtifactKey, orbit_key
 from tests.link.pieces import LAYERS, LAYOUTS, chunk, knowledges, prompts, zero_patch
 
 PAGES = [chunk(index, 6) for index in range(6)]
@@ -28,16 +28,16 @@ def prompt_of(indices: Iterable[int], *, slid: int = 0) -> Prompt:
     return Prompt.of([TextPart((1, 2)), *pages, TextPart((3, 4))], 1)
 
 
-def key(page: int, before: Iterable[int]) -> PatchKey:
-    return PatchKey("model", PAGES[page].id, tuple(PAGES[index].id for index in before))
+def key(page: int, before: Iterable[int]) -> ArtifactKey:
+    return ArtifactKey("model", PAGES[page].id, tuple(PAGES[index].id for index in before))
 
 
-def orbit(page: int, before: Iterable[int]) -> PatchKey:
+def orbit(page: int, before: Iterable[int]) -> ArtifactKey:
     return orbit_key("model", PAGES[page].id, tuple(PAGES[index].id for index in before))
 
 
 def known(
-    keys: Iterable[PatchKey], *, rank: int = 3, prefix: int = 0, policy_inputs: PolicyInputs | None = None
+    keys: Iterable[ArtifactKey], *, rank: int = 3, prefix: int = 0, policy_inputs: PolicyInputs | None = None
 ) -> Knowledge:
     """A store that has patches with these keys."""
     held = {one: zero_patch(6, rank) for one in keys}
@@ -46,7 +46,7 @@ def known(
         LAYOUTS,
         held.get,
         lambda prompt: PrefixMatch("kept", prefix) if prefix else None,
-        patch_keys=lambda name: [one for one in held if one.chunk == name],
+        artifact_keys=lambda name: [one for one in held if one.chunk == name],
         policy_inputs=policy_inputs or PolicyInputs(POLICY),
     )
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.link.policy.choosing import Change, drift_of, nearest
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 NAMES = st.lists(st.sampled_from("abcdef"), max_size=6)
 
@@ -58,10 +58,10 @@ def test_a_small_drift_brings_nothing_strange_and_leaves_something(
 
 
 def test_the_nearest_patch_comes_first_and_other_pieces_never() -> None:
-    keys = [PatchKey("m", "x", tuple(names)) for names in ("d", "abcd", "ab", "abc")]
+    keys = [ArtifactKey("m", "x", tuple(names)) for names in ("d", "abcd", "ab", "abc")]
     others = [
-        PatchKey("m", "x", ("a", "b", "c"), ArtifactKind.ORBIT),
-        PatchKey("m", "x", kind=ArtifactKind.RESIDUAL, layer=2),
+        ArtifactKey("m", "x", ("a", "b", "c"), ArtifactKind.ORBIT),
+        ArtifactKey("m", "x", kind=ArtifactKind.RESIDUAL, layer=2),
     ]
     found = nearest([*keys, *others], ("a", "b", "c"))
     assert ["".join(key.antecedents) for key, _ in found] == ["abc", "ab", "abcd", "d"]

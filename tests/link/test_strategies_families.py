@@ -21,7 +21,7 @@ from emblema.link.taken_rows import LinkJob, Resources
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.linker import Linker
 from emblema.session.requests import LinkRequest
-from emblema.store.keys import ArtifactKind, PatchKey, orbit_key
+from emblema.store.keys import ArtifactKey, ArtifactKind, orbit_key
 from emblema.store.store import Store
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text
 from tests.families import CASES, picture, words
@@ -276,7 +276,7 @@ def test_a_basis_is_pooled_from_other_items(name: str) -> None:
         assert outcome.usage.fallback is None and outcome.usage.forming_tokens > 0
         assert one.link(LinkRequest(item, "basis-3")).usage.forming_tokens == 0
     segment, chunk = items[2].chunk_segments[1]
-    key = PatchKey(adapter.fingerprint, chunk.id, items[2].antecedents(segment), ArtifactKind.BASIS, rank=3)
+    key = ArtifactKey(adapter.fingerprint, chunk.id, items[2].antecedents(segment), ArtifactKind.BASIS, rank=3)
     held = store.find_patch(key)
     assert held is not None
     table = conditioned_table(Executor(adapter), items[2])

@@ -41,11 +41,11 @@ def spoil(own: Engine, pages: list[Chunk]) -> None:
         return Factors(3 * torch.randn(factors.left.shape, generator=generator), factors.right)
 
     for page in pages:
-        for key in own.store.patch_keys(page.id):
+        for key in own.store.artifact_keys(page.id):
             patch = own.store.find_patch(key)
             assert patch is not None
             bad = [None if one is None else LayerPatch(noise(one.keys), noise(one.values)) for one in patch.layers]
-            assert own.store.put_patch(key, Patch(tuple(bad)))
+            assert own.store.put_artifact(key, Patch(tuple(bad)))
 
 
 def binding(episode: Episode) -> str:
@@ -209,7 +209,7 @@ def test_measurements_outlive_the_engine_and_are_the_tenants(
         own.prefill([*added(own, episode), QUESTION])
         own.settle()
         ranks = {
-            patch.rank for page in added(own, episode) for key in own.store.patch_keys(page.id)
+            patch.rank for page in added(own, episode) for key in own.store.artifact_keys(page.id)
             if (patch := own.store.find_patch(key)) is not None
         }  # fmt: skip
         assert ranks == {16}, "the plateau that was measured"

@@ -21,7 +21,7 @@ from emblema.session.linker import Linker
 from emblema.session.patch_worker import PatchJob, PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 from tests.engine.engines import engine, largest_error, pictures, prompt_of, text
 from tests.families import CASES
 
@@ -206,7 +206,7 @@ def test_a_chunk_deleted_meanwhile_gets_no_patch(reference: Engine, episode: Epi
     slow.go.set()
     own.settle()
     assert slow.statistics.refused + slow.statistics.lost == len(pages) - 1
-    assert own.store.statistics.patches == 1 and own.store.patch_keys(pages[1].id) == []
+    assert own.store.statistics.patches == 1 and own.store.artifact_keys(pages[1].id) == []
 
 
 def test_an_error_is_logged_and_ends_nothing(
@@ -283,9 +283,9 @@ def test_a_patch_formed_in_the_background_is_the_one_a_forward_forms(reference: 
     pages = added(own, episode)
     own.prefill([*pages, QUESTION])
     own.settle()
-    key = PatchKey(reference.adapter.fingerprint, pages[1].id, (pages[0].id,))
+    key = ArtifactKey(reference.adapter.fingerprint, pages[1].id, (pages[0].id,))
     behind = own.store.find_patch(key)
-    own.store.forget_patches(pages[1].id)
+    own.store.delete_artifacts(pages[1].id)
     own.prefill([*pages, QUESTION], "patch-16")
     forward = own.store.find_patch(key)
     assert behind is not None and forward is not None and behind.rank == forward.rank == 16

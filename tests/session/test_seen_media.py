@@ -14,7 +14,7 @@ from emblema.kv.chunk import Encoded, EncodedChunk
 from emblema.kv.layout import KVRows
 from emblema.link.prompt import RowState
 from emblema.session.requests import Prefill
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 
 QUESTION = "what colour is under the tent ?"
 FORMS = Policy(canary=0)
@@ -64,7 +64,7 @@ def test_the_patch_is_the_one_that_a_forward_forms(reference: Engine, episode: E
     put(own, episode)
     pages = [other.add(page.image()) for page in episode.pages]
     other.prefill([*pages, QUESTION], "patch-16")
-    key = PatchKey(own.adapter.fingerprint, pages[1].id, (pages[0].id,))
+    key = ArtifactKey(own.adapter.fingerprint, pages[1].id, (pages[0].id,))
     one, two = own.store.find_patch(key), other.store.find_patch(key)
     assert one is not None and two is not None and one.rank == two.rank == 16
     for left, right in zip(one.layers[1:], two.layers[1:], strict=True):

@@ -25,7 +25,7 @@ from emblema.store.codec import (
     read_layers,
 )
 from emblema.store.compression import COMPRESSIONS
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 from emblema.store.record import Record, RecordReader
 
 OWNER = "0f" * 32
@@ -63,14 +63,14 @@ def chunk(
     return Chunk(identity(seed), "image", "a model", encoded, rows)
 
 
-def patch(seed: int, length: int = 6, rank: int = 2) -> tuple[PatchKey, Patch]:
+def patch(seed: int, length: int = 6, rank: int = 2) -> tuple[ArtifactKey, Patch]:
     """A patch of two layers, the first of them unpatched."""
     generator = torch.Generator().manual_seed(seed)
 
     def factors() -> Factors:
         return Factors(torch.randn(length, rank, generator=generator), torch.randn(rank, 8, generator=generator))
 
-    key = PatchKey("a model", identity(seed + 1), (identity(seed + 2), identity(seed + 3)))
+    key = ArtifactKey("a model", identity(seed + 1), (identity(seed + 2), identity(seed + 3)))
     return key, Patch((None, LayerPatch(factors(), factors())))
 
 

@@ -28,7 +28,7 @@ from emblema.store.codec import (
 )
 from emblema.store.compression import COMPRESSIONS, Compression
 from emblema.store.format import Reader
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.record import Record
 from tests.families import CASES, loaded, picture, words
 from tests.store.corpus import OWNER, chunk, identity, open_bytes, patch
@@ -208,7 +208,7 @@ def same_patch(one: Patch, two: Patch) -> bool:
 @pytest.mark.parametrize("antecedents", [(), (3,), (5, 3, 5), (1, 2)])
 def test_a_patch_and_its_key_make_the_round_trip(kind: ArtifactKind, antecedents: tuple[int, ...]) -> None:
     made = patch(1)[1]
-    key = PatchKey("a model", identity(1), tuple(map(identity, antecedents)), kind)
+    key = ArtifactKey("a model", identity(1), tuple(map(identity, antecedents)), kind)
     reader = through(artifact_record(key, identity(9), made, OWNER, created=3.0))
     found, read = read_artifact(reader)
     assert found == key
@@ -220,7 +220,7 @@ def test_formed_patches_of_every_layout_make_the_round_trip() -> None:
     for name in LAYOUTS:
         rows = captured(name).rows
         made = form_patch([None, *rows[1:]], 3, torch.bfloat16)
-        key = PatchKey("a model", identity(1), ())
+        key = ArtifactKey("a model", identity(1), ())
         assert same_patch(read_artifact(through(artifact_record(key, identity(9), made, OWNER, created=0.0)))[1], made)
     sliced = form_patch(captured("llava").rows, 6, torch.float32).slice(2)
     assert same_patch(read_artifact(through(artifact_record(key, identity(9), sliced, OWNER, created=0.0)))[1], sliced)
@@ -228,14 +228,14 @@ def test_formed_patches_of_every_layout_make_the_round_trip() -> None:
 
 def test_key_factors_and_residual_streams_make_the_round_trip() -> None:
     factors = KeyFactors(tuple(Factors(torch.randn(6, rank), torch.randn(rank, 8)) for rank in (2, 3)))
-    key = PatchKey("a model", identity(1), kind=ArtifactKind.KEYS)
+    key = ArtifactKey("a model", identity(1), kind=ArtifactKind.KEYS)
     found, read = read_artifact(through(artifact_record(key, identity(9), factors, OWNER, created=0.0)))
     assert found == key and isinstance(read, KeyFactors) and read.rank == 3
     assert all(
         same(a.left, b.left) and same(a.right, b.right) for a, b in zip(read.layers, factors.layers, strict=True)
     )
     stream = ResidualStream(torch.randn(6, 16).bfloat16(), 2, 4)
-    key = PatchKey("a model", identity(1), kind=ArtifactKind.RESIDUAL, layer=2)
+    key = ArtifactKey("a model", identity(1), kind=ArtifactKind.RESIDUAL, layer=2)
     found, read = read_artifact(through(artifact_record(key, identity(9), stream, OWNER, created=0.0)))
     assert found == key and isinstance(read, ResidualStream) and (read.layer, read.layers) == (2, 4)
     assert same(read.rows, stream.rows) and read.bytes == stream.bytes
@@ -244,8 +244,8 @@ def test_key_factors_and_residual_streams_make_the_round_trip() -> None:
 def test_an_artifact_that_is_not_what_its_key_says_is_refused() -> None:
     stream = ResidualStream(torch.randn(6, 16), 2, 4)
     for key in (
-        PatchKey("a model", identity(1), kind=ArtifactKind.RESIDUAL, layer=1),
-        PatchKey("a model", identity(1), kind=ArtifactKind.KEYS),
+        ArtifactKey("a model", identity(1), kind=ArtifactKind.RESIDUAL, layer=1),
+        ArtifactKey("a model", identity(1), kind=ArtifactKind.KEYS),
     ):
         with pytest.raises(LoadError, match="layer"):
             read_artifact(through(artifact_record(key, identity(9), stream, OWNER, created=0.0)))
@@ -310,7 +310,7 @@ def test_random_chunks_of_every_shape_make_the_round_trip() -> None:
 
 
 def test_factors_that_do_not_meet_are_refused() -> None:
-    key = PatchKey("a model", identity(1), ())
+    key = ArtifactKey("a model", identity(1), ())
     wrong = LayerPatch(Factors(torch.zeros(4, 2), torch.zeros(3, 8)), Factors(torch.zeros(4, 2), torch.zeros(2, 8)))
     with pytest.raises(LoadError, match="layers.0.keys.right has shape"):
         read_artifact(through(artifact_record(key, identity(9), Patch((wrong,)), OWNER, created=0.0)))

@@ -12,7 +12,7 @@ import torch
 
 from emblema.errors import CapacityError, StoreError
 from emblema.kv.layout import LayerRows
-from emblema.store import ChunkSegment, PatchKey, Store, Terms
+from emblema.store import ArtifactKey, ChunkSegment, Store, Terms
 from emblema.store.pieces import Tombstones
 from emblema.store.prefixes import PrefixRegistry
 from emblema.store.settings import StoreSettings
@@ -216,11 +216,11 @@ def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path) -> None:
 
 
 def test_a_tenant_may_not_lose_its_patch_to_anothers_flush(tmp_path: Path) -> None:
-    key = PatchKey("m", name(1), ())
+    key = ArtifactKey("m", name(1), ())
     with Store(tmp_path / "store") as store:
         a, b = store.tenant(b"a"), store.tenant(b"b")
         a.put(numbered(1))
-        assert a.put_patch(key, patch())
+        assert a.put_artifact(key, patch())
         b.flush()
         a.flush()
         assert store.disk is not None and store.disk.count() == 2

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from emblema.errors import StoreError
-from emblema.store import ArtifactKind, PatchKey, chunk_id, patch_id
+from emblema.store import ArtifactKey, ArtifactKind, artifact_id, chunk_id
 from emblema.store.identity import canonical
 
 # Few letters and sizes, so that concatenations often agree.
@@ -133,15 +133,18 @@ patch_kinds = st.sampled_from([ArtifactKind.PATCH, ArtifactKind.ORBIT, ArtifactK
 
 @given(*[st.tuples(names, names, st.lists(names, max_size=3).map(tuple), patch_kinds)] * 2)
 def test_patch_ids_are_as_different_as_keys(left: tuple[Any, ...], right: tuple[Any, ...]) -> None:
-    one, other = PatchKey(*left), PatchKey(*right)
-    assert (patch_id(one, "owner") == patch_id(other, "owner")) == (one == other)
-    assert patch_id(one, "owner") != patch_id(one, "another")
+    one, other = ArtifactKey(*left), ArtifactKey(*right)
+    assert (artifact_id(one, "owner") == artifact_id(other, "owner")) == (one == other)
+    assert artifact_id(one, "owner") != artifact_id(one, "another")
 
 
 def test_an_orbit_key_knows_no_order() -> None:
-    assert PatchKey("m", "c", ("a", "b"), ArtifactKind.ORBIT) == PatchKey("m", "c", ("b", "a", "b"), ArtifactKind.ORBIT)
-    assert PatchKey("m", "c", ("a", "b")) != PatchKey("m", "c", ("b", "a"))
-    assert PatchKey("m", "c", ("a", "b")) != PatchKey("m", "c", ("a", "b"), ArtifactKind.ORBIT)
-    assert PatchKey("m", "c", ("a", "b")).chunks == {"a", "b", "c"}
-    assert str(PatchKey("m", "c" * 64, ("a" * 64,))) == "patch of cccccccc after [aaaaaaaa]"
-    assert str(PatchKey("m", "c" * 64, ("a" * 64,), ArtifactKind.ORBIT)) == "orbit patch of cccccccc after {aaaaaaaa}"
+    orbit = ArtifactKey("m", "c", ("a", "b"), ArtifactKind.ORBIT)
+    assert orbit == ArtifactKey("m", "c", ("b", "a", "b"), ArtifactKind.ORBIT)
+    assert ArtifactKey("m", "c", ("a", "b")) != ArtifactKey("m", "c", ("b", "a"))
+    assert ArtifactKey("m", "c", ("a", "b")) != orbit
+    assert ArtifactKey("m", "c", ("a", "b")).chunks == {"a", "b", "c"}
+    assert str(ArtifactKey("m", "c" * 64, ("a" * 64,))) == "patch of cccccccc after [aaaaaaaa]"
+    assert (
+        str(ArtifactKey("m", "c" * 64, ("a" * 64,), ArtifactKind.ORBIT)) == "orbit patch of cccccccc after {aaaaaaaa}"
+    )

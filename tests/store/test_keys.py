@@ -6,21 +6,21 @@ import pytest
 
 from emblema.kv.artifacts import KeyFactors
 from emblema.kv.patch import Patch
-from emblema.store import ArtifactKind, PatchKey, Store
-from emblema.store.identity import patch_id
+from emblema.store import ArtifactKey, ArtifactKind, Store
+from emblema.store.identity import artifact_id
 from tests.store.pieces import name, numbered, patch
 
 KEYS = [
-    PatchKey("m", name(1), ()),
-    PatchKey("m", name(1), (name(2),)),
-    PatchKey("m", name(1), (name(2), name(3), name(2))),
-    PatchKey("m", name(1), (name(3), name(2)), ArtifactKind.ORBIT),
-    PatchKey("m", name(1), kind=ArtifactKind.KEYS),
+    ArtifactKey("m", name(1), ()),
+    ArtifactKey("m", name(1), (name(2),)),
+    ArtifactKey("m", name(1), (name(2), name(3), name(2))),
+    ArtifactKey("m", name(1), (name(3), name(2)), ArtifactKind.ORBIT),
+    ArtifactKey("m", name(1), kind=ArtifactKind.KEYS),
 ]
-OTHER = PatchKey("m", name(2), (name(1),))
+OTHER = ArtifactKey("m", name(2), (name(1),))
 
 
-def made_for(key: PatchKey) -> Patch | KeyFactors:
+def made_for(key: ArtifactKey) -> Patch | KeyFactors:
     """A patch, or the factors of keys, as the key says."""
     made = patch()
     if key.kind is not ArtifactKind.KEYS:
@@ -33,7 +33,7 @@ def filled(store: Store, salt: bytes = b"a") -> None:
     for number in (1, 2, 3):
         view.put(numbered(number))
     for key in (*KEYS, OTHER):
-        assert view.put_patch(key, made_for(key))
+        assert view.put_artifact(key, made_for(key))
 
 
 @pytest.mark.parametrize("reopened", [False, True])
@@ -45,12 +45,12 @@ def test_all_keys_of_a_chunk_are_told_in_memory_and_from_disk(tmp_path: Path, re
         store = Store(tmp_path / "store")
     with store:
         view = store.tenant(b"a")
-        assert set(view.patch_keys(name(1))) == set(KEYS) and view.patch_keys(name(2)) == [OTHER]
-        assert view.patch_keys(name(3)) == view.patch_keys(name(9)) == []
+        assert set(view.artifact_keys(name(1))) == set(KEYS) and view.artifact_keys(name(2)) == [OTHER]
+        assert view.artifact_keys(name(3)) == view.artifact_keys(name(9)) == []
         assert view.find_patch(KEYS[2]) is not None, "one of them in memory, the others on disk"
-        assert set(view.patch_keys(name(1))) == set(KEYS)
-        assert all(view.has_patch(key) for key in KEYS) and not view.has_patch(PatchKey("n", name(1), ()))
-        assert store.tenant(b"b").patch_keys(name(1)) == [] and not store.tenant(b"b").has_patch(KEYS[0])
+        assert set(view.artifact_keys(name(1))) == set(KEYS)
+        assert all(view.has_artifact(key) for key in KEYS) and not view.has_artifact(ArtifactKey("n", name(1), ()))
+        assert store.tenant(b"b").artifact_keys(name(1)) == [] and not store.tenant(b"b").has_artifact(KEYS[0])
         assert view.statistics.patch_misses == 0, "looking is not using"
 
 
@@ -60,18 +60,18 @@ def test_deleted_antecedents_take_their_keys_along(tmp_path: Path) -> None:
         store.flush()
         view = store.tenant(b"a")
         assert view.delete(name(3))
-        assert set(view.patch_keys(name(1))) == {KEYS[0], KEYS[1], KEYS[4]}
-        assert not view.has_patch(KEYS[2])
+        assert set(view.artifact_keys(name(1))) == {KEYS[0], KEYS[1], KEYS[4]}
+        assert not view.has_artifact(KEYS[2])
 
 
 def test_shared_patches_are_told_to_every_tenant(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.shared.put(numbered(1))
-    assert store.shared.put_patch(KEYS[0], patch())
+    assert store.shared.put_artifact(KEYS[0], patch())
     store.close()
     with Store(tmp_path / "store") as again:
-        assert again.tenant(b"b").patch_keys(name(1)) == [KEYS[0]]
-        assert not again.tenant(b"b").has_patch(KEYS[0]), "it is not b's own"
+        assert again.tenant(b"b").artifact_keys(name(1)) == [KEYS[0]]
+        assert not again.tenant(b"b").has_artifact(KEYS[0]), "it is not b's own"
 
 
 def test_a_damaged_header_is_nobodys_key(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_a_damaged_header_is_nobodys_key(tmp_path: Path) -> None:
     store.close()
     with Store(tmp_path / "store") as again:
         for key, where in ((KEYS[1], 0), (KEYS[2], 60)):
-            path = next((tmp_path / "store").rglob(f"{patch_id(key, owner)}.safetensors"))
+            path = next((tmp_path / "store").rglob(f"{artifact_id(key, owner)}.safetensors"))
             data = bytearray(path.read_bytes())
             data[where] ^= 0x40
             path.write_bytes(data)
-        assert set(again.tenant(b"a").patch_keys(name(1))) == {KEYS[0], KEYS[3], KEYS[4]}
+        assert set(again.tenant(b"a").artifact_keys(name(1))) == {KEYS[0], KEYS[3], KEYS[4]}

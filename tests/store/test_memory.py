@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from emblema.errors import CapacityError, StoreError
-from emblema.store import ArtifactKind, ChunkSegment, PatchKey, Store, TenantStore, TextSegment
+from emblema.store import ArtifactKey, ArtifactKind, ChunkSegment, Store, TenantStore, TextSegment
 from emblema.store.settings import StoreSettings
 from tests.store.pieces import chunk, patch, rows
 
@@ -52,7 +52,7 @@ def test_sizes_that_cannot_fit() -> None:
     with pytest.raises(StoreError, match="more than 0"):
         memory_store(0)
     store.put(chunk("a", 2))
-    assert not store.put_patch(PatchKey("m", "a", ()), patch(3)), "no answer fails for a patch that does not fit"
+    assert not store.put_artifact(ArtifactKey("m", "a", ()), patch(3)), "no answer fails for a patch that does not fit"
     assert store.ids() == ["a"]
 
 
@@ -60,9 +60,13 @@ def test_deleting_takes_every_patch_and_prefix_along() -> None:
     store = memory_store()
     for name in "abc":
         store.put(chunk(name))
-    keys = [PatchKey("m", "b", ("a",)), PatchKey("m", "c", ("a", "b")), PatchKey("m", "c", ("b",), ArtifactKind.ORBIT)]
+    keys = [
+        ArtifactKey("m", "b", ("a",)),
+        ArtifactKey("m", "c", ("a", "b")),
+        ArtifactKey("m", "c", ("b",), ArtifactKind.ORBIT),
+    ]
     for key in keys:
-        assert store.put_patch(key, patch())
+        assert store.put_artifact(key, patch())
     prefixes = store.prefixes("owner")
     prefixes.put([ChunkSegment("a", 5), TextSegment((1,))], rows(6))
     assert store.delete("a")
@@ -75,10 +79,10 @@ def test_deleting_takes_every_patch_and_prefix_along() -> None:
 
 def test_deleting_reaches_patches_of_a_chunk_that_was_evicted() -> None:
     store = memory_store(300)
-    key = PatchKey("m", "b", ("a",))
+    key = ArtifactKey("m", "b", ("a",))
     store.put(chunk("a"))
     store.put(chunk("b"))
-    store.put_patch(key, patch())
+    store.put_artifact(key, patch())
     store.put(chunk("c"))
     assert store.ids() == ["b", "c"] and store.find_patch(key) is not None
     assert store.delete("a")
@@ -91,7 +95,7 @@ def test_a_patch_does_not_bring_back_what_was_deleted() -> None:
         store.put(chunk(name))
     with store.lease(["a", "b"]):
         store.delete("a")
-        assert not store.put_patch(PatchKey("m", "b", ("a",)), patch())
+        assert not store.put_artifact(ArtifactKey("m", "b", ("a",)), patch())
     assert store.statistics.patches == 0
 
 
@@ -99,15 +103,15 @@ def test_patches_are_found_by_key_and_counted() -> None:
     store = memory_store()
     for name in "ab":
         store.put(chunk(name))
-    key = PatchKey("m", "b", ("a",))
+    key = ArtifactKey("m", "b", ("a",))
     assert store.find_patch(key) is None
     small, large = patch(1), patch(2)
-    store.put_patch(key, small)
-    assert store.find_patch(PatchKey("m", "b", ("a",))) is small
-    store.put_patch(key, large)
+    store.put_artifact(key, small)
+    assert store.find_patch(ArtifactKey("m", "b", ("a",))) is small
+    store.put_artifact(key, large)
     assert store.find_patch(key) is large
     assert store.bytes == 280
-    assert store.find_patch(PatchKey("other", "b", ("a",))) is None
+    assert store.find_patch(ArtifactKey("other", "b", ("a",))) is None
     assert (store.statistics.patch_hits, store.statistics.patch_misses) == (2, 2)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from emblema.errors import StoreError
-from emblema.store import PatchKey, Store
+from emblema.store import ArtifactKey, Store
 from emblema.store.settings import StoreSettings
 from tests.store.pieces import is_numbered, name, numbered, patch
 from tests.store.stores import ONE, opened
@@ -106,12 +106,12 @@ def test_memory_is_bounded_where_saving_falls_behind(disk: FaultyDisk, monkeypat
 
 
 def test_a_patch_formed_again_replaces_its_file(tmp_path: Path) -> None:
-    key = PatchKey("m", name(1), ())
+    key = ArtifactKey("m", name(1), ())
     with opened(tmp_path) as store:
         view = store.tenant()
         view.put(numbered(1))
         for rank in (1, 3):
-            assert view.put_patch(key, patch(rank))
+            assert view.put_artifact(key, patch(rank))
             view.flush()
     with opened(tmp_path) as store:
         found = store.tenant().find_patch(key)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from emblema.errors import CapacityError, StoreError
-from emblema.store import PatchKey, Store
+from emblema.store import ArtifactKey, Store
 from emblema.store.arriving import ArrivingRows
 from emblema.store.disk import DiskTier
 from emblema.store.settings import StoreSettings, free_bytes
@@ -18,12 +18,12 @@ from tests.store.tiers import FaultyDisk, wait_until
 
 
 def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
-    key = PatchKey("m", name(2), (name(1),))
+    key = ArtifactKey("m", name(2), (name(1),))
     with opened(tmp_path) as store:
         view = store.tenant(b"tenant")
         for number in (1, 2):
             view.put(numbered(number))
-        assert view.put_patch(key, patch(2))
+        assert view.put_artifact(key, patch(2))
         view.flush()
         assert store.statistics.saves == 3 and store.statistics.unsaved_bytes == 0
     with opened(tmp_path) as store:

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from emblema.store import PatchKey, Store
+from emblema.store import ArtifactKey, Store
 from tests.store.pieces import is_numbered, name, numbered, patch
 from tests.store.stores import ONE, opened
 from tests.store.tiers import FaultyDisk, Gate, RecordingTier, wait_until
@@ -83,13 +83,13 @@ def test_a_deletion_is_known_for_as_long_as_anybody_holds_the_chunk() -> None:
 
 def test_patches_go_with_any_of_their_chunks_in_every_tier_and_across_restarts(tmp_path: Path) -> None:
     remote = RecordingTier()
-    keys = [PatchKey("m", name(2), (name(1),)), PatchKey("m", name(3), (name(2),)), PatchKey("m", name(3), ())]
+    keys = [ArtifactKey("m", name(2), (name(1),)), ArtifactKey("m", name(3), (name(2),)), ArtifactKey("m", name(3), ())]
     with opened(tmp_path, remote=remote) as store:
         view = store.tenant()
         for number in (1, 2, 3):
             view.put(numbered(number))
-        assert all(view.put_patch(key, patch()) for key in keys)
-        assert not view.put_patch(PatchKey("m", name(1), (name(9),)), patch())
+        assert all(view.put_artifact(key, patch()) for key in keys)
+        assert not view.put_artifact(ArtifactKey("m", name(1), (name(9),)), patch())
         view.flush()
     with opened(tmp_path, remote=remote) as store:
         view = store.tenant()
@@ -98,7 +98,7 @@ def test_patches_go_with_any_of_their_chunks_in_every_tier_and_across_restarts(t
         assert [view.find_patch(key) is None for key in keys] == [True, True, False]
         assert store.disk is not None and store.disk.count(kind="patch") == 1
         assert sum(bool(header.chunks) for header in remote.headers.values()) == 1
-        assert view.forget_patches(name(3)) == 1 and name(3) in view
+        assert view.delete_artifacts(name(3)) == 1 and name(3) in view
     for options in ({}, {"remote": remote}):
         with opened(tmp_path, **options) as store:
             view = store.tenant()

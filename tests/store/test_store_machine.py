@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from emblema.errors import CapacityError, LoadError
 from emblema.kv.patch import Patch
-from emblema.store import PatchKey, Store, TenantStore, Terms
+from emblema.store import ArtifactKey, Store, TenantStore, Terms
 from emblema.store.disk import DiskTier
 from emblema.store.leases import Lease
 from emblema.store.pieces import CachedPiece
@@ -47,7 +47,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.dead: set[Piece_] = set()
         # Deleted when no tier had them any more.
         self.unsure: set[Piece_] = set()
-        self.patches: dict[tuple[str, PatchKey], Patch] = {}
+        self.patches: dict[tuple[str, ArtifactKey], Patch] = {}
         self.leases: list[tuple[ExitStack, Lease, dict[str, int]]] = []
 
     @initialize(write=st.sampled_from(["through", "back"]))
@@ -152,12 +152,12 @@ class StoreMachine(RuleBasedStateMachine):
                 self.unsure.add(piece)
 
     @rule(tenant=tenants, owner=tenants, chunk=numbers, before=st.lists(numbers, max_size=2), rank=st.integers(1, 3))
-    def put_patch(self, tenant: str, owner: str, chunk: int, before: list[int], rank: int) -> None:
+    def put_artifact(self, tenant: str, owner: str, chunk: int, before: list[int], rank: int) -> None:
         self.expire()
         ids = [name(self.number(owner, number)) for number in (chunk, *before)]
-        key, made = PatchKey("m", ids[0], tuple(ids[1:])), patch(rank)
+        key, made = ArtifactKey("m", ids[0], tuple(ids[1:])), patch(rank)
         here = all(id in self.view(tenant) for id in ids)
-        assert self.view(tenant).put_patch(key, made) is here
+        assert self.view(tenant).put_artifact(key, made) is here
         if here:
             self.patches[tenant, key] = made
 

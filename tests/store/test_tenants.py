@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from emblema.errors import CapacityError, LoadError, StoreError
-from emblema.store import SHARED, SHARED_SALT, ChunkSegment, PatchKey, Store, Terms, chunk_id, owner_digest
+from emblema.store import SHARED, SHARED_SALT, ArtifactKey, ChunkSegment, Store, Terms, chunk_id, owner_digest
 from emblema.store.settings import StoreSettings
 from tests.store.pieces import is_numbered, name, numbered, patch, rows
 from tests.store.tiers import RecordingTier, wait_until
@@ -38,20 +38,20 @@ def test_the_same_salt_hits_and_a_different_salt_misses(tmp_path: Path, folder: 
 
 
 def test_another_tenants_pieces_are_not_here_for_any_call(tmp_path: Path) -> None:
-    key = PatchKey("m", name(1), ())
+    key = ArtifactKey("m", name(1), ())
     with Store(tmp_path / "store", device_bytes=3 * ONE) as store:
         a, b = store.tenant(b"a"), store.tenant(b"b")
         a.put(numbered(1))
         a.put(numbered(2))
-        assert a.put_patch(key, patch())
+        assert a.put_artifact(key, patch())
         a.prefixes("model").put([ChunkSegment(name(1), 5)], rows(5))
         for flushed in (False, True):
             if flushed:
                 a.flush()
             assert name(1) not in b and b.find(name(1)) is None and b.find_patch(key) is None
             assert b.ids() == [] and len(b) == 0 and b.bytes == 0 and b.statistics.disk_bytes == 0
-            assert not b.delete(name(1)) and not b.pin(name(1)) and not b.put_patch(key, patch())
-            assert b.forget_patches(name(1)) == 0
+            assert not b.delete(name(1)) and not b.pin(name(1)) and not b.put_artifact(key, patch())
+            assert b.delete_artifacts(name(1)) == 0
             with b.lease([name(1)]) as lease:
                 assert lease.missing == (name(1),) and not lease.rows
             with pytest.raises(StoreError, match="deleted or evicted"):
@@ -68,12 +68,12 @@ def test_another_tenants_pieces_are_not_here_for_any_call(tmp_path: Path) -> Non
 
 def test_a_look_up_touches_only_own_and_shared_ids() -> None:
     remote = RecordingTier()
-    key = PatchKey("m", name(1), (name(2),))
+    key = ArtifactKey("m", name(1), (name(2),))
     with Store(remote=remote) as store:
         a, b = store.tenant(b"a"), store.tenant(b"b")
         for number in (1, 2):
             a.put(numbered(number))
-        a.put_patch(key, patch())
+        a.put_artifact(key, patch())
         store.flush()
         assert {call[1] for call in remote.calls} == {a.owner}
         remote.calls.clear()
@@ -105,12 +105,12 @@ def test_the_shared_library_is_read_by_all_and_written_by_one(tmp_path: Path, re
     with store:
         a, b = store.tenant(b"a"), store.tenant(b"b")
         assert is_numbered(1, a.get(name(1)).rows) and name(1) in b and a.ids() == []
-        key = PatchKey("m", name(2), (name(1),))
-        assert a.put_patch(key, patch(1)), "a tenant's patch over shared chunks alone"
+        key = ArtifactKey("m", name(2), (name(1),))
+        assert a.put_artifact(key, patch(1)), "a tenant's patch over shared chunks alone"
         assert b.find_patch(key) is None and store.shared.find_patch(key) is None, "is that tenant's"
-        assert b.put_patch(key, patch(2)) and a.find_patch(key).rank == 1  # type: ignore[union-attr]
-        assert store.shared.put_patch(PatchKey("m", name(1), ()), patch(1))
-        assert a.find_patch(PatchKey("m", name(1), ())) is not None
+        assert b.put_artifact(key, patch(2)) and a.find_patch(key).rank == 1  # type: ignore[union-attr]
+        assert store.shared.put_artifact(ArtifactKey("m", name(1), ()), patch(1))
+        assert a.find_patch(ArtifactKey("m", name(1), ())) is not None
         assert not a.delete(name(1)) and not a.pin(name(1)), "it is not the tenant's to delete"
         a.prefixes("model").put([ChunkSegment(name(1), 5)], rows(5))
         store.flush()
@@ -147,7 +147,7 @@ def test_a_quota_lets_go_of_the_tenants_own_pieces(tmp_path: Path) -> None:
         assert small.statistics.evictions >= 2 and large.statistics.evictions == 0
         with pytest.raises(CapacityError, match="quota is 780"):
             small.put(numbered(20, tokens=100))
-        assert not small.put_patch(PatchKey("m", name(14), ()), patch(20))
+        assert not small.put_artifact(ArtifactKey("m", name(14), ()), patch(20))
 
 
 def test_a_quota_on_disk(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
     theirs, view = [chunk.id for chunk in chunks], served_once.store.tenant()
     for place in range(len(own)):
         patch = engine.store.find_patch(orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[:place])))
-        assert view.put_patch(orbit_key(planner.spec.fingerprint, own[place], tuple(own[:place])), patch)
+        assert view.put_artifact(orbit_key(planner.spec.fingerprint, own[place], tuple(own[:place])), patch)
     view.flush()
     for order in ((0, 1, 2), (1, 0, 2)):
         turned = given.only(*order)
@@ -269,7 +269,7 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
             for place, before in ((1, ()), (0, (1,))):
                 key = orbit_key(engine.adapter.fingerprint, theirs[place], tuple(theirs[row] for row in before))
                 here = orbit_key(planner.spec.fingerprint, own[place], tuple(own[row] for row in before))
-                assert view.put_patch(here, engine.store.find_patch(key))
+                assert view.put_artifact(here, engine.store.find_patch(key))
             view.flush()
         served_once.forget_prefixes()
         answer = served_once.ask(turned.token_ids, turned.pictures, {"strategy": "orbit-8"})

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.window.placement.problem import AvailableRows
 
 
 def available(
-    keys: Iterable[PatchKey],
+    keys: Iterable[ArtifactKey],
     written: Mapping[str, Iterable[str]] | None = None,
     canonical: Iterable[str] | None = None,
 ) -> AvailableRows:
-    """Return the rows that patch keys say; other artifacts are passed over."""
+    """Return the rows that artifact keys say; other artifacts are passed over."""
     patches: dict[str, set[tuple[str, ...]]] = {}
     orbits: dict[str, set[frozenset[str]]] = {}
     for key in keys:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from emblema.errors import CapacityError, PlanError
 from emblema.link.policy.policy import Lane
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.window.placement.problem import (
     AvailableRows,
     Candidate,
@@ -31,7 +31,7 @@ def tasks(draw: st.DrawFn, most: int = 5) -> PlacementProblem:
     every = [Candidate(name, draw(st.integers(1, 9)), draw(st.integers(0, 5)), draw(worths)) for name in names]
     orders = st.lists(st.sampled_from(NAMES), unique=True, max_size=4)
     keys = [
-        PatchKey(
+        ArtifactKey(
             "m",
             draw(st.sampled_from(names)),
             tuple(draw(orders)),
@@ -106,7 +106,7 @@ def named(order: str, worth: float = inf) -> list[Candidate]:
 
 
 def test_a_stored_order_is_found_again() -> None:
-    keys = [PatchKey("m", "a", ("c",)), PatchKey("m", "b", ("c", "a"))]
+    keys = [ArtifactKey("m", "a", ("c",)), ArtifactKey("m", "b", ("c", "a"))]
     found = solve_placement(named("abc"), available(keys))
     assert (found.order, found.lanes, found.cost) == (("c", "a", "b"), ("leading", "patch", "patch"), 0.0)
 
@@ -117,9 +117,9 @@ def test_a_chunk_without_rows_is_computed_even_at_the_front() -> None:
 
 
 def test_an_orbit_serves_any_order_of_its_set() -> None:
-    keys = [PatchKey("m", "c", ("a", "b"), ArtifactKind.ORBIT), PatchKey("m", "a", ("b",))]
+    keys = [ArtifactKey("m", "c", ("a", "b"), ArtifactKind.ORBIT), ArtifactKey("m", "a", ("b",))]
     assert solve_placement(named("cab"), available(keys)).order == ("b", "a", "c")
-    other = [PatchKey("m", "c", ("b", "a"), ArtifactKind.ORBIT), PatchKey("m", "b", ("a",))]
+    other = [ArtifactKey("m", "c", ("b", "a"), ArtifactKind.ORBIT), ArtifactKey("m", "b", ("a",))]
     assert solve_placement(named("cab"), available(other)).order == ("a", "b", "c")
 
 
@@ -144,7 +144,7 @@ def test_the_least_worthy_leaves_when_room_is_short() -> None:
 
 
 def test_pieces_that_are_no_patches_do_not_count() -> None:
-    held = available([PatchKey("m", "a", ("b",), ArtifactKind.RESIDUAL, layer=2)])
+    held = available([ArtifactKey("m", "a", ("b",), ArtifactKind.RESIDUAL, layer=2)])
     assert held.lanes("a", ["b"]) == ("fresh",)
 
 

@@ -11,7 +11,7 @@ from emblema import Engine
 from emblema.errors import CapacityError, EmblemaError, WindowError
 from emblema.link.policy.policy import Lane, Policy
 from emblema.link.strategies.auto import Auto
-from emblema.store import PatchKey
+from emblema.store import ArtifactKey
 from emblema.window.budget import WindowBudget
 from emblema.window.parts import PartHandle
 from emblema.window.window import Window
@@ -240,7 +240,7 @@ def test_a_stored_patch_is_replayed_behind_its_antecedents_and_behind_no_others(
     window.prefill(QUESTION, UNBOUND)
     assert window.log[-1].patches_formed == 2, "the second and the third picture came after others"
     made.settle()
-    assert made.store.find_patch(PatchKey(made.adapter.fingerprint, pieces[1].id, (pieces[0].id,))) is not None
+    assert made.store.find_patch(ArtifactKey(made.adapter.fingerprint, pieces[1].id, (pieces[0].id,))) is not None
     window.evict(second)
     window.evict(third)
     window.recall(second)

@@ -205,7 +205,7 @@ def forget(lanes: Mapping[str, Engine], chunks: list[Chunk]) -> None:
     for engine in lanes.values():
         engine.forget_prompts()
         for chunk in chunks:
-            engine.store.forget_patches(chunk.id)
+            engine.store.delete_artifacts(chunk.id)
 
 
 def ask(

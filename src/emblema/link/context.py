@@ -9,7 +9,7 @@ from emblema.kv.patch import Patch
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.link.taken_rows import Resources
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 
 POOLED = 32
 """How many items' directions are pooled at most."""
@@ -27,26 +27,26 @@ class LinkContext:
         knowledge: the same look-ups, each made once, for strategies.
     """
 
-    def __init__(self, stored: Knowledge, rows: Mapping[str, KVRows], pool: Iterable[PatchKey] = ()) -> None:
+    def __init__(self, stored: Knowledge, rows: Mapping[str, KVRows], pool: Iterable[ArtifactKey] = ()) -> None:
         self._stored, self._rows, self._pool = stored, rows, tuple(pool)
-        self._artifacts: dict[PatchKey, Artifact | None] = {}
-        self._keys: dict[str, tuple[PatchKey, ...]] = {}
+        self._artifacts: dict[ArtifactKey, Artifact | None] = {}
+        self._keys: dict[str, tuple[ArtifactKey, ...]] = {}
         self._prefixes: list[PrefixMatch | None] = []
         self.knowledge = replace(
             stored,
             find_artifact=self.artifact,
             find_prefix=self._prefix,
             others=lambda key: len(self.others(key)),
-            patch_keys=self._patch_keys,
+            artifact_keys=self._artifact_keys,
         )
 
-    def artifact(self, key: PatchKey) -> Artifact | None:
+    def artifact(self, key: ArtifactKey) -> Artifact | None:
         """Return the patch or other artifact of a key, or None."""
         if key not in self._artifacts:
             self._artifacts[key] = self._stored.find_artifact(key)
         return self._artifacts[key]
 
-    def others(self, key: PatchKey) -> list[Patch]:
+    def others(self, key: ArtifactKey) -> list[Patch]:
         """Return patches of other items than a key's, of the same model, the latest first, `POOLED` at most."""
         found: list[Patch] = []
         for other in reversed(self._pool):
@@ -55,7 +55,7 @@ class LinkContext:
                 found += [patch] if isinstance(patch, Patch) else []
         return found
 
-    def add(self, artifacts: Mapping[PatchKey, Artifact]) -> None:
+    def add(self, artifacts: Mapping[ArtifactKey, Artifact]) -> None:
         """Add artifacts that were just formed."""
         self._artifacts.update(artifacts)
 
@@ -71,7 +71,7 @@ class LinkContext:
             self._prefixes.append(self._stored.find_prefix(prompt))
         return self._prefixes[0]
 
-    def _patch_keys(self, chunk: str) -> tuple[PatchKey, ...]:
+    def _artifact_keys(self, chunk: str) -> tuple[ArtifactKey, ...]:
         if chunk not in self._keys:
-            self._keys[chunk] = tuple(self._stored.patch_keys(chunk))
+            self._keys[chunk] = tuple(self._stored.artifact_keys(chunk))
         return self._keys[chunk]

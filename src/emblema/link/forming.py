@@ -23,7 +23,7 @@ from emblema.link.strategies.base import computed
 from emblema.link.taken_rows import LinkJob, ModelGeometry
 from emblema.models.adapter import Adapter
 from emblema.models.table import KVTable
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 EXHAUSTIVE = 4
 """Sets of antecedents up to this size are enumerated whole, as the paper does (Kamera, section 5)."""
@@ -49,7 +49,7 @@ class LayerReader(Protocol):
 
 def form_missing(
     executor: Executor, prompt: Prompt, plan: LinkPlan, context: LinkContext
-) -> tuple[dict[PatchKey, Artifact], int]:
+) -> tuple[dict[ArtifactKey, Artifact], int]:
     """Form what the plan lists and add it to the context.
 
     Returns:
@@ -60,8 +60,8 @@ def form_missing(
             directions where there are none.
     """
     adapter, resources = executor.adapter, context.resources
-    conditioned: dict[PatchKey, PatchSize] = {}
-    made: dict[PatchKey, Artifact] = {}
+    conditioned: dict[ArtifactKey, PatchSize] = {}
+    made: dict[ArtifactKey, Artifact] = {}
     rows = 0
     for key in plan.forming:
         size = _size(plan, key, context.artifact(key))
@@ -85,7 +85,7 @@ def form_missing(
     return made, rows
 
 
-def form_residual(adapter: Adapter, key: PatchKey, chunk: Chunk) -> ResidualStream:
+def form_residual(adapter: Adapter, key: ArtifactKey, chunk: Chunk) -> ResidualStream:
     """Return the residual stream that enters the layer of a RESIDUAL key, from one run of the layers below it.
 
     Like the canonical KV it belongs to the chunk whatever is before it.
@@ -151,8 +151,8 @@ def deficits_of(
 
 
 def _form_patches(
-    executor: Executor, prompt: Prompt, wanted: Mapping[PatchKey, PatchSize], context: LinkContext
-) -> tuple[dict[PatchKey, Patch], int]:
+    executor: Executor, prompt: Prompt, wanted: Mapping[ArtifactKey, PatchSize], context: LinkContext
+) -> tuple[dict[ArtifactKey, Patch], int]:
     """Form the patches of a prompt's chunks from one forward over it, up to the last chunk (Kamera, appendix A).
 
     One of the kind BASIS is cut to directions pooled over other items, and the item's own patch is formed beside it, as
@@ -162,18 +162,18 @@ def _form_patches(
         The patches by key, and the rows that were run.
     """
     adapter, resources = executor.adapter, context.resources
-    places: dict[PatchKey, tuple[Segment, Chunk]] = {}
+    places: dict[ArtifactKey, tuple[Segment, Chunk]] = {}
     for segment, chunk in prompt.chunk_segments:
         for key in wanted:
             if (key.chunk, key.antecedents) == (chunk.id, prompt.antecedents(segment)):
                 places.setdefault(key, (segment, chunk))
     front = prompt.until(max(segment.stop for segment, _ in places.values()))
     table = conditioned_table(executor, front)
-    patches: dict[PatchKey, Patch] = {}
+    patches: dict[ArtifactKey, Patch] = {}
     for key, (segment, chunk) in places.items():
         rank, layers = wanted[key]
         deficits = deficits_of(adapter, table, front, segment, resources.chunk_rows(chunk), set(layers))
-        own = PatchKey(key.model, key.chunk, key.antecedents)
+        own = ArtifactKey(key.model, key.chunk, key.antecedents)
         if own == key:
             patches[key] = form_patch(deficits, rank, adapter.dtype)
             continue
@@ -187,7 +187,7 @@ def _form_patches(
 
 
 def _form_orbit(
-    executor: Executor, prompt: Prompt, key: PatchKey, size: PatchSize, context: LinkContext
+    executor: Executor, prompt: Prompt, key: ArtifactKey, size: PatchSize, context: LinkContext
 ) -> tuple[Patch, int]:
     """Form one patch of the mean deficit over the orderings of the antecedents, the prompt's own held out."""
     adapter, (rank, layers) = executor.adapter, size
@@ -206,7 +206,7 @@ def _form_orbit(
     return form_patch(mean_deficits(every), rank, adapter.dtype), rows
 
 
-def _size(plan: LinkPlan, key: PatchKey, held: Artifact | None) -> PatchSize:
+def _size(plan: LinkPlan, key: ArtifactKey, held: Artifact | None) -> PatchSize:
     """Return the rank and layers to form: what the plan asks for, and no less than what is held already."""
     rank, layers = plan.patch_need(key)
     if isinstance(held, KeyFactors):
@@ -217,7 +217,7 @@ def _size(plan: LinkPlan, key: PatchKey, held: Artifact | None) -> PatchSize:
     return rank, layers
 
 
-def _chunk(prompt: Prompt, key: PatchKey) -> Chunk:
+def _chunk(prompt: Prompt, key: ArtifactKey) -> Chunk:
     found = next((chunk for _, chunk in prompt.chunk_segments if chunk.id == key.chunk), None)
     if found is None:
         raise PlanError(f"the plan asks for the {key}, a chunk that the prompt does not hold")

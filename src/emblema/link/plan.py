@@ -10,7 +10,7 @@ from emblema.errors import PlanError
 from emblema.kv.layout import LayerLayout
 from emblema.link.policy.policy import Decision
 from emblema.link.prompt import Rows
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 class RowSource(StrEnum):
@@ -51,7 +51,7 @@ class PatchUse:
     are the model's and only the left ones are the item's.
     """
 
-    key: PatchKey
+    key: ArtifactKey
     rank: int
 
 
@@ -65,7 +65,7 @@ class ResidualUse:
         offset: the stream's row that the range begins with.
     """
 
-    key: PatchKey
+    key: ArtifactKey
     width: int
     offset: int = 0
 
@@ -238,7 +238,7 @@ class LinkPlan:
     layers: int
     ranges: tuple[RowRange, ...]
     selectors: tuple[Selector, ...] = ()
-    forming: tuple[PatchKey, ...] = ()
+    forming: tuple[ArtifactKey, ...] = ()
     leaving: tuple[Rows, ...] = ()
     remark: str | None = None
     decisions: tuple[Decision, ...] = ()
@@ -375,7 +375,7 @@ class LinkPlan:
             for part in self.ranges
         )
 
-    def patch_need(self, key: PatchKey) -> tuple[int, frozenset[int]]:
+    def patch_need(self, key: ArtifactKey) -> tuple[int, frozenset[int]]:
         """Return the largest rank and the layers that the plan asks of a patch."""
         uses = [(part.patch.rank, part.layers) for part in self.ranges if part.patch and part.patch.key == key]
         layers = frozenset(layer for _, layers in uses for layer in range(*layers))

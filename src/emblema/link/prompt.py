@@ -11,7 +11,7 @@ from torch import Tensor
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class ChunkPart:
         return self.chunk.tokens
 
     @property
-    def repair_key(self) -> PatchKey:
+    def repair_key(self) -> ArtifactKey:
         """The key of the repair in a plan; it is in no store."""
-        return PatchKey(self.chunk.model, self.chunk.id, kind=ArtifactKind.REPAIR)
+        return ArtifactKey(self.chunk.model, self.chunk.id, kind=ArtifactKind.REPAIR)
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from emblema.kv.patch import Factors, Patch
 from emblema.kv.rotation import PhaseBook, RotaryTable, turn_rows
 from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import Prompt
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 class ModelGeometry(Protocol):
@@ -53,7 +53,7 @@ class Resources:
         rows: canonical rows by chunk id; a chunk that is not named here brings its own.
     """
 
-    artifacts: Mapping[PatchKey, Artifact] = field(default_factory=dict)
+    artifacts: Mapping[ArtifactKey, Artifact] = field(default_factory=dict)
     prefixes: Mapping[str, KVRows] = field(default_factory=dict)
     rows: Mapping[str, KVRows] = field(default_factory=dict)
 

@@ -24,7 +24,7 @@ from emblema.models.adapter import Adapter
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest, Prefill, Usage
 from emblema.store.identity import owner_id
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.leases import Lease
 from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
 from emblema.store.store import TenantStore
@@ -43,7 +43,7 @@ class Linker:
         self.adapter, self.store, self.policy_runtime = adapter, store, policy_runtime
         self.executor = Executor(adapter)
         # Keys of the patches formed last; their directions are what `basis-M` pools.
-        self._pool: deque[PatchKey] = deque(maxlen=256)
+        self._pool: deque[ArtifactKey] = deque(maxlen=256)
 
     def link(self, request: LinkRequest) -> Prefill:
         """Carry a strategy out on a prompt.
@@ -95,7 +95,7 @@ class Linker:
             self.adapter.layouts,
             self.store.find_artifact,
             lambda prompt: _find_prefix(prefixes, prompt),
-            patch_keys=self.store.patch_keys,
+            artifact_keys=self.store.artifact_keys,
             policy_inputs=PolicyInputs() if self.policy_runtime is None else self.policy_runtime.policy_inputs(model),
         )
         context = LinkContext(stored, rows, self._pool)
@@ -137,9 +137,9 @@ class Linker:
             self.policy_runtime.learn(replace(request, strategy=strategy), prefill, context.knowledge)
         return prefill
 
-    def _keep_artifacts(self, artifacts: Mapping[PatchKey, Artifact]) -> None:
+    def _keep_artifacts(self, artifacts: Mapping[ArtifactKey, Artifact]) -> None:
         for key, artifact in artifacts.items():
-            kept = self.store.put_patch(key, artifact)
+            kept = self.store.put_artifact(key, artifact)
             if kept and key.kind is ArtifactKind.PATCH and key not in self._pool:
                 self._pool.append(key)
 
@@ -191,7 +191,7 @@ def _plan(strategy: Strategy, request: LinkRequest, context: LinkContext) -> Lin
     return plan if request.table is None else plan.after(request.reused_rows)
 
 
-def _repairs(prompt: Prompt) -> dict[PatchKey, Patch]:
+def _repairs(prompt: Prompt) -> dict[ArtifactKey, Patch]:
     """What a window adds to rows that it wrote."""
     return {
         part.repair_key: part.repair

@@ -21,7 +21,7 @@ from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes
 from emblema.kv.patch import Patch, compose, deficit, form_patch, remaining
 from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.policy.policy import Policy
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 from emblema.store.store import TenantStore
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class PatchJob:
     """
 
     store: TenantStore
-    key: PatchKey
+    key: ArtifactKey
     chunk: Chunk
     rows: KVRows
     layouts: tuple[LayerLayout, ...]
@@ -57,7 +57,7 @@ class PatchJob:
     source: PhaseBook
     target: PhaseBook
     rank: int
-    base: PatchKey | None = None
+    base: ArtifactKey | None = None
     update: int = 32
 
     @property
@@ -119,7 +119,7 @@ class PatchWorker:
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._queue: deque[PatchJob] = deque()
-        self._keys: set[tuple[str, PatchKey]] = set()
+        self._keys: set[tuple[str, ArtifactKey]] = set()
         self._bytes = 0
         self._thread: threading.Thread | None = None
         # Threads that found no more jobs, of which one may still be about to end: the process must not end before it.
@@ -143,7 +143,7 @@ class PatchWorker:
         with self._lock:
             return replace(self._counts, queued=len(self._keys))
 
-    def wants(self, owner: str, key: PatchKey, size: int, policy: Policy) -> bool:
+    def wants(self, owner: str, key: ArtifactKey, size: int, policy: Policy) -> bool:
         """Return whether a patch is not queued yet and the bounds leave room for its rows; no room is counted."""
         with self._lock:
             if (owner, key) in self._keys:
@@ -249,7 +249,7 @@ def _formed(job: PatchJob) -> str:
     try:
         if not all(chunk in job.store for chunk in job.key.chunks):
             return "refused"
-        return "formed" if job.store.put_patch(job.key, job.form()) else "refused"
+        return "formed" if job.store.put_artifact(job.key, job.form()) else "refused"
     except LoadError:
         return "lost"
     except EmblemaError as error:

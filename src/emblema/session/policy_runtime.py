@@ -22,7 +22,7 @@ from emblema.session.fidelity_logs import FidelityLogs
 from emblema.session.patch_worker import FormingStatistics, PatchJob, PatchWorker
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.seen_media import InlineMediaStatistics, SeenMedia
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 from emblema.store.store import TenantStore
 
 
@@ -169,7 +169,7 @@ class PolicyRuntime:
             canonical = chunk if chunk.id in due else self._canonical(segment)
             if canonical is None:
                 continue
-            key = PatchKey(chunk.model, canonical.id, prompt.antecedents(segment))
+            key = ArtifactKey(chunk.model, canonical.id, prompt.antecedents(segment))
             if not all(name in due or name in self.store for name in key.antecedents):
                 # No patch is kept of what is not: media that came once, or pieces that a window alone knows.
                 continue
@@ -177,7 +177,7 @@ class PolicyRuntime:
             # `auto` looked for a patch and found none that serves, though there may be a thinner one.
             lacking = decision is not None and decision.lane in (Lane.FULL, Lane.REFRESH)
             slots = ((held >= segment.start) & (held < segment.stop)).nonzero().squeeze(1)
-            if rank == 0 or len(slots) != chunk.tokens or not (lacking or not self.store.has_patch(key)):
+            if rank == 0 or len(slots) != chunk.tokens or not (lacking or not self.store.has_artifact(key)):
                 continue
             size = chunk.tokens * adapter.dtype.itemsize * sum(layout.features for layout in adapter.layouts)
             if not self.patch_worker.wants(self.store.owner, key, size, policy):

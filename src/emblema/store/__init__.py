@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from emblema.store.identity import SHARED_SALT, chunk_id, owner_digest, patch_id
-    from emblema.store.keys import ArtifactKind, PatchKey
+    from emblema.store.identity import SHARED_SALT, artifact_id, chunk_id, owner_digest
+    from emblema.store.keys import ArtifactKey, ArtifactKind
     from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
     from emblema.store.record import SHARED, Terms
     from emblema.store.settings import StoreSettings
@@ -19,7 +19,7 @@ __all__ = [
     "SHARED_SALT",
     "ArtifactKind",
     "ChunkSegment",
-    "PatchKey",
+    "ArtifactKey",
     "PrefixStore",
     "Segment",
     "Store",
@@ -29,12 +29,12 @@ __all__ = [
     "TenantStore",
     "chunk_id",
     "owner_digest",
-    "patch_id",
+    "artifact_id",
 ]
 
 _MODULES = {
-    "identity": ("SHARED_SALT", "chunk_id", "owner_digest", "patch_id"),
-    "keys": ("ArtifactKind", "PatchKey"),
+    "identity": ("SHARED_SALT", "chunk_id", "owner_digest", "artifact_id"),
+    "keys": ("ArtifactKind", "ArtifactKey"),
     "prefixes": ("ChunkSegment", "PrefixStore", "Segment", "TextSegment"),
     "record": ("SHARED", "Terms"),
     "settings": ("StoreSettings",),

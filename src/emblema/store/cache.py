@@ -13,8 +13,8 @@ from emblema.kv.layout import KVRows
 from emblema.store.arriving import ArrivingRows
 from emblema.store.clock import SteadyClock
 from emblema.store.handles import HandleTable, StoredRows
-from emblema.store.identity import patch_id
-from emblema.store.keys import PatchKey
+from emblema.store.identity import artifact_id
+from emblema.store.keys import ArtifactKey
 from emblema.store.lookup import Owners, PieceLookup
 from emblema.store.pieces import MEMORY_TIERS, CachedPiece, LeaseQueue
 from emblema.store.record import SHARED, Name, Terms
@@ -149,7 +149,7 @@ class PieceCache:
             self._used.add(piece.id)
             self._saves[DISK].start()
 
-    def _admit(self, stored: StoredPiece, key: PatchKey | None) -> CachedPiece | None:
+    def _admit(self, stored: StoredPiece, key: ArtifactKey | None) -> CachedPiece | None:
         """List a piece that a slower tier has; None if it was deleted meanwhile or is expired. Takes the lock."""
         header = stored.header
         began = self._clock.steady(header.created)
@@ -218,14 +218,14 @@ class PieceCache:
                 self._insert_chunk(owners[0], chunk, None)
             return True
 
-    def put_artifact(self, owners: Owners, key: PatchKey, artifact: Artifact) -> bool:
+    def put_artifact(self, owners: Owners, key: ArtifactKey, artifact: Artifact) -> bool:
         """Keep an artifact for the first owner; False where one of its chunks is not here, or it is too large."""
         owner = owners[0]
         if not self.table.fits(owner, artifact.bytes):
             return False
         if not all(self.lookup.holds(owners, chunk) for chunk in key.chunks):
             return False
-        piece = self._new_piece(owner, patch_id(key, owner), self.settings.terms)
+        piece = self._new_piece(owner, artifact_id(key, owner), self.settings.terms)
         piece.key, piece.artifact = key, artifact
         with self.changed:
             # A deletion since they were looked for wins.

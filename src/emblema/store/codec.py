@@ -15,7 +15,7 @@ from emblema.kv.chunk import Chunk, ChunkKind, Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.store.compression import Compression, check_compression, compress, restore
-from emblema.store.keys import ArtifactKind, PatchKey, key_of_written
+from emblema.store.keys import ArtifactKey, ArtifactKind, key_of_written
 from emblema.store.record import Array, Record, RecordHeader, RecordKind, RecordReader
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -132,7 +132,7 @@ def read_layers(reader: RecordReader) -> Iterator[LayerRows]:
         yield _checked(reader.header, partial(_layer, reader, index, layer))
 
 
-def artifact_record(key: PatchKey, id: str, artifact: Artifact, owner: str, *, created: float) -> Record:
+def artifact_record(key: ArtifactKey, id: str, artifact: Artifact, owner: str, *, created: float) -> Record:
     """Return a patch, or another artifact of a chunk, as a record; tensors on the CPU are not copied.
 
     Raises:
@@ -155,7 +155,7 @@ def artifact_record(key: PatchKey, id: str, artifact: Artifact, owner: str, *, c
     return make_record(RecordHeader(id, "patch", owner, key.written_model, chunks, created, meta), tensors)
 
 
-def read_artifact(reader: RecordReader) -> tuple[PatchKey, Artifact]:
+def read_artifact(reader: RecordReader) -> tuple[ArtifactKey, Artifact]:
     """Return a patch or another artifact, on the CPU, and the key that it is found by.
 
     Raises:
@@ -164,8 +164,8 @@ def read_artifact(reader: RecordReader) -> tuple[PatchKey, Artifact]:
     return _checked(reader.header, lambda header: _artifact(reader, header), kind="patch")
 
 
-def patch_key(reader: RecordReader) -> PatchKey:
-    """Return the key that a patch is found by, from its header alone.
+def artifact_key(reader: RecordReader) -> ArtifactKey:
+    """Return the key that an artifact is found by, from its header alone.
 
     Raises:
         LoadError: the header is damaged, or the record is no patch.
@@ -207,7 +207,7 @@ def _rows(
     return restore(_to_tensor(reader, name, kept, heads, count, width), scales, dtype)
 
 
-def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[PatchKey, Artifact]:
+def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[ArtifactKey, Artifact]:
     meta = header.meta
     key = _key(header)
     _require(key.chunks == set(header.chunks), "its key is of other chunks")
@@ -220,7 +220,7 @@ def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[PatchKey, Art
     return key, _from_patch(key, Patch(tuple(found.get(index) for index in range(len(patched)))))
 
 
-def _key(header: RecordHeader) -> PatchKey:
+def _key(header: RecordHeader) -> ArtifactKey:
     meta = header.meta
     _require(isinstance(meta["antecedents"], list) and isinstance(meta["orbit"], bool), "its key is malformed")
     return key_of_written(header.model, meta["chunk"], tuple(meta["antecedents"]), meta["orbit"])
@@ -237,7 +237,7 @@ def _as_patch(artifact: Artifact) -> Patch:
     return artifact
 
 
-def _from_patch(key: PatchKey, patch: Patch) -> Artifact:
+def _from_patch(key: ArtifactKey, patch: Patch) -> Artifact:
     """Return what `_as_patch` was given for a key of its kind."""
     layers = [layer for layer in patch.layers if layer is not None]
     if key.kind is ArtifactKind.KEYS:

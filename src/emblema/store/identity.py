@@ -7,7 +7,7 @@ import torch
 from blake3 import blake3
 
 from emblema.errors import StoreError
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 from emblema.store.record import SHARED
 
 _CHUNK = "emblema 2026-11 chunk identity 1"
@@ -65,8 +65,8 @@ def chunk_id(
     return digest.hexdigest()
 
 
-def patch_id(key: PatchKey, owner: str) -> str:
-    """Return the id of one owner's patch, 64 hexadecimal digits.
+def artifact_id(key: ArtifactKey, owner: str) -> str:
+    """Return the id of one owner's artifact, 64 hexadecimal digits.
 
     Two tenants may form a patch of the same shared chunks; each keeps its own, as the text in front of it is its own.
     """

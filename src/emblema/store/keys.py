@@ -27,7 +27,7 @@ class ArtifactKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PatchKey:
+class ArtifactKey:
     """Model, chunk, antecedents and kind; text in front and positions are not part of it and count only as drift.
 
     Attributes:
@@ -86,13 +86,13 @@ class PatchKey:
         return f"{self.label or 'patch'} of {self.chunk[:8]} after [{before}]"
 
 
-def orbit_key(model: str, chunk: str, antecedents: tuple[str, ...], *, strict: bool = False) -> PatchKey:
+def orbit_key(model: str, chunk: str, antecedents: tuple[str, ...], *, strict: bool = False) -> ArtifactKey:
     """Return the key of a chunk's orbit patch after a set of chunks; a strict one leaves the given ordering out."""
     held_out = blake3("".join(antecedents).encode()).hexdigest(16) if strict else None
-    return PatchKey(model, chunk, antecedents, ArtifactKind.ORBIT, held_out=held_out)
+    return ArtifactKey(model, chunk, antecedents, ArtifactKind.ORBIT, held_out=held_out)
 
 
-def key_of_written(written_model: str, chunk: str, antecedents: tuple[str, ...], orbit: bool) -> PatchKey:
+def key_of_written(written_model: str, chunk: str, antecedents: tuple[str, ...], orbit: bool) -> ArtifactKey:
     """Return the key whose `written_model`, chunk, antecedents and orbit flag a file holds.
 
     Raises:
@@ -101,13 +101,13 @@ def key_of_written(written_model: str, chunk: str, antecedents: tuple[str, ...],
     model, _, label = written_model.partition("/")
     name, _, parameter = label.partition("-")
     if orbit:
-        key = PatchKey(model, chunk, antecedents, ArtifactKind.ORBIT, held_out=parameter or None)
+        key = ArtifactKey(model, chunk, antecedents, ArtifactKind.ORBIT, held_out=parameter or None)
     elif name == ArtifactKind.BASIS:
-        key = PatchKey(model, chunk, antecedents, ArtifactKind.BASIS, rank=int(parameter))
+        key = ArtifactKey(model, chunk, antecedents, ArtifactKind.BASIS, rank=int(parameter))
     elif name == ArtifactKind.RESIDUAL:
-        key = PatchKey(model, chunk, antecedents, ArtifactKind.RESIDUAL, layer=int(parameter))
+        key = ArtifactKey(model, chunk, antecedents, ArtifactKind.RESIDUAL, layer=int(parameter))
     else:
-        key = PatchKey(model, chunk, antecedents, ArtifactKind(name) if name else ArtifactKind.PATCH)
+        key = ArtifactKey(model, chunk, antecedents, ArtifactKind(name) if name else ArtifactKind.PATCH)
     if key.written_model != written_model:
         raise ValueError(f"it is of the unknown kind {label[:40]!r}")
     return key

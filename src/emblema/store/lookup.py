@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from emblema.kv.artifacts import Artifact
-from emblema.store.identity import patch_id
-from emblema.store.keys import PatchKey
+from emblema.store.identity import artifact_id
+from emblema.store.keys import ArtifactKey
 from emblema.store.pieces import CachedPiece
 from emblema.store.state import CacheState
 from emblema.store.statistics import StoreCounters
@@ -90,7 +90,7 @@ class PieceLookup:
         *,
         get: Callable[[Owners, str], CachedPiece | None],
         use: Callable[[CachedPiece], None],
-        admit: Callable[[StoredPiece, PatchKey | None], CachedPiece | None],
+        admit: Callable[[StoredPiece, ArtifactKey | None], CachedPiece | None],
     ) -> None:
         self._changed, self._table, self._tiers, self._reader = state.changed, state.table, state.tiers, reader
         self._pool = LookupPool(state.settings.load_deadline, state.counters)
@@ -107,9 +107,9 @@ class PieceLookup:
             return None
         return self._pool.call(id, owners[0], partial(self._fetch_chunk, owners, id))
 
-    def find_artifact(self, owners: Owners, key: PatchKey) -> Artifact | None:
+    def find_artifact(self, owners: Owners, key: ArtifactKey) -> Artifact | None:
         """Return the first owner's artifact of a key, in memory or read from a slower tier; counts as a use."""
-        names = [(owner, patch_id(key, owner)) for owner in owners]
+        names = [(owner, artifact_id(key, owner)) for owner in owners]
         with self._changed:
             for owner, id in names:
                 piece = self._get((owner,), id)
@@ -147,7 +147,7 @@ class PieceLookup:
             known = set(here)
             return [id for id in stored if id not in known and (owner, id) not in self._table.tombstones] + here
 
-    def artifact_keys(self, owners: Owners, chunk: str) -> list[PatchKey]:
+    def artifact_keys(self, owners: Owners, chunk: str) -> list[ArtifactKey]:
         """Return keys of the artifacts of a chunk, in memory and, as far as `HEADERS_READ` headers tell, on disk."""
         with self._changed:
             here = [piece for piece in self._table.artifacts_of(chunk) if piece.owner in owners]
@@ -178,7 +178,7 @@ class PieceLookup:
         stored = self._reader.read_chunk(id, allowed)
         return None if stored is None else self._admit(stored, None)
 
-    def _fetch_artifact(self, owner: str, id: str, key: PatchKey) -> CachedPiece | None:
+    def _fetch_artifact(self, owner: str, id: str, key: ArtifactKey) -> CachedPiece | None:
         """Read an artifact from the slower tiers and list it."""
         if self._is_deleted(owner, id, *key.chunks):
             return None

@@ -12,7 +12,7 @@ from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
 from emblema.store.handles import StoredRows
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 from emblema.store.record import Name, Terms
 
 MemoryTier = Literal["device", "host"]
@@ -51,7 +51,7 @@ class CachedPiece:
     accessed: float
     chunk: Chunk | None = None
     rows: KVRows | None = None
-    key: PatchKey | None = None
+    key: ArtifactKey | None = None
     artifact: Artifact | None = None
     tier: MemoryTier = "device"
     copy_bytes: int = 0

@@ -14,8 +14,8 @@ from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
 from emblema.store.cache import PieceCache
-from emblema.store.identity import SHARED_SALT, owner_digest, patch_id
-from emblema.store.keys import PatchKey
+from emblema.store.identity import SHARED_SALT, artifact_id, owner_digest
+from emblema.store.keys import ArtifactKey
 from emblema.store.leases import Lease
 from emblema.store.pieces import PieceTable
 from emblema.store.prefixes import PrefixRegistry, PrefixStore
@@ -300,39 +300,39 @@ class TenantStore:
         """Let an own chunk be evicted again; returns whether it is here."""
         return self._cache.set_pin(self.owner, chunk, False)
 
-    def find_patch(self, key: PatchKey) -> Patch | None:
+    def find_patch(self, key: ArtifactKey) -> Patch | None:
         """Return the patch with this key, the tenant's own before a shared one; None also for another kind."""
         found = self.find_artifact(key)
         return found if isinstance(found, Patch) else None
 
-    def find_artifact(self, key: PatchKey) -> Artifact | None:
+    def find_artifact(self, key: ArtifactKey) -> Artifact | None:
         """Return the patch or other artifact with this key, the tenant's own before a shared one; or None."""
         found = self._lookup.find_artifact(self._owners, key)
         self._cache.counters.add(self.owner, "patch_misses" if found is None else "patch_hits")
         return found
 
-    def put_patch(self, key: PatchKey, patch: Artifact) -> bool:
+    def put_artifact(self, key: ArtifactKey, artifact: Artifact) -> bool:
         """Keep a patch or another artifact in place of one with the same key; returns whether it was kept.
 
         It is not kept where a chunk that it was made from is not here any more, so that a deletion during its forming
         wins; nor where it alone is larger than the budget. It belongs to the tenant even where all its chunks are
         shared, because the text before them was the tenant's.
         """
-        return self._cache.put_artifact(self._owners, key, patch)
+        return self._cache.put_artifact(self._owners, key, artifact)
 
-    def has_patch(self, key: PatchKey) -> bool:
-        """Return whether an own patch with this key is in memory or on disk; does not count as a use."""
-        return self._lookup.knows(self.owner, patch_id(key, self.owner))
+    def has_artifact(self, key: ArtifactKey) -> bool:
+        """Return whether an own artifact with this key is in memory or on disk; does not count as a use."""
+        return self._lookup.knows(self.owner, artifact_id(key, self.owner))
 
-    def patch_keys(self, chunk: str) -> list[PatchKey]:
-        """Return keys of the own and shared patches of a chunk, after any antecedents.
+    def artifact_keys(self, chunk: str) -> list[ArtifactKey]:
+        """Return keys of the own and shared artifacts of a chunk, after any antecedents.
 
         Of those on disk alone at most `HEADERS_READ` headers are read; a remote tier is not asked.
         """
         return self._lookup.artifact_keys(self._owners, chunk)
 
-    def forget_patches(self, chunk: str) -> int:
-        """Delete the tenant's own patches made from a chunk, which itself stays; returns how many there were."""
+    def delete_artifacts(self, chunk: str) -> int:
+        """Delete the tenant's own artifacts made from a chunk, which itself stays; returns how many there were."""
         return self._cache.delete_artifacts(self.owner, chunk)
 
     def prefixes(self, owner: str) -> PrefixStore:

@@ -17,8 +17,8 @@ from emblema.store import codec
 from emblema.store.arriving import ArrivingRows
 from emblema.store.disk.entry import terms_of, with_terms
 from emblema.store.format import is_passing
-from emblema.store.identity import patch_id
-from emblema.store.keys import PatchKey
+from emblema.store.identity import artifact_id
+from emblema.store.keys import ArtifactKey
 from emblema.store.pieces import CachedPiece
 from emblema.store.record import Name, Record, RecordHeader, RecordReader, RecordTier, RemoteTier, Terms, is_id
 from emblema.store.statistics import StoreCounters
@@ -231,7 +231,7 @@ class TierReader:
         self._tiers, self._device, self._default_terms = tiers, device, terms
         self._lock = threading.Lock()
         # Keys read from headers, by id, which is a digest of the key.
-        self._keys: OrderedDict[str, PatchKey] = OrderedDict()
+        self._keys: OrderedDict[str, ArtifactKey] = OrderedDict()
 
     def read_chunk(self, id: str, owners: Sequence[str]) -> StoredPiece | None:
         """Return the first owner's chunk without its rows, or None."""
@@ -246,7 +246,7 @@ class TierReader:
 
         return self._tiers.read(id, owners, parse)
 
-    def read_artifact(self, id: str, owner: str, key: PatchKey) -> StoredPiece | None:
+    def read_artifact(self, id: str, owner: str, key: ArtifactKey) -> StoredPiece | None:
         """Return the owner's artifact of a key, or None."""
 
         def parse(label: str, reader: RecordReader) -> StoredPiece:
@@ -258,15 +258,15 @@ class TierReader:
 
         return self._tiers.read(id, (owner,), parse)
 
-    def read_key(self, id: str, owner: str) -> PatchKey | None:
+    def read_key(self, id: str, owner: str) -> ArtifactKey | None:
         """Return the key of an owner's artifact from its header alone, or None where it is damaged or gone."""
         with self._lock:
             if id in self._keys:
                 return self._keys[id]
 
-        def parse(label: str, reader: RecordReader) -> PatchKey:
-            key = codec.patch_key(reader)
-            if patch_id(key, owner) != id:
+        def parse(label: str, reader: RecordReader) -> ArtifactKey:
+            key = codec.artifact_key(reader)
+            if artifact_id(key, owner) != id:
                 raise StoreError(f"{id[:12]} holds another patch than its name says")
             return key
 

@@ -205,4 +205,4 @@ class KVWorker:
                     raise LoadError(key.chunk, "it is not in the store any more")
                 rows = lease.rows[key.chunk]
                 deficits = deficits_of(self._spec, copied[place.start], prompt.prompt, place, rows, set(layers))
-                store.put_patch(key, form_patch(deficits, rank, self._spec.dtype))
+                store.put_artifact(key, form_patch(deficits, rank, self._spec.dtype))

@@ -17,7 +17,7 @@ from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
 from emblema.store.identity import chunk_id
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 from emblema.store.store import TenantStore
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.spans import CachedSpans, Claim, unsupported_reason
@@ -127,7 +127,7 @@ def plan_request(
             raise EmblemaError(f"strategy is {name!r}: give a name")
         # Nothing is measured of a lane here, so `auto` decides by the default policy.
         knowledge = Knowledge(
-            spec.fingerprint, spec.layouts, store.find_artifact, lambda prompt: None, patch_keys=store.patch_keys
+            spec.fingerprint, spec.layouts, store.find_artifact, lambda prompt: None, artifact_keys=store.artifact_keys
         )
         plan = parse(name).plan(prompt, knowledge)
     except EmblemaError as error:
@@ -172,13 +172,13 @@ def _needs_of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) ->
     """Return patches of the chunks that `auto` computes in their place, where the store has none that serves."""
     chunks = {segment.start: (segment, chunk) for segment, chunk in prompt.chunk_segments}
     layers = tuple(range(plan.layers))
-    needs: dict[PatchKey, PatchNeed] = {}
+    needs: dict[ArtifactKey, PatchNeed] = {}
     for decision in plan.decisions:
         segment, chunk = chunks[decision.start]
         rank = rank_of(chunk, knowledge, knowledge.policy_inputs.policy)
         if decision.lane not in COMPUTED or rank == 0:
             continue
-        key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+        key = ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment))
         if not knowledge.holds(PatchUse(key, rank)):
             needs[key] = (key, rank, layers)
     return tuple(needs.values())

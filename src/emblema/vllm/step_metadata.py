@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 from emblema.vllm.spans import Claim
 
-PatchNeed = tuple[PatchKey, int, tuple[int, ...]]
+PatchNeed = tuple[ArtifactKey, int, tuple[int, ...]]
 """A patch to be formed: its key, its rank and its layers."""
 
 

@@ -290,7 +290,7 @@ def _find_patches(
             continue
         others = [other for other in groups if other is not group]
         kinds = group.parts[-1].kinds - {"text"} or {"text"}
-        keys = [{key for key in session.store.patch_keys(source) if key.model == model} for source in group.sources]
+        keys = [{key for key in session.store.artifact_keys(source) if key.model == model} for source in group.sources]
         plain = [{key.antecedents for key in found if key.kind is ArtifactKind.PATCH} for found in keys]
         if all(session.trusts(kind, Lane.PATCH, AUTO) for kind in kinds):
             for first in plain[0]:

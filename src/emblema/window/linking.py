@@ -81,7 +81,7 @@ class WindowLinker:
         new_tokens = 0 if question.sampling is None else question.sampling.max_new_tokens
         session.refuse_without_room(prompt, new_tokens)
         chunks = {part.chunk.id for part in prompt.chunk_parts if part.state is RowState.CANONICAL}
-        stored = {key for chunk in chunks for key in session.store.patch_keys(chunk)}
+        stored = {key for chunk in chunks for key in session.store.artifact_keys(chunk)}
         queued = runtime.patches_queued
         prefill = session.link(LinkRequest(prompt, question.strategy, min(new_tokens, DECODE_RESERVE)))
         patches = [rows.patch.key for rows in prefill.plan.ranges if rows.patch]

@@ -15,7 +15,7 @@ from emblema.link.policy.policy import Decision, Lane, LaneVerdict, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.patch import PatchStrategy
-from emblema.store.keys import ArtifactKind, PatchKey, orbit_key
+from emblema.store.keys import ArtifactKey, ArtifactKind, orbit_key
 
 EXCESS = 1
 """New antecedents beyond the stored ones that a refresh absorbs; with more the paper rebuilds (appendix D)."""
@@ -88,7 +88,7 @@ def drift_of(stored: Sequence[str], now: Sequence[str]) -> Drift:
     return Drift(change, gone, new, kept, ordered)
 
 
-def nearest(keys: Iterable[PatchKey], now: Sequence[str]) -> list[tuple[PatchKey, Drift]]:
+def nearest(keys: Iterable[ArtifactKey], now: Sequence[str]) -> list[tuple[ArtifactKey, Drift]]:
     """Return the plain patches of one chunk with their drift, the nearest antecedents first."""
     drifts = [(key, drift_of(key.antecedents, now)) for key in keys if key.kind is ArtifactKind.PATCH]
     return sorted(drifts, key=lambda pair: (pair[1].gone + pair[1].new, not pair[1].ordered, pair[0].antecedents))
@@ -134,7 +134,7 @@ class Chooser:
     def decide(self, segment: Segment, chunk: Chunk) -> Decision:
         """Return the lane of a chunk and why."""
 
-        def decided(lane: Lane, reason: str, key: PatchKey | None = None, rank: int = 0) -> Decision:
+        def decided(lane: Lane, reason: str, key: ArtifactKey | None = None, rank: int = 0) -> Decision:
             return Decision(chunk.id, chunk.kind, segment.start, segment.stop, lane, reason, key, rank)
 
         part = segment.part if isinstance(segment.part, ChunkPart) else ChunkPart(chunk)
@@ -158,12 +158,12 @@ class Chooser:
         lane, why, key = self._computed(segment, chunk)
         return replace(decided(lane, "; ".join([why, *closed.values()]), key), closed=(*closed, *distrusted))
 
-    def _candidates(self, segment: Segment, chunk: Chunk) -> Iterator[tuple[Lane, str, PatchKey | None, int]]:
+    def _candidates(self, segment: Segment, chunk: Chunk) -> Iterator[tuple[Lane, str, ArtifactKey | None, int]]:
         """Yield what could be taken, the most faithful first; stale patches are left out."""
         model, before = self.knowledge.model, self.prompt.antecedents(segment)
         rank = rank_of(chunk, self.knowledge, self.policy)
         if rank > 0:
-            key = PatchKey(model, chunk.id, before)
+            key = ArtifactKey(model, chunk.id, before)
             if self.knowledge.holds(PatchUse(key, rank)):
                 yield Lane.PATCH, "these antecedents are known", key, rank
             elif len(before) > 1 and len(set(before)) == len(before):
@@ -177,7 +177,7 @@ class Chooser:
                     break
         yield Lane.BARE, f"{chunk.kind} shows no gap on this model", None, 0
 
-    def _computed(self, segment: Segment, chunk: Chunk) -> tuple[Lane, str, PatchKey | None]:
+    def _computed(self, segment: Segment, chunk: Chunk) -> tuple[Lane, str, ArtifactKey | None]:
         if rank_of(chunk, self.knowledge, self.policy) == 0:
             return Lane.FULL, "it is too short for a patch", None
         before = self.prompt.antecedents(segment)
@@ -187,12 +187,12 @@ class Chooser:
                 return Lane.REFRESH, f"its antecedents changed ({drift})", key
         return Lane.FULL, "its antecedents are not known", None
 
-    def _stored(self, chunk: Chunk, before: tuple[str, ...]) -> list[tuple[PatchKey, Drift]]:
+    def _stored(self, chunk: Chunk, before: tuple[str, ...]) -> list[tuple[ArtifactKey, Drift]]:
         """Return the chunk's plain patches of this model, the nearest antecedents first."""
-        keys = [key for key in self.knowledge.patch_keys(chunk.id) if key.model == self.knowledge.model]
+        keys = [key for key in self.knowledge.artifact_keys(chunk.id) if key.model == self.knowledge.model]
         return nearest(keys, before)
 
-    def _verdict(self, chunk: Chunk, lane: Lane, key: PatchKey | None) -> LaneVerdict:
+    def _verdict(self, chunk: Chunk, lane: Lane, key: ArtifactKey | None) -> LaneVerdict:
         """Return whether the lane keeps the bounds, and computing the rows instead would not be quicker as well."""
         if self.trial is not None:
             return LaneVerdict(self.trial == Trial(chunk.kind, lane), "this lane is to be measured")

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Self
 
 from emblema.errors import EmblemaError
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Decision:
     stop: int
     lane: Lane
     reason: str
-    key: PatchKey | None = None
+    key: ArtifactKey | None = None
     rank: int = 0
     closed: tuple[Lane, ...] = ()
 

@@ -11,7 +11,7 @@ from emblema.kv.patch import Patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
 from emblema.link.policy.policy import PolicyInputs
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,23 @@ class Knowledge:
         find_artifact: returns the stored patch or other artifact of a key, or None.
         find_prefix: returns the longest exact prefix of earlier prompts, or None.
         others: returns how many items other than a patch's own have left their directions to pool.
-        patch_keys: returns the keys of a chunk's stored patches, whatever was before it.
+        artifact_keys: returns the keys of a chunk's stored patches, whatever was before it.
         policy_inputs: the policy of `auto`, and what was measured of its lanes.
     """
 
     model: str
     layouts: tuple[LayerLayout, ...]
-    find_artifact: Callable[[PatchKey], Artifact | None]
+    find_artifact: Callable[[ArtifactKey], Artifact | None]
     find_prefix: Callable[[Prompt], PrefixMatch | None]
-    others: Callable[[PatchKey], int] = lambda key: 0
-    patch_keys: Callable[[str], Iterable[PatchKey]] = lambda chunk: ()
+    others: Callable[[ArtifactKey], int] = lambda key: 0
+    artifact_keys: Callable[[str], Iterable[ArtifactKey]] = lambda chunk: ()
     policy_inputs: PolicyInputs = PolicyInputs()
 
     @property
     def layers(self) -> int:
         return len(self.layouts)
 
-    def find_patch(self, key: PatchKey) -> Patch | None:
+    def find_patch(self, key: ArtifactKey) -> Patch | None:
         """Return the stored patch of a key; None where there is none, or an artifact of another kind."""
         found = self.find_artifact(key)
         return found if isinstance(found, Patch) else None
@@ -88,7 +88,7 @@ def plan_chunks(
 ) -> LinkPlan:
     """Return the plan of ranges laid out by `lay_out`; artifacts that they use and the store lacks are to be formed."""
     ranges = lay_out(prompt, knowledge.layers, chunk_ranges, in_context=in_context)
-    forming: dict[PatchKey, None] = {}
+    forming: dict[ArtifactKey, None] = {}
     for part in ranges:
         if part.residual is not None and knowledge.find_artifact(part.residual.key) is None:
             forming[part.residual.key] = None

@@ -7,7 +7,7 @@ from emblema.link.plan import LinkPlan, PatchUse, RowRange
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, plan_chunks
 from emblema.link.strategies.patch import PatchStrategy, patched
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Basis:
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rank = PatchStrategy(rank=self.rank).rank_for(chunk.tokens, knowledge)
-            own = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+            own = ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment))
             use = PatchUse(replace(own, kind=ArtifactKind.BASIS, rank=rank), rank)
             stored = knowledge.find_patch(use.key)
             if stored is not None:

@@ -6,7 +6,7 @@ from emblema.kv.chunk import Chunk
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, plan_chunks
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LowRankKeys:
         widest = max(layout.keys[0] * layout.keys[1] for layout in knowledge.layouts)
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
-            key = PatchKey(knowledge.model, chunk.id, kind=ArtifactKind.KEYS)
+            key = ArtifactKey(knowledge.model, chunk.id, kind=ArtifactKind.KEYS)
             use, origin = PatchUse(key, min(self.rank, chunk.tokens, widest)), ChunkOrigin(chunk.id)
             return [RowRange(*segment.rows, RowSource.TAKEN, (0, knowledge.layers), origin, use)]
 

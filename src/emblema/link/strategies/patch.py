@@ -7,7 +7,7 @@ from emblema.kv.patch import rank_for_share
 from emblema.link.plan import LinkPlan, PatchUse, RowRange
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, plan_chunks, taken
-from emblema.store.keys import PatchKey
+from emblema.store.keys import ArtifactKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PatchStrategy:
             if rank == 0:
                 bare.append(chunk.id)
                 return taken(segment, chunk, knowledge.layers)
-            key = PatchKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+            key = ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment))
             return patched(segment, chunk, knowledge.layers, PatchUse(key, rank), first)
 
         plan = plan_chunks(self.name, prompt, knowledge, chunk_ranges)

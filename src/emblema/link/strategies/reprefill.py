@@ -6,7 +6,7 @@ from emblema.kv.chunk import Chunk
 from emblema.link.plan import ChunkOrigin, LinkPlan, ResidualUse, RowRange, RowSource
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, plan_chunks
-from emblema.store.keys import ArtifactKind, PatchKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Reprefill:
                 shallow = RowRange(*rows, RowSource.COMPUTED, (0, count))
                 return [shallow, RowRange(*rows, RowSource.TAKEN, (count, layers), origin)]
             cut = layers - count
-            key = PatchKey(knowledge.model, chunk.id, kind=ArtifactKind.RESIDUAL, layer=cut)
+            key = ArtifactKey(knowledge.model, chunk.id, kind=ArtifactKind.RESIDUAL, layer=cut)
             stream = ResidualUse(key, int(chunk.encoded.embeds.shape[1]))
             taken = RowRange(*rows, RowSource.TAKEN, (0, cut), origin)
             return [taken, RowRange(*rows, RowSource.COMPUTED, (cut, layers), residual=stream)]
