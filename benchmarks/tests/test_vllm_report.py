@@ -57,7 +57,9 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
         "first_tokens": {"parameters": 137_000_000, "pictures": 4, "arms": arms},
         "talks": {"parameters": 137_000_000, "held": held},
     }
-    text = write_report(found, tmp_path, "python -m benchmarks vllm --out docs/results").read_text()
+    page = write_report(found, tmp_path, "python -m benchmarks vllm --out docs/results")
+    text = page.read_text()
+    assert page == tmp_path / "vllm.md"
     pictures = sorted(tmp_path.glob("*.png"))
     assert [path.name for path in pictures] == ["vllm-first-tokens.png", "vllm-talks.png"]
     assert all(Image.open(path).size[0] > 500 for path in pictures)

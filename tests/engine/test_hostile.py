@@ -219,7 +219,7 @@ def test_a_cancelled_request_lets_the_next_one_in(episode: Episode) -> None:
                 long.cancel()
                 reply = await own.generate([*pages, QUESTION], "blind")
                 assert reply.text and long.cancelled()
-                assert calls.count < 2_000, "it was not decoded to its end"
+                assert calls.count < 200, "it was not decoded to its end"
         await own.close()
         with pytest.raises(EmblemaError, match="closed"):
             await own.add(episode.pages[0].image())

@@ -229,7 +229,9 @@ def test_rows_that_are_too_slow_are_computed_instead(reference: Engine, episode:
     tier.seconds = 600.0
     with Store(remote=tier, settings=StoreSettings(load_deadline=0.3)) as store, engine_on(reference, store) as engine:
         again = [engine.add(picture) for picture in pictures(episode)]
+        began = time.monotonic()
         after = engine.prefill([*again, QUESTION], "blind")
+        assert time.monotonic() - began < 15
         assert torch.equal(before.logits, after.logits)
         assert after.usage.recaptured_tokens > 0 and store.statistics.late_loads >= 1
         tier.hurry.set()

@@ -248,7 +248,7 @@ def test_bytes_that_drip_are_cut_at_the_deadline(site: Site, path: str) -> None:
     started = time.monotonic()
     with pytest.raises(MediaError, match=r"longer than 0\.3 s"):
         fetch(site.address(path), limits)
-    assert time.monotonic() - started < 20, "the whole answer takes 100 s"
+    assert time.monotonic() - started < 2
 
 
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:

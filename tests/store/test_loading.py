@@ -1,6 +1,7 @@
 """What comes back from a slower tier is verified, in time, or made again."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,9 @@ def test_a_slow_load_is_given_up_at_the_deadline(disk: FaultyDisk) -> None:
         assert is_numbered(1, found.rows)
         wait_until(lambda: store.statistics.bytes <= ONE)
         disk.faults.open = held = threading.Event()
+        began = time.monotonic()
         assert view.find(name(2)) is None, "found missing while the disk still holds the call"
+        assert time.monotonic() - began < 0.45
         assert store.statistics.late_loads == 2
         held.set()
 

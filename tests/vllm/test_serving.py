@@ -46,8 +46,8 @@ def test_vllm_serve_hands_other_options_on(tmp_path: Path, monkeypatch: pytest.M
     assert refused.exit_code != 0
 
 
-def test_a_bundled_name_is_served_from_its_folder(tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
+def test_a_bundled_name_is_served_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
     for name, source in (("org/model", "org/model"), ("reference", str(bundled_folder("reference")))):
         line = command(name, tmp_path)
         assert line[line.index("--model") + 1] == source and line[line.index("--served-model-name") + 1] == name
