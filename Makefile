@@ -92,7 +92,7 @@ soak: $(VENV)/installed-dev  ## Ask a stream of 20,000 frames all the way and ki
 soak-short: $(VENV)/installed-dev  ## About two minutes of the soak, held to the same
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2 --report $(VENV)/soak
 
-results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small sample measured anew
+results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small sample measured again
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m benchmarks results --check --items 2 --plain
 
 MODEL ?= reference

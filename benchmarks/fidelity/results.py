@@ -44,8 +44,8 @@ BARS_NOTE = (
 )
 ORACLE_NOTE = (
     "An oracle is told what no method knows: `oracle-deficit` the true deficit of every row, `oracle-query` which rows "
-    "this very question reads, chosen anew for every question, and neither choice is charged. These questions read few "
-    "rows of a picture, so few recomputed rows serve one; a patch is made once and serves every question. Where an "
+    "this very question reads, chosen again for every question, and neither choice is charged. These questions read "
+    "few rows of a picture, so few recomputed rows serve one; a patch is made once and serves every question. Where an "
     "oracle leads a patch over all layers, the bytes were spread over layers that hardly need them: on the deepest "
     "half alone the same bytes hold more directions. A latent cache is narrow, so a share of its bytes holds fewest."
 )
@@ -106,7 +106,7 @@ def page(folder: Path) -> str:
     parts = [
         "# Results: reuse against re-prefill",
         f"`python -m benchmarks results` made this page from the files in `{folder.name}/`; no figure is typed by "
-        "hand, and `python -m benchmarks results --check` holds it to them and to a small sample measured anew.",
+        "hand, and `python -m benchmarks results --check` holds it to them and to a small sample measured again.",
         READING,
         "## What was measured",
         markdown_table(

@@ -139,7 +139,7 @@ def _wait(done: Callable[[], bool]) -> None:
 
 def opened(view: TenantStore) -> int:
     """Return how often a file was opened: once to find a piece that memory does not have, once for its rows."""
-    disk = view.store.disk
+    disk = view.parent.disk
     return 0 if disk is None else disk.statistics.hits
 
 

@@ -67,6 +67,6 @@ def policy(
             )
 
 
-def _lines(owner: str, ledger: "FidelityLog") -> list[dict[str, Any]]:
-    ranks = ledger.plateaus()
-    return [{"owner": owner, **asdict(line), "plateau": ranks.get(line.model)} for line in ledger.reports()]
+def _lines(owner: str, log: "FidelityLog") -> list[dict[str, Any]]:
+    ranks = log.plateaus()
+    return [{"owner": owner, **asdict(line), "plateau": ranks.get(line.model)} for line in log.reports()]

@@ -88,7 +88,7 @@ def verify(
 
 @app.command()
 def gc(store: StoreFolder, as_json: Json = False, plain: Plain = False) -> None:
-    """Delete what has expired, what dead writers left behind, and what is in quarantine."""
+    """Delete what has expired, what writers that crashed have left, and what is in quarantine."""
     with open_store(store) as tier, bar(plain or as_json, "comparing with the files", 1) as step:
         report = tier.gc(lambda done, total: step(done / total))
     if as_json:

@@ -214,7 +214,7 @@ class Engine:
     @cached_property
     def files(self) -> StaticLibrary:
         """The tenant's own files: `add`, `list`, `delete`, and by name a part of a prompt; see `StaticLibrary`."""
-        return StaticLibrary(_libraries_of(self.store.store), self._tenant_model)
+        return StaticLibrary(_libraries_of(self.store.parent), self._tenant_model)
 
     def collection(self, name: str, embedder: Embedder | None = None) -> DynamicLibrary:
         """Return a reference collection of the shared library; an engine on `store.shared` may change it.
@@ -226,7 +226,7 @@ class Engine:
         Raises:
             StoreError: this is no name.
         """
-        return DynamicLibrary(_libraries_of(self.store.store), name, self._tenant_model, embedder)
+        return DynamicLibrary(_libraries_of(self.store.parent), name, self._tenant_model, embedder)
 
     @property
     def _tenant_model(self) -> TenantModel:
@@ -470,11 +470,11 @@ def _tenant_store(given: Any, salt: bytes) -> TenantStore:
         raise EmblemaError(f"the salt is a {type(salt).__name__}: give bytes")
     if isinstance(given, TenantStore):
         if salt not in (b"", given.salt):
-            raise StoreError("the view belongs to another tenant: give the store, or leave the salt out")
+            raise StoreError("this store is another tenant's: give the whole store, or leave the salt out")
         return given
     if isinstance(given, Store):
         return given.tenant(salt)
-    raise EmblemaError(f"the store is a {type(given).__name__}: give a Store, a view of one, or a folder")
+    raise EmblemaError(f"the store is a {type(given).__name__}: give a Store, a tenant's store, or a folder")
 
 
 def _libraries_of(store: Store) -> Libraries:

@@ -75,7 +75,7 @@ class CheckResult:
 
     Attributes:
         kinds: of content.
-        samples: of each strategy but re-prefill, prompt by prompt, what the ledger of `auto` takes in.
+        samples: of each strategy but re-prefill, prompt by prompt, what the fidelity log of `auto` takes in.
     """
 
     pictures: int

@@ -151,9 +151,9 @@ class Catalogue:
         return version
 
     def end_later(self, scope: str, library: str, names: Iterable[str]) -> None:
-        """Entries whose media were deleted while no row could be written: out of sight, and out with the next change.
+        """Hide entries whose media were deleted while no row could be written; the next change deletes their rows.
 
-        A process that ends before leaves their names behind, with nothing to them.
+        A process that ends before that leaves their names without entries.
         """
         with self._lock:
             self._unwritten_ends |= {(scope, library, name) for name in names}
@@ -293,7 +293,7 @@ class Catalogue:
             try:
                 self.change(scope, library, {})
             except StoreError as error:
-                _LOG.warning("names of deleted entries are left behind: %s", error)
+                _LOG.warning("names of deleted entries are left over: %s", error)
         self._file.close()
 
 

@@ -25,7 +25,7 @@ UNSAVED_CHUNKS = 64
 
 
 class SavedIndex:
-    """A vector index and its file. What the file lacks is made again from the chunks, so it may be lost or lag behind.
+    """A vector index and its file. What the file lacks is made again from the chunks, so it may be lost or out of date.
 
     Attributes:
         damaged: files that could not be trusted.

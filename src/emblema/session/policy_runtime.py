@@ -54,7 +54,7 @@ class PolicyRuntime:
     ) -> None:
         self.adapter, self.store, self.policy = adapter, store, policy
         self.patch_worker, self.costs = patch_worker, costs
-        self._logs = FidelityLogs.of_store(store.store)
+        self._logs = FidelityLogs.of_store(store.parent)
         self._log = self._logs.of(store.owner)
         self._canary = Canary(self._log, lambda: self.adapter.fingerprint)
         self._seen_media = SeenMedia(adapter, store)

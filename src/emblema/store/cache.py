@@ -371,7 +371,7 @@ class PieceCache:
             self._remove(piece)
             self.release([piece])
         for label in labels:
-            # It verified, but whoever computes with it found that it is not what it says.
+            # Its checksum held, but the computation that used it found wrong contents.
             self.tiers.distrust(label, piece.id, piece.owner, error)
 
     # Eviction: which pieces go is decided by `_make_room` and `PieceTable.victims`, and nowhere else.
@@ -401,7 +401,7 @@ class PieceCache:
         self._bound_unsaved(spare)
 
     def _bound_unsaved(self, spare: CachedPiece | None) -> None:
-        """Drop the oldest unsaved pieces where saving falls far behind, as memory is bounded; `flush` reports them."""
+        """Drop the oldest unsaved pieces where saving is too slow, as memory is bounded; `flush` reports them."""
         table, budget = self.table, self.table.budgets["device"]
         most = None if budget is None else max(budget, UNSAVED_BYTES)
         if most is None or table.excess("device") <= most:

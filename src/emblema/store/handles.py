@@ -15,7 +15,7 @@ ReadRows = Callable[[str, str], KVRows]
 class StoredRows(Sequence[LayerRows]):
     """The rows of a stored chunk: every use finds them in whichever tier they are by then.
 
-    It holds no rows itself, so whoever keeps a chunk keeps no memory. A lease avoids repeated look-ups and keeps rows
+    It holds no rows itself, so keeping a chunk keeps no memory. A lease avoids repeated look-ups and keeps rows
     from being evicted between two reads.
 
     Args:

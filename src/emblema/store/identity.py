@@ -68,7 +68,7 @@ def chunk_id(
 def artifact_id(key: ArtifactKey, owner: str) -> str:
     """Return the id of one owner's artifact, 64 hexadecimal digits.
 
-    Two tenants may form a patch of the same shared chunks; each keeps its own, as the text in front of it is its own.
+    Two tenants may form a patch of the same shared chunks; each keeps its own, as the text before it is its own.
     """
     digest = blake3(derive_key_context=_PATCH)
     digest.update(canonical([owner, key.written_model, key.chunk, list(key.antecedents), key.orbit]))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Companion(Protocol):
-    """Something that is closed with the store, such as its libraries."""
+    """An object that all users of a store share and that is closed with it, such as its libraries."""
 
     def close(self) -> None: ...
 
@@ -121,7 +121,7 @@ class Store:
         )
 
     def companion(self, name: str, make: "Callable[[], CompanionT]") -> "CompanionT":
-        """Return what all users of the store share under a name; made when first asked for, closed with the store."""
+        """Return the object that all users of the store share under a name, made at the first call."""
         with self._lock:
             if name not in self._companions:
                 self._companions[name] = make()
@@ -174,11 +174,15 @@ class TenantStore:
     Args:
         store: the store it is a part of.
         salt: the tenant's secret.
+
+    Attributes:
+        parent: the store it is a part of, with what all tenants share.
+        owner: digest of the salt, under which the tenant's pieces are kept.
     """
 
     def __init__(self, store: Store, salt: bytes = b"") -> None:
         # Holding the store keeps it open.
-        self.store = store
+        self.parent = store
         self.salt = salt
         self.owner = owner_digest(salt)
         self._owners: tuple[str, ...] = (self.owner,) if self.owner == SHARED else (self.owner, SHARED)
@@ -187,7 +191,7 @@ class TenantStore:
     @property
     def disk(self) -> "DiskTier | None":
         """The store's disk tier, which all tenants share; None without a folder."""
-        return self.store.disk
+        return self.parent.disk
 
     @property
     def lookup_salts(self) -> tuple[bytes, ...]:
@@ -215,7 +219,7 @@ class TenantStore:
     @property
     def statistics(self) -> StoreStatistics:
         """Counters and contents, of own pieces only."""
-        return self.store.statistics_of(self.owner)
+        return self.parent.statistics_of(self.owner)
 
     def ids(self) -> list[str]:
         """Return ids of own chunks: those on disk alone, then those in memory, the least recently used first."""
@@ -337,7 +341,7 @@ class TenantStore:
 
     def prefixes(self, owner: str) -> PrefixStore:
         """Return the tenant's exact prefixes of one model and dtype, `owner` being a digest of them."""
-        return self.store.prefixes.of(self.owner, owner)
+        return self.parent.prefixes.of(self.owner, owner)
 
     @contextmanager
     def lease(self, ids: Iterable[str], timeout: float = 60.0) -> Iterator[Lease]:

@@ -136,7 +136,7 @@ class TierStack:
             self.note_failure(label, "quarantine", failure, owner)
 
     def write(self, label: str, record: Record, terms: Terms) -> None:
-        """Keep a record in one tier; as RecordTier.write. A remote record carries its terms to whoever reads it."""
+        """Keep a record in one tier; as RecordTier.write. A remote record carries its terms for its other readers."""
         if label == REMOTE:
             record = replace(record, header=with_terms(record.header, terms, None, record.header.created))
         self.tiers[label].write(record, terms)

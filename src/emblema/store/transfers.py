@@ -143,7 +143,7 @@ class RowMover:
         with self._changed:
             complete = failure is None and rows.complete
             if failure is not None:
-                # Under the lock: whoever sees the failure sees too that it was not for want of time.
+                # Under the lock: a reader of the failure must also see that it was no time-out.
                 piece.loading = False
                 rows.fail(failure)
                 piece.saved.clear()

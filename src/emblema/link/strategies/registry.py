@@ -98,7 +98,7 @@ KINDS: tuple[StrategyKind, ...] = (
     ),
     StrategyKind(
         "orbit-M",
-        "one rank-M patch for every ordering of the chunks in front",
+        "one rank-M patch that serves every ordering of the chunks before it",
         rf"orbit-{NUMBER}",
         lambda match: OrbitStrategy(_whole(match, "the rank")),
     ),
