@@ -16,7 +16,7 @@ Told = dict[str, object]
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with three chunks and the patches of the two behind the first."""
+    """A store with three chunks and the patches of the two after the first."""
     folder = tmp_path_factory.mktemp("stores") / "kept"
     with Engine.load("reference", store=folder) as engine:
         pictures = [Image.new("RGB", (128, 128), colour) for colour in ("red", "green", "blue")]

@@ -60,7 +60,7 @@ def text(count: int, seed: int = 0) -> TextPart:
 
 
 def prompt_of(name: str, parts: list[Part], shift: int = 0) -> Prompt:
-    """A prompt whose first token stands at position `shift`."""
+    """A prompt whose first token is at position `shift`."""
     prompt = Prompt.of(parts, engine(name).adapter.axes)
     segments = tuple(replace(segment, position=segment.position + shift) for segment in prompt.segments)
     return Prompt(segments, prompt.axes, prompt.next_position + shift)

@@ -74,7 +74,7 @@ def test_forging_does_not_race() -> None:
 
 
 def test_text_behind_a_chunk_is_tokenised_as_the_stock_processor_would() -> None:
-    """A tokenizer that marks only the first word of a string must not mark the first word behind a picture."""
+    """A tokenizer that marks only the first word of a string must not mark the first word after a picture."""
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: index for index, token in enumerate(["<unk>", "<image>", "▁", "a", "b", "▁a", "▁b"])}

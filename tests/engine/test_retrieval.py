@@ -38,13 +38,13 @@ def first_word(engine: Engine, parts: list) -> str:
 
 
 def sequence(engine: Engine, parts: list, said: int, page: Chunk) -> list:
-    """The whole prompt as it stands when decoding goes on: a page and a question, a word said, another page."""
+    """The whole prompt when decoding goes on: a page and a question, a word said, another page."""
     tokenizer = engine.tokenizer
     opening = engine.prefill(parts, "full").token_ids.tolist()
     start = opening.index(int(parts[0].encoded.token_ids[0]))
     before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (BEFORE, AFTER))
-    behind = [*opening[start + parts[0].tokens :], said, *before]
-    return [opening[:start], parts[0], behind, page, after]
+    later = [*opening[start + parts[0].tokens :], said, *before]
+    return [opening[:start], parts[0], later, page, after]
 
 
 @pytest.mark.parametrize("strategy", ["full", "blind", "patch-100%"])

@@ -48,7 +48,7 @@ def test_segments_link_like_pictures(name: str, still: Path) -> None:
     positions = full.prompt.positions
     after = full.prompt.next_position - 4 + torch.arange(4)
     assert torch.equal(positions[:, -4:], after.expand_as(positions[:, -4:]))
-    assert int(positions[:, :-4].max()) < int(positions[:, -4:].min()), "text after a video stands past all of it"
+    assert int(positions[:, :-4].max()) < int(positions[:, -4:].min()), "text after a video is past all of it"
 
 
 def test_the_frame_rate_is_part_of_a_segment(still: Path) -> None:

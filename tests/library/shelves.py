@@ -22,7 +22,7 @@ from tests.families import loaded, picture, token, words
 
 @dataclass
 class Clock:
-    """Time that stands until it is moved."""
+    """A clock that shows the same time until it is set."""
 
     time: float = 1000.0
 
@@ -134,7 +134,7 @@ def _unit(embeds: torch.Tensor) -> Vectors:
 
 
 class Landmarks:
-    """An embedder in which every chunk stands on an axis of its own, in the order they are first seen.
+    """An embedder in which every chunk has an axis of its own, in the order they are first seen.
 
     A query of words such as `word3` asks for the chunk whose axis that is, once for each word.
     """

@@ -1,4 +1,4 @@
-"""Calibration on decoders of many makes behind one vision model: layout, width, table, windows, layers without rope."""
+"""Calibration on decoders of many makes with one vision model: layout, width, table, windows, layers without rope."""
 
 from typing import Any
 

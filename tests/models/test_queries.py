@@ -18,7 +18,7 @@ from tests.families import CASES, loaded, words
 
 
 def placed(states: Tensor, layout: LayerLayout, book: PhaseBook) -> Tensor:
-    """Position-free states set at their positions: the band stands at the end of latent rows, else where it is."""
+    """Position-free states set at their positions: the rotated band is at the end of latent rows, else where it is."""
     band = layout.rotary
     if band is None:
         return states

@@ -112,7 +112,7 @@ def test_a_bad_lane_is_closed_formed_again_and_opens_again(reference: Engine, ep
     assert lanes[0] == "auto:patch" and "auto:full" in lanes, "not by one item, and not never"
     assert not own.policy_runtime.trusts("image", "patch")
     assert lanes.index("auto:full") >= 3
-    # What is computed is formed again, and then tried behind the answers: the lane has become good.
+    # What is computed is formed again, and then tried after the answers: the lane has become good.
     later: list[str] = []
     while not own.policy_runtime.trusts("image", Lane.PATCH) and len(later) < 120:
         later.append(ask(own, pages, question))
@@ -259,9 +259,7 @@ def test_the_async_engine_compares_when_nobody_waits(episode: Episode) -> None:
                 if own.engine.policy_runtime.statistics.canary.checks:
                     break
                 await asyncio.sleep(0.05)
-            assert own.engine.policy_runtime.statistics.canary.checks == 1, (
-                "one at a time, behind all that came at once"
-            )
+            assert own.engine.policy_runtime.statistics.canary.checks == 1, "one at a time, after all that came at once"
             with pytest.raises(StrategyError):
                 await own.generate([*pages, QUESTION], "blind", policy=ALWAYS)
 

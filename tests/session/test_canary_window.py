@@ -20,7 +20,7 @@ ALWAYS = Policy(canary=1, canary_rows=math.inf)
 
 
 def trace_of(seed: int, steps: int, *, changing: bool) -> Trace:
-    """Legends that come and go in a small window; drawn anew each time, or always the same."""
+    """Legends that come and go in a small window; drawn again each time, or always the same."""
     return agent_trace(seed, TraceSettings(steps, 8, legend=2, listed=8, changing=changing, gone=0, look_back=3))
 
 
@@ -75,11 +75,11 @@ def test_survivors_that_break_the_bound_are_trusted_no_longer(reference: Engine)
     assert all(lanes) and counted.skipped == counted.failed == 0
     assert line.measured == len(lanes) >= 2 and line.kl > 0.05 and not line.open, "never by one item"
     assert line_of(own, Lane.SURVIVOR, "text").measured == line.measured
-    # What is computed anew answers as re-prefill does.
+    # What is computed again answers as re-prefill does.
     asked = agent.trace.steps[len(lanes) - 1 + agent.trace.warm].question.text
     agent.window.slide()
-    anew = agent.window.prefill(asked)
-    assert "survivor" not in anew.usage.lane and agent.divergence(anew, asked) < 1e-6
+    again = agent.window.prefill(asked)
+    assert "survivor" not in again.usage.lane and agent.divergence(again, asked) < 1e-6
 
 
 def test_survivors_that_keep_the_bound_stay_as_they_are(reference: Engine) -> None:
@@ -90,7 +90,7 @@ def test_survivors_that_keep_the_bound_stay_as_they_are(reference: Engine) -> No
         assert own.policy_runtime.trusts("image", "survivor") and own.policy_runtime.trusts("text", "survivor")
     line, whole = line_of(own, Lane.SURVIVOR), line_of(own, Lane.SETTLED)
     assert line.samples == 16 - agent.trace.warm and line.kl < 0.05 and line.agreement == 1
-    assert whole.kl < 1e-6, "what has seen all that stands before it is exact"
+    assert whole.kl < 1e-6, "what has seen all that is before it is exact"
 
 
 def test_a_check_is_what_a_full_prefill_of_the_window_says(reference: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Patches formed behind the answers, from rows that were computed in context anyway."""
+"""Patches formed after the answers, from rows that were computed in context anyway."""
 
 import os
 import threading
@@ -137,7 +137,7 @@ def test_what_was_formed_outlives_the_engine(reference: Engine, episode: Episode
 
 
 class Slow(PatchWorker):
-    """Forming that waits until it is let go, and fails where it is told to."""
+    """Forming that waits until it is let go, and fails on demand."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
@@ -284,12 +284,12 @@ def test_a_patch_formed_in_the_background_is_the_one_a_forward_forms(reference: 
     own.prefill([*pages, QUESTION])
     own.settle()
     key = ArtifactKey(reference.adapter.fingerprint, pages[1].id, (pages[0].id,))
-    behind = own.store.find_patch(key)
+    formed = own.store.find_patch(key)
     own.store.delete_artifacts(pages[1].id)
     own.prefill([*pages, QUESTION], "patch-16")
     forward = own.store.find_patch(key)
-    assert behind is not None and forward is not None and behind.rank == forward.rank == 16
-    for one, other in zip(behind.layers[1:], forward.layers[1:], strict=True):
+    assert formed is not None and forward is not None and formed.rank == forward.rank == 16
+    for one, other in zip(formed.layers[1:], forward.layers[1:], strict=True):
         assert one is not None and other is not None
         assert torch.allclose(one.values.dense(1), other.values.dense(1), atol=1e-3)
 

@@ -25,7 +25,7 @@ def engine_on(reference: Engine, policy: Policy = FORMS, store: Store | None = N
 
 
 def put(own: Engine, episode: Episode, strategy: str = "auto") -> tuple[Prefill, float, float]:
-    """The episode's pictures as they are in front of a question; rows until the answer, and behind it."""
+    """The episode's pictures as they are before a question; rows computed until the answer, and after it."""
     own.defer_idle(True)
     own.forget_prompts()
     with counted_rows(own.adapter) as counter:
@@ -41,20 +41,20 @@ def test_pictures_are_computed_in_place_then_added_and_then_linked(reference: En
     full = reference.prefill([*pages, QUESTION], "full")
     count, tokens = len(episode.pages), full.prompt.tokens
 
-    first, before, behind = put(own, episode)
-    assert (before, behind) == (tokens, 0), "what comes once costs what a prefill costs"
+    first, before, after = put(own, episode)
+    assert (before, after) == (tokens, 0), "what comes once costs what a prefill costs"
     assert torch.equal(first.logits, full.logits) and first.usage.lane == "auto:full"
     assert own.store.ids() == [] and own.policy_runtime.statistics.forming.formed == 0
 
-    second, before, behind = put(own, episode)
-    assert (before, behind) == (tokens, 66 * count), "what comes again is prefilled alone, behind the answer"
+    second, before, after = put(own, episode)
+    assert (before, after) == (tokens, 66 * count), "what comes again is prefilled alone, after the answer"
     assert torch.equal(second.logits, full.logits) and len(own.store.ids()) == count
     brought = own.policy_runtime.statistics.inline_media
     assert (brought.seen, brought.made, brought.rows, brought.dropped) == (2 * count, count, 66 * count, 0)
     assert own.policy_runtime.statistics.forming.formed == count and own.policy_runtime.statistics.forming.refused == 0
 
-    third, before, behind = put(own, episode)
-    assert third.usage.lane == "auto:patch" and (before, behind) == (tokens - 66 * count, 0)
+    third, before, after = put(own, episode)
+    assert third.usage.lane == "auto:patch" and (before, after) == (tokens - 66 * count, 0)
     assert int(third.logits.argmax()) == int(full.logits.argmax())
 
 
@@ -133,19 +133,19 @@ def test_what_the_policy_does_not_allow_is_left_as_it_comes(
     reference: Engine, episode: Episode, policy: Policy
 ) -> None:
     own = engine_on(reference, policy)
-    behind = [put(own, episode)[2] for _ in range(4)]
-    assert sum(behind) <= policy.inline_media_rows * 66 * len(episode.pages)
+    after = [put(own, episode)[2] for _ in range(4)]
+    assert sum(after) <= policy.inline_media_rows * 66 * len(episode.pages)
     if policy.inline_media_rows == 0 or not policy.forming:
-        assert behind == [0] * 4 and own.store.ids() == []
+        assert after == [0] * 4 and own.store.ids() == []
 
 
 def test_the_share_of_rows_is_kept_to(reference: Engine, episode: Episode) -> None:
     own = engine_on(reference, Policy(canary=0, inline_media_rows=0.2))
     rows, brought = 0.0, []
     for _ in range(6):
-        _, before, behind = put(own, episode)
+        _, before, after = put(own, episode)
         rows += before
-        brought.append(behind)
+        brought.append(after)
         assert sum(brought) <= 0.2 * rows
     assert sum(brought) == 66 * len(episode.pages) and own.policy_runtime.statistics.inline_media.dropped > 0
 

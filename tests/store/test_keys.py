@@ -1,4 +1,4 @@
-"""Which patches of a chunk there are, whatever stood before it."""
+"""Which patches of a chunk there are, whatever is before it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A tier whose clock stands until it is set."""
+"""A tier whose clock shows the same time until it is set."""
 
 from pathlib import Path
 

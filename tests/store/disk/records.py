@@ -77,7 +77,7 @@ def _array(data: bytes) -> Array:
 
 
 class Clock:
-    """A clock that stands until it is set."""
+    """A clock that shows the same time until it is set."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
