@@ -43,7 +43,7 @@ def comma_list(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def parts_of(text: str | None, known: Sequence[str], option: str = "--only") -> tuple[str, ...]:
+def parts_of(text: str | None, known: Sequence[str]) -> tuple[str, ...]:
     """Return the parts that a list with commas names, in the order of `known`; all of them without a list.
 
     Raises:
@@ -53,7 +53,7 @@ def parts_of(text: str | None, known: Sequence[str], option: str = "--only") -> 
         return tuple(known)
     named = comma_list(text)
     if not named or not set(named) <= set(known):
-        raise PromptError(f"{option} {text!r}: choose of {', '.join(known)}, with commas")
+        raise PromptError(f"--only {text!r}: choose of {', '.join(known)}, with commas")
     return tuple(name for name in known if name in named)
 
 

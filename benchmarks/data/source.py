@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from benchmarks.data.records import DataError, DataLimits, DataRecord, document, member, records
-from benchmarks.tasks.items import Media, MediaKind, Part, TaskItem, sliding
+from benchmarks.tasks.items import Media, Part, TaskItem, sliding
 from benchmarks.tasks.prompts import LETTERS
 
 ASIDE = ("annotations", "videomme")
@@ -56,23 +56,6 @@ class MediaFolder:
                 return path
         raise record.wrong(f"there is no file {(name + suffixes[0])[:120]!r} in {self.root}")
 
-    def picture(self, record: DataRecord, value: Any, places: tuple[str, ...], limits: DataLimits) -> Media:
-        """Return a picture given as a name, or as a table's cell with `bytes` or `path`."""
-        if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
-            if len(value["bytes"]) > limits.cell_bytes:
-                raise record.wrong(f"a picture of {len(value['bytes'])} bytes is beyond the limit")
-            return Media("image", value["bytes"])
-        name = value.get("path") if isinstance(value, dict) else value
-        if not isinstance(name, str):
-            raise record.wrong(f"a picture is {repr(value)[:60]}, not the name of a file")
-        return self.file(record, "image", name, places)
-
-    def file(
-        self, record: DataRecord, kind: MediaKind, name: str, places: tuple[str, ...], suffixes: tuple[str, ...] = ("",)
-    ) -> Media:
-        """Return a piece of media in a file."""
-        return Media(kind, self.find(record, name, places, suffixes))
-
     def _homes(self) -> tuple[Path, ...]:
         """Return the root; and in a hub's cache, where files are links, the whole copy of the data set's repository."""
         root = self.root.resolve()
@@ -106,8 +89,19 @@ class DataSource:
         return document(path, self.limits) if path.is_file() else None
 
     def picture(self, record: DataRecord, value: Any, *places: str) -> Media:
-        """Return a picture of a record, looked for in places of the folder."""
-        return self.folder.picture(record, value, places, self.limits)
+        """Return a picture of a record, given as a name to look for in places, or as a cell with `bytes` or `path`.
+
+        Raises:
+            DataError: it is neither, larger than the limit, or names no file of the folder.
+        """
+        if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
+            if len(value["bytes"]) > self.limits.cell_bytes:
+                raise record.wrong(f"a picture of {len(value['bytes'])} bytes is beyond the limit")
+            return Media("image", value["bytes"])
+        name = value.get("path") if isinstance(value, dict) else value
+        if not isinstance(name, str):
+            raise record.wrong(f"a picture is {repr(value)[:60]}, not the name of a file")
+        return Media("image", self.folder.find(record, name, places))
 
 
 def records_file(path: Path, usual: Sequence[str], title: str) -> Path:

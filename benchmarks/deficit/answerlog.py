@@ -155,10 +155,6 @@ class AnswerLog:
         order = list(dict.fromkeys(question.episode for question in self.noted))
         return order.index(episode) % 2
 
-    def subset(self, half: int) -> "AnswerLog":
-        """Return the answers of one half of the episodes."""
-        return AnswerLog({}, [question for question in self.noted if self.half(question.episode) == half])
-
     def _of(self, setting: str, hop: str) -> list[_QuestionLosses]:
         return [question for question in self.noted if (question.setting, question.hop) == (setting, hop)]
 

@@ -121,27 +121,6 @@ def items_of(wanted: Iterable[str]) -> tuple[TaskSource, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSource:
-    """Where an item comes from and how it is put: what tells records of the same item apart.
-
-    Attributes:
-        model: name of the model; `weights`: its fingerprint.
-        seed: of generated items; -1 for a data set's.
-    """
-
-    model: str
-    weights: str
-    task: str
-    seed: int
-    style: str
-
-    def key(self, item: TaskItem, setting: str, strategy: str, answering: str) -> str:
-        """Return digest of everything that a record's figures depend on."""
-        told = (self.weights, self.task, self.seed, self.style, setting, strategy, answering)
-        return digest(*told, describe(item))
-
-
-@dataclass(frozen=True, slots=True)
 class FidelityRecord:
     """One item under one strategy in one setting, question by question.
 
@@ -291,13 +270,12 @@ class FidelityRun:
                 self.refused[task.name] = str(error)
 
     def _task(self, task: TaskSource, advance: Callable[[], None]) -> None:
-        wanted, weights = self.wanted, self.engine.adapter.fingerprint
-        source = RecordSource(self.name, weights, task.name, -1 if task.path else wanted.seed, wanted.style)
+        wanted = self.wanted
         pool: dict[ArtifactKey, Patch] | None = None
         for item in task.first(wanted.seed, wanted.items):
             settings = [setting for setting in wanted.settings if setting == "visible" or slides(item)]
             keys = {
-                (setting, name): source.key(item, setting, name, wanted.answering)
+                (setting, name): self._key(task, item, setting, name)
                 for setting in settings
                 for name in wanted.strategies
             }
@@ -305,12 +283,18 @@ class FidelityRun:
             if any(key not in self.records.held for (_, name), key in keys.items() if name not in self.refused):
                 if pool is None:
                     pool = self._pool(task)
-                self._item(source, item, settings, keys, pool)
+                self._item(task.name, item, settings, keys, pool)
             advance()
+
+    def _key(self, task: TaskSource, item: TaskItem, setting: str, strategy: str) -> str:
+        """Return the digest of everything that a record's figures depend on; a data set's items have no seed."""
+        seed, wanted = -1 if task.path else self.wanted.seed, self.wanted
+        about = (self.engine.adapter.fingerprint, task.name, seed, wanted.style, setting, strategy, wanted.answering)
+        return digest(*about, describe(item))
 
     def _item(
         self,
-        source: RecordSource,
+        task: str,
         item: TaskItem,
         settings: Sequence[str],
         keys: dict[tuple[str, str], str],
@@ -323,14 +307,12 @@ class FidelityRun:
                 missing = [name for name in self.wanted.strategies if keys[setting, name] not in self.records.held]
                 if missing:
                     linking = self._linking(item, made, setting, patches, pool)
-                    self._setting(linking, source, item, setting, {name: keys[setting, name] for name in missing})
+                    self._setting(linking, task, item, setting, {name: keys[setting, name] for name in missing})
                     self.done += len(missing)
         finally:
             forget(self.engine, made)
 
-    def _setting(
-        self, linking: Linking, source: RecordSource, item: TaskItem, setting: str, keys: dict[str, str]
-    ) -> None:
+    def _setting(self, linking: Linking, task: str, item: TaskItem, setting: str, keys: dict[str, str]) -> None:
         arms: dict[str, Arm] = {name: arm_of(name) for name in keys if name not in self.refused}
         linking.prepare(list(arms.values()))
         lengths = [self._length(item, index) for index in range(len(item.questions))]
@@ -348,8 +330,8 @@ class FidelityRun:
                 [
                     FidelityRecord(
                         key=keys[name],
-                        model=source.model,
-                        task=source.task,
+                        model=self.name,
+                        task=task,
                         setting=setting,
                         strategy=name,
                         item=item.id,

@@ -77,21 +77,21 @@ def main_table(rows: Sequence[FigureRow]) -> str:
     return markdown_table(head, lines)
 
 
-def matched_table(rows: Sequence[FigureRow], shares: Sequence[float] = SHARES) -> str:
+def matched_table(rows: Sequence[FigureRow]) -> str:
     """Return a line for each method at the same bytes, with its paired distance to the patch; empty without any."""
     at = {row["strategy"]: row for row in rows}
     methods = list(dict.fromkeys(name.partition("@")[0] for name in at if "@" in name))
-    kept = [method for method in methods if any(f"{method}@{share:g}%" in at for share in shares)]
+    kept = [method for method in methods if any(f"{method}@{share}%" in at for share in SHARES)]
     if not kept:
         return ""
     head = ["method"]
-    for share in shares:
-        head += [f"bytes at {share:g} %", "eta", "patch's eta − its", "flips restored", "rows"]
+    for share in SHARES:
+        head += [f"bytes at {share} %", "eta", "patch's eta − its", "flips restored", "rows"]
     lines = []
     for method in kept:
         cells = [f"`{method}`"]
-        for share in shares:
-            row = at.get(f"{method}@{share:g}%")
+        for share in SHARES:
+            row = at.get(f"{method}@{share}%")
             if row is None:
                 cells += ["–"] * 5
                 continue

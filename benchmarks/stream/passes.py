@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.recordfile import RecordFile, digest
 from benchmarks.stream.plan import ARMS, AccuracyOptions, StreamId, StreamPass
-from benchmarks.tasks.streams import FRAME_SECONDS, TimedQuestion, make_stream, questions_of, random_of
+from benchmarks.tasks.streams import FRAME_SECONDS, TimedQuestion, questions_of, stream_of
 from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
 from emblema.stream.stream import Stream
@@ -119,8 +119,7 @@ def run_stream(
     Arms are asked one after another, question by question, so that a busy machine slows all of them alike; which of
     them comes first goes round.
     """
-    random = random_of(stream.kind, stream.frames, stream.seed, stream.item)
-    drawn = make_stream(random, stream.kind, stream.frames, stream.seed, stream.item)
+    drawn = stream_of(stream.kind, stream.frames, stream.seed, stream.item)
     times = options.times_of(stream.frames)
     asked = questions_of(drawn, times, options.limits)
     runs: list[_OpenPass] = []

@@ -29,7 +29,7 @@ class GeneratedTask:
     """A generated task: `make(seed, item, form)` draws one item.
 
     Attributes:
-        form: the data set's form that it mirrors; `also`: others that it can be drawn in.
+        form: the data set's form that it mirrors.
         familiar: whether the bundled models were trained on such pictures and such questions over several of them;
             other tasks are reported without bars.
         control: a task that the paper says blind reuse loses nothing on.
@@ -39,25 +39,19 @@ class GeneratedTask:
     name: str
     form: str
     make: Callable[[int, int, str], TaskItem]
-    also: tuple[str, ...] = ()
     familiar: bool = True
     control: bool = False
     exploratory: bool = False
 
-    def items(self, seed: int, count: int, form: str | None = None) -> Iterator[TaskItem]:
+    def items(self, seed: int, count: int) -> Iterator[TaskItem]:
         """Return `count` fresh items; the same seed gives the same items, and fewer give the first of them.
 
         Raises:
-            PromptError: no item is asked for, or the task is not drawn in that form.
+            PromptError: no item is asked for.
         """
-        chosen = self.form if form is None else form
         if count < 1 or seed < 0:
             raise PromptError(f"{count} items of seed {seed}: give one item or more, and a seed of 0 or more")
-        if chosen not in (self.form, *self.also):
-            raise PromptError(
-                f"{self.name} is drawn in the form {', '.join((self.form, *self.also))}, not in {chosen!r}"
-            )
-        return (self.make(seed, place, chosen) for place in range(count))
+        return (self.make(seed, place, self.form) for place in range(count))
 
 
 def _episodes(task: str) -> GeneratedTask:
@@ -83,7 +77,7 @@ TASKS: dict[str, GeneratedTask] = {
         GeneratedTask("action-prediction", "milebench", action_prediction, familiar=False),
         GeneratedTask("object-shuffle", "milebench", object_shuffle, familiar=False),
         GeneratedTask("state-change", "milebench", state_change, familiar=False),
-        GeneratedTask("video-choice", "video-mme", video_choice, also=("egoschema",)),
+        GeneratedTask("video-choice", "video-mme", video_choice),
         GeneratedTask("dialogue-sentence", "mmdu", dialogue_sentence),
         GeneratedTask("dialogue-word", "sparkleseval", dialogue_word),
         GeneratedTask("text-two-hop", "musique", text_two_hop, familiar=False, control=True),

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.data import DataError, DataLimits, load_items
+from benchmarks.data.forms import load_items
+from benchmarks.data.records import DataError, DataLimits
 from benchmarks.tests.data_sets import MAKERS, document, lines, milebench, mm_niah, mmdu, musique, own, picture
 from emblema.errors import EmblemaError
 

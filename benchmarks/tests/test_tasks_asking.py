@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.data import load_items
+from benchmarks.data.forms import load_items
 from benchmarks.tasks.items import ItemQuestion, Media, TaskItem
 from benchmarks.tasks.prompts import (
     asked,

@@ -1,7 +1,9 @@
 """Tiny random models that vLLM can serve (heads of 32), saved with the processors of the bundled ones; and prompts."""
 
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from benchmarks.models import model_folder, served_folder
+from benchmarks.models import model_folder
 from tests.families import picture, sharpen
 
 TEXT = {
@@ -85,6 +87,40 @@ class Given:
         """The same with some of the pictures, in this order."""
         return Given(self.subject, [self.texts[0], *(self.texts[1 + index] for index in kept)],
                      [self.pictures[index] for index in kept])  # fmt: skip
+
+
+def served_folder(cache: Path | None = None) -> Path:
+    """Return a copy of `reference-mha` whose weights have the names of published checkpoints, which alone vLLM reads.
+
+    Args:
+        cache: where the copy is kept; the user's cache by default.
+    """
+    source = model_folder("reference-mha")
+    size = (source / "model.safetensors").stat()
+    home = cache or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "emblema" / "served"
+    folder = home / f"reference-mha-{size.st_size}-{size.st_mtime_ns}"
+    if not folder.exists():
+        _copy_renamed(source, folder, "vision_tower.", "vision_tower.vision_model.")
+    return folder
+
+
+def _copy_renamed(source: Path, folder: Path, before: str, after: str) -> None:
+    """Copy a model with another beginning of its weights' names. Two processes may copy at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    copy = Path(tempfile.mkdtemp(dir=folder.parent, prefix="."))
+    try:
+        for path in source.iterdir():
+            if path.suffix != ".safetensors":
+                shutil.copy(path, copy / path.name)
+        weights = load_file(source / "model.safetensors")
+        named = {after + key.removeprefix(before) if key.startswith(before) else key: weights[key] for key in weights}
+        save_file(named, copy / "model.safetensors", {"format": "pt"})
+        copy.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def _llava(folder: Path) -> Subject:

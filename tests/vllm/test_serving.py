@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from benchmarks.models import model_folder, served_folder
+from benchmarks.models import model_folder
 from emblema.cli.app import app
 from emblema.errors import EmblemaError
 from emblema.models.load import bundled_folder
 from emblema.vllm.plugin import PluginSettings
 from emblema.vllm.serving import command, transfer_config
+from tests.vllm.models import served_folder
 
 
 def test_the_transfer_config_is_what_the_connector_reads(tmp_path: Path) -> None:

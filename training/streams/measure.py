@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS, make_stream, questions_of, random_of
+from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS, questions_of, stream_of
 from benchmarks.tasks.streams.questions import TEMPLATES
 from training.families import RECIPES
 from training.measure import interval, share
@@ -46,7 +46,7 @@ def measure(
     for seed in SEEDS:
         for place in range(items):
             kind = STREAM_KINDS[place % len(STREAM_KINDS)]
-            stream = make_stream(random_of(kind, frames, seed, place), kind, frames, seed, place)
+            stream = stream_of(kind, frames, seed, place)
             asked = questions_of(stream)
             for window in windows:
                 random = np.random.default_rng([seed, place])

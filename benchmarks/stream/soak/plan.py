@@ -11,9 +11,8 @@ from benchmarks.tasks.streams import (
     STREAM_KINDS,
     GeneratedStream,
     TimedQuestion,
-    make_stream,
     questions_of,
-    random_of,
+    stream_of,
 )
 from emblema.errors import PromptError
 from emblema.stream.settings import AblationSettings, StreamSettings, change_settings
@@ -67,8 +66,7 @@ class SoakPlan:
         """Return the stretch that a frame lies in, and the frame that it begins with."""
         item, begin = frame // self.stretch, frame - frame % self.stretch
         kind = STREAM_KINDS[item % len(STREAM_KINDS)]
-        random = random_of(kind, self.stretch, self.seed, item)
-        return make_stream(random, kind, self.stretch, self.seed, item), begin
+        return stream_of(kind, self.stretch, self.seed, item), begin
 
     def questions(self, seen: int, each: int) -> tuple[str, int, tuple[TimedQuestion, ...]]:
         """Return, after so many frames, the latest stretch's kind, its frames so far, and `each` of every question."""

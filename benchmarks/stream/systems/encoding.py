@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks.stream.systems.running import RunTime, SystemsOptions, cpu_ratio, feed, film_of, opened, ratio, timed
 from benchmarks.table import Cell, Plot, Table
-from benchmarks.tasks.streams import make_stream, random_of
+from benchmarks.tasks.streams import stream_of
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.eval.progress import steps
@@ -185,7 +185,7 @@ def main(line: str) -> None:
     job = EncodeJob(**json.loads(line))
     settings = change_settings(StreamSettings(), job.settings)
     block, frames = settings.block, job.frames + settings.block
-    film = make_stream(random_of(job.kind, frames, job.seed, job.item), job.kind, frames, job.seed, job.item)
+    film = stream_of(job.kind, frames, job.seed, job.item)
     pictures = list(film.frames())
     with Engine.load(job.model, device=job.device) as engine, engine.stream("mosaic", settings) as stream:
         stream.push(pictures[:block])

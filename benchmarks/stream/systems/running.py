@@ -11,14 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.intervals import Interval
-from benchmarks.tasks.streams import (
-    STREAM_KINDS,
-    GeneratedStream,
-    TimedQuestion,
-    make_stream,
-    questions_of,
-    random_of,
-)
+from benchmarks.tasks.streams import STREAM_KINDS, GeneratedStream, TimedQuestion, questions_of, stream_of
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.stream.methods import METHODS
@@ -146,7 +139,7 @@ def median_ms(seconds: Sequence[float]) -> float:
 
 def film_of(kind: str, frames: int, options: SystemsOptions, item: int = 0) -> GeneratedStream:
     """Return a generated stream."""
-    return make_stream(random_of(kind, frames, options.seed, item), kind, frames, options.seed, item)
+    return stream_of(kind, frames, options.seed, item)
 
 
 def questions(film: GeneratedStream, at: int) -> list[TimedQuestion]:

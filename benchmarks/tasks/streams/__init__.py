@@ -4,7 +4,7 @@
 frames of it have been seen.
 """
 
-from benchmarks.tasks.streams.planning import STREAM_KINDS, generate, make_stream, random_of
+from benchmarks.tasks.streams.planning import STREAM_KINDS, generate, make_stream, stream_of
 from benchmarks.tasks.streams.questions import QUESTION_KINDS, ask, questions_of, seen
 from benchmarks.tasks.streams.world import FRAME_SECONDS, GeneratedStream, Stay, Thing, TimedQuestion
 
@@ -20,6 +20,6 @@ __all__ = [
     "generate",
     "make_stream",
     "questions_of",
-    "random_of",
     "seen",
+    "stream_of",
 ]

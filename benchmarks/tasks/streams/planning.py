@@ -193,9 +193,14 @@ def _things(
     return tuple(things)
 
 
-def random_of(kind: str, frames: int, seed: int, item: int) -> np.random.Generator:
-    """Return the random numbers of one stream."""
-    return np.random.default_rng([seed, zlib.crc32(kind.encode()), frames, item])
+def stream_of(kind: str, frames: int, seed: int, item: int) -> GeneratedStream:
+    """Return one stream, drawn with random numbers of its own.
+
+    Raises:
+        PromptError: as `make_stream`.
+    """
+    random = np.random.default_rng([seed, zlib.crc32(kind.encode()), frames, item])
+    return make_stream(random, kind, frames, seed, item)
 
 
 def generate(kind: str, frames: int, seed: int, items: int) -> Iterator[GeneratedStream]:
@@ -207,4 +212,4 @@ def generate(kind: str, frames: int, seed: int, items: int) -> Iterator[Generate
     if items < 1 or seed < 0:
         raise PromptError(f"{items} streams of seed {seed}: give one stream or more, and a seed of 0 or more")
     for item in range(items):
-        yield make_stream(random_of(kind, frames, seed, item), kind, frames, seed, item)
+        yield stream_of(kind, frames, seed, item)
