@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class AsyncEngine:
-    """Mirrors `Engine`. Work is done in the order in which it comes; replies under way take turns, token by token.
+    """Mirrors `Engine`. Calls run in the order in which they come; concurrent replies take turns, token by token.
 
     A cancelled request stops after its prefill, or after the token that is being made.
     """
@@ -38,7 +38,7 @@ class AsyncEngine:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emblema")
         self._closing = self._closed = False
         self._waiting: set[asyncio.Future[Any]] = set()
-        # Calls and replies under way; at none the engine may do what waits for such a moment.
+        # Calls and replies in progress; at 0 the engine does its idle work.
         self._busy = 0
         engine.defer_idle(True)
 
@@ -49,6 +49,7 @@ class AsyncEngine:
 
     @property
     def store(self) -> TenantStore:
+        """The tenant's store."""
         return self.engine.store
 
     async def add(self, source: Any = None, **options: Any) -> Chunk | Clip:
@@ -160,11 +161,11 @@ class AsyncEngine:
         finally:
             self._busy -= 1
             if self._busy == 0 and not self._closing and self.engine.policy_runtime.waiting:
-                self._thread.submit(self._rest)
+                self._thread.submit(self._idle)
 
-    def _rest(self) -> None:
-        """On the model's thread, when nobody waited as it was queued."""
+    def _idle(self) -> None:
+        """Run `Engine.idle` on the model's thread; a failure is logged."""
         try:
             self.engine.idle()
         except Exception:
-            log.exception("what is done between requests failed")
+            log.exception("the work between requests failed")

@@ -373,7 +373,7 @@ class Engine:
 
         Args:
             budget: what it may hold.
-            system: text in front of the user's turn.
+            system: text before the user's turn.
             template: write parts as the model's chat template does; without it they are taken as they are.
             cascade: whose rows are formed again when what precedes them has changed; by default what the policy says:
                 survivors keep theirs while those are trusted.
@@ -399,7 +399,7 @@ class Engine:
         Args:
             method: how frames that leave the window are remembered; see `emblema.stream.methods`.
             settings: how much is seen, and how clusters are kept.
-            system: text in front of the user's turn.
+            system: text before the user's turn.
             template: write the turn as the model's chat template does; without it the question is taken as it is.
             changes: single settings by name, such as `budget=32`.
 
@@ -433,14 +433,14 @@ class Engine:
         self.session.idle()
 
     def settle(self) -> None:
-        """Do what waits, until the patches of all that was computed in context so far are formed."""
+        """Do the idle work, and wait until the queued patches are formed."""
         self.idle()
         self.policy_runtime.patch_worker.settle()
 
     def close(self) -> None:
         """Give back what the engine alone holds: the kept prompts, and a store that it opened itself, made durable.
 
-        Patches under way are formed first. The model, and a store that was handed in, stay the caller's.
+        Queued patches are formed first. The model, and a store that was handed in, stay the caller's.
         """
         self.policy_runtime.patch_worker.close(self.store if self._own_store is None else None)
         self.forget_prompts()

@@ -148,7 +148,7 @@ class RetrievingReply:
         self._sampler = Sampler(sampling)
         self._reader = RequestReader(retrieval, session.tokenizer, question)
         reader = session.prompt_reader
-        self._before, self._after = reader.written(retrieval.before), reader.written(retrieval.after)
+        self._before, self._after = reader.operator_text(retrieval.before), reader.operator_text(retrieval.after)
 
     def pieces(self, began: float) -> Iterator[Piece]:
         """Make the first token, and return the reply's pieces; see `Session.decode`."""

@@ -80,6 +80,7 @@ class Comparison:
 
     @property
     def trial(self) -> bool:
+        """Whether a closed lane is tried."""
         return isinstance(self.strategy, Auto)
 
 
@@ -100,7 +101,7 @@ class Canary:
         self._rows = 0.0
         # How often each lane was tried for each kind.
         self._tried: Counter[tuple[str, Lane]] = Counter()
-        # Only so that a rhythm in the requests does not meet one in the checks.
+        # Random, so that no period in the requests matches that of the checks.
         self._random = random.Random(0)
 
     @property
@@ -141,36 +142,38 @@ class Canary:
             held: whether all that a prompt is made of is still there.
             link: links it again.
         """
-        compared, self._next = self._next, None
-        if compared is None:
+        comparison, self._next = self._next, None
+        if comparison is None:
             return False
-        if not held(compared.prompt):
+        if not held(comparison.prompt):
             self._count(skipped=1)
             return False
         try:
-            again = link(compared.prompt, compared.strategy)
+            again = link(comparison.prompt, comparison.strategy)
         except EmblemaError:
             self._count(failed=1)
             return False
         rows = again.trace.computed
         self._rows -= rows
-        self._credit["trial" if compared.trial else "check"] -= 1
-        self._count(**{"trial_rows" if compared.trial else "rows": rows})
-        reference, method = again.logits, compared.logits
-        if compared.trial:
-            if not compared.lanes <= {(decision.kind, decision.lane) for decision in again.plan.decisions}:
+        self._credit["trial" if comparison.trial else "check"] -= 1
+        self._count(**{"trial_rows" if comparison.trial else "rows": rows})
+        reference, method = again.logits, comparison.logits
+        if comparison.trial:
+            if not comparison.lanes <= {(decision.kind, decision.lane) for decision in again.plan.decisions}:
                 self._count(skipped=1)
                 return False
             reference, method = method, reference
         sample = Sample(divergence(reference, method), bool(reference.argmax() == method.argmax()))
-        turned = [self._log.record(self._model(), *lane, sample, compared.policy) for lane in sorted(compared.lanes)]
-        self._count(**{"trials" if compared.trial else "checks": 1}, turned=sum(turned))
+        turned = [
+            self._log.record(self._model(), *lane, sample, comparison.policy) for lane in sorted(comparison.lanes)
+        ]
+        self._count(**{"trials" if comparison.trial else "checks": 1}, turned=sum(turned))
         return True
 
     def _trial(self, prefill: Prefill, policy: Policy) -> Comparison | None:
-        """A closed lane that has something to take on a prompt, the one tried least; None where there is none.
+        """Return a trial of the closed lane that was tried least of those a prompt has rows for; None if there is none.
 
-        Survivors of all kinds are tried together, as none of them is what it was without the others.
+        Survivors of all kinds are tried together, because the rows of each depend on the others.
         """
         prompt, decisions = prefill.prompt, prefill.plan.decisions
         found = {(decision.kind, lane) for decision in decisions for lane in decision.closed}
@@ -195,7 +198,7 @@ class Canary:
         return Comparison(prompt, prefill.logits.clone(), lanes, Auto(policy, Trial(kind, lane)), policy)
 
     def _distrusted(self, plan: LinkPlan, policy: Policy) -> bool:
-        """Whether survivors were computed again because they are not trusted."""
+        """Return whether survivors were computed again because they are not trusted."""
         kinds = {decision.kind for decision in plan.decisions if Lane.SURVIVOR in decision.closed}
         return any(not self._open(kind, Lane.SURVIVOR, policy) for kind in kinds)
 
@@ -221,27 +224,27 @@ def lanes_of(decisions: Iterable[Decision]) -> Lanes:
 
 
 def _without_rows(prompt: Prompt) -> Prompt:
-    """The prompt with no rows of any chunk, so that it can be computed whatever became of them."""
+    """Return the prompt without rows of its chunks, so that it can be computed even if they are gone by then."""
 
     def bare(part: ChunkPart) -> ChunkPart:
         chunk = replace(part.chunk, rows=()) if part.state is RowState.WRITTEN else part.chunk
         return ChunkPart(chunk, part.slid, RowState.MISSING, part.name)
 
-    return _changed(prompt, bare)
+    return _map_chunks(prompt, bare)
 
 
 def _with_distrusted_rows(prompt: Prompt) -> Prompt:
-    """The prompt with rows that a window wrote and does not trust, in place of those that were computed again."""
+    """Return the prompt with the distrusted rows of a window in place of those that were computed again."""
 
     def distrusted(part: ChunkPart) -> ChunkPart:
         if part.distrusted is None:
             return part
         return ChunkPart(part.distrusted, part.slid, RowState.WRITTEN, part.name, survivor=True, repair=part.repair)
 
-    return _changed(prompt, distrusted)
+    return _map_chunks(prompt, distrusted)
 
 
-def _changed(prompt: Prompt, change: Callable[[ChunkPart], ChunkPart]) -> Prompt:
+def _map_chunks(prompt: Prompt, change: Callable[[ChunkPart], ChunkPart]) -> Prompt:
     segments = (
         replace(segment, part=change(segment.part)) if isinstance(segment.part, ChunkPart) else segment
         for segment in prompt.segments
@@ -250,6 +253,6 @@ def _changed(prompt: Prompt, change: Callable[[ChunkPart], ChunkPart]) -> Prompt
 
 
 def _least_rows(prompt: Prompt) -> int:
-    """Rows of a prompt that have to be computed at least: text, and parts that have none."""
+    """Return how many rows of a prompt have to be computed at least: text, and parts without rows."""
     parts = (segment.part for segment in prompt.segments)
     return sum(part.tokens for part in parts if isinstance(part, TextPart) or part.state is RowState.MISSING)

@@ -41,6 +41,7 @@ class ChatTemplate:
 
     @property
     def tokenizer(self) -> Any:
+        """The model's tokenizer."""
         return self.preparer.tokenizer
 
     def write(self, messages: list[dict[str, Any]], *, answer: bool = True) -> str:
@@ -84,16 +85,18 @@ class ChatTemplate:
         if kind == "text":
             return "", ""
         content, mark = self.media(kind)
-        texts = [{"type": "text", "text": text} for text in (BEFORE, AFTER)]
-        written = self.write([{"role": "user", "content": [texts[0], content, texts[1]]}], answer=False)
-        between = written.partition(BEFORE)[2].partition(AFTER)[0]
+        between = self._between_marks(content).partition(BEFORE)[2].partition(AFTER)[0]
         before, found, after = between.partition(mark)
         return (before, after) if found else ("", "")
 
+    def _between_marks(self, *items: dict[str, str]) -> str:
+        """Return what the template writes for a user turn of items, with the marks as texts around them."""
+        before, after = ({"type": "text", "text": mark} for mark in (BEFORE, AFTER))
+        return self.write([{"role": "user", "content": [before, *items, after]}], answer=False)
+
     def _mark(self, item: dict[str, str]) -> str:
-        texts = [{"type": "text", "text": text} for text in (BEFORE, AFTER)]
-        written = self.write([{"role": "user", "content": [texts[0], item, texts[1]]}], answer=False)
-        without = self.write([{"role": "user", "content": texts}], answer=False)
+        """Return what the template writes for a content item, from its first to its last control token."""
+        written, without = self._between_marks(item), self._between_marks()
         between = re.search(f"{BEFORE}(.*?){AFTER}", written, re.DOTALL)
         plain = re.search(f"{BEFORE}(.*?){AFTER}", without, re.DOTALL)
         if between is not None and plain is not None and between[1] != plain[1]:
@@ -102,12 +105,9 @@ class ChatTemplate:
             # The template moves media to the front of the turn.
             start = next((i for i, (a, b) in enumerate(zip(written, without, strict=False)) if a != b), len(without))
             added = written[start : start + len(written) - len(without)]
-        return self._from_first_to_last_control(added)
-
-    def _from_first_to_last_control(self, text: str) -> str:
         controls = sorted(self.controls, key=len, reverse=True)
-        found = list(re.finditer("|".join(re.escape(control) for control in controls), text)) if controls else []
-        return text[found[0].start() : found[-1].end()] if found else text.strip()
+        found = list(re.finditer("|".join(re.escape(control) for control in controls), added)) if controls else []
+        return added[found[0].start() : found[-1].end()] if found else added.strip()
 
     @property
     def controls(self) -> set[str]:

@@ -30,7 +30,7 @@ class PendingChunk:
     """A piece of media whose identity is known and whose encoding has not begun.
 
     Attributes:
-        ids: those it may be found under: the tenant's own, which it is kept under, then the shared library's.
+        ids: ids to look it up by: the tenant's, which it is kept under, then the shared library's.
         kind: what the piece is.
         encode: runs the encoder.
     """
@@ -153,7 +153,7 @@ class ChunkBuilder:
         chunks = []
         for segment in segments(video, frames_per_segment):
             content = b"".join(media_bytes(frame) for frame in segment.frames)
-            # Only a segment that says when it happens is bound to its time; any other is the same at every time.
+            # The start is part of the identity only where the model is told times.
             start = segment.times[0] if self.preparer.time_stamps else 0.0
             prepare = partial(self.preparer.video, segment.frames, seconds, start)
             chunks.append(self._pending("video", content, {"seconds per frame": seconds, "start": start}, prepare))
@@ -195,7 +195,7 @@ class ChunkBuilder:
             if found is not None and self._fits(found):
                 return found
             if found is not None:
-                # Intact, and not what this model makes: somebody wrote it into the folder.
+                # Intact, but of other shapes than this model makes: a forged file.
                 self.store.delete(name)
         return None
 

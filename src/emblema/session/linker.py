@@ -88,7 +88,7 @@ class Linker:
         return rows
 
     def _context(self, request: LinkRequest, model: str, rows: Mapping[str, KVRows]) -> LinkContext:
-        """Look-ups of one link; a continued table has no use for a kept prefix."""
+        """Return the look-ups of one link; a prompt that continues a table takes no kept prefix."""
         prefixes = None if request.table is not None else self._prefixes(model)
         stored = Knowledge(
             model,
@@ -151,7 +151,7 @@ class Linker:
             prefixes.put(_segments(prompt), _copied(prefill.linked, prompt.tokens))
 
     def _all_held(self, request: LinkRequest) -> bool:
-        """Whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile."""
+        """Return whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile."""
         chunks = [part for part in request.prompt.chunk_parts if part.name]
         inline = {part.name for part in chunks if request.inline_media and part.state is RowState.MISSING}
         if self.store.deleted(inline):
@@ -159,7 +159,7 @@ class Linker:
         return all(part.name in self.store for part in chunks if part.name not in inline)
 
     def _prefixes(self, model: str) -> PrefixStore:
-        """Exact prefixes of the model as it is now; other weights, or an adapter switched on, are another owner."""
+        """Return the exact prefixes of the model as it is now; other weights, or a LoRA adapter, are another owner."""
         return self.store.prefixes(owner_id(model, self.adapter.dtype, self.store.salt))
 
 
@@ -182,7 +182,7 @@ def _refuse_foreign(prompt: Prompt, model: str) -> None:
 
 
 def _canonical_chunks(prompt: Prompt) -> dict[str, Chunk]:
-    """Chunks whose rows are the store's: rows that a window wrote are its own, fresh ones are not there yet."""
+    """Return the chunks whose rows are the store's, by id: not those that a window wrote, nor those without rows."""
     return {part.chunk.id: part.chunk for part in prompt.chunk_parts if part.state is RowState.CANONICAL}
 
 
@@ -192,7 +192,7 @@ def _plan(strategy: Strategy, request: LinkRequest, context: LinkContext) -> Lin
 
 
 def _repairs(prompt: Prompt) -> dict[ArtifactKey, Patch]:
-    """What a window adds to rows that it wrote."""
+    """Return the patches that a window adds to rows that it wrote."""
     return {
         part.repair_key: part.repair
         for part in prompt.chunk_parts

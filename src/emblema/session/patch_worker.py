@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 MINUTE = 60.0
 IDLE_SECONDS = 0.2
-"""How long the thread waits for more before it ends."""
+"""Seconds that the thread waits for another job before it ends."""
 CLOSING_SECONDS = 30.0
-"""How long `close` waits for what is queued."""
+"""Seconds that `close` waits for the queued jobs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,11 +62,12 @@ class PatchJob:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the conditioned rows."""
         return kv_bytes(self.rows)
 
     @torch.inference_mode()
     def form(self) -> Patch:
-        """The patch; algebra only, on any thread.
+        """Return the patch; algebra only, on any thread.
 
         Raises:
             LoadError: the canonical rows are lost.
@@ -108,7 +109,7 @@ class PatchWorker:
     """Forms patches on a thread of its own, which begins with the first job and ends when there are no more.
 
     Any number of tenants use one worker; a patch belongs to the store that its rows were computed for. The thread never
-    touches the model. It does not keep the process alive: at exit the job under way is finished and the rest dropped.
+    uses the model. It does not keep the process alive: at exit the current job is finished and the others are dropped.
     """
 
     def __init__(self) -> None:
@@ -204,7 +205,7 @@ class PatchWorker:
                 thread.join(CLOSING_SECONDS)
 
     def _run(self) -> None:
-        _step_back()
+        _lower_priority()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closed, IDLE_SECONDS)
@@ -216,7 +217,7 @@ class PatchWorker:
                 job = self._current = self._queue.popleft()
             began, outcome = time.thread_time(), "failed"
             try:
-                outcome = _formed(job)
+                outcome = _form_and_keep(job)
             except Exception:
                 log.exception("forming the %s failed", job.key)
             finally:
@@ -244,8 +245,8 @@ class PatchWorker:
         return sum(seconds for _, seconds in self._spent)
 
 
-def _formed(job: PatchJob) -> str:
-    """Form and keep a patch; what became of it."""
+def _form_and_keep(job: PatchJob) -> str:
+    """Form and keep a patch; return the counter of `FormingStatistics` to raise."""
     try:
         if not all(chunk in job.store for chunk in job.key.chunks):
             return "refused"
@@ -257,8 +258,8 @@ def _formed(job: PatchJob) -> str:
         return "lost"
 
 
-def _step_back() -> None:
-    """Let the thread give way to the model's, where the system has priorities of threads."""
+def _lower_priority() -> None:
+    """Give this thread a lower priority than the model's, where threads have priorities."""
     if hasattr(os, "setpriority") and os.uname().sysname == "Linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -1,4 +1,4 @@
-"""What is learnt from the prompts linked for one tenant: patches for the next time, costs, and fidelity."""
+"""What is learnt from the prompts of one tenant: patches for later prompts, costs, and fidelity."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -149,7 +149,7 @@ class PolicyRuntime:
     def _patch_jobs(
         self, request: LinkRequest, prefill: Prefill, knowledge: Knowledge, policy: Policy, due: Collection[str]
     ) -> Iterator[PatchJob]:
-        """Yield a job for each chunk whose patch is worth forming; its rows are copied when it is asked for.
+        """Yield a job for each chunk whose patch is worth forming; its rows are copied when the job is yielded.
 
         Such a chunk was computed in every layer, with all that precedes it in the table, and no patch of it is known.
 
@@ -171,10 +171,10 @@ class PolicyRuntime:
                 continue
             key = ArtifactKey(chunk.model, canonical.id, prompt.antecedents(segment))
             if not all(name in due or name in self.store for name in key.antecedents):
-                # No patch is kept of what is not: media that came once, or pieces that a window alone knows.
+                # The store keeps no patch of chunks that it does not have: media seen once, a window's own pieces.
                 continue
             decision, rank = decisions.get(segment.start), rank_of(canonical, knowledge, policy)
-            # `auto` looked for a patch and found none that serves, though there may be a thinner one.
+            # `auto` found no patch that is large enough, though there may be one of lower rank.
             lacking = decision is not None and decision.lane in (Lane.FULL, Lane.REFRESH)
             slots = ((held >= segment.start) & (held < segment.stop)).nonzero().squeeze(1)
             if rank == 0 or len(slots) != chunk.tokens or not (lacking or not self.store.has_artifact(key)):
@@ -223,15 +223,15 @@ class PolicyRuntime:
             return
         self._comparing = True
         try:
-            if self._canary.run(self._held, link):
+            if self._canary.run(self._can_compare, link):
                 self._logs.save(self.store.owner)
         finally:
             self._comparing = False
 
-    def _held(self, prompt: Prompt) -> bool:
-        """Whether no chunk of a prompt was deleted, and those taken as canonical are in the store.
+    def _can_compare(self, prompt: Prompt) -> bool:
+        """Return whether no chunk of a prompt was deleted, and those taken as canonical are in the store.
 
-        The pieces of a window are its own, and never were in the store.
+        The pieces of a window are its own and never in the store.
         """
         parts = [part for part in prompt.chunk_parts if part.name]
         canonical = (part.name for part in parts if part.state is RowState.CANONICAL)

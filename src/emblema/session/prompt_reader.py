@@ -164,10 +164,14 @@ class PromptReader:
         items = [item for part in parts if not isinstance(part, Mapping) for item in items_of(part, read)]
         if template:
             return render([ChatTurn("user", tuple(items))], self.template)
-        written = any(isinstance(item, str) for item in items)
-        return plain(items, self.template.tokenizer if written else None)
+        return self.plain(items)
 
-    def written(self, text: str) -> TextPart:
+    def plain(self, items: Sequence[Item]) -> list[Part]:
+        """Return prompt parts of items without a template; a model without a processor takes token ids only."""
+        has_text = any(isinstance(item, str) for item in items)
+        return plain(items, self.template.tokenizer if has_text else None)
+
+    def operator_text(self, text: str) -> TextPart:
         """Return the operator's own text as it is: it may spell control tokens."""
         return TextPart(tuple(self.template.tokenizer(text, add_special_tokens=False)["input_ids"]))
 

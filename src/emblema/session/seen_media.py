@@ -23,7 +23,8 @@ class InlineMediaStatistics:
     Attributes:
         seen: pieces computed in their place.
         made: pieces that came again and were made into chunks after the answer.
-        dropped: not made after all: deleted meanwhile, or no room in the queue, in the store, or in the share of rows.
+        dropped: pieces that came again and were not made: deleted meanwhile, or no room in the queue, in the store,
+            or in the share of rows.
         rows: rows prefilled alone for that.
     """
 
@@ -34,7 +35,7 @@ class InlineMediaStatistics:
 
 
 class SeenMedia:
-    """Remembers the media of one tenant's prompts. On the thread that owns the model."""
+    """Remembers the media of one tenant's prompts. Used on the thread that owns the model."""
 
     def __init__(self, adapter: Adapter, store: TenantStore) -> None:
         self.adapter, self.store = adapter, store
@@ -87,14 +88,15 @@ class SeenMedia:
         self._waiting, self._jobs = {}, []
         deleted = self.store.deleted(waiting)
         for name, chunk in waiting.items():
-            if name in self.store or (name not in deleted and self._made(chunk)):
+            if name in self.store or (name not in deleted and self._prefill(chunk)):
                 self._seen.pop(name, None)
             else:
                 self._count(dropped=1)
         for job, policy in jobs:
             form(job, policy)
 
-    def _made(self, chunk: Chunk) -> bool:
+    def _prefill(self, chunk: Chunk) -> bool:
+        """Prefill a chunk alone and keep it; return whether it was kept."""
         rows = self.adapter.capture(chunk.encoded)
         self._rows -= chunk.tokens
         self._count(rows=chunk.tokens)

@@ -176,7 +176,7 @@ class Session:
             self.policy_runtime.idle(lambda prompt, strategy: self.linker.link(LinkRequest(prompt, strategy)))
 
     def _media_reader(self, prefill_media: bool) -> MediaReader:
-        """Read the media of one prompt; what comes twice in it is made once."""
+        """Return a reader of one prompt's media; a piece that occurs twice is made once."""
         builder = self.chunk_builder
         made: dict[str, ChunkPart] = {}
 
@@ -188,7 +188,7 @@ class Session:
                 if chunk.ids[0] not in made:
                     made[chunk.ids[0]] = ChunkPart(builder.build(chunk)) if prefill_media else builder.part_of(chunk)
             parts = [made[chunk.ids[0]] for chunk in pending]
-            # What is on a slower tier comes while the next of the prompt's media are encoded and prefilled.
+            # Rows on a slower tier are loaded while the prompt's next media are encoded and prefilled.
             self.store.prefetch(part.chunk.id for part in parts if part.state is RowState.CANONICAL)
             return parts
 

@@ -10,7 +10,7 @@ from emblema.kv.chunk import ChunkKind
 from emblema.link.prompt import Part, TextPart
 from emblema.session.chat_template import ChatTurn, TokenIds
 from emblema.session.prompt_reader import ROLE, PromptReader, items_of, readable
-from emblema.session.rendering import plain, render
+from emblema.session.rendering import render
 
 ANCHOR = (0,)
 """Takes a chunk's place where text is spelled; its own token does not come out."""
@@ -67,12 +67,10 @@ class TurnTokenizer:
         Raises:
             PromptError: it is no text.
         """
-        front = () if before.opens else (ANCHOR,)
-        index = 0 if before.opens else 2
-        whole = self._texts((*front, *before.texts, readable(text), ANCHOR))[index]
+        whole = self._after(before, readable(text), ANCHOR)[0]
         if whole[: len(before.token_ids)] == before.token_ids:
             return whole[len(before.token_ids) :]
-        return self._texts((ANCHOR, text, ANCHOR))[2]
+        return self._after(AFTER_CHUNK, text, ANCHOR)[0]
 
     def closing(self, before: PrecedingText, question: str | Sequence[int]) -> TokenIds:
         """Return token ids of a question with the end of the turn and the opening of the answer.
@@ -82,13 +80,12 @@ class TurnTokenizer:
         """
         asked: tuple[Any, ...] = () if question == "" else items_of(question)
         if self.templated or isinstance(question, str):
-            index = 0 if before.opens else 2
-            whole = _joined(self._texts((*(() if before.opens else (ANCHOR,)), *before.texts, *asked)), index)
+            whole = _joined(self._after(before, *asked))
             ids = whole[len(before.token_ids) :]
             if whole[: len(before.token_ids)] != before.token_ids:
-                ids = _joined(self._texts((ANCHOR, *asked)), 2)
+                ids = _joined(self._after(AFTER_CHUNK, *asked))
         else:
-            ids = tuple(chain.from_iterable(asked))
+            ids = _joined(asked)
         if not ids:
             raise PromptError("there is nothing to ask: give a question, or token ids")
         return ids
@@ -114,17 +111,22 @@ class TurnTokenizer:
             self._around[kind] = self._reader.template.around(kind)
         return self._around[kind]
 
+    def _after(self, before: PrecedingText, *items: Any) -> list[TokenIds]:
+        """Return the runs of token ids from the preceding text on; the items continue its last run."""
+        if before.opens:
+            return self._texts((*before.texts, *items))
+        return self._texts((ANCHOR, *before.texts, *items))[2:]
+
     def _texts(self, items: Sequence[Any]) -> list[TokenIds]:
-        """Token ids of items, in order: runs of text, each after the token ids that come between them."""
+        """Return the token ids of items: runs of text, and between them those items that are token ids."""
         if self.templated:
             return _ids(render([*self._system, ChatTurn("user", tuple(items))], self._reader.template))
-        written = any(isinstance(item, str) for item in items)
-        return _ids(plain(items, self._reader.template.tokenizer if written else None))
+        return _ids(self._reader.plain(items))
 
 
 def _ids(parts: Sequence[Part]) -> list[TokenIds]:
     return [part.token_ids for part in parts if isinstance(part, TextPart)]
 
 
-def _joined(texts: Sequence[TokenIds], start: int) -> TokenIds:
-    return tuple(chain.from_iterable(texts[start:]))
+def _joined(texts: Sequence[TokenIds]) -> TokenIds:
+    return tuple(chain.from_iterable(texts))
