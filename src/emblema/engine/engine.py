@@ -21,8 +21,8 @@ from emblema.library.tenant_model import TenantModel
 from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
-from emblema.link.strategies.auto import Auto, bounded
-from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.auto import bounded
+from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.media import MediaLimits
 from emblema.models.adapter import Adapter
 from emblema.models.load import load_model
@@ -269,7 +269,7 @@ class Engine:
                 f"reserve is {reserve}: it must lie between 0 and the context of {self.adapter.context_length}"
             )
         chosen = bounded(strategy, policy)
-        prompt = self.session.read(parts, template, prefill_media=not _is_auto(chosen))
+        prompt = self.session.read(parts, template, prefill_media=strategy_name(chosen) != "auto")
         prefill = self.session.link(LinkRequest(prompt, chosen, reserve, inline_media=True, began=began))
         self.session.after_answer()
         return prefill
@@ -346,7 +346,7 @@ class Engine:
         """Answer as `generate` with `stream=True`, with a piece for every token; one without text yet is empty."""
         began = time.perf_counter()
         session, sampling = self.session, Sampling() if sampling is None else sampling
-        prompt = session.read(parts, template, prefill_media=not _is_auto(strategy))
+        prompt = session.read(parts, template, prefill_media=strategy_name(strategy) != "auto")
         session.refuse_without_room(prompt, sampling.max_new_tokens)
         reserve = min(sampling.max_new_tokens, DECODE_RESERVE)
         prefill = session.link(LinkRequest(prompt, strategy, reserve, inline_media=True, began=began))
@@ -453,10 +453,6 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _is_auto(strategy: str | Strategy) -> bool:
-    return strategy.strip() == "auto" if isinstance(strategy, str) else isinstance(strategy, Auto)
 
 
 def _tenant_store(given: Any, salt: bytes) -> TenantStore:

@@ -1,4 +1,4 @@
-"""What the store said while one prompt is linked: looked up once and kept to the end, so a plan finds what it named."""
+"""Look-ups in the store while one prompt is linked: each made once and kept, so that a plan finds what it names."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ POOLED = 32
 
 
 class LinkContext:
-    """Look-ups of one link. Artifacts formed meanwhile are added; the store may evict them, this link still has them.
+    """Look-ups of one link. Artifacts formed meanwhile are added, and kept even if the store evicts them.
 
     Args:
         stored: look-ups in the store.

@@ -1,4 +1,4 @@
-"""Where patches and other artifacts are formed: what a plan asks for and the store lacks, from few forwards."""
+"""Forming of the patches and other artifacts that a plan asks for and the store lacks, from few forwards."""
 
 import random
 from collections.abc import Collection, Mapping, Sequence

@@ -19,7 +19,7 @@ from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 class ModelGeometry(Protocol):
-    """What relocation has to know of a model: an adapter knows it, and so does a plugin of another engine."""
+    """What relocation needs of a model; an adapter has it, and so has another engine's plugin."""
 
     @property
     def layouts(self) -> tuple[LayerLayout, ...]: ...

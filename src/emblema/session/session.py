@@ -9,7 +9,7 @@ from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Lane, Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState
 from emblema.link.strategies.auto import Auto
-from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.media import MediaLimits
 from emblema.models.adapter import Adapter
 from emblema.models.prepare import Preparer
@@ -157,7 +157,7 @@ class Session:
 
         `auto` asks what was measured of the lane, under its bounds; any other strategy takes what there is.
         """
-        if (strategy if isinstance(strategy, str) else strategy.name) != "auto":
+        if strategy_name(strategy) != "auto":
             return True
         return self.policy_runtime.trusts(kind, lane, strategy.policy if isinstance(strategy, Auto) else None)
 

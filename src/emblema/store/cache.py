@@ -331,7 +331,7 @@ class PieceCache:
                 raise
 
     def lease_again(self, owners: Owners, chunk: Chunk, rows: KVRows, held: Collection[CachedPiece]) -> CachedPiece:
-        """Hold a chunk whose rows were made again, beside pieces that are held already; as `Lease.fill`."""
+        """Hold a chunk whose rows were made again, with pieces that are held already; see `Lease.fill`."""
         owner = owners[0]
         size = chunk.bytes + chunk.encoded.bytes
         self.leases.check_fits(size + sum(piece.full_bytes for piece in held), len(held) + 1)
@@ -495,7 +495,7 @@ class PieceCache:
                     self._save(piece)
 
     def _finish_save(self, piece: CachedPiece) -> None:
-        """Let a piece go that was written, or was not, if it is leaving; called by its save queue."""
+        """Evict a piece that is leaving once its writes have ended, well or not; called by its save queue."""
         if not piece.pending:
             piece.leaving = False
         self._make_room(owner=piece.owner)
@@ -509,14 +509,14 @@ class PieceCache:
     def delete(self, owner: str, id: str) -> bool:
         """Delete a piece everywhere, with every artifact made from it and every prefix that holds it.
 
-        A save of any of them that is under way is waited for, and what it wrote is deleted with the rest. What is the
-        shared library's and not the owner's stays.
+        A save of any of them that has begun is waited for, and its file is deleted with the rest. A piece that only the
+        shared library has stays.
 
         Returns:
             Whether anything was here.
 
         Raises:
-            StoreError: a tier could not be reached; the piece is out of use here all the same.
+            StoreError: a tier could not be reached; this process does not use the piece any more.
         """
         forgotten = self._forget_prefixes(owner, id)
         if owner != SHARED and not self.lookup.knows(owner, id) and self.lookup.knows(SHARED, id):
@@ -539,7 +539,7 @@ class PieceCache:
         finally:
             with self.changed:
                 if not (stored or known or (owner, id) in self.handles):
-                    # What never was needs no tombstone, so that nobody fills the list with made-up ids.
+                    # An id that never existed gets no tombstone, so that made-up ids cannot fill the list.
                     self.table.tombstones.discard((owner, id))
                 self._deleting -= Counter(names)
                 self.changed.notify_all()
@@ -594,7 +594,7 @@ class PieceCache:
             return frozenset(piece.id for piece in self.table if piece.busy)
 
     def contents(self, owner: str | None) -> dict[str, int]:
-        """Return the fields of `StoreStatistics` that say what of one owner's, or of anybody's, is in memory."""
+        """Return the fields of `StoreStatistics` about pieces in memory, of one owner or, for None, of all."""
         with self.changed:
             pieces = [piece for piece in self.table if owner in (None, piece.owner)]
             tiers = self.table.bytes_of(owner)

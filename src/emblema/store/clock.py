@@ -7,7 +7,7 @@ from collections.abc import Callable
 class SteadyClock:
     """A clock that goes on from the latest moment seen, at its pace, where the system's clock jumps back.
 
-    So nothing expires by a jump back, nothing that had expired becomes valid again, and later uses have later times.
+    So no jump back makes a piece expire, no expired piece becomes valid again, and later uses have later times.
 
     Args:
         clock: returns seconds since 1970.

@@ -1,4 +1,4 @@
-"""Leases: a prompt's chunks held in device memory, all or none, for as long as they are computed with."""
+"""Leases: a prompt's chunks held in device memory, all or none, while the prompt is linked."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from emblema.store.lookup import Owners
 
 
 class Lease:
-    """The rows of a prompt's chunks. Nothing held is evicted; what is deleted meanwhile stays readable here alone.
+    """The rows of a prompt's chunks. They are not evicted, and can be read to the end even if a chunk is deleted.
 
     Made by `TenantStore.lease`; used by one thread.
 
@@ -72,6 +72,6 @@ class Lease:
         self._cache.reject(piece, error)
 
     def end(self) -> None:
-        """Let go of everything."""
+        """Release all pieces."""
         pieces, self._pieces = self._pieces, {}
         self._cache.release(pieces.values())

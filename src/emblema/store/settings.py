@@ -1,4 +1,4 @@
-"""The settings of a store that are seldom changed, and the checks of all its options."""
+"""The settings of a store that few users change, and the checks of all its options."""
 
 import math
 import os
@@ -20,7 +20,7 @@ WritePolicy = Literal["through", "back"]
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """What few users of a store change.
+    """Settings of a store that few users change.
 
     Attributes:
         host_bytes: budget of (pinned) host memory for pieces that leave device memory; `auto` is a quarter of what is

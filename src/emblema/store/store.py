@@ -41,7 +41,7 @@ CompanionT = TypeVar("CompanionT", bound=Companion)
 class Store:
     """Tiers with a budget each, and a part of them for each tenant.
 
-    Evicted first is what has the lowest priority, then what was used least recently; never what a lease holds.
+    Pieces of the lowest priority are evicted first, of these the least recently used; leased pieces never are.
 
     Args:
         folder: of the disk tier, or an open one; None keeps pieces no longer than the process.
@@ -51,7 +51,7 @@ class Store:
         disk_bytes: budget of the files; None for half of what is free, at most 64 GiB.
         quota: bytes that one tenant may hold in memory, and again on disk; None for no bound.
         remote: a tier beyond the disk.
-        settings: what is seldom changed.
+        settings: the settings that few users change.
 
     Raises:
         StoreError: an option is out of range, or the folder cannot be used.
@@ -143,7 +143,7 @@ class Store:
         """Flush, and end the threads and the tiers; a second call does nothing.
 
         Raises:
-            StoreError: as `flush`; everything is closed all the same.
+            StoreError: as `flush`; everything is closed even then.
         """
         with self._lock:
             companions, self._companions = list(self._companions.values()), {}
@@ -168,8 +168,8 @@ class Store:
 class TenantStore:
     """One tenant's part of a store; cheap to make, and any number of threads may use it.
 
-    Every call reads the tenant's own pieces and the shared ones, and writes its own alone. What belongs to somebody
-    else is not here.
+    Every call reads the tenant's own pieces and the shared ones, and writes only its own. Other tenants' pieces cannot
+    be seen.
 
     Args:
         store: the store it is a part of.
@@ -249,7 +249,7 @@ class TenantStore:
         """Return the chunk with this id.
 
         Raises:
-            StoreError: it is not here, or not any more.
+            StoreError: the store does not have it.
         """
         found = self.find(chunk)
         if found is None:
@@ -259,7 +259,7 @@ class TenantStore:
     def put(self, chunk: Chunk, terms: Terms | None = None) -> Chunk:
         """Keep a chunk and return its handle; saving goes on in the background.
 
-        A chunk that is here under the same id is the same, and stays; terms that are given replace its terms.
+        A chunk that the store has under the same id is the same and is kept; terms that are given replace its terms.
 
         Raises:
             CapacityError: the chunk alone is larger than the budget or the tenant's quota.
@@ -287,7 +287,7 @@ class TenantStore:
             Whether anything was here.
 
         Raises:
-            StoreError: a tier could not be reached; the chunk is out of use here all the same.
+            StoreError: a tier could not be reached; this process does not use the chunk any more.
         """
         return self._cache.delete(self.owner, chunk)
 
@@ -319,7 +319,7 @@ class TenantStore:
         """Keep a patch or another artifact in place of one with the same key; returns whether it was kept.
 
         It is not kept where a chunk that it was made from is not here any more, so that a deletion during its forming
-        wins; nor where it alone is larger than the budget. It belongs to the tenant even where all its chunks are
+        wins, nor where it alone is larger than the budget. It belongs to the tenant even where all its chunks are
         shared, because the text before them was the tenant's.
         """
         return self._cache.put_artifact(self._owners, key, artifact)

@@ -136,8 +136,8 @@ def arrange_parts(
         valid there.
 
     Raises:
-        WindowError: a text that has left is wanted: it has no place of its own.
-        CapacityError: what has to be there does not fit.
+        WindowError: a text that has left is wanted: it moves only with media.
+        CapacityError: the parts that have to be there do not fit.
         PlanError: a worth is below zero.
     """
     handles = {part.handle for part in wanted}
@@ -192,7 +192,7 @@ def _recency_worth(groups: Sequence[PartGroup]) -> PartWorth:
 
 
 def _limits(groups: GroupedParts, budget: WindowBudget, row_bytes: int) -> PlacementLimits:
-    """Return what is left for media: texts that stay, and the template's opening, take theirs."""
+    """Return the budget left for media by the texts that stay and the template's opening."""
     texts = [part for part in (*groups.opening, *groups.front, *groups.tail) if not part.sources]
     tokens, size = weigh(texts, row_bytes)
     left_tokens = None if budget.tokens is None else budget.tokens - tokens

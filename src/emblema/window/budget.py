@@ -16,7 +16,7 @@ class WindowBudget:
     """Bounds of a window; None is no bound.
 
     Attributes:
-        tokens: rows, the template's opening among them; a question comes on top.
+        tokens: rows, the template's opening included, those of questions not.
         bytes: bytes of rows, those to come counted, of their repairs, and of kept embeddings.
         over: whether the oldest parts that are not pinned leave for a new one, or it is refused.
         recall_bytes: bytes of embeddings kept of parts that have left; beyond it the longest gone cannot be recalled.

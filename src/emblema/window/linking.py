@@ -38,10 +38,6 @@ class WindowQuestion:
     strategy: str | Strategy
     sampling: Sampling | None = None
 
-    @property
-    def strategy_name(self) -> str:
-        return self.strategy if isinstance(self.strategy, str) else self.strategy.name
-
 
 class WindowLinker:
     """Links the parts of a window, and of its forks, and copies the rows that were computed for them.

@@ -17,7 +17,7 @@ class LogEntry:
     Attributes:
         operation: its name.
         parts: numbers of the parts that it was about.
-        forwards: prompts that ran through the decoder for it; those that form patches and the answer's tokens aside.
+        forwards: prompts that ran through the decoder for it, without those that form patches and the answer's tokens.
         rows_computed: rows that ran through the decoder in their place, the question's among them.
         rows_taken: rows taken as they are kept.
         rows_forming: rows run to form patches.
@@ -26,7 +26,7 @@ class LogEntry:
         bytes_moved: bytes of KV and patches read, and of rows written.
         patches_formed: patches formed for it, before the answer or after it.
         encoder_runs: pieces of media that were encoded.
-        seconds: how long it took; the time in which a streamed answer waits for its reader is left out.
+        seconds: how long it took, without the time that a streamed answer waits for its reader.
         lane: the strategy taken.
         refreshed: numbers of the parts whose rows were computed again.
         repaired: numbers of the parts whose rows were repaired.
@@ -60,7 +60,7 @@ class LogEntry:
 
     @property
     def rows_run(self) -> int:
-        """All rows that the decoder ran for prompts, for any purpose; the answer's own tokens aside."""
+        """All rows that the decoder ran for prompts, for any purpose, without the answer's tokens."""
         return self.rows_computed + self.rows_forming + self.rows_recaptured
 
     def count(self, usage: Usage, trace: LinkTrace) -> None:

@@ -85,7 +85,7 @@ def repair_parts(
 
 
 def _repair_rows(geometry: ModelGeometry, first: WrittenRows, new: WrittenRows, rank: RepairRank) -> WrittenRows:
-    """Return rows as first written, with patches that bring them close to new rows, which are let go.
+    """Return rows as first written, with patches that bring them close to new rows, which are dropped.
 
     A piece too short for a share has the new rows instead. The first rows may hold something of what has left, so they
     still count as having absorbed it.

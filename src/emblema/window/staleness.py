@@ -12,11 +12,11 @@ class Staleness:
 
     Attributes:
         number: the part's.
-        added: are before it now and were not, whether they came or moved.
-        passed: were before it and are after it now, with the same rows.
-        gone: were before it and are not in the window, or came back after it since.
-        rewritten: are still before it, with other rows or none.
-        reordered: whether those that are still before it are in another order.
+        added: parts that are before it now and were not then, new or moved.
+        passed: parts that were before it and are after it now, with the same rows.
+        gone: parts that were before it and have left the window, even if they were recalled after it.
+        rewritten: parts that are still before it, with other rows or none.
+        reordered: whether the parts that are still before it are in another order.
     """
 
     number: int

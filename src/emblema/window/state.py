@@ -133,7 +133,7 @@ class WindowSnapshot:
 
 
 class WindowFamily:
-    """A window with its forks: numbers parts and rows, so that no number means two things in any of them."""
+    """A window with its forks: gives parts and rows numbers that are unique in all of them."""
 
     def __init__(self) -> None:
         self.name = uuid4().hex
@@ -161,7 +161,7 @@ class WindowFamily:
         return found
 
     def explain(self, handle: PartHandle, state: WindowState) -> str:
-        """Return why a part is not where its caller wants it."""
+        """Return where a part is instead of where its caller expects it."""
         if not isinstance(handle, PartHandle):
             return f"this is a {type(handle).__name__}: name a part by the handle that append gave"
         if any(part.handle == handle for part in state.parts):

@@ -12,7 +12,7 @@ from uuid import uuid4
 from emblema.errors import CapacityError, WindowError
 from emblema.link.policy.policy import Lane
 from emblema.link.prompt import RowState
-from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.session.decoding import Sampling
 from emblema.session.replies import Piece, Reply, last_reply
 from emblema.session.requests import Prefill
@@ -41,9 +41,9 @@ MOVING = ("slide", "evict", "reorder", "recall", "arrange", "restore")
 class Window:
     """Parts in order, with their rows as first written.
 
-    An operation moves parts about and runs no decoder; the next question computes what has no rows and the question,
-    and takes all other rows as they are kept, relocated. Rows of parts are kept; those of questions and answers are
-    not. One thread uses a window, its engine's. Made by `Engine.window`.
+    Operations move parts and do not run the decoder. The next question computes the parts without rows, and itself; all
+    other rows are taken as they are kept, relocated. Rows of parts are kept; those of questions and answers are not.
+    A window is used on its engine's thread. Made by `Engine.window`.
 
     Args:
         session: links prompts and decodes answers.
@@ -92,7 +92,7 @@ class Window:
 
     @property
     def bytes(self) -> int:
-        """Bytes of written rows and of the encoder output of parts; `memory.evicted` comes on top."""
+        """Bytes of written rows and of the encoder output of parts; without `memory.evicted`."""
         return count_bytes([self._state])
 
     @property
@@ -328,7 +328,7 @@ class Window:
             return WindowSnapshot(self._name, self._state, self._view)
 
     def restore(self, snapshot: WindowSnapshot) -> None:
-        """Put the window back as it was, rows included. Chunks deleted meanwhile stay away.
+        """Restore a snapshot, rows included; parts of chunks that were deleted meanwhile are left out.
 
         Raises:
             WindowError: it is no snapshot of this window.
@@ -465,7 +465,7 @@ class Window:
 
     def _prefill(self, question: WindowQuestion, keep: bool, entry: LogEntry) -> Prefill:
         """Link a question, and keep the rows that it computed for parts."""
-        state, name = self._state, question.strategy_name
+        state, name = self._state, strategy_name(question.strategy)
         if self._view == "clean":
             if name not in (AUTO, "blind"):
                 raise WindowError(f"the clean view takes pieces as they are alone, not by {name!r}")

@@ -107,7 +107,7 @@ def _cut(names: Sequence[str], both: Counter[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One lane to be taken for one kind of content, open or closed, and no other: to measure it."""
+    """A lane to measure for one kind of content: it is taken, open or closed, and no other lane is."""
 
     kind: str
     lane: Lane

@@ -12,7 +12,7 @@ from emblema.store.keys import ArtifactKey
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a person asks of `auto`: bounds on fidelity, and on what forming and checking may cost.
+    """Bounds of `auto` on fidelity, and on what forming and checking may cost.
 
     Attributes:
         max_kl: mean divergence from re-prefill at the answer's first token that a lane may have, in nats; 0 takes exact
@@ -21,7 +21,7 @@ class Policy:
             bound.
         canary: share of the linked requests that are computed again to compare; 0 turns it off.
         canary_rows: most rows computed for that, as a share of the rows computed for answers.
-        drift: share of the antecedents that may be gone, or present twice, for a stored patch to be used still.
+        drift: share of the antecedents that may be gone, or present twice, for a stored patch to be used.
         forming: whether patches are formed in the background from rows that were computed in context.
         rank: of those patches; None for the largest whose bytes are `share` of the chunk's.
         share: see `rank`; also how large a stored patch has to be for `auto` to take it.

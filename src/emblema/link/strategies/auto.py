@@ -8,7 +8,7 @@ from emblema.link.plan import LinkPlan, PatchUse, PrefixOrigin, RowRange, RowSou
 from emblema.link.policy.choosing import Chooser, Trial
 from emblema.link.policy.policy import COMPUTED, Lane, Policy, name_of
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
-from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, taken
+from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, strategy_name, taken
 from emblema.link.strategies.patch import patched
 
 
@@ -23,7 +23,7 @@ class Auto:
 
     Attributes:
         policy: the bounds; None for the engine's.
-        trial: a lane that the canary measures; kept prompts are not looked at then.
+        trial: a lane that the canary measures; no exact prefix is taken then.
     """
 
     policy: Policy | None = None
@@ -86,5 +86,4 @@ def bounded(strategy: str | Strategy, policy: Policy | None) -> str | Strategy:
         return replace(strategy, policy=policy)
     if strategy == "auto":
         return Auto(policy)
-    name = strategy if isinstance(strategy, str) else strategy.name
-    raise StrategyError(f"a policy was given with {name!r}: only auto has bounds to keep")
+    raise StrategyError(f"a policy was given with {strategy_name(strategy)!r}: only auto has bounds to keep")

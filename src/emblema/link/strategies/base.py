@@ -16,11 +16,11 @@ from emblema.store.keys import ArtifactKey, ArtifactKind
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The first `rows` rows of a prompt are, exact, the first of a kept table.
+    """A kept table whose first `rows` rows are exactly those of a prompt.
 
     Attributes:
-        entry: what a plan calls the table.
-        rows: how many.
+        entry: the table's name in a plan.
+        rows: how many rows match.
         table: the table's rows; empty where a prompt is only planned.
     """
 
@@ -38,8 +38,8 @@ class Knowledge:
         layouts: per layer, how rows are kept.
         find_artifact: returns the stored patch or other artifact of a key, or None.
         find_prefix: returns the longest exact prefix of earlier prompts, or None.
-        others: returns how many items other than a patch's own have left their directions to pool.
-        artifact_keys: returns the keys of a chunk's stored patches, whatever was before it.
+        others: returns how many patches of other chunks can be pooled for a key.
+        artifact_keys: returns the keys of a chunk's stored artifacts, whatever was before it.
         policy_inputs: the policy of `auto`, and what was measured of its lanes.
     """
 
@@ -79,6 +79,11 @@ class Strategy(Protocol):
         """Return the plan for a prompt."""
 
 
+def strategy_name(strategy: str | Strategy) -> str:
+    """Return the name of a strategy that is given as such or by its name."""
+    return strategy.strip() if isinstance(strategy, str) else strategy.name
+
+
 ChunkRanges = Callable[[Segment, Chunk], Iterable[RowRange]]
 """Returns the ranges of one chunk."""
 
@@ -106,7 +111,7 @@ def lay_out(
 ) -> tuple[RowRange, ...]:
     """Return ranges with text computed, chunks as `chunk_ranges` says, and the last row computed in any case.
 
-    So every method has the same exact rows in front: the text before the first chunk, or a chunk at row 0, which has
+    So every method begins with the same exact rows: the text before the first chunk, or a chunk at row 0, which has
     absorbed nothing and is taken as it is. Kept prompts are for `prefix` and `auto` alone: they may hold what another
     method was measured on.
 
@@ -150,7 +155,7 @@ def computed(prompt: Prompt, layers: int, start: int, stop: int) -> list[RowRang
 
 
 def taken(segment: Segment, chunk: Chunk, layers: int, *, relocated: bool = True) -> list[RowRange]:
-    """Return a whole chunk taken as it was prefilled alone."""
+    """Return the range of a whole chunk, taken as it was prefilled alone."""
     return [RowRange(*segment.rows, RowSource.TAKEN, (0, layers), ChunkOrigin(chunk.id, 0, relocated))]
 
 

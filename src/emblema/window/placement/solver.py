@@ -34,7 +34,7 @@ def solve_placement(
     price: Price = price_in_rows,
     front: Sequence[Candidate] = (),
 ) -> Placement:
-    """Choose the chunks of a window and their order, so that prices and the worth of what is left out are least.
+    """Choose a window's chunks and their order so that prices plus the worth of the chunks left out are least.
 
     Exact up to `MOST_EXACT` candidates (dynamic programming over subsets, with the order remembered only as long as a
     stored patch may still ask for it); beyond, the better of a beam and a local search, exact where it meets a bound.
