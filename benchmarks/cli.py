@@ -2,16 +2,20 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from emblema.cli.options import Device, Model, Out, Plain
 from emblema.errors import EmblemaError
+
+if TYPE_CHECKING:
+    from emblema.engine.engine import Engine
 
 Models = Annotated[str, typer.Option(help="Bundled names, folders or Hugging Face ids, with commas.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the episodes.")]
@@ -39,7 +43,6 @@ def episodes(
     from benchmarks.tasks import write_episodes
     from emblema.cli.screen import console, output_folder
 
-    _known(task)
     listing = write_episodes(task, seed, items, output_folder(out))
     console(plain).print(f"{items} episodes of {task}, seed {seed}: {listing}", soft_wrap=True)
 
@@ -169,22 +172,13 @@ def fidelity(
 ) -> None:
     """Measure how far strategies are from re-prefill, on the same items; a killed run goes on where it was."""
     from benchmarks.fidelity.report import run, wanted_of
-    from benchmarks.models import model_source
-    from emblema.cli.screen import console, load_engine
+    from benchmarks.report import comma_list
+    from emblema.cli.screen import console
 
     screen = console(plain)
     wanted = wanted_of(strategies.split(","), setting, items, seed, style, answer_tokens, judge)
     place = report / "fidelity.json" if json_path is None else json_path
-    models = [name.strip() for name in model.split(",") if name.strip()]
-    run(
-        models,
-        tasks.split(","),
-        wanted,
-        lambda name: load_engine(model_source(name), device, screen, measured=True),
-        place,
-        report,
-        screen,
-    )
+    run(comma_list(model), tasks.split(","), wanted, _loader(device, screen), place, report, screen)
     screen.print(f"report: {report / 'report.md'}   figures: {place}", soft_wrap=True)
 
 
@@ -202,17 +196,14 @@ def results(
 ) -> None:
     """Write the page of results from committed figures, or check that it still holds."""
     from benchmarks.fidelity.results import check_page, sample, write_page
-    from benchmarks.models import model_source
-    from emblema.cli.screen import console, load_engine
+    from emblema.cli.screen import console
 
     screen = console(plain)
     if not check:
         screen.print(f"results: {write_page(figures, out)}", soft_wrap=True)
         return
     check_page(figures, out)
-    for line in sample(
-        figures, items, lambda name: load_engine(model_source(name), None, screen, measured=True), screen
-    ):
+    for line in sample(figures, items, _loader(None, screen), screen):
         screen.print(line, soft_wrap=True)
 
 
@@ -230,20 +221,19 @@ def deficit(
 ) -> None:
     """Take apart what blind reuse loses: the deficit's size, rank, depth, tokens and heads, with plots."""
     from benchmarks.report import labels_of, models_of, report_places
-    from emblema.cli.screen import console, load_engine
+    from emblema.cli.screen import console
 
     folder, figures = report_places(report, json, "deficit.json")
     screen = console(plain)
     from benchmarks.deficit.measure import DeficitOptions, measure, measure_untrained
     from benchmarks.deficit.report import data, write
-    from benchmarks.models import model_source
     from emblema.eval.figures import write_figures
 
     wanted = DeficitOptions(task, carried, seed, items)
-    models = models_of(model)
+    models, load = models_of(model), _loader(device, screen)
     results = []
     for name, label in zip(models, labels_of(models), strict=True):
-        engine = load_engine(model_source(name), device, screen, measured=True)
+        engine = load(name)
         results.append(measure(engine, label, wanted, screen=screen))
         if len(results) == 1:
             untrained = measure_untrained(engine, label, wanted, screen=screen)
@@ -273,20 +263,17 @@ def window(
     plain: Plain = False,
 ) -> None:
     """Measure the window: reorder, slide, recall and drift, and an agent's trace; a killed run goes on where it was."""
-    from benchmarks.models import model_source
     from benchmarks.report import models_of, parts_of, report_places
     from benchmarks.table import SampleSize
     from benchmarks.window.run import PARTS, WindowOptions, run_window
     from benchmarks.window.trace import TraceSettings
-    from emblema.cli.screen import console, load_engine
+    from emblema.cli.screen import console
 
     settings = TraceSettings(steps=steps, window=pictures, changing=changing)
     options = WindowOptions(tuple(models_of(model)), SampleSize(items, seed), settings, parts_of(only, PARTS))
     folder, listing = report_places(report, figures, "window.json")
     screen = console(plain)
-    run_window(
-        options, lambda name: load_engine(model_source(name), device, screen, measured=True), listing, folder, screen
-    )
+    run_window(options, _loader(device, screen), listing, folder, screen)
     screen.print(f"report: {folder / 'window.md'}   figures: {listing}", soft_wrap=True)
 
 
@@ -323,13 +310,12 @@ def stream(
     plain: Plain = False,
 ) -> None:
     """Measure streams: how well every memory answers at equal budget, and what it costs; a killed run goes on."""
-    from benchmarks.models import model_source
     from benchmarks.report import labels_of, parts_of, report_places
     from benchmarks.stream import run
     from benchmarks.stream.plan import AccuracyOptions
     from benchmarks.stream.systems.running import SystemsOptions
     from benchmarks.tasks.streams import STREAM_KINDS
-    from emblema.cli.screen import console, load_engine
+    from emblema.cli.screen import console
 
     methods, ablations = run.arms_of(arms)
     accuracy = AccuracyOptions(
@@ -355,7 +341,7 @@ def stream(
     others_of = tuple(map(Path, run.names_of(runs or "", ())))
     options = run.StreamOptions(labels_of([model])[0], accuracy, systems, parts, listing, folder, others_of)
     screen = console(plain)
-    with load_engine(model_source(model), device, screen, measured=True) as engine:
+    with _loader(device, screen)(model) as engine:
         run.run_streams(engine, options, screen)
     screen.print(f"report: {folder / 'stream.md'}   figures: {listing}", soft_wrap=True)
 
@@ -451,6 +437,14 @@ def vllm(
         line = shlex.join(["python -m benchmarks", *(word for word in sys.argv[1:] if word not in ("--out", str(out)))])
         for path in (figures, write_report(found, folder, line)):
             screen.print(str(path), soft_wrap=True)
+
+
+def _loader(device: str | None, screen: Console) -> "Callable[[str], Engine]":
+    """Return what loads a model by its bundled name, folder or id, to be measured."""
+    from benchmarks.models import model_source
+    from emblema.cli.screen import load_engine
+
+    return lambda name: load_engine(model_source(name), device, screen, measured=True)
 
 
 def _known(task: str) -> None:

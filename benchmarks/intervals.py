@@ -22,14 +22,12 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def bootstrap(
-    values: ArrayLike, episodes: ArrayLike, *, resamples: int = RESAMPLES, level: float = 0.95, seed: int = 0
-) -> Interval:
-    """Return the mean of `values` with an interval by episode: whole episodes are drawn with replacement.
+def bootstrap(values: ArrayLike, episodes: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """Return the mean of `values` with a 95 % interval by episode: whole episodes are drawn with replacement.
 
     For a paired comparison give the differences, item by item.
     """
-    return bootstrap_ratio(values, np.ones(np.shape(values)), episodes, resamples=resamples, level=level, seed=seed)
+    return bootstrap_ratio(values, np.ones(np.shape(values)), episodes, resamples=resamples, seed=seed)
 
 
 def bootstrap_ratio(
@@ -38,10 +36,9 @@ def bootstrap_ratio(
     episodes: ArrayLike,
     *,
     resamples: int = RESAMPLES,
-    level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """Return sum(numerators) / sum(denominators) with an interval by episode, both sums from the same draws.
+    """Return sum(numerators) / sum(denominators) with a 95 % interval by episode, both sums from the same draws.
 
     Raises:
         EmblemaError: there are no items, or the arguments have different lengths.
@@ -57,13 +54,12 @@ def bootstrap_ratio(
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = (draws @ tops) / (draws @ bottoms)
         value = float(tops.sum() / bottoms.sum())
-    tail = (1 - level) / 2
     known = ratios[np.isfinite(ratios)]
-    low, high = np.quantile(known, [tail, 1 - tail]) if len(known) else (np.nan, np.nan)
+    low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (np.nan, np.nan)
     return Interval(value, float(low), float(high))
 
 
-def bootstrap_eta(method: ArrayLike, blind: ArrayLike, episodes: ArrayLike, *, seed: int = 0) -> Interval:
+def bootstrap_eta(method: ArrayLike, blind: ArrayLike, episodes: ArrayLike) -> Interval:
     """Return `eta` with its interval by episode."""
-    ratio = bootstrap_ratio(method, blind, episodes, seed=seed)
+    ratio = bootstrap_ratio(method, blind, episodes)
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)

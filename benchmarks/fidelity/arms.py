@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from benchmarks.fidelity.oracles import Oracle
 from emblema.errors import StrategyError
@@ -118,17 +119,10 @@ def _factors(budget: Budget, widths: Sequence[int], rank: int) -> int:
     return sum(min(rank, n, w) * (n + w) for n in budget.tokens for w in widths)
 
 
-def _first(budget: Budget) -> int:
+def _first_tokens(budget: Budget, name: Literal["mpic", "epic"]) -> Strategy:
     counts = range(1, max(budget.tokens) + 1)
-    return bisect_right(counts, budget.rows, key=lambda k: sum(min(k, n) for n in budget.tokens))
-
-
-def _mpic(budget: Budget) -> Strategy:
-    return FirstTokens("mpic", _first(budget)) if _first(budget) else Blind()
-
-
-def _epic(budget: Budget) -> Strategy:
-    return FirstTokens("epic", _first(budget)) if _first(budget) else Blind()
+    count = bisect_right(counts, budget.rows, key=lambda k: sum(min(k, n) for n in budget.tokens))
+    return FirstTokens(name, count) if count else Blind()
 
 
 def _cacheblend(budget: Budget, two_steps: bool = False) -> Strategy:
@@ -136,14 +130,6 @@ def _cacheblend(budget: Budget, two_steps: bool = False) -> Strategy:
         return Blind()
     # The strategy rounds its share of all candidates up, to just these rows.
     return CacheBlend(100 * (budget.rows - 0.5) / budget.candidates, two_steps)
-
-
-def _deep(budget: Budget) -> Strategy:
-    return _layers(budget, deepest=True)
-
-
-def _shallow(budget: Budget) -> Strategy:
-    return _layers(budget, deepest=False)
 
 
 def _layers(budget: Budget, *, deepest: bool) -> Strategy:
@@ -167,14 +153,14 @@ MAKERS: dict[str, Maker] = {
     "orbit": _orbit,
     "basis": _basis,
     "lowrank-k": _lowrank,
-    "mpic": _mpic,
-    "epic": _epic,
+    "mpic": lambda budget: _first_tokens(budget, "mpic"),
+    "epic": lambda budget: _first_tokens(budget, "epic"),
     "cacheblend": _cacheblend,
     "cacheblend2": lambda budget: _cacheblend(budget, two_steps=True),
     "vlcache": lambda budget: VLCache(100 * budget.share),
     "vlcache-uniform": lambda budget: VLCache(100 * budget.share, uniform=True),
-    "reprefill-deep": _deep,
-    "reprefill-shallow": _shallow,
+    "reprefill-deep": lambda budget: _layers(budget, deepest=True),
+    "reprefill-shallow": lambda budget: _layers(budget, deepest=False),
 }
 _HEADLINE = ("full", "blind", "patch-6%", "patch-25%", "patch-50%")
 _EVERY = (

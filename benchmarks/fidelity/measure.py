@@ -395,9 +395,7 @@ class FidelityRun:
         if judge is None or not item.dialogue:
             return ()
         asked = zip(item.questions, answers, strict=True)
-        return tuple(
-            judge.score(question.text, question.answer, self._text(answer)).overall for question, answer in asked
-        )
+        return tuple(judge.score(question.text, question.answer, self._text(answer)) for question, answer in asked)
 
     def _pool(self, task: TaskSource) -> dict[ArtifactKey, Patch]:
         """Return what other items than those measured have in common, where a strategy learns from it."""

@@ -117,8 +117,7 @@ def page(folder: Path) -> str:
         "## Every method",
     ]
     for model, setting, task in dict.fromkeys((row["model"], row["setting"], row["task"]) for row in rows):
-        own = [row for row in rows if (row["model"], row["setting"], row["task"]) == (model, setting, task)]
-        own = _counted(list({row["strategy"]: row for row in own}.values()))
+        own = _counted(list({row["strategy"]: row for row in _of(rows, model, setting, task)}.values()))
         if task != POOLED and any(_of(rows, model, setting, POOLED)):
             continue
         parts += [f"### {model}, {setting}, {task}", f"{own[0]['n']} questions of {own[0]['items']} items."]

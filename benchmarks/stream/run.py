@@ -1,9 +1,10 @@
 """What `python -m benchmarks stream` does, from options to files."""
 
+import time
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,29 @@ from benchmarks.recordfile import RecordFile, TableRecord, digest, recorded_tabl
 from benchmarks.report import ModelTables, comma_list, options_text, show_tables, write_page, write_rows
 from benchmarks.stream.passes import PassRecord, PassResults, run_passes
 from benchmarks.stream.plan import ABLATIONS, ACCURACY_PARTS, METHODS, SEEDS, AccuracyOptions, arms_named
-from benchmarks.stream.systems.parts import PARTS as SYSTEMS
-from benchmarks.stream.systems.parts import PICTURES, measure_part
+from benchmarks.stream.systems.costs import measure_bytes, measure_growth
+from benchmarks.stream.systems.encoding import measure_batching, measure_workers
 from benchmarks.stream.systems.running import SystemsOptions
+from benchmarks.stream.systems.structure import draw_questions, measure_questions, measure_sparsity, measure_structure
+from benchmarks.stream.systems.transfers import measure_deferral, measure_prefetch
 from benchmarks.stream.tables import ablation_table, accuracy_tables, budget_table, length_table
 from benchmarks.table import Table
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.stream.settings import StreamSettings, change_settings
 
+SYSTEMS: dict[str, Callable[[Engine, SystemsOptions, Console], Table]] = {
+    "growth": measure_growth,
+    "bytes": measure_bytes,
+    "sparsity": measure_sparsity,
+    "structure": measure_structure,
+    "questions": measure_questions,
+    "deferral": measure_deferral,
+    "batching": measure_batching,
+    "prefetch": measure_prefetch,
+    "workers": measure_workers,
+}
+"""The systems parts by name; the table of a part has that name."""
 PARTS = (*ACCURACY_PARTS, *SYSTEMS)
 SWEEPS: dict[str, Callable[[PassResults, AccuracyOptions], Table]] = {
     "budgets": budget_table,
@@ -89,6 +104,12 @@ def _system(
     return recorded_table(tables, key, lambda: measure_part(part, engine, options, screen))
 
 
+def measure_part(part: str, engine: Engine, options: SystemsOptions, screen: Console) -> Table:
+    """Measure one of `SYSTEMS`, and how long that took."""
+    began = time.perf_counter()
+    return replace(SYSTEMS[part](engine, options, screen), seconds=time.perf_counter() - began)
+
+
 def _beside(figures: Path, what: str) -> Path:
     return figures.with_suffix(f".{what}.jsonl")
 
@@ -103,7 +124,7 @@ def write_report(found: ModelTables, options: Mapping[str, Any], folder: Path) -
     """Write `stream.md` and its plots into a folder; returns the page's path."""
 
     def draw(model: str, table: Table, folder: Path) -> list[Path]:
-        return PICTURES[table.name](table, folder) if table.name in PICTURES else []
+        return draw_questions(table, folder) if table.name == "questions" else []
 
     command = f"`python -m benchmarks stream`, {found.model}: {options_text(options)}"
     return write_page(folder / "stream.md", "Streams, measured", command, [found], draw)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+from PIL import Image
 
 from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import (
@@ -209,14 +211,31 @@ CLIP_RATE = 2
 
 def write_clip(clip: SceneClip, path: Path) -> None:
     """Write a clip as an mp4 of CLIP_RATE frames a second; read at one frame a second it gives two frames a scene."""
+    options = {"crf": "20", "g": str(clip.seconds * CLIP_RATE)}
     frames = clip.frames(CLIP_RATE)
+    write_frames(frames, frames[0].size, path, CLIP_RATE, "yuv420p", options)
+
+
+def write_frames(
+    frames: Iterable[Image.Image],
+    size: tuple[int, int],
+    path: Path,
+    rate: int | Fraction,
+    pixels: str,
+    options: dict[str, str],
+) -> None:
+    """Write frames as an H.264 mp4, encoded one by one.
+
+    Args:
+        size: width and height of every frame.
+        rate: frames a second.
+        pixels: ffmpeg's name of the pixels' format; `options`: of its encoder.
+    """
     with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=CLIP_RATE)
-        stream.width, stream.height = frames[0].size
-        stream.pix_fmt = "yuv420p"
-        stream.options = {"crf": "20", "g": str(clip.seconds * CLIP_RATE)}
-        for picture in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")))
+        stream: Any = container.add_stream("libx264", rate=rate)
+        (stream.width, stream.height), stream.pix_fmt, stream.options = size, pixels, options
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(frame), format="rgb24")))
         container.mux(stream.encode())
 
 

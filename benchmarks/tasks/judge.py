@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
@@ -39,29 +39,18 @@ class JudgeError(EmblemaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """What a judge gave an answer: each dimension and the whole, 1 to 10, and its reply in full."""
-
-    dimensions: dict[str, int]
-    overall: int
-    reply: str
-
-
-@dataclass(frozen=True, slots=True)
 class Judge:
     """A judge at an OpenAI-compatible endpoint.
 
     Attributes:
         url: the endpoint up to its version, such as `http://127.0.0.1:8000/v1`.
         model: the judge's name; the first that the endpoint lists if left out (ask `named` once for many cases).
-        key: sent as a bearer token if given.
         seconds: the longest wait for one reply; `tries`: how often a request is sent if the endpoint is busy or its
             reply has no scores; `pause`: seconds before the second try, doubled before each further one.
     """
 
     url: str
     model: str = ""
-    key: str = field(default="", repr=False)
     seconds: float = 120.0
     tries: int = 3
     pause: float = 1.0
@@ -86,10 +75,10 @@ class Judge:
             found = str(listed["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
             raise JudgeError(f"{self.url} lists no models: name the judge's model") from error
-        return Judge(self.url, found, self.key, self.seconds, self.tries, self.pause)
+        return Judge(self.url, found, self.seconds, self.tries, self.pause)
 
-    def score(self, question: str, reference: str, answer: str) -> Scores:
-        """Return the judge's scores of an answer.
+    def score(self, question: str, reference: str, answer: str) -> int:
+        """Return the judge's overall score of an answer, `LEAST` to `MOST`.
 
         Raises:
             JudgeError: the endpoint cannot be reached, or none of its replies holds all scores.
@@ -106,15 +95,13 @@ class Judge:
                 reply = str(sent["choices"][0]["message"]["content"])
             except (KeyError, IndexError, TypeError) as error:
                 raise JudgeError(f"{self.url} sent no chat completion: {json.dumps(sent)[:200]}") from error
-            scores = read_scores(reply)
-            if scores is not None:
-                return scores
+            overall = read_overall(reply)
+            if overall is not None:
+                return overall
         raise JudgeError(f"the judge's reply has no scores for all dimensions; it ends with {reply[-120:]!r}")
 
     def _send(self, path: str, body: dict[str, Any] | None) -> Any:
         headers = {"Content-Type": "application/json", "User-Agent": "emblema"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
         request = Request(self.url.rstrip("/") + path, data=data, headers=headers)
         for attempt in range(self.tries):
@@ -155,19 +142,17 @@ def case(question: str, reference: str, answer: str) -> str:
     return f"[Question]\n{question}\n\n[Reference answer]\n{reference}\n\n[Answer to judge]\n{answer}\n"
 
 
-def read_scores(reply: str) -> Scores | None:
-    """Return the scores of the last pair of braces that holds all of them; None without any, or one out of range."""
+def read_overall(reply: str) -> int | None:
+    """Return the overall score in the last pair of braces that holds all scores, each in range; None without one."""
     for braces in reversed(_BRACES.findall(reply)):
         found = {name.strip().title(): int(number) for name, number in _PAIR.findall(braces)}
-        wanted = {name: found.get(name, 0) for name in (*DIMENSIONS, OVERALL)}
-        if all(LEAST <= number <= MOST for number in wanted.values()):
-            overall = wanted.pop(OVERALL)
-            return Scores(wanted, overall, reply)
+        if all(LEAST <= found.get(name, 0) <= MOST for name in (*DIMENSIONS, OVERALL)):
+            return found[OVERALL]
     return None
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A redirect could carry the key elsewhere."""
+    """A redirect could carry questions and answers elsewhere."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

@@ -135,18 +135,18 @@ SETTINGS = ("visible", "slid")
 Piece = tuple[Chunk, ...]
 
 
-def add(engine: Engine, media: Media, fps: float = 1.0, frames_per_segment: int = 2) -> Piece:
-    """Return the chunks of a piece of media; a video's at `fps` frames a second, `frames_per_segment` a chunk."""
+def add(engine: Engine, media: Media) -> Piece:
+    """Return the chunks of a piece of media; a video's at one frame a second, two frames a chunk."""
     if media.kind == "text":
         made: Chunk | Clip = engine.add(text=str(media.content))
     else:
-        made = engine.add(media.content, kind=media.kind, fps=fps, frames_per_segment=frames_per_segment)
+        made = engine.add(media.content, kind=media.kind, fps=1.0, frames_per_segment=2)
     return (made,) if isinstance(made, Chunk) else tuple(made)
 
 
-def pieces(engine: Engine, item: TaskItem, fps: float = 1.0, frames_per_segment: int = 2) -> tuple[Piece, ...]:
+def pieces(engine: Engine, item: TaskItem) -> tuple[Piece, ...]:
     """Return the chunks of every piece of media, in the order of `item.media`."""
-    return tuple(add(engine, media, fps, frames_per_segment) for media in item.media)
+    return tuple(add(engine, media) for media in item.media)
 
 
 def messages(

@@ -20,7 +20,7 @@ from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.models import model_source
 from benchmarks.recordfile import RecordFile
 from benchmarks.report import write_rows
-from benchmarks.tasks.judge import Judge, Scores
+from benchmarks.tasks.judge import Judge
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError, StrategyError
 
@@ -161,7 +161,7 @@ def test_what_is_on_record_is_not_done_again(engine: Engine, folder: Path, found
 
 
 def test_longer_answers_are_decoded_and_judged(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Judge, "score", lambda *asked: Scores({}, 7, str(asked)))
+    monkeypatch.setattr(Judge, "score", lambda *asked: 7)
     wanted = replace(wanted_of(["patch-25%"], "slid", 1, 0, answer_tokens=2), judge=Judge("http://127.0.0.1:1/v1", "m"))
     with RecordFile(tmp_path / "r.jsonl", FidelityRecord) as records:
         bench = FidelityRun(engine, "reference", wanted, records)

@@ -12,8 +12,7 @@ from benchmarks.recordfile import records_in
 from benchmarks.report import parts_of
 from benchmarks.stream.passes import PassRecord
 from benchmarks.stream.plan import ACCURACY_PARTS, AccuracyOptions
-from benchmarks.stream.run import PARTS, StreamOptions, run_streams
-from benchmarks.stream.systems.parts import PARTS as SYSTEMS
+from benchmarks.stream.run import PARTS, SYSTEMS, StreamOptions, run_streams
 from benchmarks.stream.systems.running import SystemsOptions
 from benchmarks.table import Table
 from benchmarks.tests.running import benchmarks, refused

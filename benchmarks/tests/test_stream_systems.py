@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.intervals import Interval
+from benchmarks.stream.run import SYSTEMS, measure_part
 from benchmarks.stream.systems.attention import (
     Attention,
     all_seen,
@@ -21,7 +22,6 @@ from benchmarks.stream.systems.attention import (
     watched,
 )
 from benchmarks.stream.systems.encoding import EncodeJob, run_together
-from benchmarks.stream.systems.parts import PARTS, PICTURES, measure_part
 from benchmarks.stream.systems.running import (
     SystemsOptions,
     ask_word,
@@ -53,7 +53,7 @@ QUIET = Console(quiet=True)
 @pytest.fixture(scope="module")
 def measured(reference: Engine) -> dict[str, Table]:
     """Every part but the processes, measured once."""
-    return {name: measure_part(name, reference, TINY, QUIET) for name in PARTS if name != "workers"}
+    return {name: measure_part(name, reference, TINY, QUIET) for name in SYSTEMS if name != "workers"}
 
 
 @pytest.fixture
@@ -77,7 +77,6 @@ def test_a_part_makes_the_table_of_its_name(measured: dict[str, Table]) -> None:
     for table in measured.values():
         drawn = {name for plot in table.plots for name in (plot.x, plot.y, plot.by) if name is not None}
         assert table.rows and drawn <= set(table.columns) and "{" not in table.note and table.seconds > 0
-    assert set(PICTURES) <= set(PARTS)
 
 
 def test_growth_takes_an_answer_apart(measured: dict[str, Table]) -> None:
@@ -238,7 +237,7 @@ def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_workers_run_in_processes_of_their_own(reference: Engine) -> None:
-    table = PARTS["workers"](reference, TINY, QUIET)
+    table = SYSTEMS["workers"](reference, TINY, QUIET)
     assert [row["workers"] for row in table.records] == [1, 2]
     first, second = table.records
     assert first["over one"] == 1.0 and number(first["frames/s together"]) > 0

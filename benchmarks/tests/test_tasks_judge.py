@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tasks.judge import DIMENSIONS, OVERALL, Judge, JudgeError, read_scores
+from benchmarks.tasks.judge import DIMENSIONS, OVERALL, Judge, JudgeError, read_overall
 from emblema.errors import EmblemaError
 
 GIVEN = dict(zip((*DIMENSIONS, OVERALL), (3, 4, 9, 8, 10, 7, 8), strict=True))
@@ -78,13 +78,10 @@ def completion(text: str) -> Reply:
 def test_scores_come_back() -> None:
     text = f"The answer is good because {{it}} is.\n{GIVEN}"
     with serving(completion(text)) as server:
-        scores = Judge(server.url, "judge", "secret").score("what is it ?", "a tent", "the tent")
-    assert scores.overall == 8
-    assert scores.dimensions == {name: GIVEN[name] for name in DIMENSIONS}
-    assert scores.reply == text
+        assert Judge(server.url, "judge").score("what is it ?", "a tent", "the tent") == 8
     path, headers, body = server.asked[0]
     assert path == "/v1/chat/completions"
-    assert headers["Authorization"] == "Bearer secret"
+    assert "Authorization" not in headers
     assert body["model"] == "judge"
     assert body["temperature"] == 0
     system, user = (message["content"] for message in body["messages"])
@@ -94,22 +91,20 @@ def test_scores_come_back() -> None:
 
 def test_the_first_model_is_taken_where_none_is_named() -> None:
     with serving(completion(json.dumps(GIVEN))) as server:
-        assert Judge(server.url + "/").score("q", "r", "a").overall == 8
+        assert Judge(server.url + "/").score("q", "r", "a") == 8
     assert [path for path, _, _ in server.asked] == ["/v1/models", "/v1/chat/completions"]
     assert server.asked[1][2]["model"] == "small-judge"
-    assert "Authorization" not in server.asked[0][1]
-    assert "secret" not in repr(Judge("http://host/v1", key="secret"))
 
 
 def test_a_busy_endpoint_is_asked_again() -> None:
     with serving((503, {"error": "busy"}), (429, {}), completion(json.dumps(GIVEN))) as server:
-        assert Judge(server.url, "judge", pause=0.01).score("q", "r", "a").overall == 8
+        assert Judge(server.url, "judge", pause=0.01).score("q", "r", "a") == 8
     assert len(server.asked) == 3
 
 
 def test_a_reply_without_scores_is_asked_for_again_and_then_refused() -> None:
     with serving(completion("I would rather not."), completion(json.dumps(GIVEN))) as server:
-        assert Judge(server.url, "judge").score("q", "r", "a").overall == 8
+        assert Judge(server.url, "judge").score("q", "r", "a") == 8
     with serving(completion("I would rather not.")) as server:
         with pytest.raises(JudgeError, match="no scores for all dimensions; it ends with 'I would rather not.'"):
             Judge(server.url, "judge").score("q", "r", "a")
@@ -128,7 +123,7 @@ def test_a_reply_without_scores_is_asked_for_again_and_then_refused() -> None:
 )
 def test_what_is_no_answer_is_one_clear_error(reply: Reply, message: str) -> None:
     with serving(reply) as server, pytest.raises(JudgeError, match=message):
-        Judge(server.url, "judge", "secret", pause=0.01).score("q", "r", "a")
+        Judge(server.url, "judge", pause=0.01).score("q", "r", "a")
 
 
 def test_nobody_there() -> None:
@@ -155,14 +150,11 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     ],
 )
 def test_scores_are_read_in_every_usual_form(text: str) -> None:
-    scores = read_scores(text)
-    assert scores is not None
-    assert scores.overall == 8
-    assert scores.dimensions["Image Relationship Understanding"] == 7
+    assert read_overall(text) == 8
 
 
 @pytest.mark.parametrize(
     "text", ["", "{}", str(GIVEN | {OVERALL: 11}), str({OVERALL: 5}), str(GIVEN | {"Richness": 0})]
 )
 def test_scores_that_are_missing_or_out_of_range_are_none(text: str) -> None:
-    assert read_scores(text) is None
+    assert read_overall(text) is None

@@ -8,9 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
-import numpy as np
-
+from benchmarks.tasks.episodes import write_frames
 from benchmarks.tasks.streams.world import FRAME_SECONDS, GeneratedStream, TimedQuestion
 from emblema.errors import PromptError
 
@@ -33,7 +31,8 @@ def write_streams(streams: Iterable[tuple[GeneratedStream, Sequence[TimedQuestio
             raise PromptError(f"two streams are called {stream.id}")
         (folder / VIDEOS).mkdir(parents=True, exist_ok=True)
         file = f"{VIDEOS}/{stream.id}.mp4"
-        write_video(stream, folder / file)
+        rate = Fraction(1, int(FRAME_SECONDS))
+        write_frames(stream.frames(), stream.frame(0).size, folder / file, rate, "yuv444p", {"crf": "12", "g": "32"})
         entries.append(
             {
                 "video_id": stream.id,
@@ -56,15 +55,3 @@ def write_streams(streams: Iterable[tuple[GeneratedStream, Sequence[TimedQuestio
     listing = folder / LISTING
     listing.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     return listing
-
-
-def write_video(stream: GeneratedStream, path: Path) -> None:
-    """Write a stream's frames as an mp4, drawn one by one."""
-    with av.open(str(path), "w") as container:
-        track: Any = container.add_stream("libx264", rate=Fraction(1, int(FRAME_SECONDS)))
-        track.width, track.height = stream.frame(0).size
-        track.pix_fmt = "yuv444p"
-        track.options = {"crf": "12", "g": "32"}
-        for picture in stream.frames():
-            container.mux(track.encode(av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")))
-        container.mux(track.encode())
