@@ -425,11 +425,11 @@ class Engine:
         self.session.linker.forget_prompts()
 
     def defer_idle(self, deferred: bool) -> None:
-        """Leave what waits for an idle moment to a caller who calls `idle`, or do it again after each answer."""
+        """Leave the idle work to a caller of `idle`, or (False) do it after each answer."""
         self.session.defer_idle(deferred)
 
     def idle(self) -> None:
-        """Do the work that was left for an idle moment; call it on the thread that owns the model."""
+        """Do the idle work, on the thread that owns the model: make chunks of seen media, and run the canary."""
         self.session.idle()
 
     def settle(self) -> None:
@@ -438,7 +438,7 @@ class Engine:
         self.policy_runtime.patch_worker.settle()
 
     def close(self) -> None:
-        """Give back what the engine alone holds: the kept prompts, and a store that it opened itself, made durable.
+        """Drop the kept prompts, and flush and close a store that the engine opened itself.
 
         Queued patches are formed first. The model, and a store that was handed in, stay the caller's.
         """
@@ -456,7 +456,7 @@ class Engine:
 
 
 def _tenant_store(given: Any, salt: bytes) -> TenantStore:
-    """Return one tenant's store; one that is given as such is taken as it is.
+    """Return one tenant's store, which may also be given as such.
 
     Raises:
         EmblemaError: the salt is no bytes, or this is no store.

@@ -16,7 +16,7 @@ from emblema.store.record import SHARED
 
 
 class Snapshot:
-    """One version of a collection, which stays as it is until the snapshot is closed. Made by `snapshot()`.
+    """One version of a collection, which does not change until the snapshot is closed. Made by `snapshot()`.
 
     Attributes:
         version: of the collection.

@@ -51,7 +51,7 @@ class Retriever:
         return saved.index.search(embedder.query(query), count, chunks)
 
     def prepare(self, scope: str, chunks: Sequence[str]) -> None:
-        """Make the vectors of chunks now, while their rows are at hand."""
+        """Make the vectors of chunks now, while their rows are in memory."""
         if chunks and (self._given is not None or self._settled(scope) is not None):
             embedder = self._embedder(scope, chunks)
             self.fill(self.libraries.indexes.of(scope, embedder.name), embedder, chunks)

@@ -225,7 +225,7 @@ def _chunk(prompt: Prompt, key: ArtifactKey) -> Chunk:
 
 
 def orderings(prompt: Prompt, segment: Segment) -> list[Prompt]:
-    """Return the prompt up to a chunk with the chunks before it in other orders; as it is if there is no other order.
+    """Return the prompt up to a chunk with the chunks before it in other orders; unchanged if there is no other order.
 
     Texts stay where they are. Orderings are distinct by the chunks' ids; those of a large set are drawn by a generator
     that the set seeds, so that the same patch is formed each time.

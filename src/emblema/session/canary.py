@@ -41,7 +41,7 @@ class CanaryStatistics:
         linked, exact: prompts whose rows were partly taken, and wholly computed; windows that computed survivors again
             because they are not trusted count as exact.
         checks, trials: of them compared.
-        skipped: not compared after all: a chunk was deleted by then, or the trial's lane had nothing to take.
+        skipped: not compared: a chunk was deleted meanwhile, or the trial's lane had no rows to take.
         failed: comparisons that raised an error, which the reply before them does not notice.
         rows, trial_rows: rows computed for checks and for trials.
         computed: rows computed for answers.
@@ -178,7 +178,7 @@ class Canary:
         prompt, decisions = prefill.prompt, prefill.plan.decisions
         found = {(decision.kind, lane) for decision in decisions for lane in decision.closed}
         if not decisions:
-            # Another strategy's plan: what is always there is the chunk as it is.
+            # Another strategy's plan has no decisions: only bare chunks can be tried.
             parts = (segment.part for segment in prompt.segments if segment.start > 0)
             chunks = (part for part in parts if isinstance(part, ChunkPart) and part.state is RowState.CANONICAL)
             found = {(part.chunk.kind, Lane.BARE) for part in chunks}

@@ -58,7 +58,7 @@ class ChatTemplate:
                 messages, chat_template=template, tokenize=False, add_generation_prompt=answer
             )
         except Exception as error:
-            # Templates are programs of the model's makers; they refuse by raising whatever they like.
+            # Templates are programs that come with the model, and may raise any exception.
             raise PromptError(f"the model's chat template refuses this conversation: {error}") from error
         return text
 

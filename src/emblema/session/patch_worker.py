@@ -133,7 +133,7 @@ class PatchWorker:
 
     @property
     def _lock(self) -> threading.Condition:
-        """This process's lock: after a fork the thread, and whatever it held, stayed in the parent."""
+        """This process's lock; after a fork a new one, as the thread and its locks are the parent's."""
         if self._process != os.getpid():
             self._reset()
         return self._changed

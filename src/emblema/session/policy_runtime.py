@@ -67,7 +67,7 @@ class PolicyRuntime:
 
     @property
     def patches_queued(self) -> int:
-        """Patches handed over so far to be formed in the background, whatever became of them; dropped ones aside."""
+        """Patches queued so far to be formed in the background, formed or not; dropped ones do not count."""
         counts = self.patch_worker.statistics
         return counts.queued + counts.formed + counts.refused + counts.lost + counts.failed
 
@@ -205,7 +205,7 @@ class PolicyRuntime:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to do when nobody waits for an answer."""
+        """Whether there is idle work."""
         return self._canary.waiting or self._seen_media.waiting
 
     def idle(self, link: Callable[[Prompt, Strategy], Prefill]) -> None:

@@ -162,16 +162,16 @@ class Session:
         return self.policy_runtime.trusts(kind, lane, strategy.policy if isinstance(strategy, Auto) else None)
 
     def defer_idle(self, deferred: bool) -> None:
-        """Leave what waits for an idle moment to a caller who calls `idle`, or do it again after each answer."""
+        """Leave the idle work to a caller of `idle`, or (False) do it after each answer."""
         self._defer_idle = deferred
 
     def after_answer(self) -> None:
-        """Do what waits for an idle moment, unless that is left to the caller."""
+        """Do the idle work, unless it is left to the caller."""
         if not self._defer_idle:
             self.idle()
 
     def idle(self) -> None:
-        """Do what waits for a moment in which nobody waits for an answer, on the thread that owns the model."""
+        """Do the idle work, on the thread that owns the model: make chunks of seen media, and run the canary."""
         if self.policy_runtime.waiting:
             self.policy_runtime.idle(lambda prompt, strategy: self.linker.link(LinkRequest(prompt, strategy)))
 

@@ -207,7 +207,7 @@ class Reader:
             return slab[:size]
 
     def close(self) -> None:
-        """Let go of the file; may be called more than once."""
+        """Close the file; may be called more than once."""
         if self._close is not None:
             self._close()
 

@@ -13,7 +13,7 @@ ReadRows = Callable[[str, str], KVRows]
 
 
 class StoredRows(Sequence[LayerRows]):
-    """The rows of a stored chunk: every use finds them in whichever tier they are by then.
+    """The rows of a stored chunk: every use finds them in the tier that they are in at that time.
 
     It holds no rows itself, so keeping a chunk keeps no memory. A lease avoids repeated look-ups and keeps rows
     from being evicted between two reads.
@@ -62,7 +62,7 @@ class StoredRows(Sequence[LayerRows]):
 class HandleTable:
     """Handles that were given out and are still in use; guarded by the cache's lock.
 
-    They tell whose a lost chunk was, and a deletion has to be remembered for as long as anybody holds one.
+    They tell whose a lost chunk was, and a deletion is remembered for as long as one is referenced.
     """
 
     def __init__(self, read: ReadRows) -> None:

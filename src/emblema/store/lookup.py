@@ -28,7 +28,7 @@ Owners = Sequence[str]
 
 
 class LookupPool:
-    """Makes look-ups in slower tiers on other threads, so that a tier that hangs holds nobody up for long.
+    """Makes look-ups in slower tiers on other threads, so that a tier that hangs delays callers by one deadline only.
 
     Args:
         deadline: seconds that a caller waits.
@@ -69,6 +69,7 @@ class LookupPool:
             return None
 
     def close(self) -> None:
+        """End the threads."""
         self._workers.close()
 
 

@@ -62,7 +62,7 @@ class KeptPrefix:
 
 
 class PrefixStore:
-    """The exact KV of recent prompts of one model and one tenant, the least recently used going first.
+    """The exact KV of recent prompts of one model and one tenant, of which the least recently used are dropped first.
 
     Args:
         capacity_bytes: budget for the rows of all entries.
@@ -92,8 +92,8 @@ class PrefixStore:
     def put(self, segments: Iterable[Segment], rows: KVRows) -> bool:
         """Keep a prompt's rows; returns False if they alone are larger than the budget.
 
-        Prefixes that are contained in the new one go. The rows belong to the store from now on: nobody may write to
-        them any more.
+        Prefixes that are contained in the new one are dropped. The rows belong to the store from now on: do not
+        write to them.
 
         Raises:
             StoreError: the segments' rows do not add up to the table's.
@@ -182,7 +182,7 @@ class PrefixRegistry:
             return sum(store.bytes for (own, _), store in self._stores.items() if tenant in (None, own))
 
     def forget(self, tenant: str, chunk: str) -> bool:
-        """Drop the tenant's prefixes that hold a chunk, everybody's if it was shared; returns whether any did."""
+        """Drop the tenant's prefixes that hold a chunk, or all tenants' if it was shared; return whether any did."""
         with self._lock:
             known = [store for (own, _), store in self._stores.items() if tenant in (SHARED, own)]
         return any([store.forget(chunk) > 0 for store in known])

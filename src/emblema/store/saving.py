@@ -21,7 +21,7 @@ MAINTENANCE_SECONDS = 1.0
 
 
 class SaveQueue:
-    """Writes pieces to one tier on a thread of its own, oldest request first, so that a slow tier holds up no other.
+    """Writes pieces to one tier on a thread of its own, oldest request first, so that a slow tier delays no other.
 
     It keeps the `pending`, `saved` and `failed` of pieces. A piece that is deleted while it waits is skipped. One that
     is deleted while it is written is deleted again by the caller of the deletion, who waits for `writing` first.
@@ -96,7 +96,7 @@ class SaveQueue:
                 if self.label == DISK:
                     self._maintain()
             except Exception:
-                # The thread must go on: a flush would wait for ever.
+                # The thread must go on, or a flush would wait for ever.
                 log.exception("%s tier: its upkeep failed", self.label)
 
     def _next(self) -> CachedPiece | None:

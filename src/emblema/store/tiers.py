@@ -193,6 +193,7 @@ class TierStack:
                 self._failing.discard((label, what))
 
     def close(self) -> None:
+        """Close all tiers."""
         for tier in self.tiers.values():
             tier.close()
 

@@ -258,7 +258,7 @@ def _absorbed(group: PartGroup, groups: GroupedParts) -> frozenset[str] | None:
 
 
 def _exact_orders(groups: GroupedParts) -> dict[str, tuple[str, ...]]:
-    """Return the order that each group was written after, where all of it is there with the rows that it had then."""
+    """Return the order that each group was written after, where all of that order is there with the same rows."""
     found: dict[str, tuple[str, ...]] = {}
     front = tuple(_name_rows(part) for part in (*groups.opening, *groups.front))
     reached = [(tuple(group.name for group in groups.fixed), front)]

@@ -116,8 +116,7 @@ def _compare(
 def find_uncomputed(parts: Sequence[WindowPart], cascade: Cascade = unseen) -> tuple[int, ...]:
     """Return numbers of the parts to compute, front to back: those without rows, and those that the cascade names.
 
-    A part depends on those before it alone, so a single forward in the window's order computes each of them after rows
-    that are there by then.
+    A part depends only on those before it, so that a single forward in the window's order computes all of them.
     """
     again = {staleness.number for staleness in find_stale(parts) if cascade(staleness)}
     return tuple(part.number for part in parts if part.rows is None or part.number in again)

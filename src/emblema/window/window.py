@@ -323,7 +323,7 @@ class Window:
             return branch
 
     def snapshot(self) -> WindowSnapshot:
-        """Return the window as it is, to be restored."""
+        """Return a snapshot of the window, which `restore` takes."""
         with self._operation("snapshot"):
             return WindowSnapshot(self._name, self._state, self._view)
 

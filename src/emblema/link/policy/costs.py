@@ -42,7 +42,7 @@ class Costs:
 
     @property
     def rates(self) -> Rates | None:
-        """The fit; None while there are too few prompts, or they are too much alike."""
+        """The fit; None while there are too few prompts, or they are too similar."""
         fitted = self._fitted()
         return None if fitted is None else Rates(*(float(value) for value in fitted[0]))
 
@@ -64,7 +64,7 @@ class Costs:
 
 
 def _fit(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return coefficients [4] and their covariance [4, 4]; None where the prompts are too much alike."""
+    """Return coefficients [4] and their covariance [4, 4]; None where the prompts are too similar."""
     features = np.column_stack([np.ones(len(seen)), seen[:, :3]])
     # The slowest tenth is left out: slow moments of the machine say nothing about rows.
     kept = seen[:, 3] <= np.quantile(seen[:, 3] / (1 + seen[:, 0]), 0.9) * (1 + seen[:, 0])

@@ -1,13 +1,13 @@
-"""The folder of a disk tier: where its files lie, and how each comes and goes so that a crash leaves none half-done.
+"""The folder of a disk tier: where its files are, and how they are written and deleted so that a crash tears none.
 
     FORMAT                      what this folder is, and its version
     lock                        held by the process that changes the folder
-    index.sqlite                what is there; can be made again from the files
+    index.sqlite                the index of the pieces; can be rebuilt from the files
     pieces/ab/<id>.safetensors  the pieces, by the first two digits of their id
     pinned/<id>                 an empty file for every pinned piece
     temporary/                  pieces while they are written, each locked by its writer
     quarantine/                 the last files that did not verify
-    libraries/, streams/        kept beside the pieces by `emblema.library` and `emblema.stream`, none of this tier's
+    libraries/, streams/        files of `emblema.library` and `emblema.stream`, not of this tier
 
 Every name is resolved within its own folder and no link is followed.
 """
@@ -45,7 +45,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Temporary:
     """A new file in a folder. Leaving the context without `place` deletes it.
 
-    Its lock falls with the writer's process, so that others know whether the file is still being written.
+    Its lock ends with the writer's process, so that others know whether the file is still being written.
 
     Args:
         folder: where it is made.
@@ -72,7 +72,7 @@ class Temporary:
             self.inode = status.st_ino
             if status.st_nlink:
                 return
-            # Another process took it for a dead writer's before it was locked, and deleted it.
+            # Another process deleted it before it was locked, as a crashed writer's.
             self.discard()
 
     def place(self, folder: int, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a disk tier together with its index: reading and changing both, and mending the index."""
+"""The folder of a disk tier with its index: reading and changing both, and repairing the index."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ class FolderAwayError(StoreError):
 
 
 class IndexedFolder:
-    """A folder and its index, one change at a time. An index that is damaged or gone is made again from the files.
+    """A folder and its index, one change at a time. A damaged or lost index is rebuilt from the files.
 
     Args:
         path: of the folder.
@@ -50,7 +50,7 @@ class IndexedFolder:
 
     @contextmanager
     def idle(self) -> Iterator[bool]:
-        """Yield whether no other thread changes the folder; if so, none does within."""
+        """Yield whether no other thread is changing the folder; if so, none can until the block ends."""
         mine = self._lock.acquire(blocking=False)
         try:
             yield mine
@@ -59,7 +59,7 @@ class IndexedFolder:
                 self._lock.release()
 
     def read(self, ask: Callable[[Index], _Answer]) -> _Answer:
-        """Ask the index, which is made again first if it turns out damaged.
+        """Read from the index, which is rebuilt first if it turns out to be damaged.
 
         Raises:
             FolderAwayError: the folder vanished, or the index cannot be read.
@@ -69,17 +69,17 @@ class IndexedFolder:
             try:
                 return ask(index)
             except sqlite3.Error as error:
-                # Another thread may have closed it to make it again.
+                # Another thread may have closed it to rebuild it.
                 if self._index is index or last:
-                    self._mend(index, error, last)
+                    self._repair(index, error, last)
         raise AssertionError("unreachable")
 
     @contextmanager
     def change(self) -> Iterator[Index]:
         """Change the files and the index together: no other process or thread changes them meanwhile.
 
-        An exception within takes the index back; where files had been changed by then (`folder.unfinished`), the next
-        change compares the index with the files first.
+        An exception rolls the index back; if files were changed before it (`folder.unfinished`), the next change first
+        compares the index with the files.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -107,7 +107,7 @@ class IndexedFolder:
             try:
                 self.folder.unfinished = True
             except OSError as error:
-                # Then a piece that is listed and gone is found out when it is read.
+                # A piece that is listed without a file is then noticed when it is read.
                 _LOG.warning("%s: %s", self._path, error)
             yield self.folder
 
@@ -126,7 +126,7 @@ class IndexedFolder:
             except sqlite3.Error as error:
                 failed = error
         if failed is not None:
-            self._mend(index, failed, last=False)
+            self._repair(index, failed, last=False)
             raise FolderAwayError(f"{self._path}: its index was not to be changed: {failed}") from failed
 
     @contextmanager
@@ -138,7 +138,7 @@ class IndexedFolder:
                 raise StoreError(f"{folder.read_only}: nothing can be changed in it")
             try:
                 with folder.locked():
-                    # The process that had the lock before may have made the index again.
+                    # The process that had the lock before may have rebuilt the index.
                     if _inode(index.path) == index.inode:
                         yield index
                         return
@@ -151,9 +151,9 @@ class IndexedFolder:
             return self._scan(index).run(progress)
 
     def remove(self, index: Index, ids: Collection[str], *, durable: bool = True) -> None:
-        """Delete pieces, within a change, their files in this order; what is not durable a power cut may bring back.
+        """Delete pieces and their files in this order, within a change.
 
-        A start finds in its scan what came back.
+        After a power cut, files whose deletion was not durable may be back; the scan at the next start finds them.
         """
         if ids:
             self.folder.unfinished = True
@@ -162,11 +162,11 @@ class IndexedFolder:
                 index.remove(id)
 
     def checkpoint(self) -> None:
-        """Bring the index's log into its file."""
+        """Write the index's log into its file."""
         try:
             self._current().checkpoint()
         except sqlite3.Error as error:
-            _LOG.info("%s: the index's log stays as it is: %s", self._path, error)
+            _LOG.info("%s: the index's log could not be written into it: %s", self._path, error)
 
     def close(self) -> None:
         with self._lock:
@@ -187,8 +187,8 @@ class IndexedFolder:
             raise FolderAwayError(f"{self._path} has vanished: bring it back, or open the store again")
         return self._attach_again(index)
 
-    def _mend(self, index: Index, error: sqlite3.Error, last: bool) -> None:
-        """Make the index again after an error, if it is damaged; raise FolderAwayError where it is not."""
+    def _repair(self, index: Index, error: sqlite3.Error, last: bool) -> None:
+        """Rebuild the index after an error if it is damaged; raise FolderAwayError if it is not."""
         if last or not is_damage(error) or index.path is None:
             raise FolderAwayError(f"{self._path}: its index does not answer: {error}") from error
         _LOG.warning("%s: the index is damaged (%s) and is made again from the files", self._path, error)
@@ -204,7 +204,7 @@ class IndexedFolder:
             return self._index
 
     def _attach(self, damaged_inode: int | None = None) -> tuple[Index, ScanReport]:
-        """Open the index, or make it again if it cannot be trusted; `damaged_inode` is that of one known to be bad."""
+        """Open the index, or rebuild it if it is damaged; `damaged_inode` is that of an index known to be damaged."""
         folder = self.folder
         if folder.read_only is None:
             with folder.locked():

@@ -1,4 +1,4 @@
-"""Comparing an index with the files, which are the truth."""
+"""Comparing an index with the files, which it is repaired from."""
 
 import os
 import stat
@@ -22,10 +22,10 @@ _TICK = 1e-6
 
 @dataclass(slots=True)
 class Scan:
-    """One comparison of every file with its row, which mends the index.
+    """One comparison of every file with its row, which repairs the index.
 
-    A row holds as long as it is whole and its file has the length and the inode that it was written with; otherwise
-    the file's header is read again. Files that are damaged go to quarantine, foreign ones are left alone.
+    A row is valid while its checksum holds and its file has the length and inode it was written with; otherwise the
+    file's header is read again. Damaged files are quarantined, foreign ones are left alone.
 
     Args:
         quarantine_bytes: how much quarantine may hold.
@@ -42,10 +42,10 @@ class Scan:
     _parts: set[tuple[bytes, bytes]] = field(default_factory=set)
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> ScanReport:
-        """Compare and mend, within a transaction of the index.
+        """Compare all files and repair the index, within a transaction of it.
 
         Args:
-            progress: called with how many of how many folders of pieces are done.
+            progress: called with the number of folders of pieces done, and of all.
         """
         started = time.perf_counter()
         folder, index = self.folder, self.index

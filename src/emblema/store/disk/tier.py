@@ -37,13 +37,13 @@ _Answer = TypeVar("_Answer")
 class DiskTier:
     """Keeps records in a folder, one file each, through any crash. Threads and processes may share it.
 
-    A piece is durable when `write` returns and gone for good when `delete` returns. Room is made by evicting the lowest
-    priority first and then what was used longest ago, never what is pinned or in use. Its budget counts pieces, files
-    being written and quarantine, not the index (about 500 bytes a piece).
+    A piece is durable when `write` returns and gone for good when `delete` returns. To make room it evicts pieces of
+    the lowest priority first, of these the least recently used; pinned pieces and pieces in use never. The budget
+    counts pieces, files being written and quarantine, not the index (about 500 bytes a piece).
 
     Args:
         folder: made where it is not there; one that cannot be written is read.
-        capacity_bytes: budget; by default half of what is free or taken by this store already, at most 64 GiB.
+        capacity_bytes: budget; by default half of the bytes that are free or used by this store, at most 64 GiB.
         clock: seconds since 1970; may jump back.
         in_use: ids that may not be evicted now; must not call the tier.
 
@@ -91,11 +91,11 @@ class DiskTier:
 
     @property
     def _folder(self) -> Folder:
-        """Return the folder as it is held now; it is opened again where it came back."""
+        """Return the open folder; it is opened again if it was away."""
         return self.files.folder
 
     def use(self, in_use: Callable[[], Collection[str]]) -> None:
-        """Ask this from now on which ids may not be evicted; it must not call the tier."""
+        """Set the function that returns the ids that may not be evicted; it must not call the tier."""
         self._in_use = in_use
 
     def piece_path(self, id: str) -> Path:
@@ -146,7 +146,7 @@ class DiskTier:
         return DiskReader(reader, partial(self._damaged, id, inode))
 
     def entry(self, id: str) -> DiskEntry | None:
-        """Return what is known of a piece that has not expired; None too while the folder does not answer."""
+        """Return the entry of a piece that has not expired; None also while the folder does not answer."""
         check_id(id)
         try:
             return self._find(id)
@@ -166,7 +166,7 @@ class DiskTier:
         if found.ends > now:
             return found
         if now - self._remembered > 1.0:
-            # So that it stays expired if the clock jumps back and the process ends.
+            # Record the time, so that the piece stays expired if the clock jumps back and the process ends.
             with self.files.idle() as idle:
                 if idle:
                     self.record_uses(always=True)
@@ -221,7 +221,7 @@ class DiskTier:
                     self.record_uses()
 
     def record_uses(self, always: bool = False) -> None:
-        """Record the uses so far, and the time; the time by itself where there are no uses only if `always`."""
+        """Record the uses so far and the time; without uses, record the time only if `always`."""
         with self._lock:
             self._flushed = time.monotonic()
         if not (self._touched or always) or self._folder.read_only is not None:
@@ -243,7 +243,7 @@ class DiskTier:
     # Writing and deleting
 
     def write(self, record: Record, terms: Terms) -> None:
-        """Keep a record, in place of the one of the same id and owner; durable when this returns.
+        """Write a record, which replaces the one of the same id and owner; it is durable when this returns.
 
         Raises:
             CapacityError: it is larger than the budget.
@@ -283,7 +283,7 @@ class DiskTier:
                     folder.place(temporary, header.id)
                     folder.pin(header.id, terms.pinned)
             except (StoreError, OSError):
-                # It may be in its place and not in the index, and counts as not written.
+                # The file may be in its place but not in the index: it counts as not written.
                 self._folder.withdraw(header.id, temporary.inode)
                 raise
         with self._lock:
@@ -310,7 +310,7 @@ class DiskTier:
     def _make_room(self, index: Index, bytes: int, keep: str) -> None:
         """Evict all but `keep` until `bytes` more fit the budget, within a change.
 
-        What is being written and what is in quarantine counts too; the latter goes where evicting is not enough.
+        Files being written and the quarantine count too; the quarantine is emptied where evicting is not enough.
 
         Raises:
             StoreError: they do not fit; nothing was evicted.
@@ -332,7 +332,7 @@ class DiskTier:
         self._count("evicted", len(victims))
 
     def delete(self, id: str, owner: str) -> bool:
-        """Delete a record of this owner, and for a chunk every patch made from it; whether anything was here.
+        """Delete a record of this owner, and for a chunk every patch made from it; return whether anything was here.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -355,7 +355,7 @@ class DiskTier:
             return len(going)
 
     def _delete_files(self, id: str, owner: str, error: FolderAwayError) -> int:
-        """Delete where the index cannot be changed: what counts is that the files are gone."""
+        """Delete the files where the index cannot be changed; the index follows later."""
         going = self.files.read(partial(_deleted_with, id, owner))
         with self.files.files_alone() as folder:
             folder.remove(going)
@@ -364,7 +364,7 @@ class DiskTier:
         return len(going)
 
     def _retried(self, change: Callable[[], _Answer]) -> _Answer:
-        """Make a change, once more if the index was made again for it."""
+        """Make a change, and make it again if the index was rebuilt for it."""
         rebuilt = self.files.rebuilt
         try:
             return change()
@@ -376,7 +376,7 @@ class DiskTier:
     # Upkeep
 
     def set_pin(self, id: str, pinned: bool) -> bool:
-        """Pin or unpin a piece; whether it is here.
+        """Pin or unpin a piece; return whether it is here.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -392,7 +392,7 @@ class DiskTier:
         return True
 
     def evict(self, owner: str, bytes: int) -> int:
-        """Evict at least so many bytes of an owner's pieces, as far as there are any that may go; bytes evicted.
+        """Evict at least so many bytes of an owner's pieces, as far as possible; return the bytes evicted.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -406,7 +406,7 @@ class DiskTier:
             return sum(victims.values())
 
     def expire(self) -> int:
-        """Delete what has expired and is not in use, and for a chunk every patch made from it; how many pieces went.
+        """Delete expired pieces that are not in use, and every patch made from them; return how many were deleted.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -421,12 +421,12 @@ class DiskTier:
         return len(going)
 
     def quarantine(self, id: str, reason: str, inode: int | None = None) -> bool:
-        """Take a damaged piece out of service; whether it was here. In a read-only folder it is just not served.
+        """Quarantine a damaged piece; return whether it was here. In a read-only folder it is only not served.
 
         Args:
             id: of the piece.
             reason: for the log.
-            inode: of the damaged file; a file written since stays. None takes whichever is there.
+            inode: of the damaged file, so that one written since stays; None for any file.
         """
         check_id(id)
         try:
@@ -451,7 +451,7 @@ class DiskTier:
             self.quarantine(id, error.reason, inode)
 
     def _lost(self, id: str) -> None:
-        """Remove a piece from the index that has no file."""
+        """Remove a piece without a file from the index."""
         with suppress(StoreError, OSError), self.files.change() as index:
             if index.get(id) is not None and not self._folder.piece(id).exists():
                 index.remove(id)
@@ -462,7 +462,7 @@ class DiskTier:
 
         Args:
             progress: called with the bytes read so far and the bytes of all.
-            repair: compare the index with the files first, and put what is damaged in quarantine.
+            repair: compare the index with the files first, and quarantine damaged files.
 
         Raises:
             StoreError: the folder does not answer.
@@ -496,10 +496,10 @@ class DiskTier:
         return VerifyReport(checked, tuple(damaged), passed, scan)
 
     def gc(self, progress: Callable[[int, int], None] | None = None) -> CollectReport:
-        """Delete what has expired, what dead writers left and what is in quarantine, and make the index agree.
+        """Delete expired pieces, files that crashed writers left, and the quarantine; compare the index with the files.
 
         Args:
-            progress: called with how many of how many folders have been compared with the index.
+            progress: called with the number of folders compared so far, and of all folders.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -514,7 +514,7 @@ class DiskTier:
         return CollectReport(expired, quarantined, freed + bytes, scan)
 
     def close(self) -> None:
-        """Record the last uses and let go of the folder; may be called more than once."""
+        """Record the last uses and close the folder; may be called more than once."""
         self.record_uses(always=True)
         self.files.close()
 
@@ -524,13 +524,13 @@ class DiskTier:
 
 
 def _check_owner(found: DiskEntry | None, owner: str) -> None:
-    # The shared library's ids are known to all: no tenant may keep the library from one.
+    # The shared library's ids are known to all, so a tenant's piece must not block one.
     if found is not None and found.owner != owner and owner != SHARED:
         raise StoreError(f"{found.id[:12]} belongs to another owner: delete it there first")
 
 
 def _deleted_with(id: str, owner: str, index: Index) -> list[str]:
-    """Return the ids that go when an owner deletes an id, its patches first."""
+    """Return the ids that are deleted when an owner deletes an id, its patches first."""
     found = index.get(id)
     if found is not None and found.owner != owner:
         return []
