@@ -113,7 +113,7 @@ class Temporary:
 
     @staticmethod
     def abandon(path: Path) -> bool:
-        """Delete a file whose writer is no more; False where it is still being written."""
+        """Delete a file whose writer has ended; return False where it is still being written."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -129,7 +129,7 @@ class Temporary:
 
 
 class Folder:
-    """The files of a disk tier. Makes the folder and its parts where they are not there; `close` ends it.
+    """The files of a disk tier. Makes the folder and those in it that are missing; `close` releases its lock.
 
     Args:
         path: of the folder; may be a link to one.
@@ -183,7 +183,7 @@ class Folder:
             return
         if path.name == PIECES:
             raise FileExistsError(17, "not a folder", str(path))
-        # What the others hold can be done without.
+        # The store can do without the contents of the others.
         clear(path)
         path.mkdir(mode=0o700)
         self.notes.append(f"{path.name} was no folder and was made again")
@@ -228,7 +228,7 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, which every change takes, in all processes. One thread of this one at a time.
+        """Hold the folder's lock, which every change in any process takes; one thread of a process at a time.
 
         Raises:
             TimeoutError: another process keeps it.
@@ -240,7 +240,7 @@ class Folder:
 
     @property
     def unfinished(self) -> bool:
-        """Return whether a change of the files was begun and not finished: the index may not agree with them."""
+        """Whether a change of the files was begun and not finished, so that the index may differ from them."""
         return self._lock is not None and os.pread(self._lock, 1, 0) == b"1"
 
     @unfinished.setter
@@ -249,13 +249,13 @@ class Folder:
             os.pwrite(self._lock, b"1" if value else b"0", 0)
 
     def temporary(self, bytes: int) -> Temporary:
-        """Return a file for a piece that is being written; it counts with all its bytes from now on."""
+        """Return a file to write a piece to; all its bytes count towards the budget from now on."""
         with self._own(TEMPORARY):
             return Temporary(self.path / TEMPORARY, bytes)
 
     @contextmanager
     def _own(self, name: str) -> Iterator[int]:
-        """Yield a descriptor of one of the store's own folders, made again if it was deleted."""
+        """Yield a descriptor of one of the store's folders, which is made again if it was deleted."""
         if (self.path / FORMAT).exists():
             self._make(self.path / name)
         with open_folder(self.path / name) as folder:
@@ -277,7 +277,7 @@ class Folder:
             temporary.place(folder, id + SUFFIX)
 
     def remove(self, ids: Iterable[str], durable: bool = True) -> int:
-        """Delete the files of pieces, in this order; how many there were. What is not durable may come back."""
+        """Delete the files of pieces, in this order; return how many there were. If not durable, they may come back."""
         removed = 0
         changed: dict[str, None] = {}
         for id in ids:
@@ -296,19 +296,19 @@ class Folder:
         return removed
 
     def withdraw(self, id: str, inode: int) -> None:
-        """Delete a piece's file if it is this one, as far as that can be done."""
+        """Delete a piece's file if it has this inode; errors are ignored."""
         with suppress(OSError):
             if self.piece(id).lstat().st_ino == inode:
                 self.remove([id])
 
     def set_accessed(self, id: str, moment: float) -> None:
-        """Keep when a piece was used: its file's modification time, which outlasts the index."""
+        """Set a piece's last use as its file's modification time, which outlasts the index."""
         with suppress(FileNotFoundError), open_folder(self.piece(id).parent) as folder:
             nanoseconds = round(moment * 1e9)
             os.utime(id + SUFFIX, ns=(nanoseconds, nanoseconds), dir_fd=folder, follow_symlinks=False)
 
     def pin(self, id: str, pinned: bool) -> None:
-        """Keep, durably, whether a piece is pinned."""
+        """Write durably whether a piece is pinned."""
         with self._own(PINNED) as folder:
             try:
                 if pinned:
@@ -336,7 +336,7 @@ class Folder:
         return sum(status.st_size for name in (TEMPORARY, QUARANTINE) for _, status in files(self.path / name))
 
     def remove_temporary(self) -> int:
-        """Delete what killed writers left; how many files that were."""
+        """Delete the files that crashed writers left; return how many there were."""
         removed = 0
         for name, status in list(files(self.path / TEMPORARY)):
             if stat.S_ISREG(status.st_mode) and Temporary.abandon(self.path / TEMPORARY / name):
@@ -348,7 +348,7 @@ class Folder:
 
         Args:
             id: of the piece.
-            inode: of the file meant; another file of the same id stays. None takes whichever is there.
+            inode: of the file, so that another of the same id stays; None for any file.
             limit: bytes.
         """
         try:
@@ -368,7 +368,7 @@ class Folder:
         return True
 
     def shrink_quarantine(self, limit: int) -> tuple[int, int]:
-        """Delete the oldest files in quarantine until it holds at most `limit` bytes; how many, and their bytes."""
+        """Delete the oldest files in quarantine beyond `limit` bytes; return how many, and their bytes."""
         found = sorted(files(self.path / QUARANTINE), key=lambda file: file[1].st_ctime_ns, reverse=True)
         total = count = freed = 0
         for name, status in found:
@@ -380,7 +380,7 @@ class Folder:
         return count, freed
 
     def foreign(self) -> Iterator[tuple[str, str]]:
-        """Yield what lies in the folder and is not the store's, each with the reason; it is left alone."""
+        """Yield the files in the folder that are not the store's, each with the reason; they are left alone."""
         for name in sorted(os.listdir(self.path)):
             if name not in KNOWN:
                 yield name, "not the store's"
@@ -394,7 +394,7 @@ def _checksum(version: int) -> bytes:
 
 
 def clear(path: Path) -> None:
-    """Make place for a file of the store: a file or link is deleted, a folder, which is not the store's, set aside."""
+    """Clear a path for a file of the store: delete a file or link there, rename a folder."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -416,7 +416,7 @@ def open_folder(path: Path) -> Iterator[int]:
 
 
 def sync(path: Path) -> None:
-    """Make what a folder lists durable."""
+    """Make the names in a folder durable."""
     with open_folder(path) as folder:
         os.fsync(folder)
 

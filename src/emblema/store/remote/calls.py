@@ -23,13 +23,13 @@ class CallPolicy:
 
     Attributes:
         connect_seconds: to reach the server.
-        reply_seconds: for one whole reply of a few parts, however it trickles in.
+        reply_seconds: for one whole reply of a few parts, however slowly it comes.
         upload_seconds: for one whole value going to S3.
         retries: further tries after the first.
         pause_seconds: before the second try at most; each further pause may be twice as long. The real one is drawn
             between zero and that, so that many callers do not come back together.
-        longest_pause_seconds: no pause is longer.
-        total_seconds: no new try of a call begins after so long.
+        longest_pause_seconds: the longest pause.
+        total_seconds: after which no new try of a call begins.
         failures: tries that fail in a row, of all calls together, before the breaker opens.
         rest_seconds: for how long it then stays open.
     """
@@ -67,7 +67,7 @@ class RemoteStatistics:
         bytes_read: of records, as they came over the wire.
         bytes_written: of records.
         opened: how many times the breaker has opened.
-        breaker: what it is now.
+        breaker: its present state.
     """
 
     hits: int = 0
@@ -135,7 +135,7 @@ class Breaker:
             return True
 
     def succeeded(self) -> None:
-        """Note that the server answered, whatever the answer."""
+        """Note that the server answered, with an error or not."""
         with self._lock:
             self._in_a_row = 0
             self._opened_at = None
@@ -152,7 +152,7 @@ class Breaker:
             self._trying = False
 
     def abandoned(self) -> None:
-        """Note that the try ended and told nothing about the server."""
+        """Note that the try ended without showing whether the server answers."""
         with self._lock:
             self._trying = False
 
@@ -178,10 +178,10 @@ class Caller:
     """Calls one server under one policy, and counts.
 
     Args:
-        server: what messages call it; without secrets.
+        server: its name in messages, without secrets.
         policy: time-outs, tries and breaker.
-        errors: what the client library raises; anything else is a fault of ours and goes through.
-        is_outage: whether one of these means that there was no answer, rather than that it was no.
+        errors: the client library's errors; any other error is a bug here and is not caught.
+        is_outage: returns whether such an error means that the server did not answer, rather than refused.
         scrub: takes secrets out of a message.
         clock: seconds, never going back.
         sleep: waits so many seconds.
@@ -247,7 +247,7 @@ class Caller:
             else:
                 self.breaker.succeeded()
                 return result
-            # Outside the handler, so that the error below does not drag one along whose text was not scrubbed.
+            # Outside the handler, so that the error below is not chained to one whose text was not scrubbed.
             tries += 1
             pause = self._pause(tries)
             late = self._clock() - began + pause > self.policy.total_seconds
@@ -264,7 +264,7 @@ class Caller:
         return OutageError(id, f"{self.server} refused: {self.reason(error)}")
 
     def store(self, id: str, action: Callable[..., Result], *arguments: Any) -> Result:
-        """Call as `call` does, for what changes a record.
+        """Call as `call` does, to change a record.
 
         Raises:
             StoreError: no try was answered, or the server refused.

@@ -13,12 +13,12 @@ from emblema.store.remote.calls import CallPolicy
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,128}(/[A-Za-z0-9_.-]{1,128}){0,8}")
 LAYOUT = "1"
 FAR = 2.0**37
-"""Unix time after which no calendar reaches."""
+"""Unix time beyond the last date of calendars; later ends count as never."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteKeys:
-    """Keys of records, `<prefix>/1/<owner>/<id>`, and of the notes beside a chunk of what depends on it.
+    """Keys of records, `<prefix>/1/<owner>/<id>`, and of the notes beside a chunk that name its patches.
 
     A patch over the shared library is its tenant's, and its writer cannot see whose each chunk is. So it is
     noted under its own owner, and its owner is noted with the shared chunk: a tenant's calls touch its own and the
@@ -83,7 +83,7 @@ class Expiry:
         """Return when a record last used at a time expires, Unix time; None never."""
         ends = [self.expires] if self.expires is not None else []
         ends += [used + self.idle] if self.idle is not None else []
-        # What lies beyond the calendar is never.
+        # Later ends count as never.
         return min((end for end in ends if end < FAR), default=None)
 
     def expired(self, now: float) -> bool:
@@ -93,7 +93,7 @@ class Expiry:
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """What the remote tiers share. Raises StoreError where the prefix or the part's length is none.
+    """Options that the remote tiers share. Raises StoreError for an invalid prefix or length of parts.
 
     Attributes:
         prefix: of every key.
