@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from emblema.errors import StrategyError
 from emblema.kv.artifacts import Artifact, KeyFactors
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout
@@ -80,8 +81,16 @@ class Strategy(Protocol):
 
 
 def strategy_name(strategy: str | Strategy) -> str:
-    """Return the name of a strategy that is given as such or by its name."""
-    return strategy.strip() if isinstance(strategy, str) else strategy.name
+    """Return the name of a strategy that is given as such or by its name.
+
+    Raises:
+        StrategyError: it is neither.
+    """
+    if isinstance(strategy, str):
+        return strategy.strip()
+    if not hasattr(strategy, "plan"):
+        raise StrategyError(f"a strategy is a name or has a plan method; this is a {type(strategy).__name__}")
+    return strategy.name
 
 
 ChunkRanges = Callable[[Segment, Chunk], Iterable[RowRange]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from emblema.errors import StrategyError
 from emblema.link.strategies.auto import Auto
-from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.blind import Blind
 from emblema.link.strategies.cacheblend import CacheBlend
@@ -185,12 +185,11 @@ def parse(name: str | Strategy) -> Strategy:
     Raises:
         StrategyError: the name is unknown, or its knob is out of range.
     """
+    wanted = strategy_name(name)
     if not isinstance(name, str):
-        if not hasattr(name, "plan"):
-            raise StrategyError(f"a strategy is a name or has a plan method; this is a {type(name).__name__}")
         return name
     for kind in KINDS:
-        match = re.fullmatch(kind.pattern, name.strip())
+        match = re.fullmatch(kind.pattern, wanted)
         if match is not None:
             return kind.make(match)
     known = ", ".join(kind.usage for kind in KINDS)
