@@ -1,7 +1,7 @@
 """The executor over transformers: carries any link plan out and leaves a linked KV table with the last logits."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from emblema.errors import PlanError
 from emblema.kv.layout import LayerRows
-from emblema.link.plan import LinkPlan, RowRange, RowSource, Selector
-from emblema.link.prompt import Prompt, TextPart
+from emblema.link.plan import LinkPlan, Recomputation, RowRange, RowSource, Selector
+from emblema.link.prompt import Prompt, Rows, TextPart
 from emblema.link.taken_rows import LinkJob, TakenRows, relocated
 from emblema.models.adapter import Adapter
+from emblema.models.attention import QuestionAttention, noting_attention
 from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
 
@@ -30,8 +31,9 @@ class LinkTrace:
         row_layers: rows computed, summed over layers.
         bytes_read: bytes of KV read from chunks and kept prefixes, patches aside.
         patch_bytes: bytes of patches added.
-        selected: per selector, the rows that it chose to go on computing.
+        selected: per selector, the rows that it chose to go on computing; of a second pass, the rows chosen for it.
         seconds: wall time of assembling and of the forwards.
+        repeated: rows of the question that ran in a first pass too, for what they attend.
         residual_bytes: bytes of kept residual streams that rows began from.
     """
 
@@ -45,6 +47,7 @@ class LinkTrace:
     selected: tuple[tuple[int, ...], ...]
     seconds: float
     residual_bytes: int = 0
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,10 @@ class Executor:
             raise
         logits = self.adapter.logits(hidden[-1:])[0]
         run.drop_leaving()
-        codes = plan.sources()[:, job.reused_rows :]
+        codes = plan.sources()
+        if plan.recomputation is not None:
+            codes[:, list(run.selected[-1])] = 0
+        codes = codes[:, job.reused_rows :]
         computed = int((codes == 0).any(axis=0).sum())
         absent = int((codes == 3).all(axis=0).sum())
         trace = LinkTrace(
@@ -128,6 +134,7 @@ class Executor:
             selected=run.selected,
             seconds=time.perf_counter() - began,
             residual_bytes=run.residual_bytes,
+            repeated=0 if plan.recomputation is None else plan.recomputation.question_rows,
         )
         return LinkedTable(run.table, run.table.length, logits, trace)
 
@@ -184,6 +191,8 @@ class _PlanRun:
             rows = _rows(start)
             batch = self._batch(start, pending)
             if all(part.layers == (0, self.plan.layers) for part in current):
+                if not pending and self.plan.recomputation is not None:
+                    return self._twice(self.plan.recomputation, current, batch, rows)
                 hidden = self.adapter.forward(batch, self.table)
                 self.row_layers += len(rows) * self.plan.layers
                 continue
@@ -197,6 +206,25 @@ class _PlanRun:
             self.row_layers += narrowing.row_layers
             self.selected += narrowing.selected
         return hidden
+
+    def _twice(
+        self, again: Recomputation, current: list[RowRange], batch: RowBatch, rows: Tensor
+    ) -> Tensor:
+        """Run the last stage, note what the question attends, and run it again with the rows chosen by that."""
+        noted = (rows >= again.question[0]).nonzero().squeeze(1)
+        attention = QuestionAttention(len(noted), self.table.length, self.adapter.device, again.layers)
+        with noting_attention(self.adapter, noted, attention.add):
+            self.adapter.forward(batch, self.table)
+        self.table.settle()
+        candidates = _spanned_rows(again.candidates)
+        scores = attention.scores(self.slots[candidates].to(self.adapter.device)).cpu()
+        chosen = candidates[scores.topk(min(again.budget, len(candidates))).indices].sort().values
+        self.selected += (tuple(chosen.tolist()),)
+        layers = (0, self.plan.layers)
+        parts = [RowRange(start, stop, RowSource.COMPUTED, layers) for start, stop in _runs(chosen)]
+        parts += [part.after(again.question[0]) for part in current if part.stop > again.question[0]]
+        self.row_layers += (len(rows) + len(chosen) + len(noted)) * self.plan.layers
+        return self.adapter.forward(self._batch(parts, []), self.table)
 
     def drop_leaving(self) -> None:
         """Drop the rows that leave the table."""
@@ -318,8 +346,24 @@ def _candidate_rows(selector: Selector) -> Tensor:
     """
     if selector.rule not in RULES:
         raise PlanError(f"unknown selector rule {selector.rule!r}: choose one of {', '.join(RULES)}")
-    rows: Tensor = torch.cat([torch.arange(start, stop) for start, stop in selector.candidates]).unique()
+    return _spanned_rows(selector.candidates)
+
+
+def _spanned_rows(spans: Sequence[Rows]) -> Tensor:
+    """Return the rows of ranges [rows], each once and in order."""
+    rows: Tensor = torch.cat([torch.arange(start, stop) for start, stop in spans]).unique()
     return rows
+
+
+def _runs(rows: Tensor) -> list[Rows]:
+    """Return rows in order as ranges of rows that follow one another."""
+    found: list[Rows] = []
+    for row in rows.tolist():
+        if found and found[-1][1] == row:
+            found[-1] = (found[-1][0], row + 1)
+        else:
+            found.append((row, row + 1))
+    return found
 
 
 def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:

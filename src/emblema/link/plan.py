@@ -190,6 +190,45 @@ class Selector:
 
 
 @dataclass(frozen=True, slots=True)
+class Recomputation:
+    """A second pass: the taken rows that the question attends most are computed again in context, and it with them.
+
+    The first pass runs over the rows as they are taken, and what the question's rows attend is noted. The second runs
+    the chosen rows and the question in one forward, in prompt order, and writes over what the first left of them.
+
+    Attributes:
+        candidates: row ranges to choose from, taken in every layer.
+        budget: how many of them are computed.
+        question: rows that run in both passes; the prompt's last row is the last of them.
+        layers: layers whose attention is noted; None for all.
+        least_margin: the answer stands if the probabilities of its two likeliest first tokens differ by as much; below,
+            the prompt has to be computed in full. 0 accepts any answer.
+    """
+
+    candidates: tuple[Rows, ...]
+    budget: int
+    question: Rows
+    layers: frozenset[int] | None = None
+    least_margin: float = 0.0
+
+    @property
+    def question_rows(self) -> int:
+        """How many rows run in both passes."""
+        return self.question[1] - self.question[0]
+
+    @property
+    def rows(self) -> int:
+        """How many rows run in the second pass."""
+        return min(self.budget, sum(stop - start for start, stop in self.candidates)) + self.question_rows
+
+    def after(self, row: int) -> "Recomputation | None":
+        """Return what is left of it from a row on; None where no candidate is."""
+        candidates = _spans_after(self.candidates, row)
+        question = (max(row, self.question[0]), self.question[1])
+        return replace(self, candidates=candidates, question=question) if candidates else None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanCost:
     """What a plan will do, as its trace will report it.
 
@@ -229,6 +268,7 @@ class LinkPlan:
         forming: keys of the patches and other artifacts that the strategy asks for and the store does not have; they
             are formed and the plan is made again.
         leaving: rows that leave the table after the prefill (slid antecedents).
+        recomputation: a second pass over rows that the question attends most; None for none.
         remark: what the strategy could not do as asked, for the reply; None if all is as asked.
         decisions: what `auto` chose for each chunk, and why.
     """
@@ -240,6 +280,7 @@ class LinkPlan:
     selectors: tuple[Selector, ...] = ()
     forming: tuple[ArtifactKey, ...] = ()
     leaving: tuple[Rows, ...] = ()
+    recomputation: Recomputation | None = None
     remark: str | None = None
     decisions: tuple[Decision, ...] = ()
 
@@ -271,8 +312,9 @@ class LinkPlan:
         Raises:
             PlanError: see `sources`; also when the last row is not computed in every layer and in the last stage (it
                 gives the logits), when a row has two stages or two masks, or when a selector's candidates are not
-                computed in one stage up to its layer and taken above it, or a residual stream does not belong to
-                computed rows whose layer below is skipped.
+                computed in one stage up to its layer and taken above it, when a residual stream does not belong to
+                computed rows whose layer below is skipped, or a second pass does not choose among taken rows and end
+                with the last row.
         """
         codes = self.sources()
         if (codes[:, -1] != 0).any():
@@ -304,6 +346,25 @@ class LinkPlan:
                         f"selector {selector.rule}: rows {start} to {stop} must be computed up to layer "
                         f"{selector.layer} and taken above it"
                     )
+        if self.recomputation is not None:
+            self._validate_recomputation(self.recomputation, codes, stages)
+
+    def _validate_recomputation(
+        self, recomputation: Recomputation, codes: numpy.ndarray, stages: numpy.ndarray
+    ) -> None:
+        start, stop = recomputation.question
+        if ((codes == 0).any(axis=0) != (codes == 0).all(axis=0)).any():
+            raise PlanError("a second pass: a row is computed in some layers only")
+        if self.selectors or recomputation.budget < 0 or not recomputation.candidates:
+            raise PlanError("a second pass needs candidates, a budget of 0 or more, and a plan without selectors")
+        if not 0 <= start < stop == self.rows or (codes[:, start:stop] != 0).any():
+            raise PlanError(f"a second pass: rows {start} to {stop} must be computed and end with the prompt")
+        if (stages[start:stop] != stages.max()).any():
+            raise PlanError(f"a second pass: rows {start} to {stop} must be computed in the last stage")
+        for first, last in recomputation.candidates:
+            block = codes[:, first:last]
+            if last > start or ((block != 1) & (block != 2)).any():
+                raise PlanError(f"a second pass: rows {first} to {last} must be taken in every layer")
 
     def _stages(self) -> numpy.ndarray:
         """Return the stage in which each row is computed [rows], -1 for rows that are not."""
@@ -333,6 +394,7 @@ class LinkPlan:
             self,
             ranges=ranges,
             selectors=tuple(selector for selector in selectors if selector.candidates),
+            recomputation=None if self.recomputation is None else self.recomputation.after(reused_rows),
             forming=tuple(key for key in self.forming if key in used),
             leaving=_spans_after(self.leaving, reused_rows),
             decisions=tuple(decision for decision in self.decisions if decision.start >= reused_rows),
@@ -357,6 +419,8 @@ class LinkPlan:
         for selector in self.selectors:
             row_layers += min(selector.budget, selector.rows) * (self.layers - selector.layer - 1)
             numbers += selector.rows * layouts[selector.layer].features
+        if self.recomputation is not None:
+            row_layers += self.recomputation.rows * self.layers
         return PlanCost(
             rows_computed=row_layers / self.layers,
             rows_taken=len(taken),
@@ -369,7 +433,7 @@ class LinkPlan:
     @property
     def exact(self) -> bool:
         """Whether every row is what the model's own forward makes of the prompt: nothing hidden, reused or left out."""
-        return not (self.selectors or self.leaving) and all(
+        return not (self.selectors or self.leaving or self.recomputation) and all(
             (part.source is RowSource.COMPUTED and not part.hidden and part.stage == 0)
             or isinstance(part.origin, PrefixOrigin)
             for part in self.ranges
@@ -392,6 +456,9 @@ class LinkPlan:
             f"  selector {selector.rule} after layer {selector.layer}: {selector.budget} rows of {selector.candidates}"
             for selector in self.selectors
         ]
+        if self.recomputation is not None:
+            again = self.recomputation
+            lines.append(f"  second pass: rows {again.question[0]}-{again.question[1]} and {again.budget} of {again.candidates}")
         return "\n".join(lines)
 
 

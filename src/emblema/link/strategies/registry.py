@@ -17,6 +17,7 @@ from emblema.link.strategies.lowrank_keys import LowRankKeys
 from emblema.link.strategies.orbit import OrbitStrategy
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.prefix import Prefix
+from emblema.link.strategies.query import Query
 from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
 
@@ -107,6 +108,12 @@ KINDS: tuple[StrategyKind, ...] = (
         "a patch on M directions shared with other items, only coefficients its own",
         rf"basis-{NUMBER}",
         lambda match: Basis(_whole(match, "the rank")),
+    ),
+    StrategyKind(
+        "query-R%",
+        "the R % of chunk tokens that the question attends most computed again, in context; in full where that is unsure",
+        rf"query-{NUMBER}%",
+        lambda match: Query(_percent(match) / 100),
     ),
     StrategyKind(
         "mpic-K | mpic-all",
