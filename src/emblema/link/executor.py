@@ -207,9 +207,7 @@ class _PlanRun:
             self.selected += narrowing.selected
         return hidden
 
-    def _twice(
-        self, again: Recomputation, current: list[RowRange], batch: RowBatch, rows: Tensor
-    ) -> Tensor:
+    def _twice(self, again: Recomputation, current: list[RowRange], batch: RowBatch, rows: Tensor) -> Tensor:
         """Run the last stage, note what the question attends, and run it again with the rows chosen by that."""
         noted = (rows >= again.question[0]).nonzero().squeeze(1)
         attention = QuestionAttention(len(noted), self.table.length, self.adapter.device, again.layers)

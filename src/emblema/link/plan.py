@@ -458,7 +458,9 @@ class LinkPlan:
         ]
         if self.recomputation is not None:
             again = self.recomputation
-            lines.append(f"  second pass: rows {again.question[0]}-{again.question[1]} and {again.budget} of {again.candidates}")
+            lines.append(
+                f"  second pass: rows {again.question[0]}-{again.question[1]} and {again.budget} of {again.candidates}"
+            )
         return "\n".join(lines)
 
 

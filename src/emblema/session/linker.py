@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 
+import torch
+from torch import Tensor
+
 from emblema.errors import LoadError, PromptError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
@@ -16,8 +19,10 @@ from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import PolicyInputs
 from emblema.link.prompt import Part, Prompt, RowState, TextPart
+from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
+from emblema.link.strategies.prefix import Prefix
 from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob
 from emblema.models.adapter import Adapter
@@ -97,6 +102,7 @@ class Linker:
             lambda prompt: _find_prefix(prefixes, prompt),
             artifact_keys=self.store.artifact_keys,
             policy_inputs=PolicyInputs() if self.policy_runtime is None else self.policy_runtime.policy_inputs(model),
+            second_pass=True,
         )
         context = LinkContext(stored, rows, self._pool)
         context.add(_repairs(request.prompt))
@@ -117,8 +123,21 @@ class Linker:
             artifacts, formed_rows = form_missing(self.executor, request.prompt, plan, context)
             self._keep_artifacts(artifacts)
             plan = _plan(strategy, request, context)
-        job = LinkJob(plan, request.prompt, context.resources, request.reused_rows)
-        linked = self.executor.run(job, table=request.table, reserve=request.reserve)
+        held = 0 if request.table is None else request.table.length
+        linked = self._run(plan, request, context)
+        repeated, margin, unsure = linked.trace.repeated, None, None
+        if plan.recomputation is not None:
+            margin = margin_of(linked.logits)
+            if margin < plan.recomputation.least_margin:
+                unsure = f"computed in full: the two likeliest first tokens differed by {margin:.2f} only"
+                repeated += linked.trace.computed
+                if request.table is not None:
+                    request.table.truncate(held)
+                strategy = Prefix() if isinstance(strategy, Auto) and strategy.trial is None else Full()
+                plan = _plan(strategy, request, context)
+                linked = self._run(plan, request, context)
+            if self.policy_runtime is not None:
+                self.policy_runtime.note_second_pass(unsure is not None)
         trace = linked.trace
         usage = Usage(
             lane=plan.strategy,
@@ -129,13 +148,19 @@ class Linker:
             forming_tokens=formed_rows,
             recaptured_tokens=recaptured,
             ttft_seconds=perf_counter() - request.began,
-            fallback=refusal or plan.remark,
+            repeated_tokens=repeated,
+            margin=margin,
+            fallback=refusal or unsure or plan.remark,
         )
         prefill = Prefill(request.prompt, plan, usage, linked)
         self._keep_prefix(request, prefill, context)
         if self.policy_runtime is not None:
             self.policy_runtime.learn(replace(request, strategy=strategy), prefill, context.knowledge)
         return prefill
+
+    def _run(self, plan: LinkPlan, request: LinkRequest, context: LinkContext) -> LinkedTable:
+        job = LinkJob(plan, request.prompt, context.resources, request.reused_rows)
+        return self.executor.run(job, table=request.table, reserve=request.reserve)
 
     def _keep_artifacts(self, artifacts: Mapping[ArtifactKey, Artifact]) -> None:
         for key, artifact in artifacts.items():
@@ -161,6 +186,12 @@ class Linker:
     def _prefixes(self, model: str) -> PrefixStore:
         """Return the exact prefixes of the model as it is now; other weights, or a LoRA adapter, are another owner."""
         return self.store.prefixes(owner_id(model, self.adapter.dtype, self.store.salt))
+
+
+def margin_of(logits: Tensor) -> float:
+    """Return by how much the probabilities of the two likeliest tokens differ, of logits [vocab]."""
+    likeliest = torch.softmax(logits.float(), dim=0).topk(min(2, logits.shape[0])).values
+    return float(likeliest[0] - likeliest[-1]) if len(likeliest) > 1 else 1.0
 
 
 def _segments(prompt: Prompt) -> list[Segment]:

@@ -1,5 +1,6 @@
 """What is learnt from the prompts of one tenant: patches for later prompts, costs, and fidelity."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,8 @@ from emblema.link.executor import LinkedTable
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.costs import Costs, Rates
 from emblema.link.policy.fidelity import LaneReport, Sample
-from emblema.link.policy.policy import Lane, Policy, PolicyInputs
+from emblema.link.policy.frequency import FrequencySketch
+from emblema.link.policy.policy import UNSURE, Lane, Policy, PolicyInputs
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
@@ -59,6 +61,10 @@ class PolicyRuntime:
         self._canary = Canary(self._log, lambda: self.adapter.fingerprint)
         self._seen_media = SeenMedia(adapter, store)
         self._comparing = False
+        # Chunks by their antecedents, as they were met lately.
+        self._met = FrequencySketch()
+        # Of the latest prompts with a second pass, whether they had to be computed in full after all.
+        self._unsure: deque[bool] = deque(maxlen=128)
 
     @property
     def statistics(self) -> PolicyStatistics:
@@ -112,7 +118,20 @@ class PolicyRuntime:
             lambda kind, lane, policy: self._log.verdict(model, kind, lane, policy),
             self.costs.gain,
             self._log.plateau(model),
+            lambda names: self._met.estimate(names) > 0,
+            lambda: (sum(self._unsure) + 10 * UNSURE) / (len(self._unsure) + 10),
+            self._pass_rows,
         )
+
+    def note_second_pass(self, unsure: bool) -> None:
+        """Count a prompt with a second pass, and whether it had to be computed in full after all."""
+        if not self._comparing:
+            self._unsure.append(unsure)
+
+    def _pass_rows(self) -> float | None:
+        """What a forward costs beside its rows, in computed rows; None before there was enough to tell."""
+        rates = self.costs.rates
+        return None if rates is None or rates.computed <= 0 else max(0.0, rates.prompt) / rates.computed
 
     def learn(self, request: LinkRequest, prefill: Prefill, knowledge: Knowledge) -> None:
         """Learn from a prompt that was just linked; its table is not kept.
@@ -124,6 +143,9 @@ class PolicyRuntime:
         """
         auto = request.strategy if isinstance(request.strategy, Auto) else Auto()
         policy = auto.policy or self.policy
+        if auto.trial is None and not self._comparing:
+            for segment, chunk in request.prompt.chunk_segments:
+                self._met.add((*request.prompt.antecedents(segment), chunk.id))
         if policy.forming and auto.trial is None:
             self._queue_patches(request, prefill, knowledge, policy)
         if self._comparing:
@@ -167,7 +189,7 @@ class PolicyRuntime:
             if segment.start == 0 or segment.start < request.reused_rows or not computed:
                 continue
             canonical = chunk if chunk.id in due else self._canonical(segment)
-            if canonical is None:
+            if canonical is None or self._met.estimate((*prompt.antecedents(segment), chunk.id)) < policy.sightings:
                 continue
             key = ArtifactKey(chunk.model, canonical.id, prompt.antecedents(segment))
             if not all(name in due or name in self.store for name in key.antecedents):

@@ -50,6 +50,9 @@ class Usage:
         forming_tokens: rows run to form patches.
         recaptured_tokens: rows of chunks whose stored KV was lost, prefilled alone once more.
         linked_tokens: rows of chunks linked while decoding.
+        repeated_tokens: rows computed a second time: the question's, and all of a first attempt that was not sure.
+        margin: by how much the two likeliest first tokens' probabilities differed after a second pass; None without
+            one. An answer that was not sure enough is full prefill's, and the margin is the first attempt's.
         ttft_seconds: from the call, forming included, to the first token; for a prefill alone, to its logits.
         completion_tokens: tokens made, the end token too.
         fallback: why the lane is not the strategy asked for, or what it could not do as asked; None if all is as asked.
@@ -65,6 +68,8 @@ class Usage:
     completion_tokens: int = 0
     recaptured_tokens: int = 0
     linked_tokens: int = 0
+    repeated_tokens: int = 0
+    margin: float | None = None
     fallback: str | None = None
 
 

@@ -176,6 +176,17 @@ class Chooser:
                     yield Lane.DRIFT, str(drift), key, rank
                     break
         yield Lane.BARE, f"{chunk.kind} shows no gap on this model", None, 0
+        if self._may_query(chunk, before):
+            yield Lane.QUERY, "these antecedents are not known, and what the question attends is computed", None, 0
+
+    def _may_query(self, chunk: Chunk, before: tuple[str, ...]) -> bool:
+        """Whether a chunk may be served by a second pass.
+
+        One that comes again after the same antecedents is computed, so that it leaves a prefix and a patch.
+        """
+        if self.policy.query_share == 0 or not self.knowledge.second_pass:
+            return False
+        return self.trial is not None or not self.knowledge.policy_inputs.recurs((*before, chunk.id))
 
     def _computed(self, segment: Segment, chunk: Chunk) -> tuple[Lane, str, ArtifactKey | None]:
         if rank_of(chunk, self.knowledge, self.policy) == 0:

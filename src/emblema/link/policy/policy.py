@@ -1,7 +1,7 @@
 """What `auto` decides by: the bounds it keeps, the lanes it chooses from, its decisions, and what it may ask."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -23,11 +23,16 @@ class Policy:
         canary_rows: most rows computed for that, as a share of the rows computed for answers.
         drift: share of the antecedents that may be gone, or present twice, for a stored patch to be used.
         forming: whether patches are formed in the background from rows that were computed in context.
+        sightings: how often a chunk has to be met after the same antecedents for a patch to be formed.
         rank: of those patches; None for the largest whose bytes are `share` of the chunk's.
         share: see `rank`; also how large a stored patch has to be for `auto` to take it.
         refresh_rank: of an update to a stored patch.
         forming_bytes: most bytes of rows that wait to be formed into patches; rows beyond that are not formed.
         forming_seconds: most CPU seconds that forming takes in a minute; None for no bound.
+        query_share: share of the rows of pages in an unknown combination that are computed again for a question; 0
+            computes such pages in full.
+        query_margin: how far apart the probabilities of the two likeliest first tokens have to be for such an answer to
+            stand; the prompt is computed in full otherwise.
         inline_media_rows: rows prefilled alone after answers, of media that came with a prompt for the second time, as
             a share of the rows computed for answers, at most; 0 leaves them as they come, as does `forming` off.
 
@@ -41,11 +46,14 @@ class Policy:
     canary_rows: float = 0.05
     drift: float = 1 / 3
     forming: bool = True
+    sightings: int = 2
     rank: int | None = None
     share: float = 0.25
     refresh_rank: int = 32
     forming_bytes: int = 256 * 2**20
-    forming_seconds: float | None = None
+    forming_seconds: float | None = 3.0
+    query_share: float = 0.12
+    query_margin: float = 0.5
     inline_media_rows: float = 1.0
 
     def __post_init__(self) -> None:
@@ -56,7 +64,7 @@ class Policy:
             number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
             if not number or not low <= value <= high:
                 raise EmblemaError(f"policy: {name} is {value!r}: give a number from {low:g} to {high:g}")
-        for name in ("rank", "refresh_rank", "forming_bytes"):
+        for name in ("rank", "sightings", "refresh_rank", "forming_bytes"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), int):
                 raise EmblemaError(f"policy: {name} is {getattr(self, name)!r}: give a whole number")
         if not self.share > 0:
@@ -79,11 +87,14 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("canary", 0, 1, False),
     ("canary_rows", 0, math.inf, False),
     ("drift", 0, 1, False),
+    ("sightings", 1, 15, False),
     ("rank", 1, 65_536, True),
     ("share", 0, 1, False),
     ("refresh_rank", 1, 65_536, False),
     ("forming_bytes", 0, math.inf, False),
     ("forming_seconds", 0, math.inf, True),
+    ("query_share", 0, 1, False),
+    ("query_margin", 0, 1, False),
     ("inline_media_rows", 0, math.inf, False),
 )
 
@@ -93,7 +104,8 @@ class Lane(StrEnum):
 
     Rows of the lanes up to `fresh` are as the model's own forward or the prompt gives them; `survivor` rows were
     written in a window after other antecedents than now. `patch`, `orbit`, `drift` and `bare` take stored rows.
-    `refresh` and `full` compute the rows in place, `refresh` where a stored patch can be updated.
+    `query` takes rows blind and computes those again that the question attends most. `refresh` and `full` compute the
+    rows in place, `refresh` where a stored patch can be updated.
     """
 
     PREFIX = "prefix"
@@ -105,11 +117,12 @@ class Lane(StrEnum):
     ORBIT = "orbit"
     DRIFT = "drift"
     BARE = "bare"
+    QUERY = "query"
     REFRESH = "refresh"
     FULL = "full"
 
 
-TAKEN = (Lane.PATCH, Lane.ORBIT, Lane.DRIFT, Lane.BARE)
+TAKEN = (Lane.PATCH, Lane.ORBIT, Lane.DRIFT, Lane.BARE, Lane.QUERY)
 """Lanes whose fidelity has to be measured, the most faithful first."""
 
 COMPUTED = (Lane.REFRESH, Lane.FULL)
@@ -175,6 +188,10 @@ def unmeasured(kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
     return LaneVerdict(True, "not measured yet")
 
 
+UNSURE = 0.1
+"""Share of the prompts with a second pass that are not sure enough, where that was not measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyInputs:
     """What a plan of `auto` is decided by.
@@ -185,9 +202,15 @@ class PolicyInputs:
         gain: returns the seconds that taking a chunk's rows saves over computing them, from the number of rows and the
             bytes of the patch; None where that is not known yet.
         plateau: rank from which on the model's patches were measured not to gain; None where that is not known.
+        recurs: returns whether a chunk was met before after just these antecedents, from their ids, the chunk's last.
+        unsure: returns the share of the prompts with a second pass that had to be computed in full after all.
+        pass_rows: what a forward costs beside its rows, in computed rows; None where that is not known yet.
     """
 
     policy: Policy = Policy()
     verdict: Callable[[str, Lane, Policy], LaneVerdict] = unmeasured
     gain: Callable[[int, int], float | None] = lambda rows, patch_bytes: None
     plateau: int | None = None
+    recurs: Callable[[Sequence[str]], bool] = lambda names: False
+    unsure: Callable[[], float] = lambda: UNSURE
+    pass_rows: Callable[[], float | None] = lambda: None

@@ -1,15 +1,20 @@
 """`auto`: for every chunk the cheapest way that keeps the policy's bounds; with nothing known, exact."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan, PatchUse, PrefixOrigin, RowRange, RowSource
 from emblema.link.policy.choosing import Chooser, Trial
-from emblema.link.policy.policy import COMPUTED, Lane, Policy, name_of
+from emblema.link.policy.policy import COMPUTED, Decision, Lane, Policy, PolicyInputs, name_of
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, strategy_name, taken
 from emblema.link.strategies.patch import patched
+from emblema.link.strategies.query import question_rows, recomputation, unread_rows
+
+PASS_ROWS = 64
+"""What a forward is taken to cost beside its rows, in computed rows, where that was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,13 @@ class Auto:
         exact = 0 if match is None else min(match.rows, prompt.tokens - 1, _first_inexact(prompt))
         chooser = Chooser(prompt, knowledge, policy, exact, self.trial)
         decisions = tuple(chooser.decide(segment, chunk) for segment, chunk in prompt.chunk_segments)
+        if self.trial is None and not _query_pays(prompt, decisions, policy, knowledge.policy_inputs):
+            decisions = tuple(
+                replace(decision, lane=Lane.FULL, reason="a second pass would cost as much as computing its rows")
+                if decision.lane is Lane.QUERY
+                else decision
+                for decision in decisions
+            )
         by_row = {decision.start: decision for decision in decisions}
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
@@ -52,8 +64,9 @@ class Auto:
 
         slid = {start for start, _ in prompt.slid_rows}
         computed_rows = {decision.start for decision in decisions if decision.lane in (*COMPUTED, Lane.FRESH)}
-        # Slid chunks are in the table only while a chunk after them is computed that has to absorb them.
-        in_context = bool(slid) and any(row > min(slid) for row in computed_rows - slid)
+        read = {decision.start for decision in decisions if decision.lane is Lane.QUERY} - slid
+        # Slid chunks are in the table only while rows of a chunk after them are computed that have to absorb them.
+        in_context = bool(slid) and any(row > min(slid) for row in (computed_rows | read) - slid)
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=in_context)
         if match is not None and exact > 0:
             front = RowRange(0, exact, RowSource.TAKEN, (0, layers), PrefixOrigin(match.entry))
@@ -62,7 +75,19 @@ class Auto:
             decisions = tuple(decision for decision in decisions if decision.start not in slid)
         name = "auto:prefix" if exact and not decisions else name_of(decisions)
         leaving = prompt.slid_rows if in_context else ()
-        return LinkPlan(name, prompt.tokens, layers, ranges, leaving=leaving, decisions=decisions)
+        candidates = tuple(rows for rows in unread_rows(prompt) if rows[0] in read)
+        again = recomputation(prompt, candidates, policy.query_share, policy.query_margin)
+        return LinkPlan(name, prompt.tokens, layers, ranges, leaving=leaving, recomputation=again, decisions=decisions)
+
+
+def _query_pays(prompt: Prompt, decisions: Sequence[Decision], policy: Policy, inputs: PolicyInputs) -> bool:
+    """Return whether a second pass is expected to cost a tenth less than computing the chunks that it is for."""
+    starts = {decision.start for decision in decisions if decision.lane is Lane.QUERY}
+    rows = sum(stop - start for start, stop in unread_rows(prompt) if start in starts)
+    first, last = question_rows(prompt)
+    forward = inputs.pass_rows()
+    again = policy.query_share * rows + last - first + (PASS_ROWS if forward is None else forward)
+    return again + inputs.unsure() * prompt.tokens < 0.9 * rows
 
 
 def _first_inexact(prompt: Prompt) -> int:

@@ -42,6 +42,7 @@ class Knowledge:
         others: returns how many patches of other chunks can be pooled for a key.
         artifact_keys: returns the keys of a chunk's stored artifacts, whatever was before it.
         policy_inputs: the policy of `auto`, and what was measured of its lanes.
+        second_pass: whether plans with a second pass can be carried out.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Knowledge:
     others: Callable[[ArtifactKey], int] = lambda key: 0
     artifact_keys: Callable[[str], Iterable[ArtifactKey]] = lambda chunk: ()
     policy_inputs: PolicyInputs = PolicyInputs()
+    second_pass: bool = False
 
     @property
     def layers(self) -> int:

@@ -5,7 +5,7 @@ from math import ceil
 
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan, Recomputation, RowRange
-from emblema.link.prompt import ChunkPart, Prompt, RowState, Rows, Segment
+from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, taken
 
 LEAST_MARGIN = 0.5
@@ -41,9 +41,7 @@ class Query:
 
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)
         plan = LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
-        return replace(
-            plan, recomputation=recomputation(prompt, unread_rows(prompt), self.share, self.least_margin)
-        )
+        return replace(plan, recomputation=recomputation(prompt, unread_rows(prompt), self.share, self.least_margin))
 
 
 def unread_rows(prompt: Prompt) -> tuple[Rows, ...]:

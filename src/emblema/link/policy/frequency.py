@@ -1,0 +1,47 @@
+"""How often something was met lately, in bounded memory: a count-min sketch that ages (TinyLFU, arXiv 1512.00727)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from blake3 import blake3
+
+ROWS = 4
+LARGEST = 15
+"""Counters stop here, and all are halved from time to time: only lately matters."""
+
+
+class FrequencySketch:
+    """Estimates how often lists of names were added; never too low before they age, rarely too high.
+
+    Args:
+        width: counters a row; a power of two. `4 * width` bytes in all. After ten times as many additions all counters
+            are halved.
+    """
+
+    def __init__(self, width: int = 8192) -> None:
+        self._counts = np.zeros((ROWS, width), dtype=np.uint8)
+        self._added = 0
+
+    def add(self, names: Sequence[str]) -> int:
+        """Count a list once more and return the estimate of how often it was added, this time included."""
+        places = self._places(names)
+        estimate = int(self._counts[range(ROWS), places].min())
+        if estimate < LARGEST:
+            # Only the smallest counters grow (conservative update).
+            for row, place in enumerate(places):
+                if self._counts[row, place] == estimate:
+                    self._counts[row, place] += 1
+        self._added += 1
+        if self._added >= 10 * self._counts.shape[1]:
+            self._counts >>= 1
+            self._added //= 2
+        return min(estimate + 1, LARGEST)
+
+    def estimate(self, names: Sequence[str]) -> int:
+        """Return how often a list was added lately, `LARGEST` at most."""
+        return int(self._counts[range(ROWS), self._places(names)].min())
+
+    def _places(self, names: Sequence[str]) -> list[int]:
+        digest = blake3("\n".join(names).encode()).digest(4 * ROWS)
+        width = self._counts.shape[1]
+        return [int.from_bytes(digest[4 * row : 4 * row + 4], "little") % width for row in range(ROWS)]
