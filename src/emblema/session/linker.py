@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from emblema.errors import LoadError, PromptError
+from emblema.errors import CapacityError, LoadError, PromptError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
@@ -17,8 +17,8 @@ from emblema.link.context import LinkContext
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.policy import PolicyInputs
-from emblema.link.prompt import Part, Prompt, RowState, TextPart
+from emblema.link.policy.policy import Lane, PolicyInputs
+from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
@@ -66,13 +66,15 @@ class Linker:
         # Read once a link: it walks over all weights to see whether they are still the same.
         model = self.adapter.fingerprint
         _refuse_foreign(request.prompt, model)
+        request, captured = self._with_newcomers(request, strategy, model)
         chunks = _canonical_chunks(request.prompt)
         recaptured = 0
         with self.store.lease(chunks) as lease:
             while True:
                 recaptured += self._recapture(chunks, lease)
                 try:
-                    return self._link(request, strategy, self._context(request, model, lease.rows), recaptured)
+                    prefill = self._link(request, strategy, self._context(request, model, lease.rows), recaptured)
+                    return replace(prefill, usage=replace(prefill.usage, captured_tokens=captured))
                 except LoadError as error:
                     if error.piece not in lease.rows:
                         raise
@@ -81,6 +83,47 @@ class Linker:
     def forget_prompts(self) -> None:
         """Forget the kept prompts of this model and tenant."""
         self._prefixes(self.adapter.fingerprint).clear()
+
+    def _with_newcomers(self, request: LinkRequest, strategy: Strategy, model: str) -> tuple[LinkRequest, int]:
+        """Prefill alone the new media of a prompt most of whose media are known, and keep them.
+
+        Such a prompt is a conversation that goes on without its beginning: what is new in it will come again, and is
+        served as the others are. Where an exact prefix holds the others, it is computed after them instead.
+
+        Returns:
+            The request, and how many rows ran.
+        """
+        runtime = self.policy_runtime
+        if not (isinstance(strategy, Auto) and request.inline_media and runtime is not None):
+            return request, 0
+        policy = strategy.policy or runtime.policy
+        if strategy.trial is not None or policy.query_share == 0 or not policy.forming:
+            return request, 0
+        prompt, match = request.prompt, _find_prefix(self._prefixes(model), request.prompt)
+        rest = [segment for segment in prompt.segments if match is None or segment.start >= match.rows]
+        parts = [segment.part for segment in rest if isinstance(segment.part, ChunkPart)]
+        new = {part.chunk.id: part.chunk for part in parts if part.state is RowState.MISSING and part.name}
+        known = sum(part.tokens for part in parts if part.state is RowState.CANONICAL and not part.slid)
+        rows = sum(chunk.tokens for chunk in new.values())
+        trusted = all(runtime.trusts(chunk.kind, Lane.QUERY, policy) for chunk in new.values())
+        if not 0 < rows <= known or not trusted:
+            return request, 0
+        captured = {id: replace(chunk, rows=self.adapter.capture(chunk.encoded)) for id, chunk in new.items()}
+        kept = {id: chunk for id, chunk in captured.items() if self._keep(chunk)}
+        changed = (
+            replace(segment, part=replace(segment.part, chunk=kept[segment.part.chunk.id], state=RowState.CANONICAL))
+            if isinstance(segment.part, ChunkPart) and segment.part.chunk.id in kept
+            else segment
+            for segment in prompt.segments
+        )
+        return replace(request, prompt=Prompt(tuple(changed), prompt.axes, prompt.next_position)), rows
+
+    def _keep(self, chunk: Chunk) -> bool:
+        """Keep a chunk that came with a prompt; return whether the store has it now."""
+        try:
+            return self.store.put_unless_deleted(chunk)
+        except CapacityError:
+            return False
 
     def _recapture(self, chunks: Mapping[str, Chunk], lease: Lease) -> int:
         """Prefill alone again what the store has lost; the encoder does not run. Return the rows that ran."""

@@ -49,6 +49,7 @@ class Usage:
         patched_tokens: those of the cached ones that have a patch.
         forming_tokens: rows run to form patches.
         recaptured_tokens: rows of chunks whose stored KV was lost, prefilled alone once more.
+        captured_tokens: rows of new media that came with the prompt, prefilled alone before it was linked.
         linked_tokens: rows of chunks linked while decoding.
         repeated_tokens: rows computed a second time: the question's, and all of a first attempt that was not sure.
         margin: by how much the two likeliest first tokens' probabilities differed after a second pass; None without
@@ -68,6 +69,7 @@ class Usage:
     completion_tokens: int = 0
     recaptured_tokens: int = 0
     linked_tokens: int = 0
+    captured_tokens: int = 0
     repeated_tokens: int = 0
     margin: float | None = None
     fallback: str | None = None

@@ -111,7 +111,7 @@ KINDS: tuple[StrategyKind, ...] = (
     ),
     StrategyKind(
         "query-R%",
-        "the R % of chunk tokens that the question attends most computed again, in context; in full where that is unsure",
+        "the R % of chunk tokens that the question attends most computed again; in full where that leaves it unsure",
         rf"query-{NUMBER}%",
         lambda match: Query(_percent(match) / 100),
     ),
