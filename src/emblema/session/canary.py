@@ -8,6 +8,7 @@ Rows that a window wrote count as computed where all that preceded them is still
 (rows after something that has changed) is compared for these alone, as the rows after them are no better.
 """
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from emblema.errors import EmblemaError
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial
 from emblema.link.policy.fidelity import FidelityLog, Sample
+from emblema.link.policy.margins import MarginSample
 from emblema.link.policy.policy import TAKEN, Decision, Lane, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto
@@ -167,6 +169,10 @@ class Canary:
         turned = [
             self._log.record(self._model(), *lane, sample, comparison.policy) for lane in sorted(comparison.lanes)
         ]
+        kinds = [kind for kind, lane in comparison.lanes if lane is Lane.QUERY]
+        if kinds and not comparison.trial:
+            margin = MarginSample(margin_of(method), sample.agrees)
+            self._log.note_margin(self._model(), kinds, margin, check=True)
         self._count(**{"trials" if comparison.trial else "checks": 1}, turned=sum(turned))
         return True
 
@@ -215,6 +221,13 @@ def divergence(reference: Tensor, method: Tensor) -> float:
     left, right = (torch.log_softmax(logits.double(), dim=0) for logits in (reference, method))
     held = left.isfinite()
     return max(0.0, float((left[held].exp() * (left[held] - right[held])).sum()))
+
+
+def margin_of(logits: Tensor) -> float:
+    """Return by how much the probabilities of the two likeliest tokens differ, of logits [vocab]; 0 if not finite."""
+    likeliest = torch.softmax(logits.double(), dim=0).topk(min(2, logits.shape[0])).values
+    margin = float(likeliest[0] - likeliest[-1]) if len(likeliest) > 1 else 1.0
+    return margin if math.isfinite(margin) else 0.0
 
 
 def lanes_of(decisions: Iterable[Decision]) -> Lanes:

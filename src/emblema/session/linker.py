@@ -5,9 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 
-import torch
-from torch import Tensor
-
 from emblema.errors import CapacityError, LoadError, PromptError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
@@ -26,6 +23,7 @@ from emblema.link.strategies.prefix import Prefix
 from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob
 from emblema.models.adapter import Adapter
+from emblema.session.canary import margin_of
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest, Prefill, Usage
 from emblema.store.identity import owner_id
@@ -168,19 +166,21 @@ class Linker:
             plan = _plan(strategy, request, context)
         held = 0 if request.table is None else request.table.length
         linked = self._run(plan, request, context)
-        repeated, margin, unsure = linked.trace.repeated, None, None
+        repeated, margin, unsure, agrees = linked.trace.repeated, None, None, None
         if plan.recomputation is not None:
-            margin = margin_of(linked.logits)
+            margin, tried = margin_of(linked.logits), plan
             if margin < plan.recomputation.least_margin:
                 unsure = f"computed in full: the two likeliest first tokens differed by {margin:.2f} only"
                 repeated += linked.trace.computed
                 if request.table is not None:
                     request.table.truncate(held)
                 strategy = Prefix() if isinstance(strategy, Auto) and strategy.trial is None else Full()
+                first = int(linked.logits.argmax())
                 plan = _plan(strategy, request, context)
                 linked = self._run(plan, request, context)
+                agrees = first == int(linked.logits.argmax())
             if self.policy_runtime is not None:
-                self.policy_runtime.note_second_pass(unsure is not None)
+                self.policy_runtime.note_margin(tried, margin, agrees)
         trace = linked.trace
         usage = Usage(
             lane=plan.strategy,
@@ -229,12 +229,6 @@ class Linker:
     def _prefixes(self, model: str) -> PrefixStore:
         """Return the exact prefixes of the model as it is now; other weights, or a LoRA adapter, are another owner."""
         return self.store.prefixes(owner_id(model, self.adapter.dtype, self.store.salt))
-
-
-def margin_of(logits: Tensor) -> float:
-    """Return by how much the probabilities of the two likeliest tokens differ, of logits [vocab]."""
-    likeliest = torch.softmax(logits.float(), dim=0).topk(min(2, logits.shape[0])).values
-    return float(likeliest[0] - likeliest[-1]) if len(likeliest) > 1 else 1.0
 
 
 def _segments(prompt: Prompt) -> list[Segment]:

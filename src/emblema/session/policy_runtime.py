@@ -1,6 +1,5 @@
 """What is learnt from the prompts of one tenant: patches for later prompts, costs, and fidelity."""
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
@@ -10,11 +9,13 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
 from emblema.kv.rotation import PhaseBook
 from emblema.link.executor import LinkedTable
+from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.costs import Costs, Rates
 from emblema.link.policy.fidelity import LaneReport, Sample
 from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.policy import UNSURE, Lane, Policy, PolicyInputs
+from emblema.link.policy.margins import MarginSample
+from emblema.link.policy.policy import Lane, Policy, PolicyInputs
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
@@ -63,8 +64,6 @@ class PolicyRuntime:
         self._comparing = False
         # Chunks by their antecedents, as they were met lately.
         self._met = FrequencySketch()
-        # Of the latest prompts with a second pass, whether they had to be computed in full after all.
-        self._unsure: deque[bool] = deque(maxlen=128)
 
     @property
     def statistics(self) -> PolicyStatistics:
@@ -119,14 +118,22 @@ class PolicyRuntime:
             self.costs.gain,
             self._log.plateau(model),
             lambda names: self._met.estimate(names) > 0,
-            lambda: (sum(self._unsure) + 10 * UNSURE) / (len(self._unsure) + 10),
+            lambda: self._log.unsure_share(model),
+            lambda kinds: self._log.least_margin(model, kinds),
             self._pass_rows,
         )
 
-    def note_second_pass(self, unsure: bool) -> None:
-        """Count a prompt with a second pass, and whether it had to be computed in full after all."""
+    def note_margin(self, plan: LinkPlan, margin: float, agrees: bool | None) -> None:
+        """Count the answer of a plan with a second pass.
+
+        Args:
+            plan: the plan.
+            margin: by how much the probabilities of its two likeliest first tokens differed.
+            agrees: whether it was full prefill's, where the prompt was computed in full after all.
+        """
         if not self._comparing:
-            self._unsure.append(unsure)
+            kinds = {decision.kind for decision in plan.decisions if decision.lane is Lane.QUERY}
+            self._log.note_margin(self.adapter.fingerprint, kinds, MarginSample(margin, agrees))
 
     def _pass_rows(self) -> float | None:
         """What a forward costs beside its rows, in computed rows; None before there was enough to tell."""

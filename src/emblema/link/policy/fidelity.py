@@ -11,12 +11,13 @@ without the worst of them break the bound. A lane that is closed again has to pr
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from emblema.errors import StoreError
-from emblema.link.policy.policy import Lane, LaneVerdict, Policy, unmeasured
+from emblema.link.policy.margins import DEFAULT, MarginSample, MarginStats
+from emblema.link.policy.policy import UNSURE, Lane, LaneVerdict, Policy, unmeasured
 
 KEPT = 128
 """Measurements that count: the latest."""
@@ -140,6 +141,27 @@ class FidelityLog:
         self._lock = threading.Lock()
         self._lanes: dict[tuple[str, str, Lane], LaneStats] = {}
         self._plateaus: dict[str, int] = {}
+        self._margins: dict[tuple[str, str], MarginStats] = {}
+
+    def note_margin(self, model: str, kinds: Iterable[str], sample: MarginSample, *, check: bool = False) -> None:
+        """Add the margin of an answer about some kinds of content; a check's stood and was compared."""
+        with self._lock:
+            for kind in kinds:
+                stats = self._margins.setdefault((model, kind), MarginStats())
+                (stats.checks if check else stats.passes).append(sample)
+
+    def least_margin(self, model: str, kinds: Iterable[str]) -> float:
+        """Return the margin that an answer about some kinds of content has to have: the largest of theirs."""
+        with self._lock:
+            stats = [self._margins.get((model, kind)) for kind in kinds]
+            return max((DEFAULT if known is None else known.least() for known in stats), default=DEFAULT)
+
+    def unsure_share(self, model: str) -> float:
+        """Return the share of a model's latest answers after a second pass that were computed in full after all."""
+        with self._lock:
+            passes = [sample for (name, _), stats in self._margins.items() if name == model for sample in stats.passes]
+            full = sum(sample.agrees is not None for sample in passes)
+            return (full + 10 * UNSURE) / (len(passes) + 10)
 
     def record(self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy) -> bool:
         """Add a measurement; return whether it closed or opened the lane."""
@@ -181,7 +203,12 @@ class FidelityLog:
                 {"model": model, "kind": kind, "lane": str(lane), **stats.to_json()}
                 for (model, kind, lane), stats in sorted(self._lanes.items())
             ]
-            return {"version": VERSION, "standings": lanes[:MOST_LANES], "plateaus": dict(self._plateaus)}
+            margins = [
+                {"model": model, "kind": kind, **stats.to_json()}
+                for (model, kind), stats in sorted(self._margins.items())
+            ]
+            held = {"margins": margins[:MOST_LANES]} if margins else {}
+            return {"version": VERSION, "standings": lanes[:MOST_LANES], "plateaus": dict(self._plateaus), **held}
 
     @classmethod
     def from_json(cls, data: Any) -> "FidelityLog":
@@ -191,12 +218,15 @@ class FidelityLog:
             StoreError: it is not a log, or one of another version.
         """
         try:
-            if data["version"] != VERSION or len(data["standings"]) > MOST_LANES:
+            lanes = len(data["standings"]) + len(data.get("margins", []))
+            if data["version"] != VERSION or lanes > 2 * MOST_LANES:
                 raise ValueError("another version, or too long")
             log = cls()
             for lane in data["standings"]:
                 name = (_text(lane["model"]), _text(lane["kind"]), Lane(lane["lane"]))
                 log._lanes[name] = LaneStats.from_json(lane)
+            for margins in data.get("margins", []):
+                log._margins[_text(margins["model"]), _text(margins["kind"])] = MarginStats.from_json(margins)
             log._plateaus = {_text(model): _count(rank, 1) for model, rank in dict(data["plateaus"]).items()}
             return log
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:

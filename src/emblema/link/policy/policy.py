@@ -1,12 +1,13 @@
 """What `auto` decides by: the bounds it keeps, the lanes it chooses from, its decisions, and what it may ask."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
 from emblema.errors import EmblemaError
+from emblema.link.policy.margins import DEFAULT
 from emblema.store.keys import ArtifactKey
 
 
@@ -32,7 +33,7 @@ class Policy:
         query_share: share of the rows of pages in an unknown combination that are computed again for a question; 0
             computes such pages in full.
         query_margin: how far apart the probabilities of the two likeliest first tokens have to be for such an answer to
-            stand; the prompt is computed in full otherwise.
+            stand; the prompt is computed in full otherwise. None: 0.5, and what is learnt from then on.
         inline_media_rows: rows prefilled alone after answers, of media that came with a prompt for the second time, as
             a share of the rows computed for answers, at most; 0 leaves them as they come, as does `forming` off.
 
@@ -53,7 +54,7 @@ class Policy:
     forming_bytes: int = 256 * 2**20
     forming_seconds: float | None = 3.0
     query_share: float = 0.12
-    query_margin: float = 0.5
+    query_margin: float | None = None
     inline_media_rows: float = 1.0
 
     def __post_init__(self) -> None:
@@ -94,7 +95,7 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("forming_bytes", 0, math.inf, False),
     ("forming_seconds", 0, math.inf, True),
     ("query_share", 0, 1, False),
-    ("query_margin", 0, 1, False),
+    ("query_margin", 0, 1, True),
     ("inline_media_rows", 0, math.inf, False),
 )
 
@@ -204,6 +205,7 @@ class PolicyInputs:
         plateau: rank from which on the model's patches were measured not to gain; None where that is not known.
         recurs: returns whether a chunk was met before after just these antecedents, from their ids, the chunk's last.
         unsure: returns the share of the prompts with a second pass that had to be computed in full after all.
+        least_margin: returns the margin that an answer about some kinds of content has to have after a second pass.
         pass_rows: what a forward costs beside its rows, in computed rows; None where that is not known yet.
     """
 
@@ -213,4 +215,5 @@ class PolicyInputs:
     plateau: int | None = None
     recurs: Callable[[Sequence[str]], bool] = lambda names: False
     unsure: Callable[[], float] = lambda: UNSURE
+    least_margin: Callable[[Collection[str]], float] = lambda kinds: DEFAULT
     pass_rows: Callable[[], float | None] = lambda: None

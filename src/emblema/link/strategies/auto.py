@@ -76,7 +76,10 @@ class Auto:
         name = "auto:prefix" if exact and not decisions else name_of(decisions)
         leaving = prompt.slid_rows if in_context else ()
         candidates = tuple(rows for rows in unread_rows(prompt) if rows[0] in read)
-        again = recomputation(prompt, candidates, policy.query_share, policy.query_margin)
+        margin = policy.query_margin
+        if margin is None:
+            margin = knowledge.policy_inputs.least_margin({own.kind for own in decisions if own.lane is Lane.QUERY})
+        again = recomputation(prompt, candidates, policy.query_share, margin)
         return LinkPlan(name, prompt.tokens, layers, ranges, leaving=leaving, recomputation=again, decisions=decisions)
 
 

@@ -5,11 +5,9 @@ from math import ceil
 
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan, Recomputation, RowRange
+from emblema.link.policy.margins import DEFAULT
 from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, taken
-
-LEAST_MARGIN = 0.5
-"""Difference of the two likeliest first tokens' probabilities from which on an answer stands, where none was learnt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class Query:
     """
 
     share: float
-    least_margin: float = LEAST_MARGIN
+    least_margin: float = DEFAULT
 
     @property
     def name(self) -> str:
