@@ -16,7 +16,8 @@ STEPS = (0.2, 0.3, 0.4, DEFAULT, 0.6, 0.7, 0.8, 0.9)
 WRONG = 0.01
 """Share of the answers that stand which may differ from full prefill's."""
 LEAST = 16
-"""Measurements below the default margin that a smaller one takes."""
+"""Measurements below the default margin that a smaller one takes, a quarter of them in its own band."""
+BAND = 0.1
 KEPT = 512
 CHECKS = 128
 CONFIDENCE = 1.645
@@ -55,7 +56,8 @@ class MarginStats:
             standing = sum(sample.margin >= step for sample in self.passes)
             sure = sum(sample.margin >= DEFAULT for sample in self.passes)
             wrong = sum(not sample.agrees for sample in known) + wrong_share * sure
-            if len(known) >= LEAST and wrong + 1 <= WRONG * standing:
+            lowest = sum(sample.margin < step + BAND for sample in known)
+            if len(known) >= LEAST and lowest >= LEAST // 4 and wrong + 1 <= WRONG * standing:
                 return step
         larger = (step for step in STEPS if step >= DEFAULT and not _too_many_wrong(self.checks, step))
         return next(larger, STEPS[-1])
