@@ -8,8 +8,12 @@ from torch import Tensor, nn
 
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
+from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from tests.families import loaded, picture, words
+
+AT_ONCE = Policy(sightings=1, forming_seconds=None, query_share=0)
+"""Unknown combinations are computed in full, and patches are formed at the first sighting."""
 
 
 @cache

@@ -5,6 +5,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,11 @@ from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.policy.policy import Lane
 from emblema.session.canary import divergence
 from emblema.session.fidelity_logs import read_all
+from tests.engine.engines import AT_ONCE
 
 QUESTION = "what colour is under the tent ?"
 """It is read from the map alone."""
-ALWAYS = Policy(canary=1, canary_rows=math.inf)
+ALWAYS = replace(AT_ONCE, canary=1, canary_rows=math.inf)
 
 
 def engine_on(reference: Engine, store: object = None, policy: Policy = ALWAYS, salt: bytes = b"") -> Engine:
@@ -139,7 +141,7 @@ def test_a_kind_that_shows_no_gap_comes_to_be_taken_bare(reference: Engine) -> N
 
 @pytest.mark.parametrize(("share", "rows"), [(0.01, 0.05), (0.1, 0.05), (0.1, math.inf), (0.5, 1.0), (0.0, 1.0)])
 def test_the_share_and_the_rows_are_kept_to(reference: Engine, episode: Episode, share: float, rows: float) -> None:
-    policy = Policy(canary=share, canary_rows=rows)
+    policy = replace(AT_ONCE, canary=share, canary_rows=rows)
     own = engine_on(reference, policy=policy)
     pages = added(own, episode)[:2]
     own.prefill([*pages, QUESTION])
@@ -173,11 +175,11 @@ def test_a_chunk_deleted_meanwhile_is_not_compared(reference: Engine, episode: E
 
 
 def test_a_request_has_bounds_of_its_own(reference: Engine, episode: Episode) -> None:
-    own = engine_on(reference, policy=Policy(canary=0))
+    own = engine_on(reference, policy=replace(AT_ONCE, canary=0))
     pages = added(own, episode)
     ask(own, pages)
     own.forget_prompts()
-    strict = Policy(max_kl=0)
+    strict = replace(AT_ONCE, max_kl=0)
     assert own.generate([*pages, QUESTION], policy=strict).usage.lane == "auto:full"
     own.forget_prompts()
     assert own.prefill([*pages, QUESTION], policy=strict).usage.lane == "auto:full"

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -15,8 +16,9 @@ from emblema.session.requests import Prefill
 from emblema.window.parts import PartHandle
 from emblema.window.staleness import Staleness, unseen
 from emblema.window.window import Window
+from tests.engine.engines import AT_ONCE
 
-ALWAYS = Policy(canary=1, canary_rows=math.inf)
+ALWAYS = replace(AT_ONCE, canary=1, canary_rows=math.inf)
 
 
 def trace_of(seed: int, steps: int, *, changing: bool) -> Trace:
@@ -132,7 +134,7 @@ def test_survivors_are_trusted_again_where_they_are_good(distrusting: Engine) ->
 
 @pytest.mark.parametrize(("share", "rows"), [(0.2, math.inf), (1.0, 0.8), (0.0, 1.0)])
 def test_the_share_and_the_rows_are_kept_to(reference: Engine, share: float, rows: float) -> None:
-    own = engine_on(reference, Policy(canary=share, canary_rows=rows))
+    own = engine_on(reference, replace(AT_ONCE, canary=share, canary_rows=rows))
     for _ in Agent(own, trace_of(6, 16, changing=True)).walk():
         seen = own.policy_runtime.statistics.canary
         assert seen.checks <= share * seen.linked and seen.trials <= share * seen.exact

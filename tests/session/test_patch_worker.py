@@ -22,14 +22,14 @@ from emblema.session.patch_worker import PatchJob, PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest
 from emblema.store.keys import ArtifactKey
-from tests.engine.engines import engine, largest_error, pictures, prompt_of, text
+from tests.engine.engines import AT_ONCE, engine, largest_error, pictures, prompt_of, text
 from tests.families import CASES
 
 QUESTION = "what colour is under the tent ?"
-WHOLE = Policy(rank=60_000, refresh_rank=60_000, canary=0)
+WHOLE = replace(AT_ONCE, rank=60_000, refresh_rank=60_000, canary=0)
 
 
-def engine_on(reference: Engine, store: object, policy: Policy | None = None) -> Engine:
+def engine_on(reference: Engine, store: object, policy: Policy = AT_ONCE) -> Engine:
     return Engine(reference.adapter.model, reference.processor, store=store, policy=policy)  # type: ignore[arg-type]
 
 
@@ -171,11 +171,11 @@ def with_worker(
 def test_an_answer_never_waits_and_what_does_not_fit_is_dropped(
     reference: Engine, episode: Episode, slow: Slow
 ) -> None:
-    own = with_worker(reference, slow, Policy())
+    own = with_worker(reference, slow, AT_ONCE)
     pages = added(own, episode)
     own.prefill([*pages, QUESTION])
     one = reference.adapter.layouts[0].features * len(reference.adapter.layouts) * 66 * 4
-    small = with_worker(reference, slow, Policy(forming_bytes=one * len(pages) + one // 2))
+    small = with_worker(reference, slow, replace(AT_ONCE, forming_bytes=one * len(pages) + one // 2))
     small.prefill([*reversed(added(small, episode)), QUESTION])
     assert slow.statistics.dropped == len(pages), "the queue is full"
     assert slow.statistics.formed == 0 and slow.statistics.queued == len(pages)
@@ -188,18 +188,18 @@ def test_an_answer_never_waits_and_what_does_not_fit_is_dropped(
 
 
 def test_forming_keeps_to_its_seconds(reference: Engine, episode: Episode) -> None:
-    own = engine_on(reference, None, Policy(forming_seconds=0))
+    own = engine_on(reference, None, replace(AT_ONCE, forming_seconds=0))
     own.prefill([*added(own, episode), QUESTION])
     own.settle()
     assert own.policy_runtime.statistics.forming.dropped == len(episode.pages)
-    off = engine_on(reference, None, Policy(forming=False))
+    off = engine_on(reference, None, replace(AT_ONCE, forming=False))
     off.prefill([*added(off, episode), QUESTION])
     off.settle()
     assert off.policy_runtime.statistics.forming.dropped == off.policy_runtime.statistics.forming.formed == 0
 
 
 def test_a_chunk_deleted_meanwhile_gets_no_patch(reference: Engine, episode: Episode, slow: Slow) -> None:
-    own = with_worker(reference, slow, Policy())
+    own = with_worker(reference, slow, AT_ONCE)
     pages = added(own, episode)
     own.prefill([*pages, QUESTION])
     own.store.delete(pages[1].id)
@@ -214,7 +214,7 @@ def test_an_error_is_logged_and_ends_nothing(
 ) -> None:
     slow.error = ZeroDivisionError("on purpose")
     slow.go.set()
-    own = with_worker(reference, slow, Policy())
+    own = with_worker(reference, slow, AT_ONCE)
     pages = added(own, episode)
     own.prefill([*pages, QUESTION])
     own.settle()
@@ -230,7 +230,7 @@ def test_a_patch_is_its_tenants(reference: Engine, episode: Episode, tmp_path: P
     with Store(tmp_path / "kept") as store:
         administrator = engine_on(reference, store.shared)
         shared = added(administrator, episode)
-        alice = Engine(reference.adapter.model, reference.processor, store=store, salt=b"alice")
+        alice = Engine(reference.adapter.model, reference.processor, store=store, salt=b"alice", policy=AT_ONCE)
         bob = alice.on(store.tenant(b"bob"))
         alice.prefill([*shared, QUESTION])
         alice.settle()
@@ -259,7 +259,7 @@ def test_closed_engines_form_no_more(reference: Engine, episode: Episode) -> Non
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_has_a_queue_of_its_own(reference: Engine, episode: Episode, slow: Slow) -> None:
     """The child's work is not the parent's, whose thread did not come along."""
-    own = with_worker(reference, slow, Policy())
+    own = with_worker(reference, slow, AT_ONCE)
     own.prefill([*added(own, episode), QUESTION])
     child = os.fork()
     if child == 0:
@@ -279,7 +279,7 @@ def test_a_dropped_engine_ends_its_thread(reference: Engine, episode: Episode) -
 
 
 def test_a_patch_formed_in_the_background_is_the_one_a_forward_forms(reference: Engine, episode: Episode) -> None:
-    own = engine_on(reference, None, Policy(rank=16))
+    own = engine_on(reference, None, replace(AT_ONCE, rank=16))
     pages = added(own, episode)
     own.prefill([*pages, QUESTION])
     own.settle()

@@ -1,6 +1,7 @@
 """Media that come with a prompt: computed where they stand, added once they come again, then linked."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from emblema.kv.layout import KVRows
 from emblema.link.prompt import RowState
 from emblema.session.requests import Prefill
 from emblema.store.keys import ArtifactKey
+from tests.engine.engines import AT_ONCE
 
 QUESTION = "what colour is under the tent ?"
-FORMS = Policy(canary=0)
+FORMS = replace(AT_ONCE, canary=0)
 
 
 def engine_on(reference: Engine, policy: Policy = FORMS, store: Store | None = None) -> Engine:
@@ -59,7 +61,7 @@ def test_pictures_are_computed_in_place_then_added_and_then_linked(reference: En
 
 
 def test_the_patch_is_the_one_that_a_forward_forms(reference: Engine, episode: Episode) -> None:
-    own, other = engine_on(reference, Policy(canary=0, rank=16)), engine_on(reference, Policy(canary=0, rank=16))
+    own, other = engine_on(reference, replace(FORMS, rank=16)), engine_on(reference, replace(FORMS, rank=16))
     put(own, episode)
     put(own, episode)
     pages = [other.add(page.image()) for page in episode.pages]
@@ -127,8 +129,8 @@ def test_one_picture_twice_is_encoded_once_and_came_once(reference: Engine, epis
     assert own.store.ids() == []
 
 
-@pytest.mark.parametrize("policy", [Policy(canary=0, inline_media_rows=0), Policy(canary=0, forming=False),
-                                    Policy(canary=0, forming_bytes=1000)])  # fmt: skip
+@pytest.mark.parametrize("policy", [replace(FORMS, inline_media_rows=0), replace(FORMS, forming=False),
+                                    replace(FORMS, forming_bytes=1000)])  # fmt: skip
 def test_what_the_policy_does_not_allow_is_left_as_it_comes(
     reference: Engine, episode: Episode, policy: Policy
 ) -> None:
@@ -140,7 +142,7 @@ def test_what_the_policy_does_not_allow_is_left_as_it_comes(
 
 
 def test_the_share_of_rows_is_kept_to(reference: Engine, episode: Episode) -> None:
-    own = engine_on(reference, Policy(canary=0, inline_media_rows=0.2))
+    own = engine_on(reference, replace(FORMS, inline_media_rows=0.2))
     rows, brought = 0.0, []
     for _ in range(6):
         _, before, after = put(own, episode)
