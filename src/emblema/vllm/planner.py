@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.prompt import TextPart
 from emblema.store import Store
 from emblema.vllm.model_spec import ModelSpec
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 WAITING_CAPTURES = 64
 REMEMBERED_CAPTURES = 4096
 MOST_LINES = 256
+MOST_SKETCHES = 256
 
 
 @dataclass(slots=True)
@@ -114,6 +116,8 @@ class RequestPlanner:
         # Chunks whose capture was requested, so that each is requested once.
         self._requested: OrderedDict[str, None] = OrderedDict()
         self._logged: set[str] = set()
+        # By tenant, the chunks after their antecedents that were met lately; of the tenants that came last.
+        self._met: OrderedDict[bytes, FrequencySketch] = OrderedDict()
         if refusal is not None:
             self._log_once(f"every prompt is computed plainly: {refusal}")
 
@@ -146,7 +150,9 @@ class RequestPlanner:
             return None
         try:
             store = self._store.tenant(request.store_salt)
-            plan = plan_request(request, self.spec, store, self._strategy, self._log_once)
+            plan = plan_request(
+                request, self.spec, store, self._strategy, self._log_once, self._met_by(request.store_salt)
+            )
         except Exception:
             # No error of a plan may end the scheduler: the request is computed.
             _log.exception("emblema: a request is computed plainly, as it could not be planned")
@@ -154,6 +160,13 @@ class RequestPlanner:
         if self._captures and request.options.get("capture", True) is True:
             self._request_captures(plan)
         return plan
+
+    def _met_by(self, salt: bytes) -> FrequencySketch:
+        sketch = self._met.setdefault(salt, FrequencySketch())
+        self._met.move_to_end(salt)
+        while len(self._met) > MOST_SKETCHES:
+            self._met.popitem(last=False)
+        return sketch
 
     def finish(self, request_id: str) -> dict[str, object] | None:
         """Forget a request and return what its reply reports; None where nothing was planned."""
@@ -170,7 +183,7 @@ class RequestPlanner:
             "media_tokens": sum(chunk.tokens for _, chunk in plan.prompt.chunk_segments),
             "linked_tokens": plan.linked,
             "kv_bytes": plan.linked * self._row_bytes,
-            "stored": not plan.missing and not plan.needs,
+            "stored": not plan.missing and not plan.lacking,
             "remark": plan.remark,
         }
 

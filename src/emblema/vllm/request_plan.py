@@ -11,6 +11,7 @@ from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.choosing import rank_of
+from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.policy.policy import COMPUTED
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import Knowledge
@@ -82,6 +83,7 @@ class RequestPlan:
         missing: chunks that the store lacks.
         cached: its cached spans.
         needs: patches to form from this request's rows, once they are computed.
+        lacking: whether patches are lacking, those that are not worth forming yet included.
         remark: why the plan is not what was asked for; None if it is.
         linked: cached rows that were taken so far.
     """
@@ -93,6 +95,7 @@ class RequestPlan:
     cached: CachedSpans = field(default_factory=CachedSpans)
     needs: tuple[PatchNeed, ...] = ()
     remark: str | None = None
+    lacking: bool = False
     linked: int = field(default=0, init=False)
 
     def restart(self) -> None:
@@ -111,13 +114,19 @@ class RequestPlan:
 
 
 def plan_request(
-    request: ServedRequest, spec: ModelSpec, store: TenantStore, default: str, log_once: Callable[[str], None]
+    request: ServedRequest,
+    spec: ModelSpec,
+    store: TenantStore,
+    default: str,
+    log_once: Callable[[str], None],
+    met: FrequencySketch,
 ) -> RequestPlan:
     """Plan a request, as far as the store and the pages allow.
 
     Args:
         default: the strategy, where the request names none.
         log_once: is told of strategies that pages do not support.
+        met: the tenant's chunks by their antecedents, as they were met lately; the request's are counted here.
     """
     prompt = build_prompt(request, spec)
     plain = LinkPlan("plain", prompt.tokens, len(spec.layouts), ())
@@ -132,9 +141,11 @@ def plan_request(
         plan = parse(name).plan(prompt, knowledge)
     except EmblemaError as error:
         return RequestPlan(request, prompt, plain, remark=str(error))
+    sightings = _count_sightings(prompt, met)
     missing = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in store}
     linked = plain
     needs: tuple[PatchNeed, ...] = ()
+    lacking: tuple[PatchNeed, ...] = ()
     remark: str | None = None
     reason = unsupported_reason(plan)
     if reason is None and not plan.decisions and any(key.orbit for key in plan.forming):
@@ -143,13 +154,23 @@ def plan_request(
         log_once(f"{plan.strategy} is computed plainly under vLLM: {reason}")
         remark = f"{plan.strategy}: {reason}"
     elif plan.decisions:
-        linked, needs = compute_chunks(plan, missing), _needs_of_decisions(plan, prompt, knowledge)
+        linked, lacking = compute_chunks(plan, missing), _needs_of_decisions(plan, prompt, knowledge)
+        least = knowledge.policy_inputs.policy.sightings
+        needs = tuple(need for need in lacking if sightings[need[0].chunk, need[0].antecedents] >= least)
     elif any(key.chunk not in missing for key in plan.forming):
         needs, remark = _forming_needs(plan), "patches are formed of this prompt's own rows"
     else:
         linked, remark = compute_chunks(plan, missing), plan.remark
         needs = () if CachedSpans.of(linked).spans else _forming_needs(plan)
-    return RequestPlan(request, prompt, linked, tuple(missing.values()), CachedSpans.of(linked), needs, remark)
+    return RequestPlan(
+        request, prompt, linked, tuple(missing.values()), CachedSpans.of(linked), needs, remark, bool(lacking or needs)
+    )
+
+
+def _count_sightings(prompt: Prompt, met: FrequencySketch) -> dict[tuple[str, tuple[str, ...]], int]:
+    """Count each chunk with its antecedents once; return how often they were met lately, this time included."""
+    places = {(chunk.id, prompt.antecedents(segment)) for segment, chunk in prompt.chunk_segments}
+    return {(name, before): met.add((*before, name)) for name, before in sorted(places)}
 
 
 def _forming_needs(plan: LinkPlan) -> tuple[PatchNeed, ...]:

@@ -39,6 +39,8 @@ def unsupported_reason(plan: LinkPlan) -> str | None:
     """
     if plan.selectors:
         return "it chooses rows by their values, layer by layer"
+    if plan.recomputation is not None:
+        return "it computes rows a second time"
     if plan.leaving or any(part.source is RowSource.ABSENT for part in plan.ranges):
         return "some of its rows are absent"
     if any(part.stage or part.hidden or part.residual is not None for part in plan.ranges):

@@ -41,6 +41,11 @@ class FrequencySketch:
         """Return how often a list was added lately, `LARGEST` at most."""
         return int(self._counts[range(ROWS), self._places(names)].min())
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the counters."""
+        return self._counts.nbytes
+
     def _places(self, names: Sequence[str]) -> list[int]:
         digest = blake3("\n".join(names).encode()).digest(4 * ROWS)
         width = self._counts.shape[1]
