@@ -18,6 +18,7 @@ from emblema.eval.figures import plain, write_figures
 from emblema.eval.metrics import Share
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Lane
+from tests.engine.engines import AT_ONCE
 from tests.families import loaded, picture
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
@@ -104,7 +105,7 @@ def test_other_families_are_measured_and_full_rank_reaches_re_prefill(name: str)
 
 
 def test_a_policy_learns_what_was_measured(engine: Engine, result: CheckResult) -> None:
-    own = Engine(engine.adapter.model, engine.processor)
+    own = Engine(engine.adapter.model, engine.processor, policy=AT_ONCE)
     plateau, count = teach_policy(result, own.policy_runtime)
     assert plateau is not None and plateau == result.plateau and plateau in {row.rank for row in result.rows}
     blind, patched = result.samples[BLIND], result.samples[next(r.strategy for r in result.rows if r.rank == plateau)]

@@ -54,6 +54,7 @@ STRATEGIES = (
     *("patch-25%-deep", "orbit-4", "basis-4", "mpic-2", "mpic-all", "mpic-2-raw", "full-reuse", "full-reuse-raw"),
     *("cacheblend-15", "cacheblend-100", "cacheblend2-15", "epic-2", "vlcache-30", "vlcache-30-uniform", "sink"),
     *("lowrank-k-2", "reprefill-deep-50", "reprefill-deep-100", "reprefill-shallow-50", "reprefill-shallow-100"),
+    "query-30%",
 )
 """Every family of names with sample knobs."""
 
@@ -400,6 +401,7 @@ def plan_words(plan: LinkPlan) -> Json:
         ],
         "forming": [[*key_short(key), *need_words(plan, key)] for key in plan.forming],
         "leaving": [list(rows) for rows in plan.leaving],
+        "second pass": second_pass_words(plan),
         "chosen": [
             [
                 *(one.start, one.stop, short(one.chunk), str(one.lane)),
@@ -412,6 +414,13 @@ def plan_words(plan: LinkPlan) -> Json:
         "exact": plan.exact,
     }
     return {name: value for name, value in said.items() if value not in ([], False)}
+
+
+def second_pass_words(plan: LinkPlan) -> Json:
+    again = plan.recomputation
+    if again is None:
+        return []
+    return [[list(rows) for rows in again.candidates], again.budget, list(again.question), again.least_margin]
 
 
 def need_words(plan: LinkPlan, key: ArtifactKey) -> Json:

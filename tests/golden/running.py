@@ -1,6 +1,7 @@
 """Tiny models whose weights are fixed by arithmetic: the ids of their chunks, and counts of what they link."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import numpy
 import torch
 from PIL import Image
 
-from emblema import Engine, Policy, Store, slid
+from emblema import Engine, Store, slid
 from emblema.kv.chunk import Chunk
 from emblema.session.requests import Prefill
 from emblema.store.settings import StoreSettings
+from tests.engine.engines import AT_ONCE
 from tests.families import CASES, token
 from tests.golden.pieces import SALT, numbers
 
@@ -37,8 +39,8 @@ def tiny(name: str) -> tuple[Any, Any]:
 
 
 def engine(model: Any, processor: Any, store: Store, salt: bytes = b"") -> Engine:
-    """An engine without canary, which would draw by chance."""
-    return Engine(model, processor, store=store, policy=Policy(canary=0), salt=salt)
+    """An engine that forms patches at the first sighting, without canary, which would draw by chance."""
+    return Engine(model, processor, store=store, policy=replace(AT_ONCE, canary=0), salt=salt)
 
 
 def picture(number: int, width: int = 40, height: int = 30) -> Image.Image:

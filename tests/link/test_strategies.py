@@ -15,7 +15,8 @@ NAMES = (
     *("full", "prefix", "blind", "auto", "patch-64", "patch-25%", "patch-2.5%", "patch-64-deep", "patch-6%-deep"),
     *("orbit-32", "basis-32", "mpic-32", "mpic-all", "mpic-32-raw", "mpic-all-raw", "full-reuse", "full-reuse-raw"),
     *("cacheblend-15", "cacheblend-0.5", "cacheblend-100", "cacheblend2-15", "epic-8", "vlcache-5", "vlcache-2.25"),
-    *("vlcache-5-uniform", "sink", "lowrank-k-64", "reprefill-deep-75", "reprefill-shallow-12.5"),
+    *("vlcache-5-uniform", "sink", "lowrank-k-64", "reprefill-deep-75", "reprefill-shallow-12.5", "query-12%"),
+    *("query-2.5%", "query-100%"),
 )
 
 
@@ -30,7 +31,7 @@ def test_a_name_is_what_it_parses_to(name: str) -> None:
         *("", "fulll", "patch", "patch-", "patch--3", "patch-x", "patch-3-shallow", "PATCH-3", "patch-25%%"),
         *("mpic", "mpic-", "mpic-some", "mpic-raw", "full-reuse-32", "cacheblend", "cacheblend3-15", "cacheblend-15%"),
         *("epic-8-raw", "vlcache-5-even", "sink-4", "lowrank-64", "reprefill-25", "reprefill-deep", "orbit-all"),
-        *("oracle-deficit-25", "oracle-query-25", "cacheblend-1e1", "basis-²"),
+        *("oracle-deficit-25", "oracle-query-25", "cacheblend-1e1", "basis-²", "query-12", "query-%", "query-12%%"),
     ],
 )
 def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
@@ -44,7 +45,7 @@ def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
         *("patch-0", "patch-0%", "patch-101%", "patch-1.5", "patch-99999999", "patch-0-deep", "orbit-0", "orbit-2.5"),
         *("basis-0", "mpic-0", "mpic-1.5", "mpic-99999999-raw", "epic-0", "lowrank-k-0", "lowrank-k-70000"),
         *("cacheblend-0", "cacheblend-101", "cacheblend2-100.5", "vlcache-0", "vlcache-0.0-uniform", "vlcache-200"),
-        *("reprefill-deep-0", "reprefill-deep-100.1", "reprefill-shallow-0"),
+        *("reprefill-deep-0", "reprefill-deep-100.1", "reprefill-shallow-0", "query-0%", "query-101%"),
     ],
 )
 def test_knobs_out_of_range_are_refused(name: str) -> None:

@@ -43,7 +43,7 @@ MORE_LIMITS = ("mpic-60000", "vlcache-100", "vlcache-100-uniform", "orbit-60000"
 STRATEGIES = (
     *("full", "prefix", "blind", "auto", "patch-4", "patch-25%", "patch-4-deep", "orbit-4", "basis-4"),
     *("mpic-2", "mpic-all", "mpic-2-raw", "full-reuse", "full-reuse-raw", "cacheblend-15", "cacheblend2-15"),
-    *("epic-2", "vlcache-20", "vlcache-20-uniform", "sink", "lowrank-k-3"),
+    *("epic-2", "vlcache-20", "vlcache-20-uniform", "sink", "lowrank-k-3", "query-40%"),
     *("reprefill-deep-60", "reprefill-shallow-30"),
 )
 

@@ -1,6 +1,7 @@
 """A window arranged: what it then costs is what its placement says, and no order costs less."""
 
 import random
+from dataclasses import replace
 from functools import cache
 from itertools import permutations
 from typing import Any
@@ -18,12 +19,12 @@ from emblema.window.parts import PartHandle
 from emblema.window.placement.problem import Placement
 from emblema.window.staleness import Cascade, changed, unseen
 from emblema.window.window import Window
-from tests.engine.engines import largest_error
+from tests.engine.engines import AT_ONCE, largest_error
 from tests.families import loaded, picture, words
 
 QUESTION = tuple(words(4, 9).tolist())
 QUIET = Auto(Policy(canary=0, forming=False))
-UNBOUND = Auto(Policy(max_kl=None, canary=0))
+UNBOUND = Auto(replace(AT_ONCE, max_kl=None, canary=0))
 
 
 @cache
@@ -105,7 +106,7 @@ def test_over_a_budget_those_leave_that_cost_least_to_lose() -> None:
 
 def test_stored_patches_decide_the_place_of_a_part() -> None:
     item = loaded("qwen2_5_vl")
-    made = Engine(item.model, item.bundle, policy=Policy(max_kl=None, canary=0))
+    made = Engine(item.model, item.bundle, policy=replace(AT_ONCE, max_kl=None, canary=0))
     pieces = [made.add(shown(seed)) for seed in range(4)]
     window = made.window(template=False)
     first, second, third = (window.append(piece) for piece in pieces[:3])

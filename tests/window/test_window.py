@@ -15,11 +15,11 @@ from emblema.store import ArtifactKey
 from emblema.window.budget import WindowBudget
 from emblema.window.parts import PartHandle
 from emblema.window.window import Window
-from tests.engine.engines import largest_error
+from tests.engine.engines import AT_ONCE, largest_error
 from tests.families import loaded
 from tests.window.windows import QUESTION, filled, row_bytes, settled, shown
 
-UNBOUND = Auto(Policy(max_kl=None, canary=0))
+UNBOUND = Auto(replace(AT_ONCE, max_kl=None, canary=0))
 
 
 REFUSED: dict[str, tuple[Callable[[Window, list[PartHandle], PartHandle], object], str]] = {

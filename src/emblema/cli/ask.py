@@ -54,13 +54,15 @@ def ask(
     from emblema.link.strategies.registry import parse
 
     chosen = strategy or ("full" if store is None else "auto")
-    parse(chosen)
+    # A folder is given to have what is made of the media serve the next question.
+    keep = parse(chosen).name == "auto" and store is not None
     notes = console(plain, stderr=True)
     with load_engine(model, device, notes, store) as engine:
         with waiting(notes, "reading the media"):
             parts = _parts(engine, media, slide, fps)
         reply = None
-        for piece in engine.generate([*parts, question], chosen, stream=True, max_new_tokens=max_new_tokens):
+        pieces = engine.generate([*parts, question], chosen, stream=True, max_new_tokens=max_new_tokens, keep=keep)
+        for piece in pieces:
             typer.echo(piece.text, nl=False)
             reply = piece.reply or reply
         typer.echo()

@@ -109,11 +109,12 @@ class AsyncEngine:
         stop: str | Sequence[str] | None = None,
         retrieval: Retrieval | None = None,
         policy: Policy | None = None,
+        keep: bool = False,
         **knobs: Any,
     ) -> AsyncIterator[Piece]:
         self._refuse_if_closing()
         sampling = Sampling.of(stop=stop, **knobs)
-        chosen = bounded(strategy, policy)
+        chosen = bounded(strategy, policy, self.engine.policy if keep else None)
         with self._counted():
             pieces = await self._run(
                 lambda: self.engine.steps(parts, chosen, sampling, template=template, retrieval=retrieval)

@@ -248,6 +248,7 @@ class Engine:
         template: bool = True,
         reserve: int = 0,
         policy: Policy | None = None,
+        keep: bool = False,
     ) -> Prefill:
         """Link a prompt: every row is computed or taken as the strategy says.
 
@@ -259,6 +260,8 @@ class Engine:
             template: wrap parts by the model's chat template.
             reserve: rows to keep room for after the prompt.
             policy: bounds for `auto`; the engine's by default.
+            keep: this combination will come again: what `auto` does not know of it is computed in full, and prefix and
+                patches are kept at once.
 
         Raises:
             PromptError, StrategyError: the prompt or the strategy's name is not right, or a chunk is another model's.
@@ -268,7 +271,7 @@ class Engine:
             raise PromptError(
                 f"reserve is {reserve}: it must lie between 0 and the context of {self.adapter.context_length}"
             )
-        chosen = bounded(strategy, policy)
+        chosen = bounded(strategy, policy, self.policy if keep else None)
         prompt = self.session.read(parts, template, prefill_media=strategy_name(chosen) != "auto")
         prefill = self.session.link(LinkRequest(prompt, chosen, reserve, inline_media=True, began=began))
         self.session.after_answer()
@@ -284,6 +287,7 @@ class Engine:
         template: bool = ...,
         retrieval: Retrieval | None = ...,
         policy: Policy | None = ...,
+        keep: bool = ...,
         **sampling: Unpack[SamplingKnobs],
     ) -> Reply: ...
 
@@ -297,6 +301,7 @@ class Engine:
         template: bool = ...,
         retrieval: Retrieval | None = ...,
         policy: Policy | None = ...,
+        keep: bool = ...,
         **sampling: Unpack[SamplingKnobs],
     ) -> Iterator[Piece]: ...
 
@@ -309,6 +314,7 @@ class Engine:
         template: bool = True,
         retrieval: Retrieval | None = None,
         policy: Policy | None = None,
+        keep: bool = False,
         **sampling: Unpack[SamplingKnobs],
     ) -> Reply | Iterator[Piece]:
         """Answer a prompt: prefill, then decode greedily or by sampling.
@@ -321,6 +327,7 @@ class Engine:
             retrieval: answers requests that the model writes on the way: what is found is linked at the current
                 position by the same strategy, and decoding goes on.
             policy: bounds for `auto`; the engine's by default.
+            keep: this combination will come again; see `prefill`.
             sampling: `max_new_tokens` (128), `temperature` (0: greedy), `top_p`, `stop`, `seed`; see `Sampling`.
 
         Returns:
@@ -329,7 +336,7 @@ class Engine:
         Raises:
             PromptError, StrategyError: the prompt, a sampling knob or the strategy's name is not right.
         """
-        chosen = bounded(strategy, policy)
+        chosen = bounded(strategy, policy, self.policy if keep else None)
         steps = self.steps(parts, chosen, Sampling.of(**sampling), template=template, retrieval=retrieval)
         pieces = (piece for piece in steps if piece or piece.reply is not None)
         return pieces if stream else last_reply(pieces)

@@ -154,7 +154,7 @@ class Linker:
 
         A plan that the executor cannot carry out falls back to `full`.
         """
-        plan = _plan(strategy, request, context)
+        asked, plan = strategy, _plan(strategy, request, context)
         refusal = self.executor.refusal(plan)
         if refusal is not None:
             strategy = Full()
@@ -198,7 +198,7 @@ class Linker:
         prefill = Prefill(request.prompt, plan, usage, linked)
         self._keep_prefix(request, prefill, context)
         if self.policy_runtime is not None:
-            self.policy_runtime.learn(replace(request, strategy=strategy), prefill, context.knowledge)
+            self.policy_runtime.learn(replace(request, strategy=asked), prefill, context.knowledge)
         return prefill
 
     def _run(self, plan: LinkPlan, request: LinkRequest, context: LinkContext) -> LinkedTable:

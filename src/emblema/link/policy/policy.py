@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
@@ -75,6 +75,10 @@ class Policy:
     def quiet(cls) -> Self:
         """Return a policy without background work (no forming, no canary), for measurements it would disturb."""
         return cls(canary=0, forming=False)
+
+    def keeping(self) -> Self:
+        """Return the policy for prompts that will come again: what is unknown is computed in full and kept at once."""
+        return replace(self, sightings=1, query_share=0)
 
     @property
     def exact_only(self) -> bool:

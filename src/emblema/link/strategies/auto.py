@@ -102,16 +102,26 @@ def _first_inexact(prompt: Prompt) -> int:
     return prompt.tokens
 
 
-def bounded(strategy: str | Strategy, policy: Policy | None) -> str | Strategy:
+def bounded(strategy: str | Strategy, policy: Policy | None, keep_under: Policy | None = None) -> str | Strategy:
     """Return a strategy under a request's own policy.
 
+    Args:
+        strategy: a strategy, or its name.
+        policy: the request's; None for none.
+        keep_under: the engine's, for a request whose chunks will come again in this combination: what is unknown is
+            computed in full and kept (`Policy.keeping`). None for any other request.
+
     Raises:
-        StrategyError: it is another strategy than `auto`, which alone has bounds.
+        StrategyError: it is another strategy than `auto`, which alone has a policy.
     """
+    if keep_under is not None:
+        own = strategy.policy if isinstance(strategy, Auto) else None
+        policy = (policy or own or keep_under).keeping()
     if policy is None:
         return strategy
     if isinstance(strategy, Auto):
         return replace(strategy, policy=policy)
     if strategy == "auto":
         return Auto(policy)
-    raise StrategyError(f"a policy was given with {strategy_name(strategy)!r}: only auto has bounds to keep")
+    given = "a policy" if keep_under is None else "keep"
+    raise StrategyError(f"{given} was given with {strategy_name(strategy)!r}: only auto has bounds to keep")
