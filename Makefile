@@ -13,7 +13,7 @@ SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test test-benchmarks test-slow test-519 test-vllm wheel-test crash-test soak soak-short results-check reference docs lint format types imports check clean
+.PHONY: help setup servers demo test test-benchmarks test-slow test-519 test-vllm wheel-test crash-test soak soak-short traffic results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,10 @@ soak: $(VENV)/installed-dev  ## Ask a stream of 20,000 frames all the way and ki
 
 soak-short: $(VENV)/installed-dev  ## About two minutes of the soak, held to the same
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2 --report $(VENV)/soak
+
+TRAFFIC_SEED ?= 1213836838
+traffic: $(VENV)/installed-dev  ## Half an hour of requests on pages that recur or do not: report in docs/results, resumes
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks traffic --seed $(TRAFFIC_SEED) --report docs/results/traffic --plain
 
 results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small sample measured again
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m benchmarks results --check --items 2 --plain

@@ -196,13 +196,19 @@ def results(
 ) -> None:
     """Write the page of results from committed figures, or check that it still holds."""
     from benchmarks.fidelity.results import check_page, sample, write_page
+    from benchmarks.traffic.report import check_report, read_result, write_report
     from emblema.cli.screen import console
 
     screen = console(plain)
+    traffic_folder = figures / "traffic"
     if not check:
         screen.print(f"results: {write_page(figures, out)}", soft_wrap=True)
+        if (traffic_folder / "traffic.json").exists():
+            write_report(read_result(traffic_folder / "traffic.json"), traffic_folder)
         return
     check_page(figures, out)
+    if (traffic_folder / "traffic.json").exists():
+        check_report(traffic_folder)
     for line in sample(figures, items, _loader(None, screen), screen):
         screen.print(line, soft_wrap=True)
 
@@ -344,6 +350,47 @@ def stream(
     with _loader(device, screen)(model) as engine:
         run.run_streams(engine, options, screen)
     screen.print(f"report: {folder / 'stream.md'}   figures: {listing}", soft_wrap=True)
+
+
+@app.command()
+def traffic(
+    model: Model = "reference",
+    only: Annotated[str | None, typer.Option(help="Stages with commas; all if left out.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Strategies with commas, beside full.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a stage; half as many of novelty.")] = 200,
+    pages: Annotated[int, typer.Option(help="Pages that requests of rag and talks are about.")] = 30,
+    shown: Annotated[int, typer.Option(help="Pages in a request of rag.")] = 8,
+    zipf: Annotated[float, typer.Option(help="Exponent of the pages' popularity in rag-zipf; 0: all alike.")] = 1.0,
+    side: Annotated[int, typer.Option(help="Cells along a page's side; 8 are 66 rows; rag-large doubles it.")] = 8,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all traffic; drawn if left out.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--json", help="Where figures go; traffic.json in the report's folder if left out.")
+    ] = None,
+    report: Report = Path("traffic"),
+    device: Device = None,
+    plain: Plain = False,
+) -> None:
+    """Measure traffic: what methods compute, request after request; a killed run goes on with its stage."""
+    import secrets
+
+    from benchmarks.report import labels_of, parts_of, report_places
+    from benchmarks.traffic.run import TrafficOptions, methods_of, run_traffic
+    from benchmarks.traffic.stages import STAGES, stages_of
+    from emblema.cli.screen import console
+
+    chosen = secrets.randbelow(2**31) if seed is None else seed
+    given = {
+        "model": (model, "reference"), "only": (only, None), "methods": (methods, None), "requests": (requests, 200),
+        "pages": (pages, 30), "shown": (shown, 8), "zipf": (zipf, 1.0), "side": (side, 8),
+    }  # fmt: skip
+    words = [f"--{name} {value}" for name, (value, usual) in given.items() if value != usual]
+    command = " ".join(["python -m benchmarks traffic", f"--seed {chosen}", *words])
+    stages = stages_of(parts_of(only, tuple(STAGES)), requests, pages=pages, shown=shown, zipf=zipf, side=side)
+    options = TrafficOptions(labels_of([model])[0], command, chosen, stages, methods_of(methods))
+    folder, listing = report_places(report, figures, "traffic.json")
+    screen = console(plain)
+    run_traffic(options, lambda: _loader(device, screen)(model), listing, folder, screen)
+    screen.print(f"report: {folder / 'traffic.md'}   figures: {listing}", soft_wrap=True)
 
 
 @app.command()

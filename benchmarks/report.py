@@ -158,9 +158,9 @@ def write_parts(parts: Iterable[str], path: Path) -> Path:
     return path
 
 
-def measured_on() -> str:
-    """Return what figures were measured on, in words."""
-    where = environment()
+def measured_on(where: Mapping[str, Any] | None = None) -> str:
+    """Return what figures were measured on, in words; this machine, unless another environment is given."""
+    where = environment() if where is None else where
     return (
         f"{where['device']}, {where['cores']} cores, {where['threads']} threads of torch {where['torch']}, "
         f"{where['date']}"

@@ -20,6 +20,7 @@ def test_the_trace_is_measured_and_written(tmp_path: Path) -> None:
     found = json.loads((report / "window.json").read_text())
     assert found["asked"] == {
         "items": 1, "seed": 5, "steps": 5, "window": 4, "look_back": 8, "listed": 5, "changing": False, "gone": 0.1,
+        "side": 8,
     }  # fmt: skip
     (model,) = found["rows"]
     assert model["model"] == "reference"

@@ -1,8 +1,9 @@
 """An agent's trace, as plain data: screenshots that slide through a window, look-backs, and a question at every step.
 
-Screens are pages of the bundled world of 8 x 8 cells, so 64 media tokens each. Now and then a legend says which land
-some colours mean from here on; maps show icons on coloured cells, each icon on one picture of the window at most. A
-step shows a new screen after a line of text; at a look-back an old screen that has left is shown once more before it.
+Screens are pages of the bundled world, by default of 8 x 8 cells, so 64 media tokens each. Now and then a legend says
+which land some colours mean from here on; maps show icons on coloured cells, each icon on one picture of the window at
+most. A step shows a new screen after a line of text; at a look-back an old screen that has left is shown once more
+before it.
 Answers follow from the window alone, in its order, as a model that reads the window from the start can know it.
 Questions whose legend has left are asked too, and marked.
 """
@@ -25,6 +26,7 @@ from emblema.errors import PromptError
 SIDE = 8
 KINDS = ("land", "land", "land", "colour", "legend")
 LEAST_WINDOW, MOST_WINDOW = 4, 32
+LEAST_SIDE = 4
 Name = Literal["agent", "novelty"]
 Where = Literal["one", "binding", "gone"]
 
@@ -41,6 +43,8 @@ class TraceSettings:
         listed: colours that a legend lists; it takes turns with all of them.
         changing: whether every legend gives its colours new lands; else a colour means the same throughout.
         gone: share of the steps that ask for a land whose legend has left, where there is one.
+        resets: the whole window leaves every so many steps on average; never by default.
+        side: cells along a page's side; a page is about its square in tokens.
 
     Raises:
         PromptError: one of them is out of range.
@@ -53,6 +57,8 @@ class TraceSettings:
     listed: int = 5
     changing: bool = False
     gone: float = 0.1
+    resets: int | None = None
+    side: int = SIDE
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -65,6 +71,11 @@ class TraceSettings:
             raise PromptError(
                 f"look-backs every 2 steps or more, 2 to {COLOUR_COUNT} colours in a legend, and a share from 0 to 1: "
                 f"not {self.look_back}, {self.listed} and {self.gone}"
+            )
+        if self.side < LEAST_SIDE or self.resets is not None and self.resets < 2:
+            raise PromptError(
+                f"pages of {self.side} cells a side, resets every {self.resets} steps: give {LEAST_SIDE} cells or "
+                "more, and 2 steps or more"
             )
 
     @property
@@ -154,10 +165,11 @@ class _TraceAuthor:
                 ]
             if self.settings.changing:
                 self.meaning |= {colour: int(self.random.integers(LAND_COUNT)) for colour in listed}
-            page: Legend | Map = legend_page(self.random, SIDE, {colour: self.meaning[colour] for colour in listed})
+            lands = {colour: self.meaning[colour] for colour in listed}
+            page: Legend | Map = legend_page(self.random, self.settings.side, lands)
         else:
             known = sorted(self.known(tuple(self.window)))
-            page = map_page(self.random, SIDE, known or list(range(COLOUR_COUNT)), self.icons())
+            page = map_page(self.random, self.settings.side, known or list(range(COLOUR_COUNT)), self.icons())
         self.pages.append(page)
         return len(self.pages) - 1
 
@@ -196,6 +208,13 @@ class _TraceAuthor:
         """Make room for so many pictures; return how many left."""
         leaving = max(0, len(self.window) + entering - self.settings.window)
         self.left += [self.window.popleft().picture for _ in range(leaving)]
+        return leaving
+
+    def empty(self) -> int:
+        """Let all pictures leave; return how many left."""
+        leaving = len(self.window)
+        self.left += [shown.picture for shown in self.window]
+        self.window.clear()
         return leaving
 
     def enter(self, shown: ShownPicture) -> None:
@@ -262,9 +281,12 @@ def agent_trace(seed: int, settings: TraceSettings | None = None) -> Trace:
 def _steps(author: _TraceAuthor) -> Iterator[TraceStep]:
     random = author.random
     for index in range(author.settings.steps):
+        resets = author.settings.resets
+        restart = resets is not None and bool(author.window) and random.random() < 1 / resets
+        leaving = author.empty() if restart else 0
         looks = bool(author.left) and random.random() < 1 / author.settings.look_back
         found = author.back() if looks else None
-        leaving = author.leave(1 if found is None else 2)
+        leaving += author.leave(1 if found is None else 2)
         entering = []
         if found is not None:
             entering.append(ShownPicture(index, _line(random), found, back=True))
