@@ -83,10 +83,25 @@ def test_deleting_reaches_patches_of_a_chunk_that_was_evicted() -> None:
     store.put(chunk("a"))
     store.put(chunk("b"))
     store.put_artifact(key, patch())
+    # It has served, so that it stays and the oldest chunk goes.
+    assert store.find_patch(key) is not None
     store.put(chunk("c"))
     assert store.ids() == ["b", "c"] and store.find_patch(key) is not None
     assert store.delete("a")
     assert store.find_patch(key) is None
+
+
+def test_a_patch_that_never_served_goes_first() -> None:
+    store = memory_store(300)
+    served, idle = ArtifactKey("m", "b", ("a",)), ArtifactKey("m", "a", ("b",))
+    for name in "ab":
+        store.put(chunk(name))
+    assert store.put_artifact(served, patch()) and store.find_patch(served) is not None
+    # The newest of all, and the first to go: nothing was saved by it yet.
+    assert store.put_artifact(idle, patch())
+    store.put(chunk("c"))
+    assert store.ids() == ["b", "c"]
+    assert not store.has_artifact(idle) and store.has_artifact(served)
 
 
 def test_a_patch_does_not_bring_back_what_was_deleted() -> None:

@@ -39,6 +39,7 @@ class CachedPiece:
         leases: running requests that hold it.
         listed: whether it is in the table and can be found.
         saved, pending, failed: the slower tiers that have it, will get it, and did not take it.
+        used: whether it was found since it came here. An artifact that never was goes before all of its priority.
         leaving: whether it leaves memory once it is saved.
         charged: bytes counted for it in each memory tier.
     """
@@ -61,12 +62,18 @@ class CachedPiece:
     saved: set[str] = field(default_factory=set)
     pending: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    used: bool = False
     leaving: bool = False
     charged: dict[MemoryTier, int] = field(default_factory=dict)
 
     @property
     def name(self) -> Name:
         return self.owner, self.id
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """Its place in the order of eviction: by priority, then artifacts that have saved nothing yet, then others."""
+        return self.terms.priority, self.used or self.key is None
 
     @property
     def sources(self) -> frozenset[str]:
@@ -160,15 +167,17 @@ class PieceTable:
         self.tombstones = Tombstones()
         self._owner_bytes: Counter[tuple[str, MemoryTier]] = Counter()
         self._pieces: dict[Name, CachedPiece] = {}
-        # By tier and priority, the least recently used first.
-        self._queues: dict[MemoryTier, dict[int, OrderedDict[Name, CachedPiece]]] = {tier: {} for tier in MEMORY_TIERS}
+        # By tier and rank, the least recently used first.
+        self._queues: dict[MemoryTier, dict[tuple[int, bool], OrderedDict[Name, CachedPiece]]] = {
+            tier: {} for tier in MEMORY_TIERS
+        }
         self._artifacts: dict[str, set[Name]] = {}
 
     def __iter__(self) -> Iterator[CachedPiece]:
-        """Iterate over all pieces; in each tier the lower priorities and the least recently used come first."""
+        """Iterate over all pieces; in each tier the lower ranks and the least recently used come first."""
         for tier in reversed(MEMORY_TIERS):
-            for priority in sorted(self._queues[tier]):
-                yield from list(self._queues[tier][priority].values())
+            for rank in sorted(self._queues[tier]):
+                yield from list(self._queues[tier][rank].values())
 
     def get(self, name: Name) -> CachedPiece | None:
         return self._pieces.get(name)
@@ -204,8 +213,12 @@ class PieceTable:
     def touch(self, piece: CachedPiece, now: float) -> None:
         """Make a piece the most recently used, at a moment of steady time."""
         piece.accessed = now
-        if piece.listed:
-            self._queues[piece.tier][piece.terms.priority].move_to_end(piece.name)
+        if not piece.used:
+            self._dequeue(piece)
+            piece.used = True
+            self._enqueue(piece)
+        elif piece.listed:
+            self._queues[piece.tier][piece.rank].move_to_end(piece.name)
 
     def move(self, piece: CachedPiece, tier: MemoryTier) -> None:
         """Count a piece in another memory tier, as the most recently used there."""
@@ -263,7 +276,7 @@ class PieceTable:
     def victims(
         self, tier: MemoryTier, excess: int, spare: CachedPiece | None, owner: str | None = None
     ) -> list[CachedPiece]:
-        """Return the pieces to evict for `excess` bytes: lower priorities first, then the least recently used.
+        """Return the pieces to evict for `excess` bytes: lower ranks first, then the least recently used.
 
         Never a busy one, nor a pinned one that no slower tier has. Pieces that are leaving already count towards the
         excess and are not returned.
@@ -273,8 +286,8 @@ class PieceTable:
             owner: evict this owner's pieces only; None for any.
         """
         chosen: list[CachedPiece] = []
-        for priority in sorted(self._queues[tier]):
-            for piece in self._queues[tier][priority].values():
+        for rank in sorted(self._queues[tier]):
+            for piece in self._queues[tier][rank].values():
                 if excess <= 0:
                     return chosen
                 if piece is spare or piece.busy or (owner is not None and piece.owner != owner):
@@ -326,14 +339,14 @@ class PieceTable:
 
     def _enqueue(self, piece: CachedPiece) -> None:
         if piece.listed:
-            self._queues[piece.tier].setdefault(piece.terms.priority, OrderedDict())[piece.name] = piece
+            self._queues[piece.tier].setdefault(piece.rank, OrderedDict())[piece.name] = piece
 
     def _dequeue(self, piece: CachedPiece) -> None:
         if piece.listed:
-            queue = self._queues[piece.tier][piece.terms.priority]
+            queue = self._queues[piece.tier][piece.rank]
             del queue[piece.name]
             if not queue:
-                del self._queues[piece.tier][piece.terms.priority]
+                del self._queues[piece.tier][piece.rank]
 
 
 class LeaseQueue:
