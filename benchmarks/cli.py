@@ -183,6 +183,43 @@ def fidelity(
 
 
 @app.command()
+def reuse(
+    model: Models = "reference,reference-mha,reference-mla,reference-deepstack",
+    items: Annotated[int, typer.Option(min=1, help="How many items of each task, at most six questions each.")] = 20,
+    strategies: Annotated[
+        str | None, typer.Option(help="Names with commas, measured beside those of the page.", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the items; drawn if left out.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Where figures go; reuse.json in the report's folder if left out.")
+    ] = None,
+    report: Report = Path("reuse"),
+    device: Device = None,
+    plain: Plain = False,
+) -> None:
+    """Hold reuse in any combination to its bars: query and pair, slid and visible; a killed run goes on."""
+    import secrets
+
+    from benchmarks.fidelity.reuse import ARMS, ReusePlan, bars, run, write_page
+    from benchmarks.report import comma_list, models_of, report_places
+    from benchmarks.table import show_bars
+    from benchmarks.tasks.prompts import SETTINGS
+    from emblema.cli.screen import console
+
+    screen = console(plain)
+    _, listing = report_places(report, json_path, "reuse.json")
+    plan = ReusePlan(
+        secrets.randbelow(2**31) if seed is None else seed, items, strategies=(*ARMS, *comma_list(strategies or ""))
+    )
+    found = run(models_of(model), plan, _loader(device, screen), listing, screen)
+    for name in dict.fromkeys(row["model"] for row in found["rows"]):
+        for setting in SETTINGS:
+            screen.print(f"{name}, {setting}")
+            show_bars(screen, bars(found["rows"], name, setting))
+    screen.print(f"report: {write_page(listing)}   figures: {listing}", soft_wrap=True)
+
+
+@app.command()
 def results(
     figures: Annotated[Path, typer.Option(help="Folder of the JSON files that `bench fidelity` wrote.")] = Path(
         "docs/results"
@@ -195,20 +232,25 @@ def results(
     plain: Plain = False,
 ) -> None:
     """Write the page of results from committed figures, or check that it still holds."""
+    from benchmarks.fidelity import reuse
     from benchmarks.fidelity.results import check_page, sample, write_page
     from benchmarks.traffic.report import check_report, read_result, write_report
     from emblema.cli.screen import console
 
     screen = console(plain)
-    traffic_folder = figures / "traffic"
+    traffic_folder, reused = figures / "traffic", figures / "reuse" / "reuse.json"
     if not check:
         screen.print(f"results: {write_page(figures, out)}", soft_wrap=True)
         if (traffic_folder / "traffic.json").exists():
             write_report(read_result(traffic_folder / "traffic.json"), traffic_folder)
+        if reused.is_file():
+            screen.print(f"results: {reuse.write_page(reused)}", soft_wrap=True)
         return
     check_page(figures, out)
     if (traffic_folder / "traffic.json").exists():
         check_report(traffic_folder)
+    if reused.is_file():
+        reuse.check_page(reused)
     for line in sample(figures, items, _loader(None, screen), screen):
         screen.print(line, soft_wrap=True)
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from math import nan
 from pathlib import Path
@@ -105,14 +105,16 @@ def digest(*parts: object) -> str:
 def parsed(kind: Any, data: Any) -> Any:
     """Return plain data, as JSON has it, as the type that it was made of: dataclasses, tuples, mappings and unions.
 
+    A field with a default may be missing: older files do not have it.
+
     Raises:
         ValueError, TypeError: it is something else.
     """
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
-        if not isinstance(data, dict) or data.keys() != hints.keys():
+        if not isinstance(data, dict) or not _needed(kind) <= data.keys() <= hints.keys():
             raise ValueError(f"no {kind}")
-        return kind(**{name: parsed(hint, data[name]) for name, hint in hints.items()})
+        return kind(**{name: parsed(hint, data[name]) for name, hint in hints.items() if name in data})
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return next((parsed(choice, data) for choice in inner if _fits(choice, data)), data)
@@ -134,6 +136,14 @@ def _fits(kind: Any, data: Any) -> bool:
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+@cache
+def _needed(kind: Any) -> frozenset[str]:
+    """Return names of a dataclass's fields without a default."""
+    return frozenset(
+        field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING
+    )
 
 
 @dataclass(frozen=True, slots=True)

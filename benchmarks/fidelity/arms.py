@@ -4,10 +4,13 @@ A share of the bytes is what a method may spend beside the canonical rows of the
 count are those that are neither slid nor at row 0, together n rows of F numbers each, so a share s is worth s n F
 numbers. The knob is the largest that stays within it, as `KNOBS` says for each method. Where not even the smallest
 fits, the method has nothing to spend and is `blind`.
+
+A method may also be given the rows that another computes, or a multiple of them: `mpic@2x-query-12%` has the smallest
+knob of `mpic` with which at least twice the rows of `query-12%` are computed on the same prompt.
 """
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +19,7 @@ from benchmarks.fidelity.oracles import Oracle
 from emblema.errors import StrategyError
 from emblema.kv.layout import LayerLayout
 from emblema.link.prompt import Prompt
-from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.blind import Blind
 from emblema.link.strategies.cacheblend import CacheBlend
@@ -24,6 +27,7 @@ from emblema.link.strategies.first_tokens import FirstTokens
 from emblema.link.strategies.lowrank_keys import LowRankKeys
 from emblema.link.strategies.orbit import OrbitStrategy
 from emblema.link.strategies.patch import PatchStrategy
+from emblema.link.strategies.query import Query
 from emblema.link.strategies.registry import parse
 from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
@@ -47,6 +51,7 @@ KNOBS: dict[str, str] = {
     "vlcache-uniform": "R = s, rounded to rows",
     "reprefill-deep": "as many deep layers as s holds, with the residual stream kept at the cut",
     "reprefill-shallow": "as many shallow layers as s holds",
+    "query": "R = s, of rows chosen for every question; no answer is computed again in full",
     "oracle-deficit": "s n rows, rounded up; choosing them, and slid chunks computed for them, are not charged",
     "oracle-query": "as oracle-deficit, for every question",
 }
@@ -161,7 +166,16 @@ MAKERS: dict[str, Maker] = {
     "vlcache-uniform": lambda budget: VLCache(100 * budget.share, uniform=True),
     "reprefill-deep": lambda budget: _layers(budget, deepest=True),
     "reprefill-shallow": lambda budget: _layers(budget, deepest=False),
+    "query": lambda budget: Query(budget.share, least_margin=0),
 }
+KNOB_STEPS = 1000
+BY_ROWS: dict[str, Callable[[int], Strategy]] = {
+    "mpic": lambda rows: FirstTokens("mpic", rows),
+    "epic": lambda rows: FirstTokens("epic", rows),
+    "cacheblend": lambda step: CacheBlend(100 * step / KNOB_STEPS),
+    "vlcache": lambda step: VLCache(100 * step / KNOB_STEPS),
+}
+"""Methods by a knob from 1 to `KNOB_STEPS`, rows of a chunk or thousandths of all: the larger, the more is computed."""
 _HEADLINE = ("full", "blind", "patch-6%", "patch-25%", "patch-50%")
 _EVERY = (
     *_HEADLINE, "patch-25%-deep", "orbit-16", "basis-16", "mpic-8", "mpic-8-raw", "full-reuse", "full-reuse-raw",
@@ -195,7 +209,32 @@ class AtShare:
         return MAKERS[self.method](budget)
 
 
-Arm = Strategy | Oracle | AtShare
+@dataclass(frozen=True, slots=True)
+class AtRows:
+    """A method that computes at least a multiple of the rows that another strategy computes on the same prompt."""
+
+    method: str
+    times: float
+    like: Strategy
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}@{self.times:.12g}x-{self.like.name}"
+
+    def fitted(self, prompt: Prompt, knowledge: Knowledge) -> Strategy:
+        """Return the strategy with the smallest knob that computes as many rows; the largest where none does."""
+        make = BY_ROWS[self.method]
+
+        def rows(strategy: Strategy) -> float:
+            return strategy.plan(prompt, knowledge).cost(knowledge.layouts, 1).rows_computed
+
+        wanted = self.times * rows(self.like)
+        steps = range(1, KNOB_STEPS + 1)
+        place = bisect_left(steps, wanted - 1e-6, key=lambda step: rows(make(step)))
+        return make(steps[min(place, KNOB_STEPS - 1)])
+
+
+Arm = Strategy | Oracle | AtShare | AtRows
 
 
 def arm_of(name: str) -> Arm:
@@ -206,11 +245,14 @@ def arm_of(name: str) -> Arm:
     """
     oracle = re.fullmatch(r"oracle-(deficit|query)(?:-([0-9.]+)|@([0-9.]+)%)", name)
     shared = re.fullmatch(r"([a-z0-9-]+)@([0-9.]+)%", name)
+    rows = re.fullmatch(r"([a-z0-9-]+)@([0-9]+(?:[.][0-9]+)?)x-(.+)", name)
     try:
         if oracle is not None:
             return Oracle(oracle[1], _percent(name, oracle[2] or oracle[3]))
         if shared is not None and shared[1] in MAKERS:
             return AtShare(shared[1], _percent(name, shared[2]))
+        if rows is not None and rows[1] in BY_ROWS:
+            return AtRows(rows[1], float(rows[2]), parse(rows[3]))
         return parse(name)
     except StrategyError as error:
         if "unknown strategy" not in str(error):

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from benchmarks.fidelity.arms import Arm, AtShare, Budget
+from benchmarks.fidelity.arms import Arm, AtRows, AtShare, Budget
 from benchmarks.fidelity.oracles import Oracle, front_table
 from emblema.errors import StrategyError
 from emblema.kv.artifacts import Artifact
@@ -65,18 +65,20 @@ class Linking:
 
     def strategies(self, arm: Arm) -> list[Strategy]:
         """Return what an arm comes to, question by question."""
-        adapter = self.executor.adapter
-        if isinstance(arm, AtShare):
-            fitted = [
-                arm.fitted(Budget.of(arm.percent / 100, prompt, adapter.layouts, adapter.hidden_size))
-                for prompt in (self.prompts[:1] if self.shared else self.prompts)
-            ]
+        if isinstance(arm, AtShare | AtRows):
+            fitted = [self._fitted(arm, prompt) for prompt in (self.prompts[:1] if self.shared else self.prompts)]
             return fitted * len(self.prompts) if self.shared else fitted
         if isinstance(arm, Oracle):
             if self.shared and not arm.by_question:
                 return [arm.choose(self._scored(arm, 0), self.prompts[0])] * len(self.prompts)
             return [arm.choose(self._scored(arm, index), prompt) for index, prompt in enumerate(self.prompts)]
         return [arm] * len(self.prompts)
+
+    def _fitted(self, arm: AtShare | AtRows, prompt: Prompt) -> Strategy:
+        if isinstance(arm, AtRows):
+            return arm.fitted(prompt, self.context.knowledge)
+        adapter = self.executor.adapter
+        return arm.fitted(Budget.of(arm.percent / 100, prompt, adapter.layouts, adapter.hidden_size))
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Form everything that the arms ask for, each piece once and as large as the largest that is asked."""
@@ -158,6 +160,8 @@ class Linking:
         ]
         whole = sum(layout.features for layout in layouts)
         numbers = sum(selector.budget * whole for selector in plan.selectors)
+        if plan.recomputation is not None:
+            numbers += (plan.recomputation.rows - plan.recomputation.question_rows) * whole
         for part in plan.ranges:
             rows = sum(max(0, min(part.stop, stop) - max(part.start, start)) for start, stop in kept)
             if part.source is RowSource.COMPUTED and rows and not _looked_at(plan, part.start):
@@ -197,8 +201,8 @@ def _identity(segment: Segment) -> tuple[object, ...]:
 
 
 def plain_ending(plan: LinkPlan, start: int) -> bool:
-    """Return whether a plan computes every row from `start` on, in all layers."""
-    return all(
+    """Return whether a plan computes every row from `start` on, in all layers, and none of them twice."""
+    return plan.recomputation is None and all(
         part.source is RowSource.COMPUTED and part.layers == (0, plan.layers) and part.residual is None
         for part in plan.ranges
         if part.stop > start

@@ -8,6 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -43,6 +44,7 @@ from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
+from emblema.session.linker import margin_of
 from emblema.store.keys import ArtifactKey
 
 POOL_SEED = 0x0BA515
@@ -66,6 +68,7 @@ class TaskSource:
         path: the data set's file or folder; None for a generated task.
         familiar: whether the bundled models were trained on such items.
         kinds: of the questions that are asked; all of them without any.
+        most: questions of an item at the most, drawn at random by its name; all of them if None.
     """
 
     name: str
@@ -73,6 +76,7 @@ class TaskSource:
     path: Path | None
     familiar: bool
     kinds: tuple[str, ...] = ()
+    most: int | None = None
 
     def first(self, seed: int, count: int) -> Iterator[TaskItem]:
         """Return the first `count` items; those without a question of the kinds are left out.
@@ -81,11 +85,14 @@ class TaskSource:
             DataError: the data set is broken; it names file and line.
         """
         drawn = task_of(self.name).items(seed, count) if self.path is None else load_items(self.path, self.form)
-        return self._of_kinds(islice(drawn, count))
+        return self._asked(islice(drawn, count))
 
-    def _of_kinds(self, items: Iterable[TaskItem]) -> Iterator[TaskItem]:
+    def _asked(self, items: Iterable[TaskItem]) -> Iterator[TaskItem]:
         for item in items:
             asked = tuple(question for question in item.questions if question.kind in self.kinds or not self.kinds)
+            if self.most is not None and len(asked) > self.most:
+                drawn = np.random.default_rng(list(item.id.encode())).permutation(len(asked))[: self.most]
+                asked = tuple(asked[place] for place in sorted(drawn))
             if asked:
                 yield replace(item, questions=asked)
 
@@ -129,7 +136,11 @@ class FidelityRecord:
         answers: token ids of the greedy answers.
         right: whether they are right.
         divergences: KL from re-prefill at the answer's first token, nats.
+        rows_computed_share: rows computed over the prompt's, the mean over questions; a row that runs twice counts
+            twice.
         judged: overall scores of a judge, 1 to 10; empty without one.
+        margins: by how much the probabilities of an answer's two likeliest first tokens differ; empty in records of
+            before they were kept.
     """
 
     key: str
@@ -146,9 +157,11 @@ class FidelityRecord:
     kv_bytes_share: float
     rows_computed_share: float
     judged: tuple[int, ...] = ()
+    margins: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if len({len(self.multi_hop), len(self.answers), len(self.right), len(self.divergences)}) != 1:
+        counts = {len(self.multi_hop), len(self.answers), len(self.right), len(self.divergences)}
+        if len(counts) != 1 or (self.margins and len(self.margins) not in counts):
             raise ValueError("a record with missing questions")
 
     def only(self, places: Sequence[int]) -> Self:
@@ -160,6 +173,7 @@ class FidelityRecord:
             right=tuple(self.right[place] for place in places),
             divergences=tuple(self.divergences[place] for place in places),
             judged=(),
+            margins=tuple(self.margins[place] for place in places) if self.margins else (),
         )
 
 
@@ -343,6 +357,7 @@ class FidelityRun:
                         kv_bytes_share=spent.kv_bytes_share,
                         rows_computed_share=spent.rows_computed_share,
                         judged=self._judged(item, answers),
+                        margins=tuple(margin_of(own) for own in logits),
                     )
                 ]
             )

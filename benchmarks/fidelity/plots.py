@@ -140,3 +140,37 @@ def draw_overview(rows: Sequence[FigureRow], path: Path) -> Path | None:
     panels[0].legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(path, dpi=110, metadata={"Software": None})
     return path
+
+
+def draw_rows(rows: Sequence[FigureRow], path: Path) -> Path | None:
+    """Draw eta over the share of rows computed, a line for each method, a panel for each model and setting."""
+    held = [row for row in rows if row["strategy"] not in (FULL, BLIND) and known(row["eta"])]
+    groups = sorted(dict.fromkeys((row["setting"], row["model"]) for row in held))
+    if not groups:
+        return None
+    methods = list(dict.fromkeys(_method(row) for row in held))
+    across = len({model for _, model in groups})
+    figure, panels = make_panels(
+        len(groups), "What is closed, by rows computed", width=3.7, height=3.1, across=across, margin=1.2
+    )
+    for axes, (setting, model) in zip(panels, groups, strict=True):
+        for place, method in enumerate(methods):
+            own = [row for row in held if (row["setting"], row["model"], _method(row)) == (setting, model, method)]
+            own.sort(key=lambda row: row["rows_computed_share"])
+            values = [max(LEAST_ETA, row["eta"]) for row in own]
+            low = [value - max(LEAST_ETA, row["intervals"]["eta"][0]) for value, row in zip(values, own, strict=True)]
+            high = [max(0.0, row["intervals"]["eta"][1] - value) for value, row in zip(values, own, strict=True)]
+            colour, mark = COLOURS[place % len(COLOURS)], MARKS[place % len(MARKS)]
+            axes.errorbar([row["rows_computed_share"] for row in own], values, yerr=[low, high], fmt=f"{mark}-",
+                          color=colour, markersize=4, linewidth=1.3, elinewidth=0.8, label=method)  # fmt: skip
+        axes.axhline(1, color=FAINT, linewidth=0.6)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(LEAST_ETA - 0.05, 1.06)
+        style_panel(axes, f"{model}, {setting}", "share of the prompt's rows computed", "eta")
+    draw_legend(panels[across - 1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return save_figure(figure, path.parent, path.stem)
+
+
+def _method(row: FigureRow) -> str:
+    """Return a strategy's name without its knob."""
+    return re.sub(r"(-[0-9.]+%?|@.*)$", "", row["strategy"])

@@ -11,6 +11,7 @@ from benchmarks.fidelity.arms import BLIND, FULL
 from benchmarks.fidelity.measure import FidelityRecord
 from benchmarks.intervals import Interval, bootstrap, bootstrap_eta, bootstrap_ratio
 from emblema.eval.metrics import median_eta
+from emblema.link.strategies.query import LEAST_MARGIN
 
 POOLED = "pooled"
 """Stands in a row's task for all tasks of a run together."""
@@ -21,7 +22,12 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StrategyAnswers:
-    """Records of one strategy laid end to end, question by question."""
+    """Records of one strategy laid end to end, question by question.
+
+    Attributes:
+        margins: of the first tokens; empty where a record has none.
+        rows: rows computed over the prompt's, of the question's item.
+    """
 
     episodes: NDArray[np.str_]
     multi_hop: NDArray[np.bool_]
@@ -29,6 +35,8 @@ class StrategyAnswers:
     right: Numbers
     divergences: Numbers
     judged: Numbers
+    margins: Numbers
+    rows: Numbers
     kv_bytes_share: float
     rows_computed_share: float
 
@@ -42,6 +50,13 @@ class StrategyAnswers:
             np.array([found for record in records for found in record.right], dtype=np.float64),
             np.array([value for record in records for value in record.divergences], dtype=np.float64),
             np.array([score for record in records for score in record.judged], dtype=np.float64),
+            np.array(
+                [value for record in records for value in record.margins]
+                if all(record.margins for record in records)
+                else [],
+                dtype=np.float64,
+            ),
+            np.array([record.rows_computed_share for record in records for _ in record.answers], dtype=np.float64),
             float(np.mean([record.kv_bytes_share for record in records])),
             float(np.mean([record.rows_computed_share for record in records])),
         )
@@ -89,7 +104,14 @@ def _rows(
             "n": len(own.right),
             "items": len(shared),
             **_figures(
-                every[FULL], every[BLIND], own, _at_its_share(name, PATCH, every), _at_its_share(name, DEEP, every)
+                every[FULL],
+                every[BLIND],
+                own,
+                {
+                    "patch": _at_its_share(name, PATCH, every),
+                    "deep": _at_its_share(name, DEEP, every),
+                    "like": every.get(name.partition("x-")[2]) if "@" in name else None,
+                },
             ),
         }
         for name, own in every.items()
@@ -100,8 +122,7 @@ def _figures(
     full: StrategyAnswers,
     blind: StrategyAnswers,
     own: StrategyAnswers,
-    patch: StrategyAnswers | None,
-    deep: StrategyAnswers | None,
+    beside: Mapping[str, StrategyAnswers | None],
 ) -> dict[str, Any]:
     episodes = own.episodes
     flipped = ~full.same(blind)
@@ -117,12 +138,14 @@ def _figures(
         "agreement": bootstrap(full.same(own).astype(np.float64), episodes),
         "accuracy_lost": bootstrap(full.right - own.right, episodes),
     }
-    for against, other in (("patch", patch), ("deep", deep)):
+    for against, other in beside.items():
         if other is not None:
             lost = own.divergences - other.divergences
             found[f"eta_below_{against}"] = bootstrap_ratio(lost, blind.divergences, episodes)
     if len(own.judged) == len(own.right):
         found["judged"] = bootstrap(own.judged, episodes)
+    if len(own.margins):
+        found |= _certified(full, own)
     return {
         **{name: interval.value for name, interval in found.items()},
         "eta_median": median.value,
@@ -132,6 +155,17 @@ def _figures(
         "rows_computed_share": own.rows_computed_share,
         "intervals": {name: [interval.low, interval.high] for name, interval in found.items()},
         "kl_quartiles": [float(value) for value in np.quantile(own.divergences, (0, 0.25, 0.5, 0.75, 1))],
+    }
+
+
+def _certified(full: StrategyAnswers, own: StrategyAnswers) -> dict[str, Interval]:
+    """Return what the first token's margin decides: which answers are accepted, and which are computed in full."""
+    unsure, same = own.margins < LEAST_MARGIN, full.same(own)
+    return {
+        "unsure": bootstrap(unsure.astype(np.float64), own.episodes),
+        "wrong_accepted": _share((~same).astype(np.float64), ~unsure, own.episodes),
+        "agreement_with_fallbacks": bootstrap((same | unsure).astype(np.float64), own.episodes),
+        "rows_with_fallbacks": bootstrap(own.rows + unsure, own.episodes),
     }
 
 
