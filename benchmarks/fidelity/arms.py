@@ -51,7 +51,7 @@ KNOBS: dict[str, str] = {
     "vlcache-uniform": "R = s, rounded to rows",
     "reprefill-deep": "as many deep layers as s holds, with the residual stream kept at the cut",
     "reprefill-shallow": "as many shallow layers as s holds",
-    "query": "R = s, of rows chosen for every question; no answer is computed again in full",
+    "query": "s n rows, chosen for every question; no answer is computed again in full",
     "oracle-deficit": "s n rows, rounded up; choosing them, and slid chunks computed for them, are not charged",
     "oracle-query": "as oracle-deficit, for every question",
 }
@@ -137,6 +137,11 @@ def _cacheblend(budget: Budget, two_steps: bool = False) -> Strategy:
     return CacheBlend(100 * (budget.rows - 0.5) / budget.candidates, two_steps)
 
 
+def _query(budget: Budget) -> Strategy:
+    # The strategy rounds its share of the candidates up, to just these rows.
+    return Query((budget.rows - 0.5) / sum(budget.tokens), least_margin=0) if budget.rows else Blind()
+
+
 def _layers(budget: Budget, *, deepest: bool) -> Strategy:
     rows, count = sum(budget.tokens), len(budget.layouts)
     order = list(reversed(budget.layouts)) if deepest else list(budget.layouts)
@@ -166,7 +171,7 @@ MAKERS: dict[str, Maker] = {
     "vlcache-uniform": lambda budget: VLCache(100 * budget.share, uniform=True),
     "reprefill-deep": lambda budget: _layers(budget, deepest=True),
     "reprefill-shallow": lambda budget: _layers(budget, deepest=False),
-    "query": lambda budget: Query(budget.share, least_margin=0),
+    "query": _query,
 }
 KNOB_STEPS = 1000
 BY_ROWS: dict[str, Callable[[int], Strategy]] = {

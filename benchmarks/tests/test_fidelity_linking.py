@@ -29,7 +29,7 @@ EXACT = 1e-4
 STRATEGIES = (
     "full", "blind", "patch-6%", "patch-25%-deep", "orbit-4", "mpic-8", "mpic-8-raw", "full-reuse", "cacheblend-15",
     "cacheblend2-15", "vlcache-15", "sink", "lowrank-k-8", "reprefill-deep-50", "reprefill-shallow-50",
-    "patch@25%", "cacheblend@25%", "oracle-deficit-15", "oracle-query-15",
+    "patch@25%", "cacheblend@25%", "query@25%", "mpic@2x-query-12%", "oracle-deficit-15", "oracle-query-15",
 )  # fmt: skip
 
 
