@@ -43,8 +43,8 @@ from emblema.link.executor import Executor
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.patch import PatchStrategy
+from emblema.session.canary import margin_of
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
-from emblema.session.linker import margin_of
 from emblema.store.keys import ArtifactKey
 
 POOL_SEED = 0x0BA515

@@ -23,7 +23,7 @@ from benchmarks.table import Bar, bars_markdown, markdown_table
 from benchmarks.tasks.prompts import SETTINGS
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
-from emblema.link.strategies.query import LEAST_MARGIN
+from emblema.link.policy.margins import DEFAULT as LEAST_MARGIN
 
 TASKS = ("maps", "two-page", "album-binding", "retrieval-image", "reasoning-image")
 """Two to five pictures, and documents of six to eleven; where legends slide, blind reuse changes many answers."""

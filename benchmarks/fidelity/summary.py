@@ -11,7 +11,7 @@ from benchmarks.fidelity.arms import BLIND, FULL
 from benchmarks.fidelity.measure import FidelityRecord
 from benchmarks.intervals import Interval, bootstrap, bootstrap_eta, bootstrap_ratio
 from emblema.eval.metrics import median_eta
-from emblema.link.strategies.query import LEAST_MARGIN
+from emblema.link.policy.margins import DEFAULT as LEAST_MARGIN
 
 POOLED = "pooled"
 """Stands in a row's task for all tasks of a run together."""
