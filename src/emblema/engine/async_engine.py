@@ -20,6 +20,7 @@ from emblema.session.decoding import Sampling
 from emblema.session.prompt_reader import PromptLike
 from emblema.session.replies import Piece, Reply
 from emblema.session.requests import Prefill
+from emblema.session.survivors import SurvivorChoice
 from emblema.store.store import TenantStore
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ class AsyncEngine:
         retrieval: Retrieval | None = None,
         policy: Policy | None = None,
         keep: bool = False,
+        survivors: SurvivorChoice = "drop",
         **knobs: Any,
     ) -> AsyncIterator[Piece]:
         self._refuse_if_closing()
@@ -117,7 +119,9 @@ class AsyncEngine:
         chosen = bounded(strategy, policy, self.engine.policy if keep else None)
         with self._counted():
             pieces = await self._run(
-                lambda: self.engine.steps(parts, chosen, sampling, template=template, retrieval=retrieval)
+                lambda: self.engine.steps(
+                    parts, chosen, sampling, template=template, retrieval=retrieval, survivors=survivors
+                )
             )
             while (piece := await self._run(partial(next, pieces, None))) is not None:
                 if piece or piece.reply is not None:

@@ -36,6 +36,7 @@ from emblema.session.prompt_reader import PromptLike
 from emblema.session.replies import Piece, Reply, last_reply
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import DECODE_RESERVE, Session
+from emblema.session.survivors import SurvivorChoice, keeps_survivors
 from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.store.record import Terms
 from emblema.store.store import Store, TenantStore
@@ -249,6 +250,7 @@ class Engine:
         reserve: int = 0,
         policy: Policy | None = None,
         keep: bool = False,
+        survivors: SurvivorChoice = "drop",
     ) -> Prefill:
         """Link a prompt: every row is computed or taken as the strategy says.
 
@@ -262,6 +264,9 @@ class Engine:
             policy: bounds for `auto`; the engine's by default.
             keep: this combination will come again: what `auto` does not know of it is computed in full, and prefix and
                 patches are kept at once.
+            survivors: `keep` takes the rows that an earlier request of the conversation had for its pictures, as a
+                window does; they remember pictures that this request may not show. By default an answer depends only
+                on what its request shows.
 
         Raises:
             PromptError, StrategyError: the prompt or the strategy's name is not right, or a chunk is another model's.
@@ -273,7 +278,9 @@ class Engine:
             )
         chosen = bounded(strategy, policy, self.policy if keep else None)
         prompt = self.session.read(parts, template, prefill_media=strategy_name(chosen) != "auto")
-        prefill = self.session.link(LinkRequest(prompt, chosen, reserve, inline_media=True, began=began))
+        kept = keeps_survivors(survivors)
+        request = LinkRequest(prompt, chosen, reserve, inline_media=True, survivors=kept, began=began)
+        prefill = self.session.link(request)
         self.session.after_answer()
         return prefill
 
@@ -288,6 +295,7 @@ class Engine:
         retrieval: Retrieval | None = ...,
         policy: Policy | None = ...,
         keep: bool = ...,
+        survivors: SurvivorChoice = ...,
         **sampling: Unpack[SamplingKnobs],
     ) -> Reply: ...
 
@@ -302,6 +310,7 @@ class Engine:
         retrieval: Retrieval | None = ...,
         policy: Policy | None = ...,
         keep: bool = ...,
+        survivors: SurvivorChoice = ...,
         **sampling: Unpack[SamplingKnobs],
     ) -> Iterator[Piece]: ...
 
@@ -315,6 +324,7 @@ class Engine:
         retrieval: Retrieval | None = None,
         policy: Policy | None = None,
         keep: bool = False,
+        survivors: SurvivorChoice = "drop",
         **sampling: Unpack[SamplingKnobs],
     ) -> Reply | Iterator[Piece]:
         """Answer a prompt: prefill, then decode greedily or by sampling.
@@ -328,6 +338,7 @@ class Engine:
                 position by the same strategy, and decoding goes on.
             policy: bounds for `auto`; the engine's by default.
             keep: this combination will come again; see `prefill`.
+            survivors: `keep` takes rows of the conversation so far; see `prefill`.
             sampling: `max_new_tokens` (128), `temperature` (0: greedy), `top_p`, `stop`, `seed`; see `Sampling`.
 
         Returns:
@@ -337,7 +348,9 @@ class Engine:
             PromptError, StrategyError: the prompt, a sampling knob or the strategy's name is not right.
         """
         chosen = bounded(strategy, policy, self.policy if keep else None)
-        steps = self.steps(parts, chosen, Sampling.of(**sampling), template=template, retrieval=retrieval)
+        steps = self.steps(
+            parts, chosen, Sampling.of(**sampling), template=template, retrieval=retrieval, survivors=survivors
+        )
         pieces = (piece for piece in steps if piece or piece.reply is not None)
         return pieces if stream else last_reply(pieces)
 
@@ -349,6 +362,7 @@ class Engine:
         *,
         template: bool = True,
         retrieval: Retrieval | None = None,
+        survivors: SurvivorChoice = "drop",
     ) -> Iterator[Piece]:
         """Answer as `generate` with `stream=True`, with a piece for every token; one without text yet is empty."""
         began = time.perf_counter()
@@ -356,7 +370,9 @@ class Engine:
         prompt = session.read(parts, template, prefill_media=strategy_name(strategy) != "auto")
         session.refuse_without_room(prompt, sampling.max_new_tokens)
         reserve = min(sampling.max_new_tokens, DECODE_RESERVE)
-        prefill = session.link(LinkRequest(prompt, strategy, reserve, inline_media=True, began=began))
+        kept = keeps_survivors(survivors)
+        request = LinkRequest(prompt, strategy, reserve, inline_media=True, survivors=kept, began=began)
+        prefill = session.link(request)
         if retrieval is None:
             pieces = session.decode(prefill, sampling, began)
         else:

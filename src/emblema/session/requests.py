@@ -25,6 +25,7 @@ class LinkRequest:
         reused_rows: rows at the prompt's front that the table holds.
         inline_media: whether parts without rows are media that came with the prompt, to be made into chunks if they
             come again. A window's are its own.
+        survivors: whether rows are taken that an earlier request of the conversation had, and kept for the next.
         began: `time.perf_counter` at the caller's call; time to first token counts from it.
     """
 
@@ -34,6 +35,7 @@ class LinkRequest:
     table: KVTable | None = None
     reused_rows: int = 0
     inline_media: bool = False
+    survivors: bool = False
     began: float = field(default_factory=time.perf_counter)
 
 

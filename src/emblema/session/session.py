@@ -1,6 +1,7 @@
 """One tenant's session on one model: what the engine, windows and streams are built on."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from emblema.errors import PromptError
@@ -21,6 +22,7 @@ from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import MediaReader, PromptLike, PromptReader
 from emblema.session.replies import Piece, ReplyState, TextStream, reply_pieces
 from emblema.session.requests import LinkRequest, Prefill
+from emblema.session.survivors import Survivors
 from emblema.store.store import TenantStore
 
 DECODE_RESERVE = 256
@@ -48,6 +50,7 @@ class Session:
         prompt_reader: reads parts and messages.
         linker: links prompts.
         policy_runtime: what `auto` decides by, and what was measured.
+        survivors: rows of conversations that asked for them.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Session:
         self.prompt_reader = PromptReader(preparer)
         self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker, costs)
         self.linker = Linker(adapter, store, self.policy_runtime)
+        self.survivors = Survivors(store)
 
     def on(self, store: TenantStore) -> "Session":
         """Return a session of another tenant on the same model."""
@@ -134,8 +138,15 @@ class Session:
             raise PromptError(f"max_new_tokens is {new_tokens}, but the model's context has room for {room}")
 
     def link(self, request: LinkRequest) -> Prefill:
-        """Link a prompt; see `Linker.link`."""
-        return self.linker.link(request)
+        """Link a prompt, with the rows of its conversation where it asks for survivors; see `Linker.link`."""
+        exact = strategy_name(request.strategy) in ("full", "prefix")
+        if not request.survivors or exact or request.table is not None:
+            return self.linker.link(request)
+        kinds = {part.chunk.kind for part in request.prompt.chunk_parts}
+        trusted = frozenset(kind for kind in kinds if self.trusts(kind, Lane.SURVIVOR, request.strategy))
+        prefill = self.linker.link(replace(request, prompt=self.survivors.place(request.prompt, trusted)))
+        self.survivors.keep(prefill)
+        return prefill
 
     def decode(self, prefill: Prefill, sampling: Sampling, began: float) -> Iterator[Piece]:
         """Make the first token after a prefill, and return the reply's pieces, one for every token.
