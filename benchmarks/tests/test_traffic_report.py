@@ -88,7 +88,10 @@ def test_bars_of_rag_are_held_on_the_worst_the_first_and_the_last_stretch() -> N
     assert [bar.aim for bar in bars_of(other, found.of(found.stages[0]))] == [True]
 
 
-@pytest.mark.parametrize(("name", "bounds"), [("agent", [0.36, 0.97, 0.97]), ("novelty", [1.05]), ("talks", [])])
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [("agent", [0.36, 0.97, 0.97]), ("novelty", [1.05]), ("talks", []), ("rag-slid", [0.36, 0.97, 0.01])],
+)
 def test_other_stages_have_their_own_bars(name: str, bounds: list[float]) -> None:
     found = result_of(name)
     bars = bars_of(found.stages[0], found.of(found.stages[0]))

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tasks.episodes import facts
-from benchmarks.tasks.world import Episode, Legend, Map
+from benchmarks.tasks.world import LANDS, Episode, Legend, Map
 from benchmarks.traffic.requests import (
+    AFTER,
     FIRST,
     GONE,
     SHOWN,
@@ -42,6 +43,12 @@ def answers(traffic: Traffic, request: TrafficRequest) -> set[str]:
     return {answer for kind in known.values() for subject, (answer, _) in kind.items() if subject in words}
 
 
+def legends(traffic: Traffic, request: TrafficRequest) -> set[str]:
+    """All lands that the legends of a request name."""
+    pages = [traffic.pages[page] for page in shown(request)]
+    return {LANDS[land] for page in pages if isinstance(page, Legend) for land in page.lands.values()}
+
+
 SHAPES = st.builds(
     TrafficShape,
     kind=st.sampled_from(["rag", "talks", "agent", "novelty"]),
@@ -63,8 +70,9 @@ def test_what_is_asked_follows_from_what_is_sent(seed: int, shape: TrafficShape)
     for request in traffic.requests:
         pages = shown(request)
         assert len(pages) <= shape.shown and len(set(pages)) == len(pages)
-        if request.where == GONE:
+        if request.where in (GONE, AFTER):
             assert shape.kind == "agent"
+            assert (request.answer in legends(traffic, request)) or request.where == GONE
         else:
             assert request.answer in answers(traffic, request)
 
@@ -77,6 +85,13 @@ def test_rag_shows_legends_and_maps_in_random_order(count: int, least: int) -> N
     for order in orders:
         kinds = Counter(type(traffic.pages[page]) for page in order)
         assert 1 <= kinds[Legend] <= 2 and kinds[Map] == count - kinds[Legend]
+
+
+def test_legends_slide_and_nothing_else_does() -> None:
+    traffic = traffic_of(TrafficShape("rag", 5, slid=True), 3)
+    for request in traffic.requests:
+        pictures = [piece for piece in request.turns[0].pieces if isinstance(piece, Picture)]
+        assert all(picture.slid == isinstance(traffic.pages[picture.page], Legend) for picture in pictures)
 
 
 def test_popularity_is_zipf_s_and_an_exponent_of_0_makes_all_pages_alike() -> None:
@@ -106,7 +121,7 @@ def test_a_conversation_is_sent_whole_with_what_was_answered_in_it() -> None:
 def test_an_agent_looks_back_begins_again_and_is_asked_about_dropped_legends() -> None:
     requests = traffic_of(TrafficShape("agent", 150, shown=6, resets=20), 11).requests
     wheres = Counter(request.where for request in requests)
-    assert set(wheres) == {SHOWN, GONE} and wheres[GONE] > 15
+    assert set(wheres) == {SHOWN, AFTER, GONE} and wheres[GONE] > 15
     pages = [shown(request) for request in requests]
     assert max(map(len, pages)) == 6
     again = sum(not set(now) & set(before) for before, now in zip(pages, pages[1:], strict=False))

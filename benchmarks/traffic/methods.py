@@ -11,6 +11,7 @@ from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.policy.policy import Policy
 from emblema.session.decoding import Sampling
+from emblema.session.prompt_reader import slid
 from emblema.session.replies import last_reply
 
 FULL, PREFIX, AUTO, QUERY = "full", "prefix", "auto", "query-12%"
@@ -97,7 +98,8 @@ class Method:
             if isinstance(piece, str):
                 return piece
             if piece.page in self._chunks:
-                return self._chunks[piece.page]
+                chunk = self._chunks[piece.page]
+                return slid(chunk) if piece.slid else chunk
             if self.name in COMPUTED:
                 # As an engine with a cache of its encoder's output; no picture is prefilled alone.
                 if piece.page not in self._encoded:

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from benchmarks.report import ModelTables, measured_on, show_tables
 from benchmarks.table import Bar, Cell, Table, bars_markdown, table_markdown
 from benchmarks.traffic.methods import AUTO, FULL
 from benchmarks.traffic.plots import draw_curves, draw_methods
-from benchmarks.traffic.requests import GONE
+from benchmarks.traffic.requests import AFTER, GONE
 from benchmarks.traffic.stages import MethodRun, Stage
 from emblema.errors import EmblemaError
 from emblema.eval.metrics import Share
@@ -33,9 +33,12 @@ PROTOCOL = (
     "two requests on an engine that is thrown away, so that nothing is timed that happens once in a process.",
     "**Requests.** `rag`: pages were added before, and a request names some of them in random order, one or two "
     "legends among them; 80 % of the questions need a legend and a map, and every question can be answered from the "
-    "pages shown. `agent`: the last six screenshots are sent whole at each turn as pictures, as a client of OpenAI's "
+    "pages shown. `rag-slid`: the same, with the legends slid: they condition the pages after them, and the "
+    "question reads those pages only, so that an answer is lost where a page's rows do not hold what it took from a "
+    "legend. `agent`: the last six screenshots are sent whole at each turn as pictures, as a client of OpenAI's "
     "interface does; now and then an earlier one comes back, or the window begins again empty; three questions in ten, "
-    "where there is one, are about a land whose legend was dropped, which nothing that is sent can tell. `talks`: each "
+    "where there is one, are about a land whose legend was dropped: nothing that is sent tells it, or a legend that "
+    "comes after the map does. `talks`: each "
     "conversation opens with ten of the pages in an order of its own, and is sent whole at each of its five turns; the "
     "answers in it are re-prefill's, so that every method sees the same prompt. `novelty`: every picture is new.",
     "**Counted.** *rows*: computed for the answer by the reply's own `usage` (in context, once more in a second pass, "
@@ -55,6 +58,7 @@ PROTOCOL = (
     "one for TTFT, *after* is the last. A bar that is an aim is reported beside the others. Intervals: 95 %, bootstrap "
     "over requests (`talks`: over conversations; `agent`: over blocks of eight turns).",
 )
+ON_SCREEN = ("method", "rows", "rows run", "TTFT p50", "throughput", "agrees", "fell back")
 STRETCH = 40
 """Requests that a bar is held on together."""
 EDGES = (10, 20, 40)
@@ -203,7 +207,7 @@ def _methods(stage: Stage, runs: Mapping[str, MethodRun]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, run in runs.items():
         part = part_of(run, full)
-        plain = part_of(run, full, lambda index: full.where[index] != GONE)
+        plain = part_of(run, full, lambda index: full.where[index] not in (GONE, AFTER))
         rows.append(
             (
                 name, part.rows(), part.rows("ran"), part.time("ttft", 50), part.time("ttft", 99),
@@ -266,8 +270,8 @@ def _questions(stage: Stage, runs: Mapping[str, MethodRun]) -> Table:
                 )
             )  # fmt: skip
     gone = (
-        " Nothing that is sent tells what a dropped legend said: there *right* is how often an answer is what it said "
-        "all the same, which re-prefill does by chance; a method that does so more often remembers what was dropped."
+        " *legend dropped*: nothing that is sent tells it; *right* is how often an answer is what the legend said all "
+        "the same, which re-prefill does by chance, and a method that does so more often remembers what was dropped."
     )
     return Table(
         f"{stage.name}-questions",
@@ -285,7 +289,13 @@ def bars_of(stage: Stage, runs: Mapping[str, MethodRun]) -> tuple[Bar, ...]:
     auto, full, shape, name = runs[AUTO], runs[FULL], stage.shape, stage.name
     whole = part_of(auto, full)
     found: list[Bar] = []
-    if shape.kind == "rag" and (shape.shown, shape.pages) == (8, 30) and shape.requests >= 5 * STRETCH:
+    if shape.slid:
+        found = [
+            Bar(f"{name}: rows", whole.rows(), 0.36, False, whole.count),
+            Bar(f"{name}: agrees with re-prefill", whole.share("agrees").value, 0.97, True, whole.count),
+            Bar(f"{name}: wrong, of the accepted", whole.wrong().value, 0.01, False, whole.wrong().count),
+        ]
+    elif shape.kind == "rag" and (shape.shown, shape.pages) == (8, 30) and shape.requests >= 5 * STRETCH:
         parts = stretch_parts(auto, full, ())
         rows = max(part.rows() for part in parts)
         found = [
@@ -314,9 +324,11 @@ def bars_of(stage: Stage, runs: Mapping[str, MethodRun]) -> tuple[Bar, ...]:
 
 
 def show(screen: Console, result: TrafficResult, name: str) -> None:
-    """Print a stage's tables and bars."""
+    """Print the columns of a stage that a screen has room for, and its bars."""
     stage = next(stage for stage in result.stages if stage.name == name)
-    show_tables(screen, ModelTables(result.model, tables_of(result, stage)))
+    table = tables_of(result, stage)[0]
+    rows = tuple(tuple(record[column] for column in ON_SCREEN) for record in table.records)
+    show_tables(screen, ModelTables(result.model, (replace(table, columns=ON_SCREEN, rows=rows),)))
 
 
 def page(result: TrafficResult) -> str:

@@ -14,26 +14,31 @@ from benchmarks.tasks.building import phrase, stream
 from benchmarks.tasks.episodes import facts, legend_page, map_page
 from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import Episode, Legend, Map
-from benchmarks.window.trace import TraceSettings, TraceStep, agent_trace, novelty_trace
+from benchmarks.window.trace import Trace, TraceSettings, TraceStep, agent_trace, novelty_trace
 from emblema.errors import PromptError
 
 KINDS = ("rag", "agent", "talks", "novelty")
-SHOWN, GONE, FIRST, LATER = "shown", "legend dropped", "first turn", "later turns"
+SHOWN, AFTER, GONE, FIRST, LATER = "shown", "legend after its map", "legend dropped", "first turn", "later turns"
 """Where the facts of a question are, or which turn of its conversation it is."""
 LISTED = 9
 """Colours that the legends of a world list together."""
 LEGENDS = 10
 """One page of so many is a legend, two at least."""
+LISTED_TO_AN_AGENT = 3
+"""Colours on a legend of an agent: two legends in the window leave out most of what dropped ones said."""
 LANDS_ASKED = 0.8
 """Share of the questions that need a legend and a map; the others need a map alone."""
+TURNS_TOGETHER = 8
+"""Turns of an agent that share most of their windows, for intervals."""
 DRAWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A page in a prompt, by its number."""
+    """A page in a prompt, by its number; `slid`: it conditions the pages after it, and no text row attends it."""
 
     page: int
+    slid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class TrafficRequest:
     Attributes:
         turns: the whole conversation, sent at once.
         answer: the right answer; of a dropped legend, what it said.
-        where: `SHOWN`, `GONE`, `FIRST` or `LATER`.
+        where: `SHOWN`, `AFTER`, `GONE`, `FIRST` or `LATER`.
         group: requests of one group are not independent: the interval draws them together.
     """
 
@@ -86,6 +91,7 @@ class TrafficShape:
         users: who talk at the same time.
         look_back, resets: of an agent, once every so many turns.
         gone: share of an agent's questions about a land whose legend was dropped.
+        slid: whether legends have slid out of what the question can read, for `rag`.
 
     Raises:
         PromptError: one of them is out of range.
@@ -102,6 +108,7 @@ class TrafficShape:
     look_back: int = 8
     resets: int = 25
     gone: float = 0.3
+    slid: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -201,7 +208,8 @@ def _rag(world: _World) -> Iterator[TrafficRequest]:
     for index in range(world.shape.requests):
         order = world.draw()
         question, answer = world.ask(order)
-        yield TrafficRequest((Turn("user", (*map(Picture, order), question)),), answer, group=index)
+        shown = (Picture(page, world.shape.slid and isinstance(world.pages[page], Legend)) for page in order)
+        yield TrafficRequest((Turn("user", (*shown, question)),), answer, group=index)
 
 
 @dataclass(slots=True)
@@ -237,15 +245,30 @@ def _traced(shape: TrafficShape, seed: int) -> Traffic:
         steps=shape.requests, window=shape.shown, side=shape.side, look_back=shape.look_back, gone=shape.gone
     )
     if shape.kind == "agent":
-        trace = agent_trace(seed, replace(settings, resets=shape.resets))
-        return Traffic(shape, trace.pages, tuple(_turn_of(step, step.index // 8) for step in trace.steps), inline=True)
-    trace = novelty_trace(seed, replace(settings, gone=0.0))
-    return Traffic(shape, trace.pages, tuple(_turn_of(step, step.index) for step in trace.steps), inline=True)
+        trace = agent_trace(seed, replace(settings, resets=shape.resets, listed=LISTED_TO_AN_AGENT))
+    else:
+        trace = novelty_trace(seed, replace(settings, gone=0.0))
+    block = TURNS_TOGETHER if shape.kind == "agent" else 1
+    requests = tuple(_turn_of(trace, step, step.index // block) for step in trace.steps)
+    return Traffic(shape, trace.pages, requests, inline=True)
 
 
-def _turn_of(step: TraceStep, group: int) -> TrafficRequest:
+def _turn_of(trace: Trace, step: TraceStep, group: int) -> TrafficRequest:
     pieces: list[Piece] = []
     for shown in step.window:
         pieces += [shown.text, Picture(shown.picture)]
-    where = GONE if step.question.where == "gone" else SHOWN
+    where = SHOWN if step.question.where != "gone" else AFTER if _told_after(trace, step) else GONE
     return TrafficRequest((Turn("user", (*pieces, step.question.text)),), step.question.answer, where, group)
+
+
+def _told_after(trace: Trace, step: TraceStep) -> bool:
+    """Return whether a legend of the window lists the colour that a question about a dropped legend is about."""
+    pages = [trace.pages[shown.picture] for shown in step.window]
+    words = step.question.text.split()
+    asked = pages[step.question.needs[0]]
+    colours = {
+        colour
+        for icon, colour in (asked.icon_colours() if isinstance(asked, Map) else {}).items()
+        if ICON_NAMES[icon] in words
+    }
+    return any(colours & set(page.lands) for page in pages if isinstance(page, Legend))

@@ -7,6 +7,7 @@ from benchmarks.traffic.requests import TrafficShape
 
 STAGES = {
     "rag": "RAG: {shown} of {pages} pages in random order, all alike",
+    "rag-slid": "RAG, legends slid: {shown} of {pages} pages in random order, all alike",
     "rag-zipf": "RAG: {shown} of {pages} pages in random order, some more popular (exponent {zipf:g})",
     "rag-large": "RAG: {shown} of {pages} larger pages in random order, all alike",
     "agent": "An agent: the last {shown} screenshots sent whole, with look-backs and resets",
@@ -62,6 +63,7 @@ def stages_of(
     """
     shapes = {
         "rag": TrafficShape("rag", requests, side, pages, shown),
+        "rag-slid": TrafficShape("rag", requests, side, pages, shown, slid=True),
         "rag-zipf": TrafficShape("rag", requests, side, pages, shown, zipf),
         "rag-large": TrafficShape("rag", requests, LARGER * side, pages, shown),
         "agent": TrafficShape("agent", requests, side, shown=WINDOW),
