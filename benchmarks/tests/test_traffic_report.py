@@ -70,7 +70,7 @@ def test_figures_are_ratios_to_re_prefill() -> None:
     found = result_of("rag")
     full, epic, auto = found.runs
     part = part_of(auto, full)
-    assert part.rows() == pytest.approx(0.26) and part.time("ttft", 50) == pytest.approx(0.2)
+    assert part.rows() == pytest.approx(0.26) and part.wait() == pytest.approx(0.2)
     assert 1 / part.total("wall") == pytest.approx(5)
     assert part.wrong().count == 199 and part.wrong().value == 0
     assert part_of(epic, full).wrong().value == pytest.approx(1 / 200)
