@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.fidelity.arms import BLIND, FULL, names_of
-from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, items_of
+from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, TaskSource, items_of
 from benchmarks.fidelity.plots import draw_rows
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.fidelity.tables import FLIPS, FigureRow, flips, known, number, ranged
@@ -60,6 +60,10 @@ after it.
   `{query}` on the same prompt (without fallbacks); the lead is paired, question by question. They compute slid chunks
   too. In one forward `mpic` and `epic` choose the same rows.
 - **Bars.** Those of the table below, set before the run; a flip recovery counts on {flips} flips or more."""
+RIVALS_NOTE = (
+    "`cacheblend` runs all rows through its two check layers, which is already about twice the rows in models of five "
+    "layers, so that hardly a row is left to choose; `cacheblend@25%` has a quarter of the rows chosen, for more."
+)
 COLUMNS = ("strategy", "rows computed", "eta", "flips restored", "agreement", "multi-hop", "wrong, accepted",
            "fallbacks", "rows with fallbacks", "agreement with fallbacks")  # fmt: skip
 
@@ -126,6 +130,10 @@ class ReusePlan:
         if self.items < 1 or self.most < 1 or self.seed < 0:
             raise PromptError(f"{self.items} items, {self.most} questions, seed {self.seed}: give 1, 1, 0 or more")
 
+    def sources(self) -> list[TaskSource]:
+        """Return the tasks, with as many questions as are asked."""
+        return [replace(source, most=self.most) for source in items_of(self.tasks)]
+
     def data(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""
         return {"seed": self.seed, "items": self.items, "tasks": list(self.tasks), "most": self.most}
@@ -141,7 +149,7 @@ def run(
     """
     writable_folder(listing.parent, "--json")
     options = FidelityOptions(names_of(plan.strategies), SETTINGS, plan.items, plan.seed)
-    sources = [replace(source, most=plan.most) for source in items_of(plan.tasks)]
+    sources = plan.sources()
     kept: list[FidelityRecord] = []
     refused: dict[str, str] = {}
     with RecordFile(listing.with_suffix(".records.jsonl"), FidelityRecord) as records:
@@ -151,9 +159,24 @@ def run(
                 bench.run(sources, screen)
             kept += [records.held[key] for key in dict.fromkeys(bench.made) if key in records.held]
             refused |= {f"{label}: {name}": reason for name, reason in bench.refused.items()}
-    found = {"asked": plan.data(), "refused": refused, "rows": rows_of(kept)}
+    found = {"asked": plan.data(), "refused": refused, "rows": figures(kept, plan)}
     write_rows(found, listing)
     return read(listing)
+
+
+def figures(records: Sequence[FidelityRecord], plan: ReusePlan) -> list[dict[str, Any]]:
+    """Return rows of all records: over all tasks, by task, and by kind of question, whose rows name it as the task."""
+    asked = {
+        item.id: [question.kind for question in item.questions]
+        for source in plan.sources()
+        for item in source.first(plan.seed, plan.items)
+    }
+    of_kinds = []
+    for record in records:
+        for kind in dict.fromkeys(asked[record.item]):
+            places = [place for place, own in enumerate(asked[record.item]) if own == kind]
+            of_kinds.append(replace(record.only(places), task=f"*{kind}* questions"))
+    return [*rows_of(records), *(row for row in rows_of(of_kinds) if row["task"] != POOLED)]
 
 
 def read(listing: Path) -> dict[str, Any]:
@@ -231,7 +254,8 @@ def page(found: Mapping[str, Any]) -> str:
                 f"right in {number(own[0]['accuracy'])}, and unsure in {number(own[0]['unsure'])}.",
                 markdown_table(COLUMNS, [_line(row) for row in own]),
                 _rivals(own),
-                "By task:",
+                "By task and by kind of question; every figure but re-prefill's and blind reuse's accuracy is of "
+                f"`{QUERY}`:",
                 _by_task(rows, model, setting),
             ]
     if found.get("refused"):
@@ -284,11 +308,12 @@ def _rivals(rows: Sequence[FigureRow]) -> str:
         if known(row.get("eta_below_like"))
     ]
     head = ("at a multiple of the rows", "rows computed", "its eta", "how far below")
-    return markdown_table(head, lines) if lines else ""
+    return f"{markdown_table(head, lines)}\n\n{RIVALS_NOTE}" if lines else ""
 
 
 def _by_task(rows: Sequence[FigureRow], model: str, setting: str) -> str:
-    head = ("task", "n", "re-prefill", "blind", QUERY, "its eta", "flips restored", "fallbacks", "rows computed")
+    head = ("task", "n", "re-prefill", "blind", "accuracy", "eta", "flips restored", "wrong, accepted", "fallbacks",
+            "re-prefill unsure", "rows computed")  # fmt: skip
     lines = []
     for task in dict.fromkeys(row["task"] for row in rows if row["task"] != POOLED):
         own = {row["strategy"]: row for row in rows
@@ -297,7 +322,7 @@ def _by_task(rows: Sequence[FigureRow], model: str, setting: str) -> str:
         if query is not None:
             lines.append(
                 (task, str(query["n"]), number(own[FULL]["accuracy"]), number(own[BLIND]["accuracy"]),
-                 number(query["accuracy"]), ranged(query, "eta"), flips(query), number(query["unsure"]),
-                 number(query["rows_computed_share"]))
+                 number(query["accuracy"]), ranged(query, "eta"), flips(query), number(query["wrong_accepted"]),
+                 number(query["unsure"]), number(own[FULL]["unsure"]), number(query["rows_computed_share"]))
             )  # fmt: skip
     return markdown_table(head, lines) if lines else ""

@@ -12,6 +12,7 @@ import pytest
 
 import benchmarks.report
 import benchmarks.store.report
+from benchmarks.fidelity.reuse import check_page as check_reuse
 from benchmarks.intervals import Interval
 from benchmarks.recordfile import parsed
 from benchmarks.report import ModelTables
@@ -117,6 +118,11 @@ def test_stores(name: str, measured_there: Any, tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     for picture in tmp_path.glob("*.png"):
         assert (RESULTS / f"{name}.md").with_name(picture.name).is_file()
+
+
+def test_reuse() -> None:
+    check_reuse(RESULTS / "reuse" / "reuse.json")
+    without_pictures(RESULTS / "reuse" / "reuse.md")
 
 
 def test_vllm(measured_there: Any, tmp_path: Path) -> None:

@@ -33,6 +33,17 @@ def row(found: dict[str, Any], setting: str, strategy: str) -> dict[str, Any]:
     return next(each for each in found["rows"] if (each["task"], each["setting"], each["strategy"]) == asked)
 
 
+def test_kinds_of_questions_have_rows_of_their_own(listing: Path) -> None:
+    found = [row for row in read(listing)["rows"] if (row["setting"], row["strategy"]) == ("slid", QUERY)]
+    kinds = [row for row in found if row["task"].startswith("*")]
+    assert {row["task"] for row in kinds} >= {"*land* questions"}
+    assert sum(row["n"] for row in kinds) == row_of_all(found)["n"] == 6
+
+
+def row_of_all(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(row for row in rows if row["task"] == "pooled")
+
+
 @pytest.mark.parametrize("setting", ["visible", "slid"])
 def test_a_run_has_margins_rows_and_rivals(listing: Path, setting: str) -> None:
     found = read(listing)
