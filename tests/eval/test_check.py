@@ -11,8 +11,8 @@ from PIL import Image
 
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
-from emblema.eval.check import BLIND, FULL, SETTINGS, CheckResult, CheckRow, measure, spread, teach_policy
-from emblema.eval.check_report import draw, fidelity_table, report, selfcheck_table, verdict
+from emblema.eval.check import BLIND, FULL, QUERY, SETTINGS, CheckResult, CheckRow, measure, spread, teach_policy
+from emblema.eval.check_report import draw, fidelity_table, new_combinations, report, selfcheck_table, verdict
 from emblema.eval.demo_media import demo_media
 from emblema.eval.figures import plain, write_figures
 from emblema.eval.metrics import Share
@@ -72,6 +72,17 @@ def test_bytes_and_rows_are_those_of_the_patches(result: CheckResult, pictures: 
         assert result.row(setting, BLIND).computed < 20 < result.row(setting, FULL).computed
 
 
+def test_a_second_pass_says_how_sure_it_is(result: CheckResult) -> None:
+    rows = [result.row(setting, QUERY.name) for setting in SETTINGS]
+    sure = sum(round((1 - row.unsure) * row.prompts) for row in rows if row.unsure is not None)
+    # Answers that auto would not let stand are no measurements of its lane.
+    assert len(result.samples[QUERY.name]) == sure > 0
+    assert all(row.wrong is not None and 0 <= row.wrong <= 1 and row.eta > 0 for row in rows)
+    assert all(row.computed < result.row(row.setting, FULL).computed for row in rows)
+    assert f"sure on {sure} of {sum(row.prompts for row in rows)} prompts" in new_combinations(result)
+    assert all(result.row(setting, BLIND).unsure is None for setting in SETTINGS)
+
+
 def test_one_picture_or_no_question_is_refused(engine: Engine, pictures: list[Chunk]) -> None:
     with pytest.raises(PromptError, match="two or more"):
         measure(engine, pictures[:1], ["what ?"])
@@ -83,11 +94,12 @@ def test_report_and_plot_are_written(engine: Engine, result: CheckResult, tmp_pa
     path = write_figures(report("reference", engine, result, ["a.png", "b.png"]), tmp_path / "check.json")
     found = json.loads(path.read_text())
     assert found["verdict"] == verdict(result)
-    assert len(found["rows"]) == 2 * 7
+    assert found["new_combinations"] == new_combinations(result)
+    assert len(found["rows"]) == 2 * 8
     assert all(check["passed"] for check in found["selfcheck"])
     with Image.open(draw("reference", result, tmp_path / "check.png")) as picture:
         assert min(picture.size) > 400
-    assert fidelity_table(result).row_count == 2 * 8
+    assert fidelity_table(result).row_count == 2 * 9
     assert selfcheck_table("reference", engine).row_count == len(engine.selfcheck.checks)
 
 
@@ -109,10 +121,11 @@ def test_a_policy_learns_what_was_measured(engine: Engine, result: CheckResult) 
     plateau, count = teach_policy(result, own.policy_runtime)
     assert plateau is not None and plateau == result.plateau and plateau in {row.rank for row in result.rows}
     blind, patched = result.samples[BLIND], result.samples[next(r.strategy for r in result.rows if r.rank == plateau)]
-    assert count == len(blind) + len(patched) == 2 * 2 * 2 * 3
+    queried = result.samples[QUERY.name]
+    assert len(blind) == len(patched) == 2 * 2 * 3 and count == 2 * 2 * 2 * 3 + len(queried)
     lines = {one.lane: one for one in own.policy_runtime.lane_reports}
-    assert lines.keys() == {Lane.BARE, Lane.PATCH} and {one.kind for one in lines.values()} == {"image"}
-    for lane, samples in ((Lane.BARE, blind), (Lane.PATCH, patched)):
+    assert lines.keys() == {Lane.BARE, Lane.PATCH, Lane.QUERY} and {one.kind for one in lines.values()} == {"image"}
+    for lane, samples in ((Lane.BARE, blind), (Lane.PATCH, patched), (Lane.QUERY, queried)):
         assert lines[lane].samples == len(samples)
         assert lines[lane].kl == pytest.approx(sum(one.kl for one in samples) / len(samples))
     assert not own.policy_runtime.trusts("image", "bare") and own.policy_runtime.trusts("image", "patch")

@@ -35,7 +35,7 @@ def check(
     folder = output_folder(out)
     screen = console(plain)
     from emblema.eval.check import QUESTIONS, measure, teach_policy
-    from emblema.eval.check_report import draw, fidelity_table, report, selfcheck_table, verdict
+    from emblema.eval.check_report import draw, fidelity_table, new_combinations, report, selfcheck_table, verdict
     from emblema.eval.demo_media import demo_media
     from emblema.eval.figures import write_figures
     from emblema.kv.chunk import Chunk
@@ -64,6 +64,7 @@ def check(
         "the first tokens changed by blind reuse that were restored."
     )
     screen.print(f"\n[bold]{verdict(result)}[/bold]")
+    screen.print(new_combinations(result))
     if store is not None:
         from emblema.store.store import Store
 

@@ -14,7 +14,10 @@ from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.link.executor import LinkTrace
 from emblema.link.policy.fidelity import Sample
+from emblema.link.policy.margins import DEFAULT
 from emblema.link.policy.policy import Lane
+from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.query import Query
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import PromptPart, slid
@@ -22,6 +25,8 @@ from emblema.session.prompt_reader import PromptPart, slid
 SETTINGS = ("visible", "slid")
 SHARES = ("patch-6%", "patch-25%")
 FULL, BLIND = "full", "blind"
+QUERY = Query(0.12, least_margin=0.0)
+"""What `auto` does with pictures in a combination that it does not know; here every answer stands, sure or not."""
 QUESTIONS = ("What is shown in the first picture?", "What have the pictures in common?", "Describe the last picture.")
 
 
@@ -34,12 +39,14 @@ class CheckAnswer:
         token_ids: the greedy answer.
         trace: what ran.
         rank: the largest rank of a patch used.
+        margin: by how much the two likeliest first tokens' probabilities differ after a second pass; else None.
     """
 
     logits: np.ndarray
     token_ids: tuple[int, ...]
     trace: LinkTrace
     rank: int
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ class CheckRow:
         patch_share: bytes of the patches over bytes of the KV of the pictures that are in the window.
         computed: mean rows computed.
         rank: the largest rank used.
+        unsure: of a second pass, the share of prompts that `auto` would compute in full after all; else None.
+        wrong: of a second pass, the share with another first token than re-prefill among the others; else None.
     """
 
     setting: str
@@ -67,6 +76,8 @@ class CheckRow:
     patch_share: float
     computed: float
     rank: int
+    unsure: float | None = None
+    wrong: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +147,7 @@ def measure(
         raise PromptError(f"{len(pictures)} picture: give two or more, a single one has no other to be conditioned on")
     if not questions:
         raise PromptError("no questions: give one or more")
-    strategies = (FULL, BLIND, *dict.fromkeys((*(f"patch-{rank}" for rank in ranks), *SHARES)))
+    strategies = (FULL, BLIND, *dict.fromkeys((*(f"patch-{rank}" for rank in ranks), *SHARES)), QUERY.name)
     chosen = tuple(spread(len(pictures), orders))
     answers: dict[tuple[str, str], list[CheckAnswer]] = {}
     held: dict[str, list[int]] = {setting: [] for setting in SETTINGS}
@@ -152,7 +163,8 @@ def measure(
                 for question in questions:
                     held[setting].append(sum(chunk.bytes for chunk in window))
                     for strategy in strategies:
-                        answer = answer_of(engine, [*parts, question], strategy, answer_tokens)
+                        taken = QUERY if strategy == QUERY.name else strategy
+                        answer = answer_of(engine, [*parts, question], taken, answer_tokens)
                         answers.setdefault((setting, strategy), []).append(answer)
                         advance()
     rows = [
@@ -166,10 +178,12 @@ def measure(
 
 
 def _samples(answers: Mapping[tuple[str, str], Sequence[CheckAnswer]], name: str) -> tuple[Sample, ...]:
+    """Return how far a strategy's answers are from re-prefill's; those that would not stand are left out."""
     return tuple(
         Sample(divergence(full.logits, own.logits), int(full.logits.argmax()) == int(own.logits.argmax()))
         for setting in SETTINGS
         for full, own in zip(answers[setting, FULL], answers[setting, name], strict=True)
+        if own.margin is None or own.margin >= DEFAULT
     )
 
 
@@ -186,7 +200,8 @@ def teach_policy(result: CheckResult, policy: PolicyRuntime) -> tuple[int | None
         policy.set_plateau(plateau)
     named = [row.strategy for row in result.rows if row.rank and row.rank == plateau]
     count = 0
-    for lane, strategy in ((Lane.BARE, BLIND), (Lane.PATCH, (named or SHARES[-1:])[0])):
+    lanes = ((Lane.BARE, BLIND), (Lane.PATCH, (named or SHARES[-1:])[0]), (Lane.QUERY, QUERY.name))
+    for lane, strategy in lanes:
         for sample in result.samples[strategy]:
             for kind in result.kinds:
                 policy.record(kind, lane, sample.kl, sample.agrees)
@@ -201,7 +216,7 @@ def spread(count: int, most: int) -> list[tuple[int, ...]]:
     return [every[place] for place in places]
 
 
-def answer_of(engine: Engine, parts: list[PromptPart], strategy: str, tokens: int) -> CheckAnswer:
+def answer_of(engine: Engine, parts: list[PromptPart], strategy: str | Strategy, tokens: int) -> CheckAnswer:
     """Link a prompt and answer it greedily, in the model's chat template if it has one."""
     template = bool(engine.template.preparer.chat_template)
     prefill = engine.prefill(parts, strategy, template=template, reserve=tokens)
@@ -209,7 +224,7 @@ def answer_of(engine: Engine, parts: list[PromptPart], strategy: str, tokens: in
     sampler = Sampler(Sampling(max_new_tokens=tokens))
     found = tuple(decode(engine.adapter, DecodeStart.after(prefill.prompt, prefill.linked), sampler, engine.end_tokens))
     ranks = [part.patch.rank for part in prefill.plan.ranges if part.patch is not None]
-    return CheckAnswer(logits, found, prefill.trace, max(ranks, default=0))
+    return CheckAnswer(logits, found, prefill.trace, max(ranks, default=0), prefill.usage.margin)
 
 
 def row_of(
@@ -225,6 +240,12 @@ def row_of(
     floors = [divergence(answer.logits, other.logits) for answer, other in zip(full, blind, strict=True)]
     firsts = [[int(answer.logits.argmax()) for answer in answers] for answers in (full, blind, own)]
     same = [answer.token_ids == other.token_ids for answer, other in zip(full, own, strict=True)]
+    margins = [answer.margin for answer in own if answer.margin is not None]
+    standing = [
+        first != other
+        for first, other, answer in zip(firsts[0], firsts[2], own, strict=True)
+        if answer.margin is not None and answer.margin >= DEFAULT
+    ]
     return CheckRow(
         setting=setting,
         strategy=strategy,
@@ -237,6 +258,8 @@ def row_of(
         greedy=float(np.mean(same)),
         flips=flip_recovery(*firsts),
         patch_share=sum(answer.trace.patch_bytes for answer in own) / sum(held),
-        computed=float(np.mean([answer.trace.computed for answer in own])),
+        computed=float(np.mean([answer.trace.computed + answer.trace.repeated for answer in own])),
         rank=max(answer.rank for answer in own),
+        unsure=1 - len(standing) / len(margins) if margins else None,
+        wrong=float(np.mean(standing)) if standing else 0.0 if margins else None,
     )

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emblema.engine.engine import Engine
-from emblema.eval.check import BLIND, FULL, SETTINGS, CheckResult, CheckRow
+from emblema.eval.check import BLIND, FULL, QUERY, SETTINGS, CheckResult, CheckRow
 
 SMALL = 1e-2
 """Nats of mean divergence that are called small."""
@@ -57,7 +57,8 @@ def _line(row: CheckRow) -> tuple[str, ...]:
     measured = (f"{row.divergence:.1e}", f"{row.worst:.1e}")
     if row.strategy == BLIND:
         return (*cells, *measured, "", *shares)
-    cells[1:3] = [f"{row.rank}", f"{row.patch_share:.0%}"]
+    if row.unsure is None:
+        cells[1:3] = [f"{row.rank}", f"{row.patch_share:.0%}"]
     flips = f"{row.flips.value:.2f} of {row.flips.count}" if row.flips.count else "of none"
     return (*cells, *measured, f"{row.eta:.3f}", *shares, flips)
 
@@ -73,7 +74,7 @@ def verdict(result: CheckResult) -> str:
             f"On these pictures blind reuse answers as re-prefill on all {prompts} prompts (mean KL at most "
             f"{worst:.1e} nats): no patch is needed."
         )
-    names = [name for name in result.strategies if name not in (FULL, BLIND)]
+    names = [name for name in result.strategies if name not in (FULL, BLIND, QUERY.name)]
     patched = [[result.row(setting, name) for setting in SETTINGS] for name in names]
     patched = sorted((rows for rows in patched if _weight(rows) < 1), key=_weight)
     start = f"On these pictures blind reuse changes the first token on {changed} of {prompts} prompts"
@@ -86,6 +87,19 @@ def verdict(result: CheckResult) -> str:
     return (
         f"{start}; the best patch measured, {_named(best)}, removes {_removed(best)} of the KL and leaves {left} of "
         f"{prompts} whole answers changed: take a higher rank, or full, where that matters."
+    )
+
+
+def new_combinations(result: CheckResult) -> str:
+    """Return how `auto` would answer on these pictures where a combination is new to it, in one sentence."""
+    rows = [result.row(setting, QUERY.name) for setting in SETTINGS]
+    prompts = sum(row.prompts for row in rows)
+    unsure = sum((row.unsure or 0.0) * row.prompts for row in rows)
+    wrong = sum((row.wrong or 0.0) * (1 - (row.unsure or 0.0)) * row.prompts for row in rows)
+    sure = prompts - round(unsure)
+    return (
+        f"In a combination that is new, {QUERY.name} is sure on {sure} of {prompts} prompts and gives another first "
+        f"token than re-prefill on {round(wrong)} of these; auto computes the other {prompts - sure} in full."
     )
 
 
@@ -113,6 +127,7 @@ def report(model: str, engine: Engine, result: CheckResult, pictures: list[str])
         "selfcheck": [{**asdict(check), "passed": check.passed} for check in engine.selfcheck.checks],
         "files": pictures,
         "verdict": verdict(result),
+        "new_combinations": new_combinations(result),
         **asdict(result),
     }
 
