@@ -137,8 +137,9 @@ def draw(model: str, result: CheckResult, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    names = [name for name in result.strategies if name != FULL]
-    names.sort(key=lambda name: result.row("visible", name).patch_share)
+    patches = [name for name in result.strategies if name not in (FULL, QUERY.name)]
+    patches.sort(key=lambda name: result.row("visible", name).patch_share)
+    names = [*patches, *(name for name in result.strategies if name == QUERY.name)]
     figure = Figure(figsize=(12, 4.9), dpi=120, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     divergences, agreements = figure.subplots(1, 2, width_ratios=(1.15, 1))
@@ -146,10 +147,13 @@ def draw(model: str, result: CheckResult, path: Path) -> Path:
         rows = [result.row(setting, name) for name in names]
         at = [index + 0.4 * (place - 0.5) for index in range(len(names))]
         drawn = {"color": COLOURS[setting], "label": LABELS[setting]}
-        divergences.plot(range(len(names)), [max(row.divergence, 1e-9) for row in rows], "o-", **drawn)
+        heights = [max(row.divergence, 1e-9) for row in rows]
+        divergences.plot(range(len(patches)), heights[: len(patches)], "o-", **drawn)
+        divergences.plot(range(len(patches), len(names)), heights[len(patches) :], "D", color=COLOURS[setting])
         bars = agreements.bar(at, [100 * row.greedy for row in rows], width=0.38, **drawn)
         agreements.bar_label(bars, fmt="%.0f", fontsize=8, color=INK, padding=1)
-    labels = [f"{name}\n{100 * result.row('visible', name).patch_share:.0f} %" for name in names]
+    labels = [f"{name}\n{100 * result.row('visible', name).patch_share:.0f} %" for name in patches]
+    labels += [f"{name}\nno patch" for name in names[len(patches) :]]
     divergences.set_yscale("log")
     divergences.set_ylabel("mean KL from re-prefill, nats (least shown: 1e-9)")
     divergences.set_title("how far the next-token distribution is from re-prefill", loc="left", fontsize=10)
@@ -158,7 +162,7 @@ def draw(model: str, result: CheckResult, path: Path) -> Path:
     kept = f"greedy answers of up to {result.answer_tokens} tokens that stay the same"
     agreements.set_title(kept, loc="left", fontsize=10)
     for axes in (divergences, agreements):
-        axes.set_xticks(range(len(names)), labels, fontsize=9)
+        axes.set_xticks(range(len(names)), labels, fontsize=8)
         axes.set_xlabel("strategy, and bytes of its patches as a share of the pictures' KV")
         axes.grid(True, axis="y", color="#e3e3e3", linewidth=0.7)
         axes.set_axisbelow(True)
