@@ -180,7 +180,7 @@ class Linker:
                 linked = self._run(plan, request, context)
                 agrees = first == int(linked.logits.argmax())
             if self.policy_runtime is not None:
-                self.policy_runtime.note_margin(tried, margin, agrees)
+                self.policy_runtime.note_margin(context.knowledge.model, tried, margin, agrees)
         trace = linked.trace
         usage = Usage(
             lane=plan.strategy,

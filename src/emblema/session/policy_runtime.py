@@ -123,17 +123,18 @@ class PolicyRuntime:
             self._pass_rows,
         )
 
-    def note_margin(self, plan: LinkPlan, margin: float, agrees: bool | None) -> None:
+    def note_margin(self, model: str, plan: LinkPlan, margin: float, agrees: bool | None) -> None:
         """Count the answer of a plan with a second pass.
 
         Args:
+            model: the model's fingerprint.
             plan: the plan.
             margin: by how much the probabilities of its two likeliest first tokens differed.
             agrees: whether it was full prefill's, where the prompt was computed in full after all.
         """
         if not self._comparing:
             kinds = {decision.kind for decision in plan.decisions if decision.lane is Lane.QUERY}
-            self._log.note_margin(self.adapter.fingerprint, kinds, MarginSample(margin, agrees))
+            self._log.note_margin(model, kinds, MarginSample(margin, agrees))
 
     def _pass_rows(self) -> float | None:
         """What a forward costs beside its rows, in computed rows; None before there was enough to tell."""
