@@ -22,6 +22,7 @@ from benchmarks.stream.run import write_report as write_stream
 from benchmarks.stream.soak.plan import FixedAnswers, SoakLog, SoakRound
 from benchmarks.stream.soak.report import soak_tables, write_soak_page
 from benchmarks.table import Bar, Cell, Table
+from benchmarks.traffic.report import check_report
 from benchmarks.vllm.report import write_report as write_vllm
 from benchmarks.window.run import write_report as write_window
 from emblema.eval.metrics import Share
@@ -109,6 +110,10 @@ def number(cell: Cell) -> Any:
 def near(cell: Cell) -> Any:
     found = number(cell)
     return found if found is None or isinstance(found, str) else pytest.approx(found, rel=1e-4, nan_ok=True)
+
+
+def test_traffic() -> None:
+    check_report(RESULTS / "traffic")
 
 
 @pytest.mark.parametrize("name", ["store", "store-quiet/store"])

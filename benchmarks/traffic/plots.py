@@ -48,7 +48,7 @@ def draw_methods(title: str, figures: Mapping[str, Mapping[str, Interval]], fold
         longest = max(1.0, *(value.high for value in values.values()))
         axes.set_xlim(0, 1.18 * longest)
         for place, value in enumerate(values.values()):
-            axes.text(value.high + 0.015 * longest, place, f"{value.value:.2f}", va="center", fontsize=7.5, bbox=PLATE)
+            axes.text(value.high + 0.015 * longest, place, f"{value.value:.3g}", va="center", fontsize=7.5, bbox=PLATE)
     return save_figure(figure, folder, name)
 
 
@@ -56,7 +56,7 @@ def draw_curves(
     title: str, seen: Sequence[int], figures: Mapping[str, Mapping[str, Sequence[float]]], folder: Path, name: str
 ) -> Path:
     """Draw a panel of lines for each figure, a line for each method by requests seen, and return the picture's path."""
-    figure, panels = make_panels(len(figures), title, width=4.3, height=3.6)
+    figure, panels = make_panels(len(figures), title, width=5.0, height=3.1, across=2, margin=1.2)
     for axes, (heading, lines) in zip(panels, figures.items(), strict=True):
         ratio = not heading.startswith("MB")
         high = []
@@ -70,8 +70,9 @@ def draw_curves(
             if ratio and min(values) > TALLEST:
                 high.append(f"{method}: {min(values):.1f} to {max(values):.1f}")
         style_panel(axes, heading, "requests seen", "")
-        axes.set_ylim(0, TALLEST if ratio else None)
+        highest = max(value for values in lines.values() for value in values)
+        axes.set_ylim(0, (1.05 if highest <= 1 else TALLEST) if ratio else None)
         if high:
             axes.text(0.02, 0.97, "above: " + ", ".join(high), transform=axes.transAxes, va="top", fontsize=7.5)
-    draw_legend(panels[-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    draw_legend(panels[1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return save_figure(figure, folder, name)

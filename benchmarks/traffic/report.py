@@ -341,6 +341,9 @@ def write_report(result: TrafficResult, folder: Path) -> Path:
                 name: [part.rows("ran") for part in parts] for name, parts in curves.items()
             },
             "TTFT p50, over re-prefill's": {name: [part.wait() for part in parts] for name, parts in curves.items()},
+            "first tokens that are re-prefill's": {
+                name: [part.share("agrees").value for part in parts] for name, parts in curves.items()
+            },
             "MB kept": {name: [part.kept() for part in parts] for name, parts in curves.items()},
         }
         seen = [int(part.chosen[-1]) + 1 for part in curves[FULL]]
