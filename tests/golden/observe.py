@@ -50,6 +50,7 @@ from tests.store.corpus import open_bytes
 Json = Any
 
 STRATEGIES = (
+    *("pair", "pair+query-30%"),
     *("full", "prefix", "blind", "auto", "patch-4", "patch-25%", "patch-3%", "patch-100%", "patch-4-deep"),
     *("patch-25%-deep", "orbit-4", "basis-4", "mpic-2", "mpic-all", "mpic-2-raw", "full-reuse", "full-reuse-raw"),
     *("cacheblend-15", "cacheblend-100", "cacheblend2-15", "epic-2", "vlcache-30", "vlcache-30-uniform", "sink"),

@@ -12,6 +12,7 @@ from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
 
 NAMES = (
+    *("pair", "pair+query-3%", "pair+query-2.5%", "pair+query-100%"),
     *("full", "prefix", "blind", "auto", "patch-64", "patch-25%", "patch-2.5%", "patch-64-deep", "patch-6%-deep"),
     *("orbit-32", "basis-32", "mpic-32", "mpic-all", "mpic-32-raw", "mpic-all-raw", "full-reuse", "full-reuse-raw"),
     *("cacheblend-15", "cacheblend-0.5", "cacheblend-100", "cacheblend2-15", "epic-8", "vlcache-5", "vlcache-2.25"),
@@ -28,6 +29,7 @@ def test_a_name_is_what_it_parses_to(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        *("pair-3", "pair+query", "pair+query-3", "pairs"),
         *("", "fulll", "patch", "patch-", "patch--3", "patch-x", "patch-3-shallow", "PATCH-3", "patch-25%%"),
         *("mpic", "mpic-", "mpic-some", "mpic-raw", "full-reuse-32", "cacheblend", "cacheblend3-15", "cacheblend-15%"),
         *("epic-8-raw", "vlcache-5-even", "sink-4", "lowrank-64", "reprefill-25", "reprefill-deep", "orbit-all"),
@@ -42,6 +44,7 @@ def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        *("pair+query-0%", "pair+query-101%"),
         *("patch-0", "patch-0%", "patch-101%", "patch-1.5", "patch-99999999", "patch-0-deep", "orbit-0", "orbit-2.5"),
         *("basis-0", "mpic-0", "mpic-1.5", "mpic-99999999-raw", "epic-0", "lowrank-k-0", "lowrank-k-70000"),
         *("cacheblend-0", "cacheblend-101", "cacheblend2-100.5", "vlcache-0", "vlcache-0.0-uniform", "vlcache-200"),

@@ -45,6 +45,7 @@ STRATEGIES = (
     *("mpic-2", "mpic-all", "mpic-2-raw", "full-reuse", "full-reuse-raw", "cacheblend-15", "cacheblend2-15"),
     *("epic-2", "vlcache-20", "vlcache-20-uniform", "sink", "lowrank-k-3", "query-40%"),
     *("reprefill-deep-60", "reprefill-shallow-30"),
+    *("pair", "pair+query-40%"),
 )
 
 

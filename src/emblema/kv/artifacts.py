@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from emblema.kv.pairs import ChunkPairs
 from emblema.kv.patch import Factors, Patch
 
 
@@ -51,4 +52,9 @@ class ResidualStream:
         return ResidualStream(self.rows.to(device), self.layer, self.layers)
 
 
-Artifact = Patch | KeyFactors | ResidualStream
+Artifact = Patch | KeyFactors | ResidualStream | ChunkPairs
+
+
+def sources_of(artifact: Artifact | None) -> frozenset[str]:
+    """Return ids of chunks that an artifact was made from and that its key does not name."""
+    return artifact.sources if isinstance(artifact, ChunkPairs) else frozenset()

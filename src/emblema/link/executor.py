@@ -14,7 +14,7 @@ from emblema.link.plan import LinkPlan, Recomputation, RowRange, RowSource, Sele
 from emblema.link.prompt import Prompt, Rows, TextPart
 from emblema.link.taken_rows import LinkJob, TakenRows, relocated
 from emblema.models.adapter import Adapter
-from emblema.models.attention import QuestionAttention, noting_attention
+from emblema.models.attention import AntecedentAttention, QuestionAttention, noting_attention
 from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
 
@@ -51,6 +51,21 @@ class LinkTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class RowShares:
+    """What computed rows of chunks attended of the chunks before them.
+
+    Attributes:
+        rows: [r] int64, rows of the prompt, in order.
+        mass: [r, chunks] float32, attention to each of the prompt's chunk parts, mean of heads and noted layers.
+        alone: [r, chunks] float32, what share each would have if it were the only one before the row's own chunk.
+    """
+
+    rows: Tensor
+    mass: Tensor
+    alone: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class LinkedTable:
     """The outcome of a plan.
 
@@ -59,12 +74,14 @@ class LinkedTable:
         rows: rows that the prompt has in it.
         logits: of the prompt's last row, [vocab] float32.
         trace: what was done.
+        shares: what computed rows of chunks attended, where the job asks for it.
     """
 
     table: KVTable
     rows: int
     logits: Tensor
     trace: LinkTrace
+    shares: RowShares | None = None
 
 
 class Executor:
@@ -136,7 +153,7 @@ class Executor:
             residual_bytes=run.residual_bytes,
             repeated=0 if plan.recomputation is None else plan.recomputation.question_rows,
         )
-        return LinkedTable(run.table, run.table.length, logits, trace)
+        return LinkedTable(run.table, run.table.length, logits, trace, run.shares)
 
 
 class _PlanRun:
@@ -147,12 +164,14 @@ class _PlanRun:
         selected: per selector, the rows that it chose.
         compared_bytes: bytes of KV read for selectors to compare with.
         residual_bytes: bytes of residual streams read.
+        shares: what computed rows of chunks attended in the last forward, where the job asks for it.
     """
 
     def __init__(self, adapter: Adapter, job: LinkJob, reserve: int, table: KVTable | None) -> None:
         self.adapter, self.job, self.plan = adapter, job, job.plan
         self.row_layers = self.compared_bytes = self.residual_bytes = 0
         self.selected: tuple[tuple[int, ...], ...] = ()
+        self.shares: RowShares | None = None
         present = torch.ones(self.plan.rows, dtype=torch.bool)
         present[: job.reused_rows] = False
         for part in self.plan.ranges:
@@ -193,7 +212,7 @@ class _PlanRun:
             if all(part.layers == (0, self.plan.layers) for part in current):
                 if not pending and self.plan.recomputation is not None:
                     return self._twice(self.plan.recomputation, current, batch, rows)
-                hidden = self.adapter.forward(batch, self.table)
+                hidden = self._forward(batch, rows, last=not pending)
                 self.row_layers += len(rows) * self.plan.layers
                 continue
             begun: dict[int, list[RowRange]] = {}
@@ -210,8 +229,8 @@ class _PlanRun:
     def _twice(self, again: Recomputation, current: list[RowRange], batch: RowBatch, rows: Tensor) -> Tensor:
         """Run the last stage, note what the question attends, and run it again with the rows chosen by that."""
         noted = (rows >= again.question[0]).nonzero().squeeze(1)
-        attention = QuestionAttention(len(noted), self.table.length, self.adapter.device, again.layers)
-        with noting_attention(self.adapter, noted, attention.add):
+        attention = QuestionAttention(len(noted), self.table.length, self.adapter.device)
+        with noting_attention(self.adapter, noted, attention.add, again.layers):
             self.adapter.forward(batch, self.table)
         self.table.settle()
         candidates = _spanned_rows(again.candidates)
@@ -222,7 +241,39 @@ class _PlanRun:
         parts = [RowRange(start, stop, RowSource.COMPUTED, layers) for start, stop in _runs(chosen)]
         parts += [part.after(again.question[0]) for part in current if part.stop > again.question[0]]
         self.row_layers += (len(rows) + len(chosen) + len(noted)) * self.plan.layers
-        return self.adapter.forward(self._batch(parts, []), self.table)
+        return self._forward(self._batch(parts, []), _rows(parts), last=True)
+
+    def _forward(self, batch: RowBatch, rows: Tensor, *, last: bool) -> Tensor:
+        """Run logical rows in every layer; in the last forward, note what some of the chunks' rows attend."""
+        noted = self._noted(rows) if last else rows[:0]
+        if len(noted) == 0:
+            return self.adapter.forward(batch, self.table)
+        segments = [segment for segment, _ in self.job.prompt.chunk_segments]
+        owners = torch.full((self.plan.rows,), len(segments))
+        for index, segment in enumerate(segments):
+            owners[segment.start : segment.stop] = index
+        device = self.adapter.device
+        groups = owners[self.table.rows[: self.table.length].cpu()].to(device)
+        shares = AntecedentAttention(groups, owners[rows[noted]].to(device), len(segments))
+        with noting_attention(self.adapter, noted, shares.add, noted_layers(self.plan.layers)):
+            hidden = self.adapter.forward(batch, self.table)
+        self.shares = RowShares(rows[noted], shares.mass.cpu(), shares.alone.cpu())
+        return hidden
+
+    def _noted(self, rows: Tensor) -> Tensor:
+        """Return which of some logical rows are noted [noted], in order: of chunks after others, at most as many."""
+        sample = self.job.sample
+        segments = [segment for segment, _ in self.job.prompt.chunk_segments][1:]
+        if sample is None or not segments:
+            return rows[:0]
+        inside = torch.zeros(self.plan.rows, dtype=torch.bool)
+        for segment in segments:
+            inside[segment.start : segment.stop] = True
+        found = inside[rows].nonzero().squeeze(1)
+        if len(found) > sample.rows:
+            generator = torch.Generator().manual_seed(sample.seed)
+            found = found[torch.randperm(len(found), generator=generator)[: sample.rows]].sort().values
+        return found
 
     def drop_leaving(self) -> None:
         """Drop the rows that leave the table."""
@@ -334,6 +385,11 @@ def deviation(fresh: LayerRows, held: LayerRows) -> Tensor:
 
 RULES = {"deviation": deviation}
 """By a selector's rule: scores candidate rows, of which the highest go on."""
+
+
+def noted_layers(layers: int) -> frozenset[int]:
+    """Return the layers of a model whose attention is noted for shares: two, at a third and at half of its depth."""
+    return frozenset((layers // 3, layers // 2))
 
 
 def _candidate_rows(selector: Selector) -> Tensor:

@@ -12,6 +12,9 @@ from emblema.link.policy.policy import Decision
 from emblema.link.prompt import Rows
 from emblema.store.keys import ArtifactKey, ArtifactKind
 
+SHARED_DIRECTIONS = (ArtifactKind.BASIS, ArtifactKind.PAIRS)
+"""Kinds of patches whose right factors are the model's."""
+
 
 class RowSource(StrEnum):
     """Where a row of a layer comes from."""
@@ -47,8 +50,8 @@ Origin = ChunkOrigin | PrefixOrigin
 class PatchUse:
     """A stored patch, cut to a rank.
 
-    A key of the kind KEYS adds nothing: its factors replace the chunk's own keys. Of the kind BASIS, the right factors
-    are the model's and only the left ones are the item's.
+    A key of the kind KEYS adds nothing: its factors replace the chunk's own keys. Of the kinds BASIS and PAIRS, the
+    right factors are the model's and only the left ones are the item's.
     """
 
     key: ArtifactKey
@@ -136,7 +139,7 @@ class RowRange:
         if self.patch is None:
             return 0
         slots = (layout.keys,) if self.replaces_keys else (layout.keys, layout.values)
-        shared = self.patch.key.kind is ArtifactKind.BASIS
+        shared = self.patch.key.kind in SHARED_DIRECTIONS
         return sum(
             min(self.patch.rank, heads * width) * (self.rows + (0 if shared else heads * width))
             for heads, width in slots
@@ -155,6 +158,8 @@ class RowRange:
             words.append(f"keys of rank {self.patch.rank}")
         elif self.patch is not None and self.patch.key.kind is ArtifactKind.REPAIR:
             words.append(f"repaired by rank {self.patch.rank}")
+        elif self.patch is not None and self.patch.key.kind is ArtifactKind.PAIRS:
+            words.append(f"pairs of rank {self.patch.rank} with {len(set(self.patch.key.antecedents))} chunks")
         elif self.patch is not None:
             words.append(f"patch of rank {self.patch.rank} after {len(self.patch.key.antecedents)} chunks")
         if self.residual is not None:

@@ -13,9 +13,9 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.patch import Factors, Patch
 from emblema.kv.rotation import PhaseBook, RotaryTable, turn_rows
-from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, RowSource
+from emblema.link.plan import SHARED_DIRECTIONS, ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import Prompt
-from emblema.store.keys import ArtifactKey, ArtifactKind
+from emblema.store.keys import ArtifactKey
 
 
 class ModelGeometry(Protocol):
@@ -108,6 +108,14 @@ SlotFactors = tuple[Factors | None, Factors | None]
 
 
 @dataclass(frozen=True, slots=True)
+class ShareSample:
+    """How many computed rows of chunks have noted what they attend; `seed` chooses them where there are more."""
+
+    rows: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LinkJob:
     """A prompt with the plan to link it by.
 
@@ -116,12 +124,14 @@ class LinkJob:
         prompt: the prompt that it was made for.
         resources: the stored pieces that the plan names.
         reused_rows: rows at the front that are in the table already and are left as they are.
+        sample: rows of chunks whose attention is noted in the last forward; None for none.
     """
 
     plan: LinkPlan
     prompt: Prompt
     resources: Resources = Resources()
     reused_rows: int = 0
+    sample: ShareSample | None = None
 
 
 class TakenRows:
@@ -318,7 +328,7 @@ def _cut(factors: Factors, rows: slice, rank: int) -> Factors:
 
 def _bytes(part: RowRange, slots: SlotFactors) -> int:
     """Return the bytes of factors read for a range; directions that a whole model shares are not counted."""
-    shared = part.patch is not None and part.patch.key.kind is ArtifactKind.BASIS
+    shared = part.patch is not None and part.patch.key.kind in SHARED_DIRECTIONS
     return sum(slot.left.nbytes + (0 if shared else slot.right.nbytes) for slot in slots if slot is not None)
 
 

@@ -1,6 +1,6 @@
 """How much some rows of a batch attend to the rows of the table, noted while the decoder runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,9 @@ BLOCK = 256
 
 
 @contextmanager
-def noting_attention(adapter: Adapter, rows: Tensor, note: Note) -> Iterator[None]:
+def noting_attention(
+    adapter: Adapter, rows: Tensor, note: Note, layers: Collection[int] | None = None
+) -> Iterator[None]:
     """Have a function told what rows of the batch attend, while the decoder runs inside the block.
 
     The weights are worked out apart from the attention kernel: one product a layer of the noted queries with all keys,
@@ -28,7 +30,8 @@ def noting_attention(adapter: Adapter, rows: Tensor, note: Note) -> Iterator[Non
     Args:
         adapter: the model; it must not run in another thread meanwhile.
         rows: [noted] int64, indices into the batch, in order.
-        note: called for every layer and at most `BLOCK` queries at once.
+        note: called for every such layer and at most `BLOCK` queries at once.
+        layers: layers whose attention is worked out; None for all.
     """
     stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
     passed: dict[int, int] = {}
@@ -37,6 +40,8 @@ def noting_attention(adapter: Adapter, rows: Tensor, note: Note) -> Iterator[Non
         layer = int(module.layer_idx)
         first = passed.get(layer, 0)
         passed[layer] = first + query.shape[2]
+        if layers is not None and layer not in layers:
+            return stock(module, query, key, value, mask, **extra)
         inside = ((rows >= first) & (rows < passed[layer])).nonzero().squeeze(1)
         for places in inside.split(BLOCK):
             chosen = (rows[places] - first).to(query.device)
@@ -67,18 +72,15 @@ class QuestionAttention:
         rows: how many rows the question has.
         length: rows of the table.
         device: of the model.
-        layers: layers whose attention counts; None for all.
     """
 
-    def __init__(self, rows: int, length: int, device: torch.device, layers: frozenset[int] | None = None) -> None:
-        self._rows, self._layers = rows, layers
+    def __init__(self, rows: int, length: int, device: torch.device) -> None:
+        self._rows = rows
         self._last = torch.zeros(length, device=device)
         self._largest = torch.zeros(length, device=device)
 
     def add(self, layer: int, places: Tensor, weights: Tensor) -> None:
         """Add one layer's weights of some of the question's rows."""
-        if self._layers is not None and layer not in self._layers:
-            return
         self._largest = torch.maximum(self._largest, weights.amax(dim=(0, 1)))
         if int(places[-1]) == self._rows - 1:
             self._last += weights[:, -1].sum(dim=0)
@@ -87,3 +89,39 @@ class QuestionAttention:
         """Return a score [slots] float32 for rows of the table: both readings, each as shares of their sum, added."""
         last, largest = self._last[slots], self._largest[slots]
         return last / last.sum().clamp_min(1e-9) + largest / largest.sum().clamp_min(1e-9)
+
+
+class AntecedentAttention:
+    """What rows of chunks attend of the chunks before them. Its `add` is what `noting_attention` calls.
+
+    Args:
+        groups: [table rows] int64, the chunk that each row of the table belongs to; `chunks` for rows of text.
+        own: [noted] int64, the chunk that each noted row belongs to.
+        chunks: how many chunks there are.
+    """
+
+    def __init__(self, groups: Tensor, own: Tensor, chunks: int) -> None:
+        self._members = torch.nn.functional.one_hot(groups, chunks + 1).float()
+        self._before = torch.arange(chunks + 1, device=own.device)[None] < own[:, None]
+        self._mass = torch.zeros(self._before.shape, device=own.device)
+        self._alone = torch.zeros_like(self._mass)
+        self._layers = 0
+
+    def add(self, layer: int, places: Tensor, weights: Tensor) -> None:
+        """Add one layer's weights of some of the rows."""
+        self._layers += int(places[0]) == 0
+        places = places.to(self._before.device)
+        mass = (weights @ self._members) * self._before[places]
+        rest = (1 - mass.sum(dim=-1, keepdim=True)).clamp_min(1e-6)
+        self._mass[places] += mass.mean(dim=0)
+        self._alone[places] += (mass / (mass + rest)).mean(dim=0)
+
+    @property
+    def mass(self) -> Tensor:
+        """[noted, chunks] float32, attention that each row gave to each chunk before its own, mean of heads, layers."""
+        return self._mass[:, :-1] / max(1, self._layers)
+
+    @property
+    def alone(self) -> Tensor:
+        """[noted, chunks] float32, `m / (m + rest)`: each chunk's share beside the row's own chunk and text alone."""
+        return self._alone[:, :-1] / max(1, self._layers)

@@ -22,7 +22,7 @@ from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial
 from emblema.link.policy.fidelity import FidelityLog, Sample
 from emblema.link.policy.margins import MarginSample
-from emblema.link.policy.policy import TAKEN, Decision, Lane, Policy
+from emblema.link.policy.policy import REPEATED, TAKEN, Decision, Lane, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
@@ -169,7 +169,7 @@ class Canary:
         turned = [
             self._log.record(self._model(), *lane, sample, comparison.policy) for lane in sorted(comparison.lanes)
         ]
-        kinds = [kind for kind, lane in comparison.lanes if lane is Lane.QUERY]
+        kinds = [kind for kind, lane in comparison.lanes if lane in REPEATED]
         if kinds and not comparison.trial:
             margin = MarginSample(margin_of(method), sample.agrees)
             self._log.note_margin(self._model(), kinds, margin, check=True)

@@ -139,7 +139,7 @@ class Linker:
         stored = Knowledge(
             model,
             self.adapter.layouts,
-            self.store.find_artifact,
+            lambda key: self._find_artifact(key, model),
             lambda prompt: _find_prefix(prefixes, prompt),
             artifact_keys=self.store.artifact_keys,
             policy_inputs=PolicyInputs() if self.policy_runtime is None else self.policy_runtime.policy_inputs(model),
@@ -148,6 +148,12 @@ class Linker:
         context = LinkContext(stored, rows, self._pool)
         context.add(_repairs(request.prompt))
         return context
+
+    def _find_artifact(self, key: ArtifactKey, model: str) -> Artifact | None:
+        """Return a stored artifact, or a patch that the memory of pairs puts together."""
+        if key.kind is ArtifactKind.PAIRS:
+            return None if self.policy_runtime is None else self.policy_runtime.pairs(model).find(key)
+        return self.store.find_artifact(key)
 
     def _link(self, request: LinkRequest, strategy: Strategy, context: LinkContext, recaptured: int) -> Prefill:
         """Plan, form what is missing and plan again, execute, remember.
@@ -202,7 +208,9 @@ class Linker:
         return prefill
 
     def _run(self, plan: LinkPlan, request: LinkRequest, context: LinkContext) -> LinkedTable:
-        job = LinkJob(plan, request.prompt, context.resources, request.reused_rows)
+        runtime = self.policy_runtime
+        sample = None if runtime is None else runtime.sample(request, plan, context.knowledge.model)
+        job = LinkJob(plan, request.prompt, context.resources, request.reused_rows, sample)
         return self.executor.run(job, table=request.table, reserve=request.reserve)
 
     def _keep_artifacts(self, artifacts: Mapping[ArtifactKey, Artifact]) -> None:

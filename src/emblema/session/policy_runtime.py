@@ -15,13 +15,16 @@ from emblema.link.policy.costs import Costs, Rates
 from emblema.link.policy.fidelity import LaneReport, Sample
 from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.policy.margins import MarginSample
-from emblema.link.policy.policy import Lane, Policy, PolicyInputs
+from emblema.link.policy.policy import REPEATED, Lane, Policy, PolicyInputs
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
+from emblema.link.taken_rows import ShareSample
 from emblema.models.adapter import Adapter
 from emblema.session.canary import Canary, CanaryStatistics
 from emblema.session.fidelity_logs import FidelityLogs
+from emblema.session.pair_memory import PairMemories, PairMemory
+from emblema.session.pair_rows import linked_rows, names_all, teaches
 from emblema.session.patch_worker import FormingStatistics, PatchJob, PatchWorker
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.seen_media import InlineMediaStatistics, SeenMedia
@@ -62,6 +65,8 @@ class PolicyRuntime:
         self._canary = Canary(self._log, lambda: self.adapter.fingerprint)
         self._seen_media = SeenMedia(adapter, store)
         self._comparing = False
+        self._memories = PairMemories.of_store(store.parent)
+        self._pairs: PairMemory | None = None
         # Chunks by their antecedents, as they were met lately.
         self._met = FrequencySketch()
 
@@ -121,7 +126,30 @@ class PolicyRuntime:
             lambda: self._log.unsure_share(model),
             lambda kinds: self._log.least_margin(model, kinds),
             self._pass_rows,
+            self.pairs(model).knows,
         )
+
+    def pairs(self, model: str | None = None) -> PairMemory:
+        """Return the memory of pairs, of the model of a fingerprint or as it is now."""
+        model = model or self.adapter.fingerprint
+        if self._pairs is None or self._pairs.model != model:
+            self._pairs = self._memories.of(self.store, self.adapter, model)
+        return self._pairs
+
+    def sample(self, request: LinkRequest, plan: LinkPlan, model: str) -> ShareSample | None:
+        """Return which rows of a prompt the memory of pairs wants to learn from; None for none."""
+        policy = self._policy_of(request)
+        may_learn = policy is not None and policy.forming and policy.pair_share > 0 and not self._comparing
+        if not may_learn or request.table is not None or not teaches(plan) or not names_all(request.prompt):
+            return None
+        return self.pairs(model).next_sample()
+
+    def _policy_of(self, request: LinkRequest) -> Policy | None:
+        """Return the bounds of a request; None for a canary's trial."""
+        strategy = request.strategy
+        if not isinstance(strategy, Auto):
+            return self.policy
+        return None if strategy.trial is not None else strategy.policy or self.policy
 
     def note_margin(self, model: str, plan: LinkPlan, margin: float, agrees: bool | None) -> None:
         """Count the answer of a plan with a second pass.
@@ -133,7 +161,7 @@ class PolicyRuntime:
             agrees: whether it was full prefill's, where the prompt was computed in full after all.
         """
         if not self._comparing:
-            kinds = {decision.kind for decision in plan.decisions if decision.lane is Lane.QUERY}
+            kinds = {decision.kind for decision in plan.decisions if decision.lane in REPEATED}
             self._log.note_margin(model, kinds, MarginSample(margin, agrees))
 
     def _pass_rows(self) -> float | None:
@@ -154,6 +182,11 @@ class PolicyRuntime:
         if auto.trial is None and not self._comparing:
             for segment, chunk in request.prompt.chunk_segments:
                 self._met.add((*request.prompt.antecedents(segment), chunk.id))
+        if prefill.linked.shares is not None:
+            memory = self.pairs(knowledge.model)
+            rows = linked_rows(self.adapter, prefill, self._canonical, memory.witnesses)
+            if rows is not None:
+                memory.add(rows)
         if policy.forming and auto.trial is None:
             self._queue_patches(request, prefill, knowledge, policy)
         if self._comparing:
@@ -236,7 +269,8 @@ class PolicyRuntime:
     @property
     def waiting(self) -> bool:
         """Whether there is idle work."""
-        return self._canary.waiting or self._seen_media.waiting
+        pairs = self._pairs is not None and self._pairs.waiting
+        return pairs or self._canary.waiting or self._seen_media.waiting
 
     def idle(self, link: Callable[[Prompt, Strategy], Prefill]) -> None:
         """Make chunks of media that came a second time, and compare the prompt that the canary took.
@@ -248,6 +282,8 @@ class PolicyRuntime:
         """
         if self._comparing:
             return
+        if self._pairs is not None:
+            self._pairs.idle()
         self._seen_media.make(self.patch_worker.submit)
         if not self._canary.waiting:
             return

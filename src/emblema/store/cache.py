@@ -229,7 +229,7 @@ class PieceCache:
         piece.key, piece.artifact = key, artifact
         with self.changed:
             # A deletion since they were looked for wins.
-            if any(self.deleted(owners, [chunk]) and not self._get(owners, chunk) for chunk in key.chunks):
+            if any(self.deleted(owners, [chunk]) and not self._get(owners, chunk) for chunk in piece.sources):
                 return False
             old = self.table.get(piece.name)
             if old is not None:

@@ -13,6 +13,7 @@ from emblema.errors import LoadError, StoreError
 from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
 from emblema.kv.layout import LayerRows
+from emblema.kv.pairs import ChunkPairs
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.store.compression import Compression, check_compression, compress, restore
 from emblema.store.keys import ArtifactKey, ArtifactKind, key_of_written
@@ -37,6 +38,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 Value = TypeVar("Value")
 SLOTS = ("keys", "values")
+PAIR_TENSORS = ("prompts", "shares", "sighted", "places", "coefficients", "scales", "counts")
 ENCODED = ("token_ids", "positions", "visual", "groups", "embeds")
 
 
@@ -138,6 +140,8 @@ def artifact_record(key: ArtifactKey, id: str, artifact: Artifact, owner: str, *
     Raises:
         StoreError: a factor's dtype has no place in the format.
     """
+    if isinstance(artifact, ChunkPairs):
+        return _pairs_record(key, id, artifact, owner, created)
     tensors: dict[str, Tensor] = {}
     patch = _as_patch(artifact)
     for index, layer in enumerate(patch.layers):
@@ -152,6 +156,25 @@ def artifact_record(key: ArtifactKey, id: str, artifact: Artifact, owner: str, *
         "layers": [layer is not None for layer in patch.layers],
     }
     chunks = tuple(dict.fromkeys((key.chunk, *key.antecedents)))
+    return make_record(RecordHeader(id, "patch", owner, key.written_model, chunks, created, meta), tensors)
+
+
+def _pairs_record(key: ArtifactKey, id: str, pairs: ChunkPairs, owner: str, created: float) -> Record:
+    chunks = (key.chunk, *sorted(pairs.sources - {key.chunk}))
+    places = {name: index for index, name in enumerate(chunks)}
+    meta = {
+        "chunk": key.chunk,
+        "antecedents": [],
+        "orbit": False,
+        "layers": [],
+        "pairs": {
+            "rows": pairs.rows,
+            "basis": pairs.basis,
+            "antecedents": [places[name] for name in pairs.antecedents],
+            "witnesses": [sorted(places[name] for name in names) for names in pairs.witnesses],
+        },
+    }
+    tensors = {f"pairs.{name}": getattr(pairs, name) for name in PAIR_TENSORS}
     return make_record(RecordHeader(id, "patch", owner, key.written_model, chunks, created, meta), tensors)
 
 
@@ -210,6 +233,8 @@ def _rows(
 def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[ArtifactKey, Artifact]:
     meta = header.meta
     key = _key(header)
+    if key.kind is ArtifactKind.PAIR:
+        return key, _pairs(reader, header)
     _require(key.chunks == set(header.chunks), "its key is of other chunks")
     patched = meta["layers"]
     _require(isinstance(patched, list) and all(isinstance(held, bool) for held in patched), "its layers are malformed")
@@ -220,6 +245,38 @@ def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[ArtifactKey, 
     return key, _from_patch(key, Patch(tuple(found.get(index) for index in range(len(patched)))))
 
 
+def _pairs(reader: RecordReader, header: RecordHeader) -> ChunkPairs:
+    meta = header.meta["pairs"]
+    rows, basis = _natural(meta["rows"]), meta["basis"]
+    _require(isinstance(basis, str) and len(basis) <= 64, "its basis is malformed")
+    _require(header.sizes.keys() == {f"pairs.{name}" for name in PAIR_TENSORS}, "it lacks tensors or holds others")
+    antecedents = tuple(header.chunks[_natural(index)] for index in meta["antecedents"])
+    witnesses = tuple(frozenset(header.chunks[_natural(index)] for index in names) for names in meta["witnesses"])
+    count = len(antecedents)
+    _require(len(witnesses) == count == len(set(antecedents)), "its antecedents are malformed")
+    places = _to_tensor(reader, "pairs.places", ("I32",), None)
+    entries = len(places)
+    ordered = bool((places[1:] > places[:-1]).all()) and (
+        entries == 0 or (int(places[0]) >= 0 and int(places[-1]) < count * rows)
+    )
+    _require(ordered, "its places are not in order")
+    pairs = ChunkPairs(
+        rows,
+        basis,
+        antecedents,
+        witnesses,
+        _to_tensor(reader, "pairs.prompts", ("I32",), count),
+        _to_tensor(reader, "pairs.shares", ("U8",), count, rows),
+        _to_tensor(reader, "pairs.sighted", ("U8",), count, rows),
+        places,
+        _to_tensor(reader, "pairs.coefficients", ("I8", "F32"), entries, None),
+        _to_tensor(reader, "pairs.scales", ("F32",), entries),
+        _to_tensor(reader, "pairs.counts", ("U8",), entries),
+    )
+    _require(pairs.sources | {header.meta["chunk"]} == set(header.chunks), "it was learnt from other chunks")
+    return pairs
+
+
 def _key(header: RecordHeader) -> ArtifactKey:
     meta = header.meta
     _require(isinstance(meta["antecedents"], list) and isinstance(meta["orbit"], bool), "its key is malformed")
@@ -228,6 +285,8 @@ def _key(header: RecordHeader) -> ArtifactKey:
 
 def _as_patch(artifact: Artifact) -> Patch:
     """Return the patch that an artifact is written as: slots that it does not use have factors of no size."""
+    if isinstance(artifact, ChunkPairs):
+        raise StoreError("pairs are no patch: they are written by fields of their own")
     if isinstance(artifact, KeyFactors):
         return Patch(tuple(LayerPatch(keys, _nothing(len(keys.left), torch.float32)) for keys in artifact.layers))
     if isinstance(artifact, ResidualStream):

@@ -15,6 +15,8 @@ class ArtifactKind(StrEnum):
         BASIS: a patch on directions pooled over other chunks (Kamera, section 4).
         KEYS: low-rank factors of the chunk's own keys (ShadowKV).
         RESIDUAL: the residual stream that enters one layer where the chunk is prefilled alone.
+        PAIR: what is known of a chunk after each of some single other chunks; it has no antecedents of its own.
+        PAIRS: a patch put together from these for the antecedents that are there; it is in no store.
         REPAIR: what a window adds to rows that it wrote; it is in no store.
     """
 
@@ -23,6 +25,8 @@ class ArtifactKind(StrEnum):
     BASIS = "basis"
     KEYS = "keys"
     RESIDUAL = "residual"
+    PAIR = "pair"
+    PAIRS = "pairs"
     REPAIR = "repair"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from emblema.errors import CapacityError
-from emblema.kv.artifacts import Artifact
+from emblema.kv.artifacts import Artifact, sources_of
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
 from emblema.store.handles import StoredRows
@@ -78,7 +78,7 @@ class CachedPiece:
     @property
     def sources(self) -> frozenset[str]:
         """Ids of the chunks that an artifact was made from; empty for a chunk."""
-        return frozenset() if self.key is None else self.key.chunks
+        return frozenset() if self.key is None else self.key.chunks | sources_of(self.artifact)
 
     @property
     def sizes(self) -> tuple[int, ...]:

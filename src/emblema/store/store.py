@@ -83,7 +83,9 @@ class Store:
         counters = StoreCounters()
         state = CacheState(self.settings, table, TierStack(self.disk, remote, counters), counters, device)
         self.prefixes = PrefixRegistry(self.settings.prefix_bytes)
-        self.cache = PieceCache(state, self.prefixes.forget)
+        listeners: list[Callable[[str, str], bool]] = [self.prefixes.forget]
+        self._deletion_listeners = listeners
+        self.cache = PieceCache(state, lambda owner, id: any([listener(owner, id) for listener in listeners]))
         self._lock = threading.Lock()
         self._companions: dict[str, Companion] = {}
         if self.disk is not None:
@@ -126,6 +128,17 @@ class Store:
             if name not in self._companions:
                 self._companions[name] = make()
             return cast("CompanionT", self._companions[name])
+
+    def tell_deletions(self, listener: Callable[[str, str], bool]) -> None:
+        """Have a function called with the owner and id of every piece that is deleted or has expired.
+
+        It returns whether it had anything of the piece. It must not call the store, whose lock may be held.
+        """
+        self._deletion_listeners.append(listener)
+
+    def tenant_of(self, salt: bytes) -> "TenantStore":
+        """Return the part of the store that a salt belongs to, the shared library's too."""
+        return TenantStore(self, salt)
 
     def expire(self) -> int:
         """Delete expired pieces, which no look-up finds in any case; returns how many went from memory."""

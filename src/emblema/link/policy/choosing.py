@@ -176,8 +176,24 @@ class Chooser:
                     yield Lane.DRIFT, str(drift), key, rank
                     break
         yield Lane.BARE, f"{chunk.kind} shows no gap on this model", None, 0
+        pairs = ArtifactKey(model, chunk.id, before, ArtifactKind.PAIRS)
+        if self._may_pair(pairs):
+            patch = self.knowledge.find_patch(pairs)
+            if patch is not None:
+                yield Lane.PAIR, "it was met with each of its antecedents", pairs, patch.rank
         if self._may_query(chunk, before):
             yield Lane.QUERY, "these antecedents are not known, and what the question attends is computed", None, 0
+
+    def _may_pair(self, pairs: ArtifactKey) -> bool:
+        """Whether a chunk may be served by what it is known to take from single chunks, and a second pass.
+
+        Where all of the prompt's chunks come again in their order, they are computed, and leave an exact prefix.
+        """
+        if self.policy.pair_share == 0 or not self.knowledge.second_pass:
+            return False
+        inputs = self.knowledge.policy_inputs
+        names = [part.name for part in self.prompt.chunk_parts]
+        return inputs.knows_pairs(pairs) and (self.trial is not None or not inputs.recurs(names))
 
     def _may_query(self, chunk: Chunk, before: tuple[str, ...]) -> bool:
         """Whether a chunk may be served by a second pass.

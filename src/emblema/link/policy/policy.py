@@ -32,6 +32,8 @@ class Policy:
         forming_seconds: most CPU seconds that forming takes in a minute; None for no bound.
         query_share: share of the rows of pages in an unknown combination that are computed again for a question; 0
             computes such pages in full.
+        pair_share: the same share for pages that were met with each of those before them: what they take from these is
+            remembered. 0 learns nothing of pairs, and serves none.
         query_margin: how far apart the probabilities of the two likeliest first tokens have to be for such an answer to
             stand; the prompt is computed in full otherwise. None: 0.5, and what is learnt from then on.
         inline_media_rows: rows prefilled alone after answers, of media that came with a prompt for the second time, as
@@ -54,6 +56,7 @@ class Policy:
     forming_bytes: int = 256 * 2**20
     forming_seconds: float | None = 3.0
     query_share: float = 0.12
+    pair_share: float = 0.03
     query_margin: float | None = None
     inline_media_rows: float = 1.0
 
@@ -99,6 +102,7 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("forming_bytes", 0, math.inf, False),
     ("forming_seconds", 0, math.inf, True),
     ("query_share", 0, 1, False),
+    ("pair_share", 0, 1, False),
     ("query_margin", 0, 1, True),
     ("inline_media_rows", 0, math.inf, False),
 )
@@ -109,7 +113,8 @@ class Lane(StrEnum):
 
     Rows of the lanes up to `fresh` are as the model's own forward or the prompt gives them; `survivor` rows were
     written in a window after other antecedents than now. `patch`, `orbit`, `drift` and `bare` take stored rows.
-    `query` takes rows blind and computes those again that the question attends most. `refresh` and `full` compute the
+    `query` takes rows blind and computes those again that the question attends most; `pair` takes rows with what they
+    are known to take from single antecedents, and computes fewer of them again. `refresh` and `full` compute the
     rows in place, `refresh` where a stored patch can be updated.
     """
 
@@ -122,13 +127,17 @@ class Lane(StrEnum):
     ORBIT = "orbit"
     DRIFT = "drift"
     BARE = "bare"
+    PAIR = "pair"
     QUERY = "query"
     REFRESH = "refresh"
     FULL = "full"
 
 
-TAKEN = (Lane.PATCH, Lane.ORBIT, Lane.DRIFT, Lane.BARE, Lane.QUERY)
+TAKEN = (Lane.PATCH, Lane.ORBIT, Lane.DRIFT, Lane.BARE, Lane.PAIR, Lane.QUERY)
 """Lanes whose fidelity has to be measured, the most faithful first."""
+
+REPEATED = (Lane.PAIR, Lane.QUERY)
+"""Lanes with a second pass."""
 
 COMPUTED = (Lane.REFRESH, Lane.FULL)
 """Lanes that `auto` computes because nothing better is known."""
@@ -211,6 +220,8 @@ class PolicyInputs:
         unsure: returns the share of the prompts with a second pass that had to be computed in full after all.
         least_margin: returns the margin that an answer about some kinds of content has to have after a second pass.
         pass_rows: what a forward costs beside its rows, in computed rows; None where that is not known yet.
+        knows_pairs: returns whether a chunk was met often enough with each of its antecedents, from a key of the kind
+            PAIRS.
     """
 
     policy: Policy = Policy()
@@ -221,3 +232,4 @@ class PolicyInputs:
     unsure: Callable[[], float] = lambda: UNSURE
     least_margin: Callable[[Collection[str]], float] = lambda kinds: DEFAULT
     pass_rows: Callable[[], float | None] = lambda: None
+    knows_pairs: Callable[[ArtifactKey], bool] = lambda key: False

@@ -7,12 +7,13 @@ from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan, PatchUse, PrefixOrigin, RowRange, RowSource
 from emblema.link.policy.choosing import Chooser, Trial
-from emblema.link.policy.policy import COMPUTED, Decision, Lane, Policy, PolicyInputs, name_of
+from emblema.link.policy.policy import COMPUTED, REPEATED, Decision, Lane, Policy, PolicyInputs, name_of
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, strategy_name, taken
 from emblema.link.strategies.patch import patched
 from emblema.link.strategies.query import question_rows, recomputation, unread_rows
 
+NO_GAIN = "a second pass would cost as much as computing its rows"
 PASS_ROWS = 64
 """What a forward is taken to cost beside its rows, in computed rows, where that was not measured."""
 
@@ -47,8 +48,14 @@ class Auto:
         decisions = tuple(chooser.decide(segment, chunk) for segment, chunk in prompt.chunk_segments)
         if self.trial is None and not _query_pays(prompt, decisions, policy, knowledge.policy_inputs):
             decisions = tuple(
-                replace(decision, lane=Lane.FULL, reason="a second pass would cost as much as computing its rows")
-                if decision.lane is Lane.QUERY
+                replace(
+                    decision,
+                    lane=Lane.FULL,
+                    key=None,
+                    rank=0,
+                    reason="a second pass would cost as much as computing its rows",
+                )
+                if decision.lane in REPEATED
                 else decision
                 for decision in decisions
             )
@@ -64,9 +71,9 @@ class Auto:
 
         slid = {start for start, _ in prompt.slid_rows}
         computed_rows = {decision.start for decision in decisions if decision.lane in (*COMPUTED, Lane.FRESH)}
-        read = {decision.start for decision in decisions if decision.lane is Lane.QUERY} - slid
+        read = {decision.start: shares_of(policy)[decision.lane] for decision in decisions if decision.lane in REPEATED}
         # Slid chunks are in the table only while rows of a chunk after them are computed that have to absorb them.
-        in_context = bool(slid) and any(row > min(slid) for row in (computed_rows | read) - slid)
+        in_context = bool(slid) and any(row > min(slid) for row in computed_rows.union(read) - slid)
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=in_context)
         if match is not None and exact > 0:
             front = RowRange(0, exact, RowSource.TAKEN, (0, layers), PrefixOrigin(match.entry))
@@ -75,21 +82,27 @@ class Auto:
             decisions = tuple(decision for decision in decisions if decision.start not in slid)
         name = "auto:prefix" if exact and not decisions else name_of(decisions)
         leaving = prompt.slid_rows if in_context else ()
-        candidates = tuple(rows for rows in unread_rows(prompt) if rows[0] in read)
+        candidates = {rows: read[rows[0]] for rows in unread_rows(prompt) if rows[0] in read}
         margin = policy.query_margin
         if margin is None:
-            margin = knowledge.policy_inputs.least_margin({own.kind for own in decisions if own.lane is Lane.QUERY})
-        again = recomputation(prompt, candidates, policy.query_share, margin)
+            margin = knowledge.policy_inputs.least_margin({own.kind for own in decisions if own.lane in REPEATED})
+        again = recomputation(prompt, candidates, margin)
         return LinkPlan(name, prompt.tokens, layers, ranges, leaving=leaving, recomputation=again, decisions=decisions)
+
+
+def shares_of(policy: Policy) -> dict[Lane, float]:
+    """Return the share of a chunk's rows that each lane with a second pass computes again."""
+    return {Lane.PAIR: policy.pair_share, Lane.QUERY: policy.query_share}
 
 
 def _query_pays(prompt: Prompt, decisions: Sequence[Decision], policy: Policy, inputs: PolicyInputs) -> bool:
     """Return whether a second pass is expected to cost a tenth less than computing the chunks that it is for."""
-    starts = {decision.start for decision in decisions if decision.lane is Lane.QUERY}
-    rows = sum(stop - start for start, stop in unread_rows(prompt) if start in starts)
+    shares = {decision.start: shares_of(policy)[decision.lane] for decision in decisions if decision.lane in REPEATED}
+    own = [(stop - start, shares[start]) for start, stop in unread_rows(prompt) if start in shares]
+    rows = sum(count for count, _ in own)
     first, last = question_rows(prompt)
     forward = inputs.pass_rows()
-    again = policy.query_share * rows + last - first + (PASS_ROWS if forward is None else forward)
+    again = sum(count * share for count, share in own) + last - first + (PASS_ROWS if forward is None else forward)
     return again + inputs.unsure() * prompt.tokens < 0.9 * rows
 
 

@@ -1,5 +1,6 @@
 """`query-R%`: rows taken blind, and those that the question attends most computed again in context."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -8,6 +9,8 @@ from emblema.link.plan import LinkPlan, Recomputation, RowRange
 from emblema.link.policy.margins import DEFAULT
 from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, taken
+
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Query:
 
         ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)
         plan = LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
-        return replace(plan, recomputation=recomputation(prompt, unread_rows(prompt), self.share, self.least_margin))
+        candidates = dict.fromkeys(unread_rows(prompt), self.share)
+        return replace(plan, recomputation=recomputation(prompt, candidates, self.least_margin))
 
 
 def unread_rows(prompt: Prompt) -> tuple[Rows, ...]:
@@ -61,11 +65,9 @@ def question_rows(prompt: Prompt) -> Rows:
     return min(last, prompt.tokens - 1), prompt.tokens
 
 
-def recomputation(
-    prompt: Prompt, candidates: tuple[Rows, ...], share: float, least_margin: float
-) -> Recomputation | None:
-    """Return the second pass over a share of the candidates; None without any."""
-    rows = sum(stop - start for start, stop in candidates)
-    if rows == 0:
+def recomputation(prompt: Prompt, candidates: Mapping[Rows, float], least_margin: float) -> Recomputation | None:
+    """Return the second pass over a share of the rows of each range; None without any. The best of all are chosen."""
+    if not candidates:
         return None
-    return Recomputation(candidates, ceil(share * rows), question_rows(prompt), least_margin=least_margin)
+    budget = ceil(sum(share * (stop - start) for (start, stop), share in candidates.items()) - ROUNDING)
+    return Recomputation(tuple(candidates), budget, question_rows(prompt), least_margin=least_margin)

@@ -15,6 +15,7 @@ from emblema.link.strategies.full import Full
 from emblema.link.strategies.full_reuse import FullReuse
 from emblema.link.strategies.lowrank_keys import LowRankKeys
 from emblema.link.strategies.orbit import OrbitStrategy
+from emblema.link.strategies.pair import Pair
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.prefix import Prefix
 from emblema.link.strategies.query import Query
@@ -114,6 +115,18 @@ KINDS: tuple[StrategyKind, ...] = (
         "the R % of chunk tokens that the question attends most computed again; in full where that leaves it unsure",
         rf"query-{NUMBER}%",
         lambda match: Query(_percent(match) / 100),
+    ),
+    StrategyKind(
+        "pair",
+        "chunks with what their rows are known to take from each single chunk before them; learnt from other prompts",
+        "pair",
+        lambda match: Pair(),
+    ),
+    StrategyKind(
+        "pair+query-R%",
+        "the same, and the R % of chunk tokens that the question attends most computed again, as by query-R%",
+        rf"pair[+]query-{NUMBER}%",
+        lambda match: Pair(_percent(match) / 100),
     ),
     StrategyKind(
         "mpic-K | mpic-all",

@@ -1,0 +1,113 @@
+"""The files of the bases that pairs are kept on: small, written whole and moved into place, never trusted."""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from emblema.errors import StoreError
+from emblema.kv.pairs import PairBasis
+from emblema.store.files import write_whole
+
+log = logging.getLogger(__name__)
+
+LARGEST = 256 * 2**20
+"""Bytes of a file that is read."""
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBasis:
+    """A basis as it is kept.
+
+    Attributes:
+        basis: the basis.
+        made: how many bases were made, this one included.
+        earlier: id of the basis before it, of which pairs may still be; None for none.
+        turn: [M, M'] products of the directions of both, which carry its coefficients over.
+    """
+
+    basis: PairBasis
+    made: int
+    earlier: str | None = None
+    turn: Tensor | None = None
+
+
+class PairBases:
+    """Keeps one basis for each tenant and model.
+
+    Args:
+        folder: of the files; None keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def load(self, owner: str, model: str, width: int) -> KeptBasis | None:
+        """Return a tenant's basis for rows of so many features, or None; a damaged file is removed."""
+        path = self._path(owner, model)
+        if path is None or not path.exists():
+            return None
+        try:
+            return _read(path, width)
+        except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
+            log.warning("%s: the basis of pairs is made again: %s", path, error)
+            path.unlink(missing_ok=True)
+            return None
+
+    def save(self, owner: str, model: str, kept: KeptBasis) -> None:
+        """Write a basis; a failure is only reported, as no answer depends on it."""
+        path = self._path(owner, model)
+        if path is None or kept.basis.exact:
+            return
+        turn = torch.empty(0, 0) if kept.turn is None else kept.turn
+        head = {
+            "version": VERSION,
+            "made": kept.made,
+            "earlier": kept.earlier,
+            "directions": list(kept.basis.directions.shape),
+            "turn": list(turn.shape),
+        }
+        tensors = [tensor.contiguous().numpy().astype("<f4").tobytes() for tensor in (kept.basis.directions, turn)]
+        body = b"\n".join((json.dumps(head).encode(), b"".join(tensors)))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, [blake3(body).hexdigest().encode(), b"\n", body])
+        except OSError as error:
+            log.warning("the basis of pairs of %s was not saved: %s", owner[:12], error)
+
+    def _path(self, owner: str, model: str) -> Path | None:
+        name = blake3(model.encode()).hexdigest(16)
+        return None if self._folder is None else self._folder / f"{owner}-{name}.basis"
+
+
+def _read(path: Path, width: int) -> KeptBasis:
+    """Read a file.
+
+    Raises:
+        StoreError, ValueError, KeyError, TypeError, OSError: it is damaged, or of rows of another width.
+    """
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+        raise StoreError("this is no file of a basis")
+    digest, _, body = path.read_bytes().partition(b"\n")
+    if blake3(body).hexdigest().encode() != digest:
+        raise StoreError("its checksum differs")
+    text, _, numbers = body.partition(b"\n")
+    head = json.loads(text)
+    (rank, features), (before, after) = head["directions"], head["turn"]
+    if head["version"] != VERSION or features != width or len(numbers) != 4 * (rank * features + before * after):
+        raise StoreError("it is of another version, or of another model")
+    values = torch.from_numpy(numpy.frombuffer(numbers, "<f4").copy())
+    directions, turn = values.split([rank * features, before * after])
+    earlier = None if head["earlier"] is None else str(head["earlier"])
+    return KeptBasis(
+        PairBasis(directions.reshape(rank, features)),
+        int(head["made"]),
+        earlier,
+        turn.reshape(before, after) if earlier is not None else None,
+    )

@@ -1,0 +1,452 @@
+"""The memory of pairs: what a tenant's chunks take from single other chunks, learnt from prompts that were linked.
+
+Rows that a prompt computed in context, for whatever reason, leave their differences; see `kv/pairs.py`. What an entry
+was learnt from is kept with it, by the ids of all chunks that it may hold traces of, and it goes with any of them.
+"""
+
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from emblema.errors import EmblemaError
+from emblema.kv.layout import LayerLayout
+from emblema.kv.pairs import (
+    PURITY,
+    ChunkPairs,
+    PairBasis,
+    PairSighting,
+    bounded,
+    compose_pairs,
+    learn,
+    make_basis,
+    sightings_of,
+    turned,
+    width_of,
+    without,
+)
+from emblema.kv.patch import Patch
+from emblema.link.taken_rows import ShareSample
+from emblema.models.adapter import Adapter
+from emblema.session.pair_bases import KeptBasis, PairBases
+from emblema.session.pair_rows import LinkedRows
+from emblema.store.keys import ArtifactKey, ArtifactKind
+from emblema.store.record import SHARED
+from emblema.store.store import Store, TenantStore
+
+MOST_PENDING = 8
+"""Prompts whose rows wait to be learnt from, at most; the oldest are learnt from at once."""
+MOST_CHUNKS = 4096
+"""Chunks whose pairs are in memory, at most; the least recently used leave."""
+MOST_SERVED = 256
+FOLDER = "pairs"
+FLUSH_SECONDS = 30.0
+"""Seconds between two writes of what was learnt; closing writes too."""
+SAMPLE_BYTES = 64 * 2**20
+"""Bytes of differences that wait for a basis, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairSettings:
+    """How pairs are learnt.
+
+    Attributes:
+        rank: directions of the basis; None for 64 where rows are latent (MLA) and 32 otherwise.
+        exact: keep differences as they are; for tests and measurements of small models.
+        noted_rows: rows of a prompt that are learnt from, at most.
+        purity: share of a row's attention to all antecedents that one needs to be credited with its difference.
+        basis_rows: after how many more rows a basis is made, and made again; it stays after the last.
+        share: bytes of a chunk's pairs, as a share of its KV, at most; None for 10 % where rows are latent and 5 %
+            otherwise.
+        sightings: how often a chunk has to have been met with the antecedents that are there, on average, for its pairs
+            to be served by `auto`; with each at least once.
+    """
+
+    rank: int | None = None
+    exact: bool = False
+    noted_rows: int = 256
+    purity: float = PURITY
+    basis_rows: tuple[int, ...] = (250, 1000, 8000)
+    share: float | None = None
+    sightings: float = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class PairStatistics:
+    """Counts of one memory.
+
+    Attributes:
+        prompts, rows: learnt from.
+        skipped: prompts not learnt from: a chunk was deleted or lost meanwhile.
+        chunks: chunks in memory with pairs.
+        entries: their entries.
+        bytes: their bytes.
+    """
+
+    prompts: int = 0
+    rows: int = 0
+    skipped: int = 0
+    chunks: int = 0
+    entries: int = 0
+    bytes: int = 0
+
+
+class PairMemory:
+    """One tenant's pairs on one model. Any thread may delete from it; all else is for the thread that owns the model.
+
+    Args:
+        store: returns the tenant's store; None once it is gone.
+        model: the model's fingerprint.
+        layouts, dtype, device: of the model.
+        bases: keeps the basis beside the store's files.
+        owner: digest of the tenant.
+        settings: how pairs are learnt.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], TenantStore | None],
+        model: str,
+        layouts: Sequence[LayerLayout],
+        dtype: torch.dtype,
+        device: torch.device,
+        bases: PairBases,
+        owner: str,
+        settings: PairSettings | None = None,
+    ) -> None:
+        self.settings, self.model = settings or PairSettings(), model
+        self._store, self._layouts, self._dtype, self._device = store, tuple(layouts), dtype, device
+        self._latent = layouts[0].kind == "latent"
+        self._bases, self._owner = bases, owner
+        # Guards what follows; never held while the store is called.
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[str, ChunkPairs | None] = OrderedDict()
+        self._dirty: set[str] = set()
+        self._pending: deque[LinkedRows] = deque()
+        self._sample: list[tuple[Tensor, LinkedRows | None, frozenset[str]]] = []
+        self._served: OrderedDict[ArtifactKey, frozenset[str]] = OrderedDict()
+        self._deletions = -1
+        self._kept = bases.load(owner, model, width_of(layouts))
+        self._right: tuple[tuple[Tensor, Tensor], ...] = ()
+        if self.settings.exact:
+            basis = PairBasis(torch.eye(width_of(layouts)), exact=True)
+            self._kept = KeptBasis(basis, made=len(self.settings.basis_rows))
+        self._use_basis()
+        self._counts = PairStatistics()
+        self._sampled = self._prompts = 0
+        self._flushed = time.monotonic()
+
+    @property
+    def statistics(self) -> PairStatistics:
+        """Plain counters."""
+        with self._lock:
+            held = [pairs for pairs in self._chunks.values() if pairs is not None]
+            entries = sum(len(pairs.places) for pairs in held)
+            size = sum(pairs.bytes for pairs in held)
+            return replace(self._counts, chunks=len(held), entries=entries, bytes=size)
+
+    @property
+    def basis(self) -> PairBasis | None:
+        """The basis; None before enough rows were seen."""
+        return None if self._kept is None else self._kept.basis
+
+    # Serving.
+
+    def find(self, key: ArtifactKey) -> Patch | None:
+        """Return the patch of a chunk after those of some antecedents that are known; None where none is.
+
+        Args:
+            key: of the kind PAIRS, with the antecedents that are there.
+        """
+        pairs = self._pairs(key.chunk)
+        if pairs is None or key.model != self.model:
+            return None
+        composed = compose_pairs(pairs, key.antecedents, self._right)
+        if composed is None:
+            return None
+        with self._lock:
+            self._served[key] = composed.witnesses
+            self._served.move_to_end(key)
+            while len(self._served) > MOST_SERVED:
+                self._served.popitem(last=False)
+        return composed.patch
+
+    def knows(self, key: ArtifactKey) -> bool:
+        """Return whether a chunk was met with each of the antecedents, and often enough to be served from memory."""
+        pairs = self._pairs(key.chunk)
+        names = dict.fromkeys(key.antecedents)
+        if pairs is None or not names:
+            return False
+        met = sightings_of(pairs, list(names))
+        return min(met) > 0 and sum(met) >= self.settings.sightings * len(met)
+
+    def witnesses(self, key: ArtifactKey) -> frozenset[str] | None:
+        """Return the chunks that a served patch was learnt from; None where it is not known any more."""
+        with self._lock:
+            return self._served.get(key)
+
+    def _pairs(self, chunk: str) -> ChunkPairs | None:
+        """Return what is known of a chunk, read from the store at the first call."""
+        self.settle()
+        with self._lock:
+            if chunk in self._chunks:
+                self._chunks.move_to_end(chunk)
+                return self._chunks[chunk]
+        store, basis = self._store(), self.basis
+        if store is None or basis is None:
+            return None
+        found = store.find_artifact(self._key(chunk))
+        pairs = self._current(found) if isinstance(found, ChunkPairs) else None
+        with self._lock:
+            self._chunks.setdefault(chunk, pairs)
+            clean = (name for name in list(self._chunks) if name not in self._dirty)
+            while len(self._chunks) > MOST_CHUNKS and (oldest := next(clean, None)) is not None:
+                del self._chunks[oldest]
+            return self._chunks.get(chunk)
+
+    def _current(self, pairs: ChunkPairs) -> ChunkPairs | None:
+        """Return pairs on the present basis; None where they belong to an unknown one."""
+        kept = self._kept
+        if kept is None:
+            return None
+        if pairs.basis == kept.basis.id:
+            return pairs
+        if pairs.basis == kept.earlier and kept.turn is not None:
+            return turned(pairs, kept.turn, kept.basis.id)
+        return None
+
+    def _key(self, chunk: str) -> ArtifactKey:
+        return ArtifactKey(self.model, chunk, kind=ArtifactKind.PAIR)
+
+    # Learning.
+
+    def next_sample(self) -> ShareSample:
+        """Return which rows of the next prompt are learnt from."""
+        self._prompts += 1
+        return ShareSample(self.settings.noted_rows, self._prompts)
+
+    def add(self, rows: LinkedRows) -> None:
+        """Have rows learnt from when there is time, or when the memory is asked next."""
+        with self._lock:
+            self._pending.append(rows)
+        if len(self._pending) > MOST_PENDING:
+            self.settle()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to learn or to write."""
+        return bool(self._pending) or (bool(self._dirty) and time.monotonic() - self._flushed > FLUSH_SECONDS)
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Learn from all rows that wait, and drop what was deleted."""
+        self._sweep()
+        while True:
+            with self._lock:
+                if not self._pending:
+                    return
+                rows = self._pending.popleft()
+            self._take(rows)
+
+    def _take(self, rows: LinkedRows) -> None:
+        store = self._store()
+        try:
+            gone = store is None or bool(store.deleted(rows.witnesses))
+            differences = torch.empty(0) if gone else rows.differences(self._layouts)
+        except EmblemaError:
+            gone = True
+        if gone:
+            self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
+            return
+        counts = self._counts
+        self._counts = replace(counts, prompts=counts.prompts + 1, rows=counts.rows + len(differences))
+        if self._kept is None:
+            self._sample_rows(differences, rows, rows.witnesses, 1.0)
+            return
+        if self._kept.made < len(self.settings.basis_rows):
+            self._sample_rows(differences, None, rows.witnesses, 0.25)
+        self._learn(rows, differences)
+
+    def _sample_rows(
+        self, differences: Tensor, rows: LinkedRows | None, witnesses: frozenset[str], share: float
+    ) -> None:
+        """Keep a share of some differences for the next basis, which is made once there are enough."""
+        made = 0 if self._kept is None else self._kept.made
+        order = torch.randperm(len(differences), generator=torch.Generator().manual_seed(self._sampled))
+        count = max(1, round(share * len(order)))
+        with self._lock:
+            self._sample.append((differences[order[:count]] if rows is None else differences, rows, witnesses))
+        self._sampled += len(differences)
+        if self._sampled >= min(self.settings.basis_rows[made], self._most_sampled / share):
+            self._make_basis(made + 1)
+
+    @property
+    def _most_sampled(self) -> int:
+        return max(256, SAMPLE_BYTES // (4 * width_of(self._layouts)))
+
+    def _make_basis(self, made: int) -> None:
+        """Make the basis of the sample, and learn from what waited for it, or turn what is known to it."""
+        with self._lock:
+            sample, self._sample = self._sample, []
+        self._sampled = 0
+        if not sample:
+            return
+        rank = self.settings.rank or (64 if self._latent else 32)
+        basis = make_basis(torch.cat([differences for differences, _, _ in sample]), rank)
+        before = None if self._kept is None else self._kept.basis
+        turn = None if before is None else before.directions @ basis.directions.T
+        self._kept = KeptBasis(basis, made, None if before is None else before.id, turn)
+        self._use_basis()
+        self._bases.save(self._owner, self.model, self._kept)
+        with self._lock:
+            for chunk, pairs in self._chunks.items():
+                self._chunks[chunk] = None if pairs is None else self._current(pairs)
+                self._dirty.update([chunk] if pairs is not None else [])
+            if before is None:
+                self._chunks.clear()
+        for differences, rows, _ in sample:
+            if rows is not None:
+                self._learn(rows, differences)
+
+    def _use_basis(self) -> None:
+        if self._kept is not None:
+            right = self._kept.basis.right_factors(self._layouts, self._dtype)
+            self._right = tuple((keys.to(self._device), values.to(self._device)) for keys, values in right)
+
+    def _learn(self, rows: LinkedRows, differences: Tensor) -> None:
+        basis = self.basis
+        if basis is None:
+            return
+        parts = basis.coefficients(differences).split([len(shares.rows) for shares in rows.chunks])
+        for shares, coefficients in zip(rows.chunks, parts, strict=True):
+            chunk = shares.chunk
+            known = self._loaded(chunk.id) or ChunkPairs.empty(chunk.tokens, basis)
+            sighting = PairSighting(
+                shares.antecedents, shares.rows, coefficients, shares.mass, shares.alone, rows.witnesses
+            )
+            more = learn(known, sighting, self.settings.purity)
+            if not self.settings.exact:
+                share = self.settings.share or (0.10 if self._latent else 0.05)
+                more = bounded(more, int(share * chunk.bytes))
+            with self._lock:
+                self._chunks[chunk.id] = more
+                self._chunks.move_to_end(chunk.id)
+                self._dirty.add(chunk.id)
+
+    def _loaded(self, chunk: str) -> ChunkPairs | None:
+        with self._lock:
+            if chunk in self._chunks:
+                return self._chunks[chunk]
+        store = self._store()
+        found = None if store is None else store.find_artifact(self._key(chunk))
+        return self._current(found) if isinstance(found, ChunkPairs) else None
+
+    # Forgetting and keeping.
+
+    def forget(self, chunk: str) -> None:
+        """Drop all that was learnt of a chunk, or where it was there. On any thread."""
+        with self._lock:
+            self._pending = deque(rows for rows in self._pending if chunk not in rows.witnesses)
+            self._sample = [part for part in self._sample if chunk not in part[2]]
+            self._served.clear()
+            self._chunks.pop(chunk, None)
+            self._dirty.discard(chunk)
+            for name, pairs in list(self._chunks.items()):
+                left = None if pairs is None else without(pairs, chunk)
+                if left is not pairs:
+                    self._chunks[name] = left
+                    self._dirty.add(name)
+
+    def _sweep(self) -> None:
+        """Drop what chunks were deleted from, where the deletion was not told."""
+        store = self._store()
+        if store is None or store.deletions == self._deletions:
+            return
+        self._deletions = store.deletions
+        with self._lock:
+            names = {name for pairs in self._chunks.values() if pairs is not None for name in pairs.sources}
+            names.update(self._chunks)
+        for name in store.deleted(names):
+            self.forget(name)
+
+    def flush(self) -> None:
+        """Hand what has changed to the store, which writes it in the background."""
+        self.settle()
+        store = self._store()
+        with self._lock:
+            names, self._dirty = self._dirty, set()
+            changed = {name: pairs for name in names if (pairs := self._chunks.get(name)) is not None}
+        self._flushed = time.monotonic()
+        for name, pairs in changed.items():
+            if store is not None and len(pairs.places):
+                store.put_artifact(self._key(name), pairs)
+
+    def idle(self) -> None:
+        """Learn from what waits, and write what has changed if it was not written lately."""
+        self.settle()
+        if self._dirty and time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+
+class PairMemories:
+    """The memories of a store's tenants, one for each model. Engines of a process share them.
+
+    Args:
+        store: the store; not held, so that it can be closed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = weakref.ref(store)
+        self._bases = PairBases(None if store.disk is None else store.disk.path / FOLDER)
+        self._lock = threading.Lock()
+        self._memories: dict[tuple[str, str], PairMemory] = {}
+
+    @classmethod
+    def of_store(cls, store: Store) -> "PairMemories":
+        """Return the memories of a store, told of its deletions."""
+
+        def make() -> PairMemories:
+            made = cls(store)
+            store.tell_deletions(made.forget)
+            return made
+
+        return store.companion(FOLDER, make)
+
+    def of(self, store: TenantStore, adapter: Adapter, model: str, settings: PairSettings | None = None) -> PairMemory:
+        """Return a tenant's memory on the model of a fingerprint; new weights begin a new one.
+
+        Args:
+            settings: of a memory that is begun now.
+        """
+        with self._lock:
+            if (store.owner, model) not in self._memories:
+                parent, salt = self._store, store.salt
+
+                def tenant() -> TenantStore | None:
+                    held = parent()
+                    return None if held is None else held.tenant_of(salt)
+
+                self._memories[store.owner, model] = PairMemory(
+                    tenant, model, adapter.layouts, adapter.dtype, adapter.device, self._bases, store.owner, settings
+                )
+            return self._memories[store.owner, model]
+
+    def forget(self, owner: str, chunk: str) -> bool:
+        """Drop what an owner's chunk left in the memories of those who could read it; returns False."""
+        with self._lock:
+            memories = [memory for (name, _), memory in self._memories.items() if owner in (name, SHARED)]
+        for memory in memories:
+            memory.forget(chunk)
+        return False
+
+    def close(self) -> None:
+        """Write what has changed."""
+        with self._lock:
+            memories, self._memories = list(self._memories.values()), {}
+        for memory in memories:
+            memory.flush()
