@@ -69,7 +69,7 @@ class PairSettings:
 
     rank: int | None = None
     exact: bool = False
-    noted_rows: int = 256
+    noted_rows: int = 128
     purity: float = PURITY
     basis_rows: tuple[int, ...] = (250, 1000, 8000)
     share: float | None = None
