@@ -243,6 +243,8 @@ def page(found: Mapping[str, Any]) -> str:
             "## Bars",
             f"{sum(len(each) for _, each in held)} bars, {missed} missed. Measured with {where}.",
             bars_markdown(held),
+            f"What the rows and fallbacks of `{QUERY}` are made of:",
+            _parts(rows, groups),
             "## Rows computed, and what they close",
             f"![eta by share of the rows that are computed]({PLOT})",
         ]
@@ -299,6 +301,26 @@ def _line(row: FigureRow) -> tuple[str, ...]:
         number(row["rows_with_fallbacks"]) if reused else "",
         number(row["agreement_with_fallbacks"]) if reused else "",
     )
+
+
+def _parts(rows: Sequence[FigureRow], groups: Sequence[tuple[str, str]]) -> str:
+    """Return a line for each model and setting: which rows are computed, and which fallbacks any method would have."""
+    head = ("", "text", "question again, and chosen", "fallbacks", "rows with fallbacks", "re-prefill unsure",
+            "fallbacks that agreed already")  # fmt: skip
+    lines = []
+    for model, setting in groups:
+        own = {row["strategy"]: row for row in _pooled(rows, model, setting)}
+        if QUERY not in own:
+            continue
+        full, blind, query = own[FULL], own[BLIND], own[QUERY]
+        stood = (1 - query["unsure"]) * (1 - (query["wrong_accepted"] or 0.0))
+        agreed = (query["agreement"] - stood) / query["unsure"] if query["unsure"] else None
+        again = query["rows_computed_share"] - blind["rows_computed_share"]
+        lines.append(
+            (f"{model}, {setting}", number(blind["rows_computed_share"]), number(again), number(query["unsure"]),
+             number(query["rows_with_fallbacks"]), number(full["unsure"]), number(agreed))
+        )  # fmt: skip
+    return markdown_table(head, lines)
 
 
 def _rivals(rows: Sequence[FigureRow]) -> str:
