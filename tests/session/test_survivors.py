@@ -59,9 +59,7 @@ def test_by_default_nothing_of_the_past_is_taken(reference: Engine, pictures: li
     assert torch.allclose(exact.logits, full.logits, atol=1e-4)
 
 
-def test_what_is_deleted_is_forgotten_with_all_that_absorbed_it(
-    reference: Engine, pictures: list[Image.Image]
-) -> None:
+def test_what_is_deleted_is_forgotten_with_all_that_absorbed_it(reference: Engine, pictures: list[Image.Image]) -> None:
     own = engine_on(reference)
     chunks = [own.add(picture) for picture in pictures[:4]]
     own.prefill([*chunks, QUESTION], survivors="keep")

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout
 from emblema.kv.pairs import (
+    MOST_AVERAGED,
     PURITY,
     ChunkPairs,
     PairBasis,
@@ -44,6 +45,8 @@ MOST_PENDING = 8
 MOST_CHUNKS = 4096
 """Chunks whose pairs are in memory, at most; the least recently used leave."""
 MOST_SERVED = 256
+WELL_KNOWN, RARELY = 4 * MOST_AVERAGED, 4
+"""Prompts whose chunks were all met so often with all of their antecedents are learnt from one time in so many."""
 FOLDER = "pairs"
 FLUSH_SECONDS = 30.0
 """Seconds between two writes of what was learnt; closing writes too."""
@@ -225,10 +228,21 @@ class PairMemory:
 
     # Learning.
 
-    def next_sample(self) -> ShareSample:
-        """Return which rows of the next prompt are learnt from."""
+    def next_sample(self, keys: Iterable[ArtifactKey]) -> ShareSample | None:
+        """Return which rows of the next prompt are learnt from; None for most prompts whose pairs are well known.
+
+        Args:
+            keys: of the kind PAIRS, of the prompt's chunks.
+        """
         self._prompts += 1
+        if self._prompts % RARELY and all(self._met(key) >= WELL_KNOWN for key in keys if key.antecedents):
+            return None
         return ShareSample(self.settings.noted_rows, self._prompts)
+
+    def _met(self, key: ArtifactKey) -> int:
+        """Return how many prompts a chunk was learnt from with the antecedent that it was met with least."""
+        pairs = self._pairs(key.chunk)
+        return 0 if pairs is None else min(sightings_of(pairs, key.antecedents))
 
     def add(self, rows: LinkedRows) -> None:
         """Have rows learnt from when there is time, or when the memory is asked next."""

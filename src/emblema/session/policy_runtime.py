@@ -28,7 +28,7 @@ from emblema.session.pair_rows import linked_rows, names_all, teaches
 from emblema.session.patch_worker import FormingStatistics, PatchJob, PatchWorker
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.seen_media import InlineMediaStatistics, SeenMedia
-from emblema.store.keys import ArtifactKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.store import TenantStore
 
 
@@ -142,7 +142,12 @@ class PolicyRuntime:
         may_learn = policy is not None and policy.forming and policy.pair_share > 0 and not self._comparing
         if not may_learn or request.table is not None or not teaches(plan) or not names_all(request.prompt):
             return None
-        return self.pairs(model).next_sample()
+        prompt = request.prompt
+        keys = (
+            ArtifactKey(model, chunk.id, prompt.antecedents(segment), ArtifactKind.PAIRS)
+            for segment, chunk in prompt.chunk_segments
+        )
+        return self.pairs(model).next_sample(keys)
 
     def _policy_of(self, request: LinkRequest) -> Policy | None:
         """Return the bounds of a request; None for a canary's trial."""
