@@ -27,7 +27,7 @@ from emblema.link.strategies.first_tokens import FirstTokens
 from emblema.link.strategies.lowrank_keys import LowRankKeys
 from emblema.link.strategies.orbit import OrbitStrategy
 from emblema.link.strategies.patch import PatchStrategy
-from emblema.link.strategies.query import Query
+from emblema.link.strategies.query import QueryStrategy
 from emblema.link.strategies.registry import parse
 from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
@@ -139,7 +139,7 @@ def _cacheblend(budget: Budget, two_steps: bool = False) -> Strategy:
 
 def _query(budget: Budget) -> Strategy:
     # The strategy rounds its share of the candidates up, to just these rows.
-    return Query((budget.rows - 0.5) / sum(budget.tokens), least_margin=0) if budget.rows else Blind()
+    return QueryStrategy((budget.rows - 0.5) / sum(budget.tokens), least_margin=0) if budget.rows else Blind()
 
 
 def _layers(budget: Budget, *, deepest: bool) -> Strategy:

@@ -53,7 +53,7 @@ class Served:
     lane: str
 
 
-class Method:
+class TrafficMethod:
     """Answers requests by one strategy, on a store of its own.
 
     Args:

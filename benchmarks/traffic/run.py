@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.recordfile import RecordFile, digest
 from benchmarks.report import comma_list, write_rows
-from benchmarks.traffic.methods import AUTO, FULL, METHODS, Method, Served
+from benchmarks.traffic.methods import AUTO, FULL, METHODS, Served, TrafficMethod
 from benchmarks.traffic.report import TrafficResult, show, write_report
 from benchmarks.traffic.requests import Traffic, traffic_of
 from benchmarks.traffic.stages import MethodRun, Stage
@@ -99,8 +99,8 @@ def measure(
     served: dict[str, list[Served]] = {name: [] for name in names}
     with counted_rows(engine.adapter) as counter:
         for name in names:
-            _serve_some(Method(name, engine, traffic, counter), traffic, WARM_UP)
-        methods = {name: Method(name, engine, traffic, counter) for name in names}
+            _serve_some(TrafficMethod(name, engine, traffic, counter), traffic, WARM_UP)
+        methods = {name: TrafficMethod(name, engine, traffic, counter) for name in names}
         answers: dict[int, str] = {}
         added = {name: method.engine.store.statistics.bytes for name, method in methods.items()}
         with steps(screen, f"{stage.name}: {len(traffic.requests)} requests", len(traffic.requests)) as advance:
@@ -119,7 +119,7 @@ def measure(
     ]
 
 
-def _serve_some(method: Method, traffic: Traffic, count: int) -> None:
+def _serve_some(method: TrafficMethod, traffic: Traffic, count: int) -> None:
     answers: dict[int, str] = {}
     for index, request in enumerate(traffic.requests[:count]):
         answers[index] = method.serve(request, answers).text

@@ -13,7 +13,7 @@ from emblema.link.executor import Executor
 from emblema.link.plan import ChunkOrigin, LinkPlan, Recomputation, RowRange, RowSource, Selector
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge
-from emblema.link.strategies.query import Query, question_rows, unread_rows
+from emblema.link.strategies.query import QueryStrategy, question_rows, unread_rows
 from emblema.link.taken_rows import LinkJob
 from emblema.session.requests import LinkRequest
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text
@@ -105,7 +105,7 @@ def test_what_is_left_of_it_after_reused_rows() -> None:
 
 @given(prompts(), knowledges(), st.sampled_from([0.01, 0.12, 0.5, 1.0]), st.integers(0, 30))
 def test_plans_are_valid_for_any_prompt(prompt: Prompt, store: Knowledge, share: float, reused: int) -> None:
-    plan = Query(share).plan(prompt, store)
+    plan = QueryStrategy(share).plan(prompt, store)
     plan.validate()
     again = plan.recomputation
     slid = {row for start, stop in prompt.slid_rows for row in range(start, stop)}
@@ -134,7 +134,7 @@ def chunks_alone(name: str, setting: str) -> Prompt:
 @settings
 def test_all_rows_computed_again_are_re_prefills(name: str, setting: str) -> None:
     prompt = chunks_alone(name, setting)
-    outcome = link(name, prompt, Query(1.0, least_margin=0))
+    outcome = link(name, prompt, QueryStrategy(1.0, least_margin=0))
     expected = link(name, prompt, "full").linked
     assert outcome.usage.lane == "query-100%" and outcome.usage.fallback is None
     assert largest_error(outcome.linked.logits, expected.logits) <= 1e-4
@@ -145,11 +145,11 @@ def test_all_rows_computed_again_are_re_prefills(name: str, setting: str) -> Non
 @settings
 def test_the_prompt_is_computed_in_full_below_the_margin(name: str, setting: str) -> None:
     prompt = prompt_for(name, setting)
-    outcome = link(name, prompt, Query(0.4, least_margin=1.0))
+    outcome = link(name, prompt, QueryStrategy(0.4, least_margin=1.0))
     assert outcome.usage.lane == "full" and "computed in full" in (outcome.usage.fallback or "")
     assert outcome.usage.margin is not None and 0 <= outcome.usage.margin < 1
     assert largest_error(outcome.linked.logits, full(name, setting).logits) <= 1e-5
-    first = link(name, prompt, Query(0.4, least_margin=0))
+    first = link(name, prompt, QueryStrategy(0.4, least_margin=0))
     assert outcome.usage.margin == first.usage.margin
     assert outcome.usage.repeated_tokens == first.trace.computed + first.trace.repeated
 
@@ -166,7 +166,7 @@ def test_what_was_planned_is_what_ran_and_the_store_is_as_it_was(name: str, sett
             return [LayerRows(row.keys.clone(), row.values.clone()) for name in names for row in lease.rows[name]]
 
     before = stored()
-    outcome = one.link(LinkRequest(prompt, Query(0.3, least_margin=0)))
+    outcome = one.link(LinkRequest(prompt, QueryStrategy(0.3, least_margin=0)))
     assert_ran_as_planned(outcome, prompt, adapter)
     again = outcome.plan.recomputation
     assert again is not None and outcome.trace.repeated == outcome.usage.repeated_tokens == again.question_rows
@@ -180,7 +180,7 @@ def test_what_was_planned_is_what_ran_and_the_store_is_as_it_was(name: str, sett
 @families
 def test_slid_rows_leave_the_table_and_others_stay_in_their_places(name: str) -> None:
     prompt = prompt_for(name, "slid")
-    linked = link(name, prompt, Query(0.3, least_margin=0)).linked
+    linked = link(name, prompt, QueryStrategy(0.3, least_margin=0)).linked
     gone = {row for start, stop in prompt.slid_rows for row in range(start, stop)}
     assert linked.rows == linked.table.length == prompt.tokens - len(gone)
     assert linked.table.rows[: linked.rows].tolist() == [row for row in range(prompt.tokens) if row not in gone]
@@ -190,7 +190,7 @@ def test_slid_rows_leave_the_table_and_others_stay_in_their_places(name: str) ->
 def test_only_chosen_rows_and_the_question_differ_from_blind_reuse(name: str) -> None:
     """Text between chunks is computed once, over the rows as they were taken."""
     prompt = prompt_for(name, "visible")
-    outcome, blind = link(name, prompt, Query(0.3, least_margin=0)), link(name, prompt, "blind").linked
+    outcome, blind = link(name, prompt, QueryStrategy(0.3, least_margin=0)), link(name, prompt, "blind").linked
     start, stop = question_rows(prompt)
     changed = {*outcome.trace.selected[0], *range(start, stop)}
     kept = torch.tensor([row for row in range(prompt.tokens) if row not in changed])
@@ -203,7 +203,7 @@ def test_only_chosen_rows_and_the_question_differ_from_blind_reuse(name: str) ->
 def test_a_prompt_may_end_with_a_chunk(name: str) -> None:
     prompt = prompt_for(name, "leading")
     assert question_rows(prompt) == (prompt.tokens - 1, prompt.tokens)
-    outcome = link(name, prompt, Query(0.5, least_margin=0))
+    outcome = link(name, prompt, QueryStrategy(0.5, least_margin=0))
     again = outcome.plan.recomputation
     assert again is not None and again.question_rows == 1 and again.candidates[-1][1] == prompt.tokens - 1
     assert 0 not in [start for start, _ in again.candidates], "a chunk at row 0 is exact"
@@ -221,7 +221,7 @@ def test_a_continued_table_chooses_among_the_rows_that_are_new(name: str) -> Non
     begun = executor.run(LinkJob(one.link(LinkRequest(before, "full")).plan, before))
     held = [begun.table.read(layer, 0, before.tokens) for layer in range(len(adapter.layouts))]
     held = [LayerRows(rows.keys.clone(), rows.values.clone()) for rows in held]
-    plan = Query(1.0, least_margin=0).plan(whole, knowledge).after(before.tokens)
+    plan = QueryStrategy(1.0, least_margin=0).plan(whole, knowledge).after(before.tokens)
     assert plan.recomputation is not None and plan.recomputation.candidates == ((before.tokens, whole.tokens - 4),)
     linked = executor.run(LinkJob(plan, whole, reused_rows=before.tokens), table=begun.table)
     expected = link(name, whole, "full").linked
@@ -238,7 +238,7 @@ def test_an_unsure_answer_on_a_continued_table_is_computed_after_the_rows_that_w
     before, whole = (prompt_of(name, parts) for parts in (front, [*front, ChunkPart(second), text(4, 3)]))
     one = linker(name, whole)
     begun = one.link(LinkRequest(before, "full", reserve=whole.tokens)).linked
-    request = LinkRequest(whole, Query(0.3, least_margin=1.0), table=begun.table, reused_rows=before.tokens)
+    request = LinkRequest(whole, QueryStrategy(0.3, least_margin=1.0), table=begun.table, reused_rows=before.tokens)
     outcome = one.link(request)
     expected = link(name, whole, "full").linked
     assert outcome.usage.lane == "full" and outcome.linked.table.length == whole.tokens

@@ -12,7 +12,7 @@ from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Lane
 from emblema.link.strategies.auto import Auto
-from emblema.link.strategies.query import Query
+from emblema.link.strategies.query import QueryStrategy
 from emblema.session.requests import Prefill
 
 QUESTION = "what colour is under the tent ?"
@@ -95,7 +95,7 @@ def test_the_margin_that_decides_is_the_policys(reference: Engine, episode: Epis
 
 
 def test_rows_are_chosen_anew_for_every_question(own: Engine, episode: Episode) -> None:
-    pages, strategy = added(own, episode), Query(0.12, least_margin=0)
+    pages, strategy = added(own, episode), QueryStrategy(0.12, least_margin=0)
     texts = [question.text for question in episode.questions][:4]
     choices = [frozenset(chosen(own.prefill([*pages, text], strategy))) for text in texts]
     assert len(set(choices)) == len(set(texts)) > 1

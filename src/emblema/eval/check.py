@@ -17,7 +17,7 @@ from emblema.link.policy.fidelity import Sample
 from emblema.link.policy.margins import DEFAULT
 from emblema.link.policy.policy import Lane
 from emblema.link.strategies.base import Strategy
-from emblema.link.strategies.query import Query
+from emblema.link.strategies.query import QueryStrategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import PromptPart, slid
@@ -25,7 +25,7 @@ from emblema.session.prompt_reader import PromptPart, slid
 SETTINGS = ("visible", "slid")
 SHARES = ("patch-6%", "patch-25%")
 FULL, BLIND = "full", "blind"
-QUERY = Query(0.12, least_margin=0.0)
+QUERY = QueryStrategy(0.12, least_margin=0.0)
 """What `auto` does with pictures in a combination that it does not know; here every answer stands, sure or not."""
 QUESTIONS = ("What is shown in the first picture?", "What have the pictures in common?", "Describe the last picture.")
 

@@ -1,5 +1,6 @@
 """Building chunks: media are loaded within limits, encoded and prefilled alone once, and found again by content."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ from emblema.store.record import Terms
 from emblema.store.store import TenantStore
 
 AUDIO_RATE = 16_000
+REMEMBERED_BYTES = 32 * 2**20
+"""Bytes of encodings that are remembered, at most, of media that the store lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class ChunkBuilder:
     def __init__(self, adapter: Adapter, preparer: Preparer | None, store: TenantStore, limits: MediaLimits) -> None:
         self.adapter, self.store, self.limits = adapter, store, limits
         self._preparer = preparer
+        # What the encoder made of media that came with prompts and are in no store yet; the oldest go first.
+        self._encodings: OrderedDict[str, Encoded] = OrderedDict()
 
     @property
     def preparer(self) -> Preparer:
@@ -101,9 +106,21 @@ class ChunkBuilder:
         A chunk that was deleted before is built and stored again, so that the store knows that it is wanted.
         """
         found = self.find(pending)
+        for name in self.store.deleted(self._encodings.keys()):
+            del self._encodings[name]
         if found is not None or self.store.deleted(pending.ids[:1]):
+            self._encodings.pop(pending.ids[0], None)
             return ChunkPart(found or self.build(pending))
-        return ChunkPart(self.handle(pending.ids[0], pending.kind, pending.encode()), state=RowState.MISSING)
+        return ChunkPart(self.handle(pending.ids[0], pending.kind, self._encode(pending)), state=RowState.MISSING)
+
+    def _encode(self, pending: PendingChunk) -> Encoded:
+        """Return what the encoder makes of media that the store lacks; the latest are remembered."""
+        name = pending.ids[0]
+        encoded = self._encodings.pop(name, None) or pending.encode()
+        self._encodings[name] = encoded
+        while sum(held.bytes for held in self._encodings.values()) > REMEMBERED_BYTES:
+            self._encodings.popitem(last=False)
+        return encoded
 
     def handle(self, id: str, kind: ChunkKind, encoded: Encoded) -> Chunk:
         """Return a chunk as the store gives it out, whose rows are made when they are first asked for."""

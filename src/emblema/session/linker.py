@@ -16,7 +16,7 @@ from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Lane, PolicyInputs
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
-from emblema.link.strategies.auto import Auto
+from emblema.link.strategies.auto import Auto, second_pass_pays
 from emblema.link.strategies.base import Knowledge, PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.prefix import Prefix
@@ -104,7 +104,11 @@ class Linker:
         known = sum(part.tokens for part in parts if part.state is RowState.CANONICAL and not part.slid)
         rows = sum(chunk.tokens for chunk in new.values())
         trusted = all(runtime.trusts(chunk.kind, Lane.QUERY, policy) for chunk in new.values())
-        if not 0 < rows <= known or not trusted:
+        shares = [(part.tokens, policy.query_share) for part in parts if part.name and not part.slid]
+        inputs = runtime.policy_inputs(model)
+        # What came before would be prefilled alone after this answer in any case.
+        unseen = sum(chunk.tokens for id, chunk in new.items() if not runtime.has_seen(id))
+        if not 0 < rows <= known or not trusted or not second_pass_pays(prompt, shares, inputs, unseen):
             return request, 0
         captured = {id: replace(chunk, rows=self.adapter.capture(chunk.encoded)) for id, chunk in new.items()}
         kept = {id: chunk for id, chunk in captured.items() if self._keep(chunk)}

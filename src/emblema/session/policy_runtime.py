@@ -15,7 +15,7 @@ from emblema.link.policy.costs import Costs, Rates
 from emblema.link.policy.fidelity import LaneReport, Sample
 from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.policy.margins import MarginSample
-from emblema.link.policy.policy import REPEATED, Lane, Policy, PolicyInputs
+from emblema.link.policy.policy import REPEATED, Lane, Policy, PolicyInputs, RowCosts
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
@@ -91,6 +91,10 @@ class PolicyRuntime:
         """What rows were measured to cost; None before there was enough to tell."""
         return self.costs.rates
 
+    def has_seen(self, chunk: str) -> bool:
+        """Return whether media of this id came with a prompt before and were not kept."""
+        return self._seen_media.has_seen(chunk)
+
     def trusts(self, kind: str, lane: Lane | str, policy: Policy | None = None) -> bool:
         """Return whether `auto` may take a lane for a kind of content on this model.
 
@@ -125,7 +129,7 @@ class PolicyRuntime:
             lambda names: self._met.estimate(names) > 0,
             lambda: self._log.unsure_share(model),
             lambda kinds: self._log.least_margin(model, kinds),
-            self._pass_rows,
+            self._row_costs,
             self.pairs(model).knows,
         )
 
@@ -169,10 +173,10 @@ class PolicyRuntime:
             kinds = {decision.kind for decision in plan.decisions if decision.lane in REPEATED}
             self._log.note_margin(model, kinds, MarginSample(margin, agrees))
 
-    def _pass_rows(self) -> float | None:
-        """What a forward costs beside its rows, in computed rows; None before there was enough to tell."""
-        rates = self.costs.rates
-        return None if rates is None or rates.computed <= 0 else max(0.0, rates.prompt) / rates.computed
+    def _row_costs(self) -> RowCosts:
+        """What a forward and a taken row cost here, in computed rows."""
+        ratios = self.costs.ratios()
+        return RowCosts() if ratios is None else RowCosts(*ratios)
 
     def learn(self, request: LinkRequest, prefill: Prefill, knowledge: Knowledge) -> None:
         """Learn from a prompt that was just linked; its table is not kept.
@@ -197,8 +201,10 @@ class PolicyRuntime:
         if self._comparing:
             return
         plan, trace = prefill.plan, prefill.trace
-        if not plan.selectors and trace.row_layers == trace.computed * plan.layers:
-            self.costs.observe(trace.computed, trace.cached, trace.patch_bytes, trace.seconds)
+        ran = trace.computed + trace.repeated
+        if not plan.selectors and trace.row_layers == ran * plan.layers:
+            forwards = 1 if plan.recomputation is None else 2
+            self.costs.observe(ran, trace.cached, trace.patch_bytes, trace.seconds, forwards)
         if request.reused_rows == 0 and (plan.decisions or plan.strategy in ("full", "prefix")):
             self._canary.consider(prefill, policy)
 

@@ -51,6 +51,10 @@ class SeenMedia:
         """Whether there are chunks to be made."""
         return bool(self._waiting)
 
+    def has_seen(self, chunk: str) -> bool:
+        """Return whether media of this id came before."""
+        return chunk in self._seen
+
     def due(self, prompt: Prompt, policy: Policy) -> dict[str, Chunk]:
         """Return pieces of a prompt that came before, to be made into chunks; the others are remembered."""
         parts = (part for part in prompt.chunk_parts if part.state is RowState.MISSING and part.name)

@@ -22,7 +22,7 @@ from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import MediaReader, PromptLike, PromptReader
 from emblema.session.replies import Piece, ReplyState, TextStream, reply_pieces
 from emblema.session.requests import LinkRequest, Prefill
-from emblema.session.survivors import Survivors
+from emblema.session.survivors import SurvivorCache
 from emblema.store.store import TenantStore
 
 DECODE_RESERVE = 256
@@ -70,7 +70,7 @@ class Session:
         self.prompt_reader = PromptReader(preparer)
         self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker, costs)
         self.linker = Linker(adapter, store, self.policy_runtime)
-        self.survivors = Survivors(store)
+        self.survivors = SurvivorCache(store)
 
     def on(self, store: TenantStore) -> "Session":
         """Return a session of another tenant on the same model."""

@@ -51,7 +51,7 @@ def keeps_survivors(choice: str) -> bool:
     return choice == "keep"
 
 
-class Survivors:
+class SurvivorCache:
     """The rows of one tenant's latest conversations. On the thread that owns the model."""
 
     def __init__(self, store: TenantStore) -> None:

@@ -1,4 +1,4 @@
-"""What rows cost on this machine, learnt from linked prompts: seconds for a computed row, a taken row, a megabyte.
+"""What rows cost on this machine, learnt from linked prompts: seconds for a forward, and each row that it computes.
 
 Least squares over the latest prompts. A gain is given only where the fit is sure of its sign.
 """
@@ -18,9 +18,9 @@ MEGABYTE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Seconds a prompt, a computed row, a taken row, and a megabyte of patches."""
+    """Seconds a forward, a computed row, a taken row, and a megabyte of patches."""
 
-    prompt: float
+    forward: float
     computed: float
     taken: float
     megabyte: float
@@ -31,13 +31,13 @@ class Costs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=KEPT)
+        self._seen: deque[tuple[float, float, float, float, float]] = deque(maxlen=KEPT)
         self._fit: tuple[np.ndarray, np.ndarray] | None = None
 
-    def observe(self, computed: int, taken: int, patch_bytes: int, seconds: float) -> None:
-        """Add the seconds that linking one prompt took."""
+    def observe(self, computed: int, taken: int, patch_bytes: int, seconds: float, forwards: int = 1) -> None:
+        """Add the seconds that linking one prompt took; rows that ran in two forwards are counted twice."""
         with self._lock:
-            self._seen.append((float(computed), float(taken), patch_bytes / MEGABYTE, seconds))
+            self._seen.append((float(forwards), float(computed), float(taken), patch_bytes / MEGABYTE, seconds))
             self._fit = None
 
     @property
@@ -45,6 +45,19 @@ class Costs:
         """The fit; None while there are too few prompts, or they are too similar."""
         fitted = self._fitted()
         return None if fitted is None else Rates(*(float(value) for value in fitted[0]))
+
+    def ratios(self) -> tuple[float, float] | None:
+        """Return what a forward and what a taken row cost, in computed rows; None where the fit is not sure of them.
+
+        Prompts that are all alike do not tell what costs what, however well they are fitted.
+        """
+        fitted = self._fitted()
+        if fitted is None:
+            return None
+        values, errors = fitted[0][:3], np.sqrt(np.maximum(0.0, np.diag(fitted[1])[:3]))
+        if not (values > SURE * errors).all():
+            return None
+        return float(values[0] / values[1]), float(values[2] / values[1])
 
     def gain(self, rows: int, patch_bytes: int) -> float | None:
         """Return seconds saved by taking rows instead of computing them; None where the fit is not sure of the sign."""
@@ -65,10 +78,10 @@ class Costs:
 
 def _fit(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Return coefficients [4] and their covariance [4, 4]; None where the prompts are too similar."""
-    features = np.column_stack([np.ones(len(seen)), seen[:, :3]])
+    features = seen[:, :4]
     # The slowest tenth is left out: slow moments of the machine say nothing about rows.
-    kept = seen[:, 3] <= np.quantile(seen[:, 3] / (1 + seen[:, 0]), 0.9) * (1 + seen[:, 0])
-    features, seconds = features[kept], seen[kept, 3]
+    kept = seen[:, 4] <= np.quantile(seen[:, 4] / (1 + seen[:, 1]), 0.9) * (1 + seen[:, 1])
+    features, seconds = features[kept], seen[kept, 4]
     if len(features) <= features.shape[1] or np.linalg.matrix_rank(features) < features.shape[1]:
         return None
     values, *_ = np.linalg.lstsq(features, seconds, rcond=None)

@@ -207,6 +207,19 @@ UNSURE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class RowCosts:
+    """What linking costs beside computed rows, in computed rows; the defaults hold where nothing was measured yet.
+
+    Attributes:
+        forward: a forward.
+        taken: a row that is read, relocated and perhaps patched.
+    """
+
+    forward: float = 64.0
+    taken: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyInputs:
     """What a plan of `auto` is decided by.
 
@@ -219,7 +232,7 @@ class PolicyInputs:
         recurs: returns whether a chunk was met before after just these antecedents, from their ids, the chunk's last.
         unsure: returns the share of the prompts with a second pass that had to be computed in full after all.
         least_margin: returns the margin that an answer about some kinds of content has to have after a second pass.
-        pass_rows: what a forward costs beside its rows, in computed rows; None where that is not known yet.
+        row_costs: returns what a forward costs beside its rows, and what a taken row costs, both in computed rows.
         knows_pairs: returns whether a chunk was met often enough with each of its antecedents, from a key of the kind
             PAIRS.
     """
@@ -231,5 +244,5 @@ class PolicyInputs:
     recurs: Callable[[Sequence[str]], bool] = lambda names: False
     unsure: Callable[[], float] = lambda: UNSURE
     least_margin: Callable[[Collection[str]], float] = lambda kinds: DEFAULT
-    pass_rows: Callable[[], float | None] = lambda: None
+    row_costs: Callable[[], RowCosts] = lambda: RowCosts()
     knows_pairs: Callable[[ArtifactKey], bool] = lambda key: False

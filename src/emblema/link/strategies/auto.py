@@ -14,8 +14,6 @@ from emblema.link.strategies.patch import patched
 from emblema.link.strategies.query import question_rows, recomputation, unread_rows
 
 NO_GAIN = "a second pass would cost as much as computing its rows"
-PASS_ROWS = 64
-"""What a forward is taken to cost beside its rows, in computed rows, where that was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +94,30 @@ def shares_of(policy: Policy) -> dict[Lane, float]:
 
 
 def _query_pays(prompt: Prompt, decisions: Sequence[Decision], policy: Policy, inputs: PolicyInputs) -> bool:
-    """Return whether a second pass is expected to cost a tenth less than computing the chunks that it is for."""
+    """Return whether a second pass pays; not where other chunks are computed first, over rows taken blind."""
+    if any(decision.lane is Lane.FRESH for decision in decisions):
+        return False
     shares = {decision.start: shares_of(policy)[decision.lane] for decision in decisions if decision.lane in REPEATED}
-    own = [(stop - start, shares[start]) for start, stop in unread_rows(prompt) if start in shares]
-    rows = sum(count for count, _ in own)
-    first, last = question_rows(prompt)
-    forward = inputs.pass_rows()
-    again = sum(count * share for count, share in own) + last - first + (PASS_ROWS if forward is None else forward)
-    return again + inputs.unsure() * prompt.tokens < 0.9 * rows
+    rows = [(stop - start, shares[start]) for start, stop in unread_rows(prompt) if start in shares]
+    return second_pass_pays(prompt, rows, inputs)
+
+
+def second_pass_pays(
+    prompt: Prompt, rows: Sequence[tuple[int, float]], inputs: PolicyInputs, captured: int = 0
+) -> bool:
+    """Return whether a second pass is expected to cost a tenth less than computing the rows that it is for.
+
+    Args:
+        prompt: the prompt.
+        rows: for each chunk that it is for, how many rows may be chosen, and the share of them that is.
+        inputs: what was measured.
+        captured: rows of chunks that have to be prefilled alone before.
+    """
+    costs, (first, last) = inputs.row_costs(), question_rows(prompt)
+    count = sum(number for number, _ in rows)
+    again = sum(number * share for number, share in rows) + last - first + costs.forward + costs.taken * count
+    alone = captured + costs.forward if captured else 0.0
+    return alone + again + inputs.unsure() * (prompt.tokens + costs.forward) < 0.9 * count
 
 
 def _first_inexact(prompt: Prompt) -> int:

@@ -14,7 +14,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class QueryStrategy:
     """Relocated chunks; the share of their rows that the question attends most is computed again, with the question.
 
     The first pass computes text over the rows as they are. Slid chunks are in the table until the end, as context for

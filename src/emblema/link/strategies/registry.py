@@ -18,7 +18,7 @@ from emblema.link.strategies.orbit import OrbitStrategy
 from emblema.link.strategies.pair import Pair
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.prefix import Prefix
-from emblema.link.strategies.query import Query
+from emblema.link.strategies.query import QueryStrategy
 from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
 
@@ -114,7 +114,7 @@ KINDS: tuple[StrategyKind, ...] = (
         "query-R%",
         "the R % of chunk tokens that the question attends most computed again; in full where that leaves it unsure",
         rf"query-{NUMBER}%",
-        lambda match: Query(_percent(match) / 100),
+        lambda match: QueryStrategy(_percent(match) / 100),
     ),
     StrategyKind(
         "pair",
