@@ -132,18 +132,26 @@ def test_the_forward_is_the_same_and_nothing_is_left(name: str) -> None:
 def test_scores_are_the_shares_of_both_readings_added() -> None:
     generator = torch.Generator().manual_seed(2)
     layers = [torch.softmax(torch.randn(3, 5, 7, generator=generator), -1) for _ in range(4)]
-    whole = QuestionAttention(5, 7, torch.device("cpu"))
-    some = QuestionAttention(5, 7, torch.device("cpu"), frozenset({1, 3}))
+    attention = QuestionAttention(5, 7, torch.device("cpu"))
     for layer, weights in enumerate(layers):
         for places in (torch.arange(2), torch.arange(2, 5)):
-            for attention in (whole, some):
-                attention.add(layer, places, weights[:, places])
+            attention.add(layer, places, weights[:, places])
     slots = torch.tensor([6, 0, 3])
-    for attention, used in ((whole, layers), (some, [layers[1], layers[3]])):
-        last = torch.stack([weights[:, 4].sum(0) for weights in used]).sum(0)[slots]
-        largest = torch.stack([weights.amax((0, 1)) for weights in used]).amax(0)[slots]
-        assert torch.allclose(attention.scores(slots), last / last.sum() + largest / largest.sum())
-    assert torch.isclose(whole.scores(slots).sum(), torch.tensor(2.0))
+    last = torch.stack([weights[:, 4].sum(0) for weights in layers]).sum(0)[slots]
+    largest = torch.stack([weights.amax((0, 1)) for weights in layers]).amax(0)[slots]
+    assert torch.allclose(attention.scores(slots), last / last.sum() + largest / largest.sum())
+    assert torch.isclose(attention.scores(slots).sum(), torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("rows", [[], [4], [0, 8]])
+def test_only_the_layers_and_rows_asked_for_are_noted(rows: list[int]) -> None:
+    adapter = loaded("qwen2_vl").adapter
+    told: list[tuple[int, list[int]]] = []
+    table, batch = fresh(adapter, adapter.encode_text(words(9, seed=3)))
+    chosen = torch.tensor(rows, dtype=torch.int64)
+    with noting_attention(adapter, chosen, lambda layer, places, _: told.append((layer, places.tolist())), {1}):
+        adapter.forward(batch, table)
+    assert told == ([(1, list(range(len(rows))))] if rows else [])
 
 
 def test_rows_that_nothing_attends_have_no_score() -> None:

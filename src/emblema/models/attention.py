@@ -43,7 +43,8 @@ def noting_attention(
         if layers is not None and layer not in layers:
             return stock(module, query, key, value, mask, **extra)
         inside = ((rows >= first) & (rows < passed[layer])).nonzero().squeeze(1)
-        for places in inside.split(BLOCK):
+        # An empty tensor splits into one empty part.
+        for places in inside.split(BLOCK) if len(inside) else ():
             chosen = (rows[places] - first).to(query.device)
             own = None if mask is None else mask[0, 0].index_select(0, chosen)
             note(layer, places, _weights(query[0].index_select(1, chosen), key[0], own, extra.get("scaling")))
