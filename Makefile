@@ -92,7 +92,7 @@ soak: $(VENV)/installed-dev  ## Ask a stream of 20,000 frames all the way and ki
 soak-short: $(VENV)/installed-dev  ## About two minutes of the soak, held to the same
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2 --report $(VENV)/soak
 
-TRAFFIC_SEED ?= 748133179
+TRAFFIC_SEED ?= 715601984
 traffic: $(VENV)/installed-dev  ## Requests on pages that recur or do not: report in docs/results, resumes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks traffic --seed $(TRAFFIC_SEED) --report docs/results/traffic --plain
 

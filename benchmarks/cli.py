@@ -403,7 +403,7 @@ def traffic(
     pages: Annotated[int, typer.Option(help="Pages that requests of rag and talks are about.")] = 30,
     shown: Annotated[int, typer.Option(help="Pages in a request of rag.")] = 8,
     zipf: Annotated[float, typer.Option(help="Exponent of the pages' popularity in rag-zipf; 0: all alike.")] = 1.0,
-    side: Annotated[int, typer.Option(help="Cells along a page's side; 8 are 66 rows; rag-large doubles it.")] = 8,
+    side: Annotated[int, typer.Option(help="Cells along a page's side; 8 are 66 rows; -large doubles it.")] = 8,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all traffic; drawn if left out.")] = None,
     figures: Annotated[
         Path | None, typer.Option("--json", help="Where figures go; traffic.json in the report's folder if left out.")

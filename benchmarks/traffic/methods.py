@@ -29,7 +29,7 @@ class Served:
     Attributes:
         text: the answer's one token, as text; `token` its id, -1 where the answer ended at once.
         prompt: rows of the prompt.
-        computed: rows computed in the prompt, a second time included, by the reply's own count.
+        computed: rows computed before the answer, by the reply's own count: in the prompt, a second time, alone.
         ran: every row that the decoder ran, also alone and after the answer; one that ran in some layers alone counts
             as that share of one.
         ttft, wall, processor: seconds to the first token, until nothing was left to do, and of the processor.
@@ -124,7 +124,7 @@ class TrafficMethod:
             text=reply.text,
             token=reply.token_ids[0] if reply.token_ids else -1,
             prompt=usage.prompt_tokens,
-            computed=usage.computed_tokens + usage.repeated_tokens,
+            computed=usage.computed_tokens + usage.repeated_tokens + usage.captured_tokens,
             ran=self.counter.rows - rows,
             ttft=ttft,
             wall=wall,

@@ -18,8 +18,9 @@ PROTOCOL = (
     "after the map does. `talks`: each conversation opens with ten of the pages in an order of its own, and is sent "
     "whole at each of its five turns; the answers in it are re-prefill's, so that every method sees the same prompt. "
     "`novelty`: every picture is new.",
-    "**Counted.** *rows*: rows of the prompt that were computed by the reply's own `usage`, again in a second pass and "
-    "in an attempt that was given up included, over the prompt's rows. *rows run*: every row that the decoder ran, "
+    "**Counted.** *rows*: rows that were computed before the answer by the reply's own `usage`: in the prompt, again "
+    "in a second pass, in an attempt that was given up, and, by `auto`, of new pictures prefilled alone; over the "
+    "prompt's rows. *rows run*: every row that the decoder ran, "
     "also for pictures prefilled alone, for patches that are formed, and for all that is done after the answer, a row "
     "that ran in some layers alone as that share of one; adding the pages of `rag` is not counted, as every method "
     "does it. *TTFT*: from the call to the first token, encoding of pictures included; p50 is the median of the ratios "

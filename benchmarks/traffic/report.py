@@ -280,6 +280,7 @@ def bars_of(stage: Stage, runs: Mapping[str, MethodRun]) -> tuple[Bar, ...]:
         found = [
             Bar(f"{name}: rows", whole.rows(), 0.36, False, whole.count),
             Bar(f"{name}: rows run, all counted", whole.rows("ran"), 0.36, False, whole.count, aim=True),
+            Bar(f"{name}: TTFT p50", whole.wait(), 1.05, False, whole.count),
             Bar(f"{name}: agrees with re-prefill", whole.share("agrees").value, 0.97, True, whole.count),
             Bar(
                 f"{name}: agrees on dropped legends", gone.share("agrees").value if gone.count else None, 0.97, True,

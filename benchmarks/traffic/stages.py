@@ -11,12 +11,13 @@ STAGES = {
     "rag-zipf": "RAG: {shown} of {pages} pages in random order, some more popular (exponent {zipf:g})",
     "rag-large": "RAG: {shown} of {pages} larger pages in random order, all alike",
     "agent": "An agent: the last {shown} screenshots sent whole, with look-backs and resets",
+    "agent-large": "An agent: the last {shown} larger screenshots sent whole, with look-backs and resets",
     "talks": "Conversations over {shown} pictures that {users} users at a time draw from {pages} pages",
     "novelty": "Novelty: {shown} pictures a request that were never seen, and never come again",
 }
 """What each stage is, in words."""
 LARGER = 2
-"""How many times the cells along a side `rag-large` has."""
+"""How many times the cells along a side the larger pages have."""
 WINDOW, TALKED = 6, 10
 """Pictures in an agent's window and in a request of `novelty`, and in a conversation."""
 
@@ -56,7 +57,7 @@ def stages_of(
         requests: of a stage; half as many of `novelty`.
         pages, shown: of `rag`, in every prompt so many of so many pages.
         zipf: exponent of `rag-zipf`.
-        side: cells along a page's side; of `rag-large` `LARGER` times as many.
+        side: cells along a page's side; of `rag-large` and `agent-large` `LARGER` times as many.
 
     Raises:
         PromptError: a number is out of range.
@@ -67,6 +68,7 @@ def stages_of(
         "rag-zipf": TrafficShape("rag", requests, side, pages, shown, zipf),
         "rag-large": TrafficShape("rag", requests, LARGER * side, pages, shown),
         "agent": TrafficShape("agent", requests, side, shown=WINDOW),
+        "agent-large": TrafficShape("agent", requests, LARGER * side, shown=WINDOW),
         "talks": TrafficShape("talks", requests, side, max(pages, TALKED + 2), TALKED),
         "novelty": TrafficShape("novelty", max(1, requests // 2), side, shown=WINDOW),
     }
