@@ -1,12 +1,14 @@
 """How figures look: one style for every panel, lines and bars with their intervals, and the plots of a table."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from math import log2
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from benchmarks.intervals import Interval
 from benchmarks.table import Cell, Plot, Table
@@ -26,6 +28,14 @@ LETTERS = 52
 """Of names side by side below a panel, before they are turned."""
 
 TableRow = dict[str, Cell]
+
+
+def write_png(figure: Any, path: Path, **options: Any) -> None:
+    """Write a figure with a palette of 256 colours, which takes half the bytes and shows no difference."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", **options)
+    with Image.open(drawn) as picture:
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def make_panels(
@@ -99,7 +109,7 @@ def rank_axis(axes: Any, at: Sequence[float]) -> None:
 def save_figure(figure: Any, folder: Path, name: str) -> Path:
     """Write a figure into a folder as a PNG and return its path."""
     path = folder / f"{name}.png"
-    figure.savefig(path)
+    write_png(figure, path)
     return path
 
 

@@ -20,6 +20,7 @@ from benchmarks.plots import (
     rank_axis,
     save_figure,
     style_panel,
+    write_png,
 )
 
 FLOOR = 1e-7
@@ -138,7 +139,7 @@ def draw_overview(rows: Sequence[FigureRow], path: Path) -> Path | None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(methods)), methods)
     panels[0].legend(frameon=False, fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    write_png(figure, path, dpi=110, metadata={"Software": None})
     return path
 
 
