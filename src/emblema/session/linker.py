@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 
-from emblema.errors import CapacityError, LoadError, PromptError
+from emblema.errors import LoadError, PromptError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
@@ -14,9 +14,9 @@ from emblema.link.context import LinkContext
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.policy import Lane, PolicyInputs
-from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
-from emblema.link.strategies.auto import Auto, second_pass_pays
+from emblema.link.policy.policy import PolicyInputs
+from emblema.link.prompt import Part, Prompt, RowState, TextPart
+from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.prefix import Prefix
@@ -24,6 +24,7 @@ from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob
 from emblema.models.adapter import Adapter
 from emblema.session.canary import margin_of
+from emblema.session.newcomers import Newcomers
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest, Prefill, Usage
 from emblema.store.identity import owner_id
@@ -45,6 +46,7 @@ class Linker:
     def __init__(self, adapter: Adapter, store: TenantStore, policy_runtime: PolicyRuntime | None = None) -> None:
         self.adapter, self.store, self.policy_runtime = adapter, store, policy_runtime
         self.executor = Executor(adapter)
+        self._newcomers = None if policy_runtime is None else Newcomers(adapter, store, policy_runtime)
         # Keys of the patches formed last; their directions are what `basis-M` pools.
         self._pool: deque[ArtifactKey] = deque(maxlen=256)
 
@@ -64,7 +66,11 @@ class Linker:
         # Read once a link: it walks over all weights to see whether they are still the same.
         model = self.adapter.fingerprint
         _refuse_foreign(request.prompt, model)
-        request, captured = self._with_newcomers(request, strategy, model)
+        captured = 0
+        if self._newcomers is not None:
+            prefix = _find_prefix(self._prefixes(model), request.prompt)
+            exact = 0 if prefix is None else prefix.rows
+            request, captured = self._newcomers.place(request, strategy, model, exact)
         chunks = _canonical_chunks(request.prompt)
         recaptured = 0
         with self.store.lease(chunks) as lease:
@@ -81,51 +87,6 @@ class Linker:
     def forget_prompts(self) -> None:
         """Forget the kept prompts of this model and tenant."""
         self._prefixes(self.adapter.fingerprint).clear()
-
-    def _with_newcomers(self, request: LinkRequest, strategy: Strategy, model: str) -> tuple[LinkRequest, int]:
-        """Prefill alone the new media of a prompt most of whose media are known, and keep them.
-
-        Such a prompt is a conversation that goes on without its beginning: what is new in it will come again, and is
-        served as the others are. Where an exact prefix holds the others, it is computed after them instead.
-
-        Returns:
-            The request, and how many rows ran.
-        """
-        runtime = self.policy_runtime
-        if not (isinstance(strategy, Auto) and request.inline_media and runtime is not None):
-            return request, 0
-        policy = strategy.policy or runtime.policy
-        if strategy.trial is not None or policy.query_share == 0 or not policy.forming:
-            return request, 0
-        prompt, match = request.prompt, _find_prefix(self._prefixes(model), request.prompt)
-        rest = [segment for segment in prompt.segments if match is None or segment.start >= match.rows]
-        parts = [segment.part for segment in rest if isinstance(segment.part, ChunkPart)]
-        new = {part.chunk.id: part.chunk for part in parts if part.state is RowState.MISSING and part.name}
-        known = sum(part.tokens for part in parts if part.state is RowState.CANONICAL and not part.slid)
-        rows = sum(chunk.tokens for chunk in new.values())
-        trusted = all(runtime.trusts(chunk.kind, Lane.QUERY, policy) for chunk in new.values())
-        shares = [(part.tokens, policy.query_share) for part in parts if part.name and not part.slid]
-        inputs = runtime.policy_inputs(model)
-        # What came before would be prefilled alone after this answer in any case.
-        unseen = sum(chunk.tokens for id, chunk in new.items() if not runtime.has_seen(id))
-        if not 0 < rows <= known or not trusted or not second_pass_pays(prompt, shares, inputs, unseen):
-            return request, 0
-        captured = {id: replace(chunk, rows=self.adapter.capture(chunk.encoded)) for id, chunk in new.items()}
-        kept = {id: chunk for id, chunk in captured.items() if self._keep(chunk)}
-        changed = (
-            replace(segment, part=replace(segment.part, chunk=kept[segment.part.chunk.id], state=RowState.CANONICAL))
-            if isinstance(segment.part, ChunkPart) and segment.part.chunk.id in kept
-            else segment
-            for segment in prompt.segments
-        )
-        return replace(request, prompt=Prompt(tuple(changed), prompt.axes, prompt.next_position)), rows
-
-    def _keep(self, chunk: Chunk) -> bool:
-        """Keep a chunk that came with a prompt; return whether the store has it now."""
-        try:
-            return self.store.put_unless_deleted(chunk)
-        except CapacityError:
-            return False
 
     def _recapture(self, chunks: Mapping[str, Chunk], lease: Lease) -> int:
         """Prefill alone again what the store has lost; the encoder does not run. Return the rows that ran."""
@@ -174,24 +135,8 @@ class Linker:
             artifacts, formed_rows = form_missing(self.executor, request.prompt, plan, context)
             self._keep_artifacts(artifacts)
             plan = _plan(strategy, request, context)
-        held = 0 if request.table is None else request.table.length
-        linked = self._run(plan, request, context)
-        repeated, margin, unsure, agrees = linked.trace.repeated, None, None, None
-        if plan.recomputation is not None:
-            margin, tried = margin_of(linked.logits), plan
-            if margin < plan.recomputation.least_margin:
-                unsure = f"computed in full: the two likeliest first tokens differed by {margin:.2f} only"
-                repeated += linked.trace.computed
-                if request.table is not None:
-                    request.table.truncate(held)
-                strategy = Prefix() if isinstance(strategy, Auto) and strategy.trial is None else Full()
-                first = int(linked.logits.argmax())
-                plan = _plan(strategy, request, context)
-                linked = self._run(plan, request, context)
-                agrees = first == int(linked.logits.argmax())
-            if self.policy_runtime is not None:
-                self.policy_runtime.note_margin(context.knowledge.model, tried, margin, agrees)
-        trace = linked.trace
+        outcome = self._executed(plan, strategy, request, context)
+        plan, linked, trace = outcome.plan, outcome.linked, outcome.linked.trace
         usage = Usage(
             lane=plan.strategy,
             prompt_tokens=trace.cached + trace.computed,
@@ -201,15 +146,38 @@ class Linker:
             forming_tokens=formed_rows,
             recaptured_tokens=recaptured,
             ttft_seconds=perf_counter() - request.began,
-            repeated_tokens=repeated,
-            margin=margin,
-            fallback=refusal or unsure or plan.remark,
+            repeated_tokens=outcome.repeated,
+            margin=outcome.margin,
+            fallback=refusal or outcome.unsure or plan.remark,
         )
         prefill = Prefill(request.prompt, plan, usage, linked)
         self._keep_prefix(request, prefill, context)
         if self.policy_runtime is not None:
             self.policy_runtime.learn(replace(request, strategy=asked), prefill, context.knowledge)
         return prefill
+
+    def _executed(self, plan: LinkPlan, strategy: Strategy, request: LinkRequest, context: LinkContext) -> "_Outcome":
+        """Carry a plan out; where its second pass leaves the answer unsure, compute the prompt in full instead."""
+        held = 0 if request.table is None else request.table.length
+        linked = self._run(plan, request, context)
+        if plan.recomputation is None:
+            return _Outcome(plan, linked)
+        model, margin, repeated = context.knowledge.model, margin_of(linked.logits), linked.trace.repeated
+        if margin >= plan.recomputation.least_margin:
+            self._note_margin(model, plan, margin, None)
+            return _Outcome(plan, linked, repeated, margin)
+        if request.table is not None:
+            request.table.truncate(held)
+        exact = Prefix() if isinstance(strategy, Auto) and strategy.trial is None else Full()
+        whole = _plan(exact, request, context)
+        again = self._run(whole, request, context)
+        self._note_margin(model, plan, margin, int(linked.logits.argmax()) == int(again.logits.argmax()))
+        unsure = f"computed in full: the two likeliest first tokens differed by {margin:.2f} only"
+        return _Outcome(whole, again, repeated + linked.trace.computed, margin, unsure)
+
+    def _note_margin(self, model: str, plan: LinkPlan, margin: float, agrees: bool | None) -> None:
+        if self.policy_runtime is not None:
+            self.policy_runtime.note_margin(model, plan, margin, agrees)
 
     def _run(self, plan: LinkPlan, request: LinkRequest, context: LinkContext) -> LinkedTable:
         runtime = self.policy_runtime
@@ -241,6 +209,17 @@ class Linker:
     def _prefixes(self, model: str) -> PrefixStore:
         """Return the exact prefixes of the model as it is now; other weights, or a LoRA adapter, are another owner."""
         return self.store.prefixes(owner_id(model, self.adapter.dtype, self.store.salt))
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What came of a plan: the plan that was carried out in the end, and what a second pass said; see `Usage`."""
+
+    plan: LinkPlan
+    linked: LinkedTable
+    repeated: int = 0
+    margin: float | None = None
+    unsure: str | None = None
 
 
 def _segments(prompt: Prompt) -> list[Segment]:
