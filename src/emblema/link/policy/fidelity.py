@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emblema.errors import StoreError
-from emblema.link.policy.margins import DEFAULT, MarginSample, MarginStats
+from emblema.link.policy.margins import CONFIDENCE, DEFAULT, MarginSample, MarginStats, wilson_interval
 from emblema.link.policy.policy import UNSURE, Lane, LaneVerdict, Policy, unmeasured
 
 KEPT = 128
@@ -25,8 +25,6 @@ RECENT = 64
 """Those of them that may close or open a lane, so that a lane that has changed is noticed in time."""
 LEAST_TO_CLOSE = 4
 LEAST_TO_OPEN = 8
-CONFIDENCE = 1.645
-"""Standard errors of a one-sided interval of 95 %."""
 VERSION = 1
 """Of the log's file."""
 MOST_LANES = 4096
@@ -241,7 +239,7 @@ def broken(samples: Sequence[Sample], policy: Policy) -> bool:
     if policy.max_kl is not None and mean - CONFIDENCE * error > policy.max_kl:
         return True
     wrong = sum(not sample.agrees for sample in samples)
-    return policy.min_agreement is not None and wrong >= 2 and _wilson(samples) < policy.min_agreement
+    return policy.min_agreement is not None and wrong >= 2 and _most_agreeing(samples) < policy.min_agreement
 
 
 def overspent(samples: Sequence[Sample], policy: Policy) -> bool:
@@ -295,12 +293,9 @@ def _bounds(policy: Policy) -> tuple[float | None, float | None]:
     return policy.max_kl, policy.min_agreement
 
 
-def _wilson(samples: Sequence[Sample]) -> float:
-    """Return the upper limit of Wilson's interval of the agreement."""
-    count, share, z = len(samples), agreement_of(samples), CONFIDENCE
-    middle = share + z * z / (2 * count)
-    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return (middle + spread) / (1 + z * z / count)
+def _most_agreeing(samples: Sequence[Sample]) -> float:
+    """Return the upper limit of the interval of the agreement."""
+    return wilson_interval(sum(sample.agrees for sample in samples), len(samples))[1]
 
 
 def _report(model: str, kind: str, lane: Lane, stats: LaneStats) -> LaneReport:

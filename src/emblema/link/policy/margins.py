@@ -84,12 +84,15 @@ def _too_many_wrong(checks: Sequence[MarginSample] | deque[MarginSample], margin
     """Return whether checks say with confidence that too many answers of a margin are wrong; never one alone."""
     above = [sample for sample in checks if sample.margin >= margin]
     wrong = sum(not sample.agrees for sample in above)
-    if wrong < 2:
-        return False
-    share, count, z = wrong / len(above), len(above), CONFIDENCE
+    return wrong >= 2 and wilson_interval(wrong, len(above))[0] > WRONG
+
+
+def wilson_interval(hits: int, count: int) -> tuple[float, float]:
+    """Return the limits of Wilson's interval of a share, each one-sided at 95 %."""
+    share, z = hits / count, CONFIDENCE
     middle = share + z * z / (2 * count)
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return (middle - spread) / (1 + z * z / count) > WRONG
+    return (middle - spread) / (1 + z * z / count), (middle + spread) / (1 + z * z / count)
 
 
 def _sample(margin: Any, agrees: Any, *, known: bool) -> MarginSample:
