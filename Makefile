@@ -13,10 +13,10 @@ SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test test-benchmarks test-slow test-519 test-vllm wheel-test crash-test soak soak-short traffic results-check reference docs lint format types imports check clean
+.PHONY: help setup servers browser demo test test-benchmarks test-slow test-519 test-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic fuzz results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # torch goes first, so that its version is this one and no other package chooses it.
 $(VENV)/installed: pyproject.toml
@@ -45,7 +45,7 @@ $(OLD)/installed: $(VENV)/installed-dev
 $(SERVED)/installed: pyproject.toml tests/vllm/operators.py
 	test -x $(SERVED)/bin/python || $(PYTHON) -m venv $(SERVED)
 	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[all,vllm]" "pytest>=8" "hypothesis>=6.100"
+	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[all,vllm]" "httpx>=0.27" "pytest>=8" "hypothesis>=6.100"
 	$(SERVED)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchaudio torchcodec
 	packages="$$($(SERVED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" && \
 		cp tests/vllm/operators.py "$$packages/torchvision_operators.py" && \
@@ -59,6 +59,11 @@ servers:  ## Install redis-server for the remote tier's tests, where apt can; wi
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server; } || \
 		echo "no redis-server here: its tests will be skipped"
 
+browser:  ## Install Chromium for the page's tests, where apt can; without it they are skipped
+	command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } || \
+		echo "no Chromium here: the page's tests will be skipped"
+
 demo: $(VENV)/installed  ## Set everything up and run the demo
 	$(BIN)/emblema demo
 
@@ -69,7 +74,7 @@ test-benchmarks: $(VENV)/installed-dev  ## Run the fast tests of the benchmarks 
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" benchmarks/tests training/tests
 
 # pytest leaves with 5 where it finds no test.
-test-slow: $(VENV)/installed-dev servers  ## Run the slow tests, the wheel's excepted
+test-slow: $(VENV)/installed-dev servers browser  ## Run the slow tests, the wheel's excepted
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m slow --ignore=tests/e2e/test_wheel.py tests benchmarks/tests training/tests || [ $$? -eq 5 ]
 
 test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with torchvision
@@ -77,7 +82,7 @@ test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with 
 
 # One process at a time and one thread: exact comparisons, and vLLM keeps one engine a process.
 test-vllm: $(SERVED)/installed  ## Run the plugin's tests inside vLLM, on a CPU, in an environment of their own
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m pytest tests/vllm
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m pytest tests/vllm tests/serve/test_clients.py
 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
@@ -91,6 +96,22 @@ soak: $(VENV)/installed-dev  ## Ask a stream of 20,000 frames all the way and ki
 
 soak-short: $(VENV)/installed-dev  ## About two minutes of the soak, held to the same
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2 --report $(VENV)/soak
+
+SOAK_SERVE = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks soak-serve --plain
+soak-serve: $(VENV)/installed-dev  ## Load a server with all that clients do for 30 minutes: report in docs/results
+	$(SOAK_SERVE) --report docs/results/serve-soak
+
+soak-serve-short: $(VENV)/installed-dev  ## Two minutes of that, held to the same
+	$(SOAK_SERVE) --minutes 2 --report $(VENV)/serve-soak
+
+FUZZ_SECONDS ?= 120
+fuzz: $(VENV)/installed-dev  ## Fuzz the file format, the index, request bodies and pictures for two minutes (Linux on x86-64)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[fuzz]"
+	OMP_NUM_THREADS=1 PYTHONPATH=src:. $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+# Weekly rather than with every change: a fresh sample, and what survives is listed.
+mutation: $(VENV)/installed-dev  ## Change the code in small ways and count the changes that tests notice: an hour
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.mutation --plain --kept $(VENV)/mutants.jsonl --report docs/results/mutation
 
 TRAFFIC_SEED ?= 715601984
 traffic: $(VENV)/installed-dev  ## Requests on pages that recur or do not: report in docs/results, resumes

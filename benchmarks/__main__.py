@@ -1,6 +1,6 @@
 """`python -m benchmarks …`."""
 
-from benchmarks.cli import app
+from benchmarks.cli.app import app
 from emblema.cli import run
 
 run(app, "benchmarks")

@@ -1,6 +1,5 @@
 """Where a benchmark writes, what it calls its models, and its report: a page of tables and plots, figures as JSON."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,10 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.plots import draw_table
+from benchmarks.rowfile import read_rows
 from benchmarks.table import Bar, Table, bars_markdown, bars_of, show_bars, show_table, table_markdown
 from emblema.errors import EmblemaError, PromptError
-from emblema.eval.figures import environment, plain
-
-DIGITS = 6
-"""Significant digits of figures in a file."""
+from emblema.eval.figures import environment
 
 Pictures = Callable[[str, Table, Path], list[Path]]
 """Draws more of a model's table than its plots, into a folder."""
@@ -158,6 +155,39 @@ def write_parts(parts: Iterable[str], path: Path) -> Path:
     return path
 
 
+def check_written(page: Path, made: str) -> None:
+    """Hold a page to its figures.
+
+    Args:
+        made: what they make of it.
+
+    Raises:
+        EmblemaError: it is not that.
+    """
+    if not page.is_file() or page.read_text(encoding="utf-8") != made:
+        raise EmblemaError(f"{page} is not what its figures make: run `python -m benchmarks results` and commit it")
+
+
+def read_run(listing: Path, command: str, asked: str, lists: Sequence[str] = ("rows",)) -> dict[str, Any]:
+    """Return what a run wrote.
+
+    Args:
+        command: of the run, for the error.
+        asked: an option of the run; its value is never empty.
+        lists: what the file holds lists of.
+
+    Raises:
+        EmblemaError: the file is not there, or is none of such a run's.
+    """
+    try:
+        found = read_rows(listing)
+        if not (all(isinstance(found[name], list) for name in lists) and found["asked"][asked]):
+            raise ValueError(f"no {' and '.join(lists)}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EmblemaError(f"{listing}: it cannot be read ({error}); give what `{command}` wrote") from error
+    return found
+
+
 def measured_on(where: Mapping[str, Any] | None = None) -> str:
     """Return what figures were measured on, in words; this machine, unless another environment is given."""
     where = environment() if where is None else where
@@ -174,20 +204,3 @@ def options_text(options: Mapping[str, Any]) -> str:
         return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
     return ", ".join(f"{name} {words(value)}" for name, value in options.items())
-
-
-def write_rows(found: Mapping[str, Any], path: Path) -> Path:
-    """Write figures as JSON, a row a line, so that a change of one shows as one; `rows` come last."""
-    made = plain({"environment": environment(), **found})
-    head = {name: value for name, value in made.items() if name != "rows"}
-    rows = ",\n".join(f"  {json.dumps(_rounded(row))}" for row in made["rows"])
-    path.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
-    return path
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_rounded(part) for part in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -1,6 +1,9 @@
-"""The structure of the code: no circle of imports, inside rooms too; no class name twice; one concept a file."""
+"""The structure of the code: no circle of imports, inside rooms too; no class name twice; one concept a file; and how
+large the repository is."""
 
 import ast
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -11,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"emblema": ROOT / "src" / "emblema", "benchmarks": ROOT / "benchmarks"}
 LINES = 650
+BYTES = 40_000_000
+"""Of all tracked files together."""
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -97,3 +102,13 @@ def test_no_class_name_twice() -> None:
 def test_files_are_short(package: str) -> None:
     lengths = {name: len(path.read_text().splitlines()) for name, path in modules(package).items()}
     assert {name: length for name, length in lengths.items() if length > LINES} == {}
+
+
+def test_the_tracked_files_are_small() -> None:
+    git = shutil.which("git")
+    listed = git and subprocess.run([git, "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True)
+    if not listed or listed.returncode:
+        pytest.skip("this is no checkout of git")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    sizes = {path: path.lstat().st_size for path in paths if path.is_file()}
+    assert sum(sizes.values()) < BYTES, sorted(sizes, key=lambda path: sizes[path])[-20:]

@@ -9,6 +9,6 @@ draws the demo's pictures and clip again.
 
 words: the vocabulary. families: one recipe a family of models. folder: tokenizer, processor files, weights. layout: an
 episode as decoder rows. batches: the curriculum and masks. pictures: tiles, corrupted. forward: the forward pass.
-teach: what another family takes over from `reference`. streams: `reference-stream`, with a recipe of its own. The
-world itself is benchmarks.tasks.
+teach: what another family takes over from `reference`. streams: `reference-stream`, with a recipe of its own. lists:
+`reference-lists`, low-rank factors over `reference`. The world itself is benchmarks.tasks.
 """

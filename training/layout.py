@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.tasks import Episode, Legend, Map, SceneClip
+from benchmarks.tasks.list_tasks import LISTED
 from benchmarks.tasks.tiles import TILE_COUNT
 from benchmarks.tasks.world import BLANK, KINDS
 from training.words import COMMON, INDEX, VOCABULARY, WORLD
 
 NOWHERE = -1
-ICON_KINDS = ("colour", "land", "count", "which")
+ICON_KINDS = ("colour", "land", "count", "which", *LISTED)
+ASKED_KINDS = (*KINDS, *LISTED)
+"""Kinds of question by the numbers that answers name them by."""
 LAND_GLYPH = 24
 
 
@@ -218,6 +221,9 @@ def build(random: np.random.Generator, episode: Episode, setting: Setting) -> Ro
         hide = question.kind in ICON_KINDS and random.random() < setting.slid
         said = f"{question.text} <|im_end|> <|im_start|> assistant {question.answer} <|im_end|>"
         writer.write(words(said), Flags(question=number, hide=hide))
-        rows = writer.rows
-        rows.answers.append((len(rows.table) - 3, INDEX[question.answer], KINDS.index(question.kind), hide))
+        rows, answer = writer.rows, words(question.answer)
+        first = len(rows.table) - 2 - len(answer)
+        rows.answers += [
+            (first + place, word, ASKED_KINDS.index(question.kind), hide) for place, word in enumerate(answer)
+        ]
     return writer.rows

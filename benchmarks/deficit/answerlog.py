@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.intervals import Interval, bootstrap, bootstrap_eta
-from emblema.eval.metrics import Share, agreement, divergence, flip_recovery, median_eta
+from emblema.eval.metrics import Share, agreement, flip_recovery, median_eta
+from emblema.link.policy.fidelity import divergence, first_token
 
 FULL, BLIND = "full", "blind"
 RESAMPLES = 500
@@ -60,9 +61,9 @@ class AnswerLog:
     noted: list[_QuestionLosses] = field(default_factory=list)
 
     def value(self, episode: str, figures: Mapping[str, float]) -> None:
-        """Note figures of a chunk; those that are not finite say nothing and are left out."""
+        """Note figures of a chunk; NaN says nothing and is left out."""
         for name, figure in figures.items():
-            if np.isfinite(figure):
+            if not np.isnan(figure):
                 self.values.setdefault(name, []).append((episode, float(figure)))
 
     def answers(
@@ -75,7 +76,7 @@ class AnswerLog:
     ) -> None:
         """Note a question's answers; `logits` holds re-prefill's under `full`."""
         losses = {name: divergence(logits[FULL], answer) for name, answer in logits.items()}
-        tokens = {name: int(answer.argmax()) for name, answer in logits.items()}
+        tokens = {name: first_token(answer) for name, answer in logits.items()}
         self.noted.append(_QuestionLosses(episode, setting, hop, expected, losses, tokens))
 
     def estimate(self, name: str) -> Estimate | None:

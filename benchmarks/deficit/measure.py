@@ -28,9 +28,9 @@ from benchmarks.deficit.tokens import link_figures, token_answers, token_figures
 from benchmarks.tasks.prompts import Piece, forget
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
-from emblema.eval.metrics import divergence
 from emblema.eval.progress import steps
 from emblema.kv.layout import LayerRows
+from emblema.link.policy.fidelity import divergence
 from emblema.link.policy.policy import Policy
 
 LEAST = 4

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from emblema.models.adapter import Adapter
-from emblema.models.queries import attending_by
+from emblema.models.attention_switch import attending_by
 
 
 class Recording:
@@ -74,7 +74,7 @@ def recorded(adapter: Adapter, start: int, stop: int) -> Iterator[Recording]:
         layer.register_forward_pre_hook(enter(index), with_kwargs=True) for index, layer in enumerate(adapter.layers)
     ]
     try:
-        with attending_by(adapter, attend):
+        with attending_by(adapter.config, attend):
             yield found
     finally:
         for handle in handles:

@@ -6,7 +6,8 @@ from functools import cached_property
 
 from torch import Tensor
 
-from benchmarks.fidelity.arms import Arm, AtRows, AtShare, Budget
+from benchmarks.fidelity.arms import Arm, AtBytes, AtRows, AtShare, Budget, WithMemory
+from benchmarks.fidelity.memories import DEFAULT, ItemMemories
 from benchmarks.fidelity.oracles import Oracle, front_table
 from emblema.errors import StrategyError
 from emblema.kv.artifacts import Artifact
@@ -17,9 +18,10 @@ from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan, RowSource
 from emblema.link.prompt import Prompt, Rows, Segment, TextPart
 from emblema.link.strategies.base import Knowledge, Strategy
+from emblema.link.strategies.pair import Pair
 from emblema.link.taken_rows import LinkJob
 from emblema.models.table import KVTable
-from emblema.store.keys import ArtifactKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class LinkingCost:
     Attributes:
         kv_bytes_share: bytes of patches, kept residual streams and recomputed chunk rows over those of the chunks' KV;
             chunks that are slid or at row 0 count on neither side, nor do rows that are only looked at to choose among.
+            Of a strategy with a memory of pairs: all that the memory holds of the item, see `Linking.memory_share`.
         rows_computed_share: rows computed, in layers, over the prompt's rows.
     """
 
@@ -42,6 +45,7 @@ class Linking:
     Args:
         patches: pieces formed for this item so far.
         pool: patches of other items, by their keys, for strategies that learn from them.
+        memories: memories of pairs, which know the item; None for none.
     """
 
     def __init__(
@@ -50,22 +54,44 @@ class Linking:
         prompts: Sequence[Prompt],
         patches: dict[ArtifactKey, Artifact],
         pool: Mapping[ArtifactKey, Patch],
+        memories: ItemMemories | None = None,
     ) -> None:
         self.executor, self.prompts, self.patches = executor, tuple(prompts), patches
+        self._pool, self._memories = pool, memories
         self.start = self.prompts[0].segments[-1].start
         self.shared = len(self.prompts) > 1 and self.start > 0 and same_front(self.prompts)
         self._model = executor.adapter.fingerprint
-        layouts = executor.adapter.layouts
-
-        def find(key: ArtifactKey) -> Artifact | None:
-            return patches.get(key) or pool.get(key)
-
-        self.context = LinkContext(Knowledge(self._model, layouts, find, lambda prompt: None), {}, pool)
+        self._contexts: dict[str, LinkContext] = {}
         self._scores: dict[tuple[str, int], Tensor] = {}
+
+    @property
+    def context(self) -> LinkContext:
+        """Look-ups in what was formed for the item, with the memory of pairs that has an engine's own settings."""
+        return self._context(DEFAULT)
+
+    def memory_share(self, memory: str) -> float:
+        """Return the bytes that a memory holds of the item over its chunks' KV, the first chunk's aside."""
+        if self._memories is None:
+            return 0.0
+        chunks = {chunk.id: chunk for _, chunk in self.prompts[0].chunk_segments[1:]}
+        return self._memories.shares(chunks.values())[memory]
+
+    def _context(self, memory: str) -> LinkContext:
+        if memory not in self._contexts:
+            learnt = None if self._memories is None else self._memories.find(memory)
+
+            def find(key: ArtifactKey) -> Artifact | None:
+                if key.kind is ArtifactKind.PAIRS:
+                    return None if learnt is None else learnt(key)
+                return self.patches.get(key) or self._pool.get(key)
+
+            knowledge = Knowledge(self._model, self.executor.adapter.layouts, find, lambda prompt: None)
+            self._contexts[memory] = LinkContext(knowledge, {}, self._pool)
+        return self._contexts[memory]
 
     def strategies(self, arm: Arm) -> list[Strategy]:
         """Return what an arm comes to, question by question."""
-        if isinstance(arm, AtShare | AtRows):
+        if isinstance(arm, AtShare | AtRows | AtBytes):
             fitted = [self._fitted(arm, prompt) for prompt in (self.prompts[:1] if self.shared else self.prompts)]
             return fitted * len(self.prompts) if self.shared else fitted
         if isinstance(arm, Oracle):
@@ -74,11 +100,12 @@ class Linking:
             return [arm.choose(self._scored(arm, index), prompt) for index, prompt in enumerate(self.prompts)]
         return [arm] * len(self.prompts)
 
-    def _fitted(self, arm: AtShare | AtRows, prompt: Prompt) -> Strategy:
+    def _fitted(self, arm: AtShare | AtRows | AtBytes, prompt: Prompt) -> Strategy:
         if isinstance(arm, AtRows):
             return arm.fitted(prompt, self.context.knowledge)
         adapter = self.executor.adapter
-        return arm.fitted(Budget.of(arm.percent / 100, prompt, adapter.layouts, adapter.hidden_size))
+        share = arm.percent / 100 if isinstance(arm, AtShare) else self.memory_share(memory_of(arm.like))
+        return arm.fitted(Budget.of(share, prompt, adapter.layouts, adapter.hidden_size))
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Form everything that the arms ask for, each piece once and as large as the largest that is asked."""
@@ -104,52 +131,49 @@ class Linking:
         Raises:
             StrategyError: the model cannot carry a plan out.
         """
-        plans = self._plans(strategies)
+        jobs = self._jobs(strategies)
         same = self.shared and all(strategy is strategies[0] for strategy in strategies)
-        if not same or not all(plain_ending(plan, self.start) for plan in plans):
-            return [linked.logits for linked in self._one_by_one(plans)]
+        if not same or not all(plain_ending(job.plan, self.start) for job in jobs):
+            return [self.executor.run(job).logits for job in jobs]
         longest = max(prompt.tokens for prompt in self.prompts)
-        first = self._run(plans[0], self.prompts[0], longest - self.prompts[0].tokens)
+        first = self.executor.run(jobs[0], reserve=longest - self.prompts[0].tokens)
         first.table.truncate(first.rows - (self.prompts[0].tokens - self.start))
-        return [first.logits, *endings(self.executor, first.table, self.prompts[1:], plans[1:], self.start)]
+        plans = [job.plan for job in jobs[1:]]
+        return [first.logits, *endings(self.executor, first.table, self.prompts[1:], plans, self.start)]
 
     def linked(self, strategies: Sequence[Strategy], reserve: int) -> Iterator[LinkedTable]:
         """Return every question linked, one after another, with room to decode."""
-        return self._one_by_one(self._plans(strategies), reserve)
+        return (self.executor.run(job, reserve=reserve) for job in self._jobs(strategies))
 
     def spent(self, strategies: Sequence[Strategy]) -> LinkingCost:
         """Return what it costs, the mean over questions."""
-        plans = self._plans(strategies[:1] if self.shared else strategies)
-        each = [self._spent(plan, prompt) for plan, prompt in zip(plans, self.prompts, strict=False)]
+        each = [self._spent(job.plan, job.prompt) for job in self._jobs(strategies[:1] if self.shared else strategies)]
+        remembered = isinstance(strategies[0], Pair | WithMemory)
         return LinkingCost(
-            sum(cost.kv_bytes_share for cost in each) / len(each),
+            self.memory_share(memory_of(strategies[0]))
+            if remembered
+            else sum(cost.kv_bytes_share for cost in each) / len(each),
             sum(cost.rows_computed_share for cost in each) / len(each),
         )
 
-    def _plans(self, strategies: Sequence[Strategy]) -> list[LinkPlan]:
-        plans = []
+    def _jobs(self, strategies: Sequence[Strategy]) -> list[LinkJob]:
+        jobs = []
         for strategy, prompt in zip(strategies, self.prompts, strict=False):
-            plan = strategy.plan(prompt, self.context.knowledge)
+            context = self._context(memory_of(strategy))
+            plan = strategy.plan(prompt, context.knowledge)
             if plan.forming:
                 self._form(plan, prompt)
-                plan = strategy.plan(prompt, self.context.knowledge)
-            plans.append(plan)
-        refusal = self.executor.refusal(plans[0])
+                plan = strategy.plan(prompt, context.knowledge)
+            jobs.append(LinkJob(plan, prompt, context.resources))
+        refusal = self.executor.refusal(jobs[0].plan)
         if refusal is not None:
-            raise StrategyError(f"{plans[0].strategy} cannot be run on this model: {refusal}")
-        return plans
+            raise StrategyError(f"{jobs[0].plan.strategy} cannot be run on this model: {refusal}")
+        return jobs
 
     def _form(self, plan: LinkPlan, prompt: Prompt) -> None:
         artifacts, _ = form_missing(self.executor, prompt, plan, self.context)
         for key, artifact in artifacts.items():
             self.patches[key] = artifact
-
-    def _one_by_one(self, plans: Sequence[LinkPlan], reserve: int = 0) -> Iterator[LinkedTable]:
-        for plan, prompt in zip(plans, self.prompts, strict=True):
-            yield self._run(plan, prompt, reserve)
-
-    def _run(self, plan: LinkPlan, prompt: Prompt, reserve: int) -> LinkedTable:
-        return self.executor.run(LinkJob(plan, prompt, self.context.resources), reserve=reserve)
 
     def _spent(self, plan: LinkPlan, prompt: Prompt) -> LinkingCost:
         layouts = self.executor.adapter.layouts
@@ -184,6 +208,11 @@ class Linking:
             table = self._front if self.shared else front_table(self.executor, prompt)
             self._scores[oracle.kind, index] = oracle.scores(self.executor, prompt, table)
         return self._scores[oracle.kind, index]
+
+
+def memory_of(strategy: Strategy) -> str:
+    """Return the name of the memory of pairs that a strategy is given."""
+    return strategy.memory if isinstance(strategy, WithMemory) else DEFAULT
 
 
 def same_front(prompts: Sequence[Prompt]) -> bool:

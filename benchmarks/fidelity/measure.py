@@ -14,9 +14,11 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.data.forms import FORMS, load_items
-from benchmarks.fidelity.arms import FULL, Arm, AtShare, arm_of
+from benchmarks.fidelity.arms import FULL, Arm, AtBytes, AtShare, WithMemory, arm_of
 from benchmarks.fidelity.linking import Linking
+from benchmarks.fidelity.memories import DEFAULT, ItemMemories, ShownPrompts, chunks_of
 from benchmarks.recordfile import RecordFile, digest
+from benchmarks.report import labels_of
 from benchmarks.tasks.items import TaskItem, describe
 from benchmarks.tasks.judge import Judge
 from benchmarks.tasks.prompts import (
@@ -34,14 +36,16 @@ from benchmarks.tasks.prompts import (
 from benchmarks.tasks.registry import TASKS, task_of
 from emblema.engine.engine import Engine
 from emblema.errors import MediaError, PromptError, StrategyError
-from emblema.eval.metrics import divergence
 from emblema.eval.progress import steps
 from emblema.kv.artifacts import Artifact
 from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.executor import Executor
+from emblema.link.policy.fidelity import divergence, first_token
+from emblema.link.prompt import TextPart
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.basis import Basis
+from emblema.link.strategies.pair import Pair
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.session.canary import margin_of
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
@@ -55,6 +59,8 @@ POOLED_ITEMS = 16
 The pool is the same for every item: one that grew along a run would give its early items less than its late ones, and a
 run that was killed another pool than a whole one.
 """
+BASIS_ITEMS = 3
+"""Items of each task that the bases of memories of pairs are made from."""
 WHOLE = PatchStrategy(share=1.0)
 _log = logging.getLogger(__name__)
 
@@ -177,6 +183,16 @@ class FidelityRecord:
         )
 
 
+def memories_of(arms: Iterable[Arm]) -> list[str]:
+    """Return the memories of pairs that some arms need, by name."""
+    found: dict[str, None] = {}
+    for arm in arms:
+        strategy = arm.like if isinstance(arm, AtBytes) else arm
+        if isinstance(strategy, Pair | WithMemory):
+            found[strategy.memory if isinstance(strategy, WithMemory) else DEFAULT] = None
+    return list(found)
+
+
 def learned_rank(arms: Iterable[Arm], layouts: Sequence[LayerLayout]) -> int:
     """Return the most directions that one of the strategies takes from other items, 0 if none does."""
     widest = max(heads * width for layout in layouts for heads, width in (layout.keys, layout.values))
@@ -187,6 +203,8 @@ def learned_rank(arms: Iterable[Arm], layouts: Sequence[LayerLayout]) -> int:
         elif isinstance(arm, AtShare) and arm.method == "basis":
             # The widest slot may take more than its share where others are full.
             ranks.append(widest if not _even(layouts) else ceil(widest * arm.percent / 100))
+        elif isinstance(arm, AtBytes) and arm.method == "basis":
+            ranks.append(widest)
     return min(widest, max(ranks))
 
 
@@ -251,6 +269,32 @@ class FidelityOptions:
         return f"{self.answer_tokens} {judge}".strip()
 
 
+def measure_models(
+    models: Sequence[str],
+    load: Callable[[str], Engine],
+    wanted: FidelityOptions,
+    tasks: Sequence[TaskSource],
+    listing: Path,
+    screen: Console,
+) -> tuple[list[FidelityRecord], dict[str, str]]:
+    """Measure models on the same items; return their records, and what was refused with the reason.
+
+    Args:
+        load: gives an engine on a model by its name.
+        listing: file of the run's figures; records lie beside it, and a killed run goes on from these.
+    """
+    kept: list[FidelityRecord] = []
+    refused: dict[str, str] = {}
+    with RecordFile(listing.with_suffix(".records.jsonl"), FidelityRecord) as records:
+        for model, label in zip(models, labels_of(models), strict=True):
+            with load(model) as engine:
+                bench = FidelityRun(engine, label, wanted, records)
+                bench.run(tasks, screen)
+            kept += [records.held[key] for key in dict.fromkeys(bench.made) if key in records.held]
+            refused |= {f"{label}: {name}": reason for name, reason in bench.refused.items()}
+    return kept, refused
+
+
 @dataclass(slots=True)
 class FidelityRun:
     """One model under measurement.
@@ -259,6 +303,7 @@ class FidelityRun:
         refused: strategies that the model cannot carry out, and tasks of media that it does not take, with the reason;
             they are left out.
         made: keys of the records that this run asked for, made now or before.
+        basis_tasks: whose other items the bases of memories of pairs are made from; the tasks measured without any.
     """
 
     engine: Engine
@@ -267,10 +312,13 @@ class FidelityRun:
     records: RecordFile[FidelityRecord]
     refused: dict[str, str] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
+    basis_tasks: Sequence[TaskSource] = ()
     done: int = 0
+    _memories: ItemMemories | None = None
 
     def run(self, tasks: Sequence[TaskSource], screen: Console) -> None:
         """Measure all tasks, one after another."""
+        self.basis_tasks = self.basis_tasks or tasks
         for task in tasks:
             title = f"{self.name}, {task.name}: {self.wanted.items} items"
             try:
@@ -317,6 +365,13 @@ class FidelityRun:
         made = pieces(self.engine, item)
         patches: dict[ArtifactKey, Artifact] = {}
         try:
+            names = memories_of(arm_of(name) for name in self.wanted.strategies)
+            if names and self._memories is None:
+                self._memories = self._made_memories(names)
+            if self._memories is not None:
+                self._memories.show_pairs(
+                    question_prompt(self.engine, item, 0, made, "visible", style_of(item, 0, self.wanted.style))
+                )
             for setting in settings:
                 missing = [name for name in self.wanted.strategies if keys[setting, name] not in self.records.held]
                 if missing:
@@ -368,7 +423,7 @@ class FidelityRun:
         """Return logits of the first token of every answer, and the greedy answers."""
         if max(lengths) == 1:
             logits = linking.logits(strategies)
-            return logits, [(int(answer.argmax()),) for answer in logits]
+            return logits, [(first_token(answer.cpu().numpy()),) for answer in logits]
         logits, answers = [], []
         linked = linking.linked(strategies, max(lengths))
         for outcome, prompt, length in zip(linked, linking.prompts, lengths, strict=True):
@@ -391,7 +446,7 @@ class FidelityRun:
             question_prompt(self.engine, item, index, made, setting, style_of(item, index, self.wanted.style))
             for index in range(len(item.questions))
         ]
-        return Linking(Executor(self.engine.adapter), prompts, patches, pool)
+        return Linking(Executor(self.engine.adapter), prompts, patches, pool, self._memories)
 
     def _length(self, item: TaskItem, index: int) -> int:
         if self.wanted.answer_tokens is not None:
@@ -411,6 +466,19 @@ class FidelityRun:
             return ()
         asked = zip(item.questions, answers, strict=True)
         return tuple(judge.score(question.text, question.answer, self._text(answer)) for question, answer in asked)
+
+    def _made_memories(self, names: Iterable[str]) -> ItemMemories:
+        """Return memories of pairs whose bases were made from other items than those measured, of all tasks."""
+        memories = ItemMemories(self.engine, names)
+        wanted = self.wanted
+        items = [item for task in self.basis_tasks for item in task.others(wanted.seed, wanted.items, BASIS_ITEMS)]
+        made = [pieces(self.engine, item) for item in items]
+        opening = question_prompt(self.engine, items[0], 0, made[0], "visible").segments[0].part
+        text = opening.token_ids if isinstance(opening, TextPart) else ()
+        memories.make_bases(ShownPrompts([chunks_of(piece) for piece in made], wanted.seed ^ POOL_SEED), text)
+        for piece in made:
+            forget(self.engine, piece)
+        return memories
 
     def _pool(self, task: TaskSource) -> dict[ArtifactKey, Patch]:
         """Return what other items than those measured have in common, where a strategy learns from it."""
@@ -432,6 +500,5 @@ class FidelityRun:
 
 def _divergences(reference: Sequence[Tensor], logits: Sequence[Tensor]) -> tuple[float, ...]:
     return tuple(
-        0.0 if exact is own else divergence(exact.cpu().numpy(), own.cpu().numpy())
-        for exact, own in zip(reference, logits, strict=True)
+        divergence(exact.cpu().numpy(), own.cpu().numpy()) for exact, own in zip(reference, logits, strict=True)
     )

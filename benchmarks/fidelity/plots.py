@@ -30,6 +30,8 @@ MOST = 24
 """Strategies in the plot of residuals."""
 LEAST_ETA = -0.25
 """Methods that do more harm are drawn at the edge."""
+LEAST_BYTES = 0.004
+"""Share of the bytes below which a strategy is drawn at the edge."""
 
 
 def draw_ranks(rows: Sequence[FigureRow], path: Path) -> Path | None:
@@ -168,6 +170,65 @@ def draw_rows(rows: Sequence[FigureRow], path: Path) -> Path | None:
         axes.set_xlim(0, 1)
         axes.set_ylim(LEAST_ETA - 0.05, 1.06)
         style_panel(axes, f"{model}, {setting}", "share of the prompt's rows computed", "eta")
+    draw_legend(panels[across - 1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return save_figure(figure, path.parent, path.stem)
+
+
+def draw_bytes(rows: Sequence[FigureRow], path: Path) -> Path | None:
+    """Draw eta over the bytes that are kept, a point for each strategy that keeps some, a panel a model and setting."""
+    held = [
+        row for row in rows if row["strategy"].startswith(("pair", "patch", "orbit", "basis")) and known(row["eta"])
+    ]
+    groups = sorted(dict.fromkeys((row["setting"], row["model"]) for row in held))
+    if not groups:
+        return None
+    names = list(dict.fromkeys(row["strategy"] for row in held))
+    across = len({model for _, model in groups})
+    figure, panels = make_panels(
+        len(groups), "What is closed, by bytes kept", width=3.5, height=3.1, across=across, margin=2.2
+    )
+    for axes, (setting, model) in zip(panels, groups, strict=True):
+        for row in held:
+            if (row["setting"], row["model"]) != (setting, model):
+                continue
+            place = names.index(row["strategy"])
+            value = max(LEAST_ETA, row["eta"])
+            low, high = (max(LEAST_ETA, bound) for bound in row["intervals"]["eta"])
+            axes.errorbar([max(LEAST_BYTES, row["kv_bytes_share"])], [value], yerr=[[value - low], [high - value]],
+                          fmt=MARKS[place % len(MARKS)], color=COLOURS[place % len(COLOURS)], markersize=5,
+                          linewidth=1, label=row["strategy"])  # fmt: skip
+        axes.axhline(1, color=FAINT, linewidth=0.6)
+        axes.set_xscale("log")
+        axes.set_xlim(LEAST_BYTES / 1.5, 8)
+        axes.set_ylim(LEAST_ETA - 0.05, 1.06)
+        style_panel(axes, f"{model}, {setting}", "bytes kept over the chunks' KV", "eta")
+    draw_legend(panels[across - 1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return save_figure(figure, path.parent, path.stem)
+
+
+def draw_learning(learning: Sequence[FigureRow], path: Path) -> Path | None:
+    """Draw rows computed, and what agrees with re-prefill, by requests seen; a panel for each model and setting."""
+    groups = sorted(dict.fromkeys((row["setting"], row["model"]) for row in learning))
+    if not groups:
+        return None
+    policies = list(dict.fromkeys(row["policy"] for row in learning))
+    across = len({model for _, model in groups})
+    figure, panels = make_panels(
+        len(groups), "While a memory of pairs learns", width=3.5, height=3.1, across=across, margin=2.2
+    )
+    for axes, (setting, model) in zip(panels, groups, strict=True):
+        own = [row for row in learning if (row["setting"], row["model"]) == (setting, model)]
+        for place, policy in enumerate(policies):
+            lines = [row for row in own if row["policy"] == policy]
+            middle, colour = [(row["first"] + row["last"]) / 2 for row in lines], COLOURS[place]
+            draw_line(axes, middle, [interval(row, "rows") for row in lines], f"rows, policy {policy}", colour)
+            axes.plot(middle, [row["agreement"] for row in lines], "--", color=colour, linewidth=1.2,
+                      label=f"agreement, policy {policy}")  # fmt: skip
+        alone = [row for row in own if row["policy"] == policies[0]]
+        axes.plot([(row["first"] + row["last"]) / 2 for row in alone], [row["pair_agreement"] for row in alone], ":",
+                  color=FAINT, label="agreement, memory alone")  # fmt: skip
+        axes.set_ylim(0, 1.04)
+        style_panel(axes, f"{model}, {setting}", "requests seen", "share")
     draw_legend(panels[across - 1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return save_figure(figure, path.parent, path.stem)
 

@@ -9,12 +9,12 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.fidelity.arms import BLIND, KNOBS, SHARES, names_of
-from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, items_of
+from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, items_of, measure_models
 from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.fidelity.tables import FigureRow, main_table, matched_table
-from benchmarks.recordfile import RecordFile
-from benchmarks.report import labels_of, writable_folder, write_parts, write_rows
+from benchmarks.report import labels_of, writable_folder, write_parts
+from benchmarks.rowfile import write_rows
 from benchmarks.tasks.judge import Judge
 from benchmarks.tasks.prompts import SETTINGS, Style
 from emblema.engine.engine import Engine
@@ -149,15 +149,7 @@ def run(
         # A broken data set is told before a model is loaded.
         for _ in () if task.path is None else task.first(wanted.seed, wanted.items):
             pass
-    kept: list[FidelityRecord] = []
-    refused: dict[str, str] = {}
-    with RecordFile(json_path.with_suffix(".records.jsonl"), FidelityRecord) as records:
-        for model, label in zip(models, labels_of(models), strict=True):
-            with load(model) as engine:
-                bench = FidelityRun(engine, label, wanted, records)
-                bench.run(chosen, screen)
-            kept += [records.held[key] for key in dict.fromkeys(bench.made) if key in records.held]
-            refused |= {f"{bench.name}: {name}": reason for name, reason in bench.refused.items()}
+    kept, refused = measure_models(models, load, wanted, chosen, json_path, screen)
     if not kept:
         why = "; ".join(refused.values())
         why = why or "no item of these tasks has anything to slide; ask for --setting visible"

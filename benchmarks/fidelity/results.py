@@ -30,7 +30,8 @@ from benchmarks.fidelity.tables import (
     rivals_table,
 )
 from benchmarks.recordfile import RecordFile
-from benchmarks.report import writable_folder
+from benchmarks.report import check_written, writable_folder
+from benchmarks.rowfile import read_rows
 from benchmarks.table import markdown_table
 from benchmarks.tasks.registry import TASKS
 from emblema.engine.engine import Engine
@@ -68,19 +69,19 @@ def read_run(path: Path) -> dict[str, Any]:
         EmblemaError: the file is not there, is no JSON, or a row lacks a field.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise EmblemaError(f"{path}: it cannot be read ({error}); give a file that `bench fidelity` wrote") from error
+        found = read_rows(path)
     except json.JSONDecodeError as error:
         raise EmblemaError(f"{path}, line {error.lineno}: this is no JSON ({error.msg}); measure again") from error
-    rows = found.get("rows") if isinstance(found, dict) else None
+    except (OSError, ValueError) as error:
+        raise EmblemaError(f"{path}: it cannot be read ({error}); give a file that `bench fidelity` wrote") from error
+    rows = found.get("rows")
     if not isinstance(rows, list):
         raise EmblemaError(f"{path}: it has no rows; give a file that `bench fidelity` wrote")
     for place, row in enumerate(rows):
         lacking = [name for name in NEEDED if not isinstance(row, dict) or name not in row]
         if lacking:
             raise EmblemaError(f"{path}, row {place}: the field {lacking[0]!r} is missing; measure again")
-    return dict(found)
+    return found
 
 
 def runs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -250,9 +251,7 @@ def check_page(folder: Path, out: Path) -> None:
     Raises:
         EmblemaError: it is not what the files make.
     """
-    text = out.read_text(encoding="utf-8") if out.is_file() else ""
-    if text != page(folder):
-        raise EmblemaError(f"{out} is not what {folder} makes: run `python -m benchmarks results` and commit it")
+    check_written(out, page(folder))
 
 
 def sample(folder: Path, items: int, load: Callable[[str], Engine], screen: Console) -> Iterator[str]:

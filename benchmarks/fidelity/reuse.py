@@ -4,7 +4,6 @@ Strategies that choose rows by the question (`query-R%`) or put patches together
 tokens at twice the rows. Figures are those of `fidelity.summary`, over all tasks together.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +12,16 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.fidelity.arms import BLIND, FULL, names_of
-from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, TaskSource, items_of
+from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, TaskSource, items_of, measure_models
 from benchmarks.fidelity.plots import draw_rows
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.fidelity.tables import FLIPS, FigureRow, flips, known, number, ranged
-from benchmarks.recordfile import RecordFile
-from benchmarks.report import labels_of, writable_folder, write_parts, write_rows
+from benchmarks.report import check_written, read_run, writable_folder, write_parts
+from benchmarks.rowfile import write_rows
 from benchmarks.table import Bar, bars_markdown, markdown_table
 from benchmarks.tasks.prompts import SETTINGS
 from emblema.engine.engine import Engine
-from emblema.errors import EmblemaError, PromptError
+from emblema.errors import PromptError
 from emblema.link.policy.margins import DEFAULT as LEAST_MARGIN
 
 TASKS = ("maps", "two-page", "album-binding", "retrieval-image", "reasoning-image")
@@ -99,13 +98,6 @@ BARS = (
     ReuseBar(QUERY, "visible", "eta", 0.99),
     ReuseBar(QUERY, "visible", "wrong_accepted", 0.005, least=False),
     ReuseBar(QUERY, "visible", "unsure", 0.12, least=False),
-    ReuseBar("pair", "slid", "eta", 0.97, models=("reference-mha",)),
-    ReuseBar("pair", "slid", "eta", 0.98, models=("reference", "reference-mla", "reference-deepstack")),
-    ReuseBar("pair", "slid", "flip_recovery", 0.94),
-    ReuseBar("pair+query-3%", "slid", "eta", 0.995),
-    ReuseBar("pair+query-3%", "visible", "eta", 0.985),
-    *(ReuseBar("pair+query-3%", setting, "wrong_accepted", 0.005, least=False) for setting in SETTINGS),
-    ReuseBar("pair+query-3%", "slid", "rows_with_fallbacks", 0.30, least=False),
 )
 WORDS = {
     "flip_recovery": "flips restored",
@@ -149,16 +141,7 @@ def run(
     """
     writable_folder(listing.parent, "--json")
     options = FidelityOptions(names_of(plan.strategies), SETTINGS, plan.items, plan.seed)
-    sources = plan.sources()
-    kept: list[FidelityRecord] = []
-    refused: dict[str, str] = {}
-    with RecordFile(listing.with_suffix(".records.jsonl"), FidelityRecord) as records:
-        for model, label in zip(models, labels_of(models), strict=True):
-            with load(model) as engine:
-                bench = FidelityRun(engine, label, options, records)
-                bench.run(sources, screen)
-            kept += [records.held[key] for key in dict.fromkeys(bench.made) if key in records.held]
-            refused |= {f"{label}: {name}": reason for name, reason in bench.refused.items()}
+    kept, refused = measure_models(models, load, options, plan.sources(), listing, screen)
     found = {"asked": plan.data(), "refused": refused, "rows": figures(kept, plan)}
     write_rows(found, listing)
     return read(listing)
@@ -185,20 +168,14 @@ def read(listing: Path) -> dict[str, Any]:
     Raises:
         EmblemaError: the file is not there, or is none of a run's.
     """
-    try:
-        found = json.loads(listing.read_text(encoding="utf-8"))
-        if not (isinstance(found["rows"], list) and found["asked"]["tasks"]):
-            raise ValueError("no rows")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EmblemaError(f"{listing}: it cannot be read ({error}); give what `bench reuse` wrote") from error
-    return dict(found)
+    return read_run(listing, "bench reuse", "tasks")
 
 
-def bars(rows: Sequence[FigureRow], model: str, setting: str) -> tuple[Bar, ...]:
+def bars(rows: Sequence[FigureRow], model: str, setting: str, wanted: Sequence[ReuseBar] = BARS) -> tuple[Bar, ...]:
     """Return the bars of a model in a setting, of the strategies that were measured there."""
-    own = {row["strategy"]: row for row in _pooled(rows, model, setting)}
+    own = {row["strategy"]: row for row in pooled(rows, model, setting)}
     held = []
-    for bar in BARS:
+    for bar in wanted:
         row = own.get(bar.strategy)
         if row is None or bar.setting != setting or (bar.models and model not in bar.models):
             continue
@@ -209,7 +186,7 @@ def bars(rows: Sequence[FigureRow], model: str, setting: str) -> tuple[Bar, ...]
     held += [
         Bar(f"{row['strategy']}, how far below", row["eta_below_like"], 0.0, strict=True, count=row["n"])
         for row in own.values()
-        if known(row.get("eta_below_like"))
+        if known(row.get("eta_below_like")) and row["strategy"].partition("@")[0] in RIVALS
     ]
     return tuple(held)
 
@@ -249,12 +226,12 @@ def page(found: Mapping[str, Any]) -> str:
             f"![eta by share of the rows that are computed]({PLOT})",
         ]
         for model, setting in groups:
-            own = _pooled(rows, model, setting)
+            own = pooled(rows, model, setting)
             parts += [
                 f"## {model}, {setting}",
                 f"{own[0]['n']} questions of {own[0]['items']} items, {own[0]['flips']} of them flips. Re-prefill is "
                 f"right in {number(own[0]['accuracy'])}, and unsure in {number(own[0]['unsure'])}.",
-                markdown_table(COLUMNS, [_line(row) for row in own]),
+                markdown_table(COLUMNS, [strategy_line(row) for row in own]),
                 _rivals(own),
                 "By task and by kind of question; every figure but re-prefill's and blind reuse's accuracy is of "
                 f"`{QUERY}`:",
@@ -278,16 +255,16 @@ def check_page(listing: Path) -> None:
     Raises:
         EmblemaError: it is not what they make.
     """
-    place = listing.with_suffix(".md")
-    if not place.is_file() or place.read_text(encoding="utf-8") != page(read(listing)):
-        raise EmblemaError(f"{place} is not what {listing.name} makes: run `python -m benchmarks results`, commit it")
+    check_written(listing.with_suffix(".md"), page(read(listing)))
 
 
-def _pooled(rows: Sequence[FigureRow], model: str, setting: str) -> list[FigureRow]:
+def pooled(rows: Sequence[FigureRow], model: str, setting: str) -> list[FigureRow]:
+    """Return the rows of a model and setting that are over all tasks together."""
     return [row for row in rows if (row["model"], row["setting"], row["task"]) == (model, setting, POOLED)]
 
 
-def _line(row: FigureRow) -> tuple[str, ...]:
+def strategy_line(row: FigureRow) -> tuple[str, ...]:
+    """Return a line of a table under `COLUMNS`."""
     reused, accepted = row["strategy"] not in (FULL, BLIND), round(row["n"] * (1 - row["unsure"]))
     return (
         f"`{row['strategy']}`",
@@ -309,7 +286,7 @@ def _parts(rows: Sequence[FigureRow], groups: Sequence[tuple[str, str]]) -> str:
             "fallbacks that agreed already")  # fmt: skip
     lines = []
     for model, setting in groups:
-        own = {row["strategy"]: row for row in _pooled(rows, model, setting)}
+        own = {row["strategy"]: row for row in pooled(rows, model, setting)}
         if QUERY not in own:
             continue
         full, blind, query = own[FULL], own[BLIND], own[QUERY]

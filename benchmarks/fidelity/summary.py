@@ -1,5 +1,6 @@
 """Records turned into rows: one for each model, task, setting and strategy, with intervals by episode."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,21 @@ def rows_of(records: Iterable[FidelityRecord]) -> list[dict[str, Any]]:
     for (model, task, setting), strategies in groups.items():
         if task != POOLED or len(tasks[model, setting]) > 2:
             rows += _rows(model, task, setting, strategies)
-    return rows
+    return uniform(rows)
+
+
+def uniform(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows that all have the same figures: NaN where a row had none."""
+    figures = dict.fromkeys(name for row in rows for name in row["intervals"])
+    none = float("nan")
+    return [
+        {
+            **dict.fromkeys(figures, none),
+            **row,
+            "intervals": {**dict.fromkeys(figures, (none, none)), **row["intervals"]},
+        }
+        for row in rows
+    ]
 
 
 def _rows(
@@ -110,7 +125,7 @@ def _rows(
                 {
                     "patch": _at_its_share(name, PATCH, every),
                     "deep": _at_its_share(name, DEEP, every),
-                    "like": every.get(name.partition("x-")[2]) if "@" in name else None,
+                    "like": _alike(name, every),
                 },
             ),
         }
@@ -173,6 +188,12 @@ def _share(values: Numbers, chosen: NDArray[np.bool_], episodes: NDArray[np.str_
     if not chosen.any():
         return Interval(float("nan"), float("nan"), float("nan"))
     return bootstrap_ratio(values * chosen, chosen.astype(np.float64), episodes)
+
+
+def _alike(name: str, every: Mapping[str, StrategyAnswers]) -> StrategyAnswers | None:
+    """Return the strategy whose rows or bytes a method is given, for one at those."""
+    found = re.fullmatch(r"[^@]+@(?:[0-9.]+x|bytes-of)-(.+)", name)
+    return None if found is None else every.get(found[1])
 
 
 def _at_its_share(name: str, method: str, every: Mapping[str, StrategyAnswers]) -> StrategyAnswers | None:

@@ -1,4 +1,7 @@
-"""The small models that tests and benchmarks run on, one for each kind of KV, besides those in the package."""
+"""The small models that tests and benchmarks run on, one for each kind of KV, besides those in the package.
+
+`reference-lists` is no model of its own: `delta` adds it to `reference`.
+"""
 
 from pathlib import Path
 

@@ -19,10 +19,11 @@ from benchmarks.tasks import Legend, generate
 from benchmarks.tasks.prompts import answer_token
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, StoreError
-from emblema.eval.metrics import agreement, divergence
+from emblema.eval.metrics import agreement
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
+from emblema.link.policy.fidelity import divergence, first_token
 from emblema.link.policy.policy import Policy
 from emblema.session.prompt_reader import PromptPart, slid
 from emblema.store import codec, format
@@ -198,7 +199,7 @@ def _losses(reference: Answers, method: Answers) -> list[float]:
 
 
 def _tokens(answers: Answers) -> list[int]:
-    return [int(logits.argmax()) for logits in answers]
+    return [first_token(logits) for logits in answers]
 
 
 def compression_table(found: CompressionResult) -> Table:

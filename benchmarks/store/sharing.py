@@ -19,10 +19,10 @@ from benchmarks.table import Plot, Table
 from benchmarks.tasks import Episode, generate
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
-from emblema.eval.metrics import divergence
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import kv_bytes
+from emblema.link.policy.fidelity import divergence
 from emblema.link.policy.policy import Policy
 from emblema.session.prompt_reader import PromptPart
 

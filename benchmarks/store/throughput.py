@@ -33,7 +33,7 @@ PLAIN_WRITE, SAVE = "plain write", "save"
 PLAIN_READ, REUSED, LOAD = "plain read", "plain read, reused buffer", "verified load"
 COLD, WARM = "cold", "warm"
 READS = (PLAIN_READ, LOAD, REUSED)
-BOUNDS = {COLD: 0.8, WARM: 0.65}
+BOUNDS = {COLD: 0.8, WARM: 0.9}
 """Of a verified load over a plain read."""
 BAR_BYTES = 16 * 10**6
 """Bars are for files from this size: below, opening a file is what takes the time."""

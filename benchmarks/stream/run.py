@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.recordfile import RecordFile, TableRecord, digest, recorded_table, records_in
-from benchmarks.report import ModelTables, comma_list, options_text, show_tables, write_page, write_rows
+from benchmarks.report import ModelTables, comma_list, options_text, show_tables, write_page
+from benchmarks.rowfile import write_rows
 from benchmarks.stream.passes import PassRecord, PassResults, run_passes
 from benchmarks.stream.plan import ABLATIONS, ACCURACY_PARTS, METHODS, SEEDS, AccuracyOptions, arms_named
 from benchmarks.stream.systems.costs import measure_bytes, measure_growth

@@ -27,6 +27,7 @@ ALBUM_LIMITS = (("colour", 2), ("land", 3), ("which", 1))
 RETRIEVAL_LIMITS = (("colour", 2), ("land", 3))
 REASONING_LIMITS = (("colour", 1), ("land", 2), ("count", 1), ("which", 2))
 LEAST_PAGES, MOST_PAGES = 5, 10
+MANY_LEAST, MANY_MOST = 7, 12
 TURNS = 4
 VIDEO_LIMITS = (("colour", 1), ("land", 2))
 ONE_QUESTION = (("land", 1),)
@@ -99,12 +100,21 @@ def retrieval_image(seed: int, item: int, form: str) -> TaskItem:
 
 def reasoning_image(seed: int, item: int, form: str) -> TaskItem:
     """Return two to four needles of one or two icons each, which have to be taken together."""
-    random = stream("reasoning-image", seed, item)
-    maps = int(random.integers(LEAST_PAGES, MOST_PAGES))
+    return _needles("reasoning-image", seed, item, form, LEAST_PAGES, MOST_PAGES)
+
+
+def reasoning_many(seed: int, item: int, form: str) -> TaskItem:
+    """Return the same in documents of eight to thirteen pictures, more than the bundled models were trained on."""
+    return _needles("reasoning-many", seed, item, form, MANY_LEAST, MANY_MOST)
+
+
+def _needles(task: str, seed: int, item: int, form: str, least: int, most: int) -> TaskItem:
+    random = stream(task, seed, item)
+    maps = int(random.integers(least, most))
     icons = np.zeros(maps, dtype=np.int64)
     needles = int(random.integers(2, 5))
     icons[random.permutation(maps)[:needles]] = random.integers(1, 3, needles)
-    return haystack(random, "reasoning-image", seed, item, form, tuple(int(count) for count in icons), REASONING_LIMITS)
+    return haystack(random, task, seed, item, form, tuple(int(count) for count in icons), REASONING_LIMITS)
 
 
 def haystack(

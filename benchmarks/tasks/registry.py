@@ -9,6 +9,7 @@ from benchmarks.tasks.building import from_episode, name, stream
 from benchmarks.tasks.episodes import EPISODE_PLANS, make_episode
 from benchmarks.tasks.frame_tasks import action_prediction, action_sequence, object_shuffle, state_change
 from benchmarks.tasks.items import TaskItem
+from benchmarks.tasks.list_tasks import lists
 from benchmarks.tasks.other_tasks import audio_two_clip, text_two_hop
 from benchmarks.tasks.page_tasks import (
     album,
@@ -16,6 +17,7 @@ from benchmarks.tasks.page_tasks import (
     dialogue_sentence,
     dialogue_word,
     reasoning_image,
+    reasoning_many,
     retrieval_image,
     two_page,
     two_page_as_text,
@@ -69,10 +71,12 @@ TASKS: dict[str, GeneratedTask] = {
         *(_episodes(task) for task in EPISODE_PLANS),
         GeneratedTask("two-page", "emblema", two_page),
         GeneratedTask("two-page-as-text", "emblema", two_page_as_text, familiar=False, control=True),
+        GeneratedTask("lists", "emblema", lists, familiar=False),
         GeneratedTask("album", "muirbench", album, control=True),
         GeneratedTask("album-binding", "muirbench", album_binding),
         GeneratedTask("retrieval-image", "mm-niah", retrieval_image),
         GeneratedTask("reasoning-image", "mm-niah", reasoning_image),
+        GeneratedTask("reasoning-many", "mm-niah", reasoning_many, familiar=False, exploratory=True),
         GeneratedTask("action-sequence", "milebench", action_sequence, familiar=False),
         GeneratedTask("action-prediction", "milebench", action_prediction, familiar=False),
         GeneratedTask("object-shuffle", "milebench", object_shuffle, familiar=False),

@@ -82,9 +82,9 @@ Page = Legend | Map | SceneClip
 
 @dataclass(frozen=True)
 class Question:
-    """A question with a one-word answer. pages: indices of the episode's pages needed to answer it.
+    """A question with a one-word answer, or a list. pages: indices of the episode's pages needed to answer it.
 
-    kind: colour (single hop), land (multi hop), legend, count or which (aggregates).
+    kind: colour (single hop), land (multi hop), legend, count or which (aggregates); lands or colours of a list.
     """
 
     kind: str

@@ -1,6 +1,6 @@
 """Commands of the benchmarks, run in this process."""
 
-from benchmarks.cli import app
+from benchmarks.cli.app import app
 from emblema.cli import run
 from tests.cli.running import Finished, finish, refusal
 

@@ -1,10 +1,10 @@
 """`python -m benchmarks window` as a person runs it."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.rowfile import read_rows
 from benchmarks.tests.running import benchmarks, refused
 from tests.e2e import commands
 
@@ -17,7 +17,7 @@ def test_the_trace_is_measured_and_written(tmp_path: Path) -> None:
     done = benchmarks("window", *LITTLE, *where)
     assert done.returncode == 0, done.stderr
     assert "auto's rows over new rows, all counted" in done.stdout and "window.md" in done.stdout
-    found = json.loads((report / "window.json").read_text())
+    found = read_rows(report / "window.json")
     assert found["asked"] == {
         "items": 1, "seed": 5, "steps": 5, "window": 4, "look_back": 8, "listed": 5, "changing": False, "gone": 0.1,
         "side": 8,
@@ -53,6 +53,6 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
 def test_everything_is_measured(tmp_path: Path) -> None:
     done = commands.benchmarks("window", *LITTLE, "--report", str(tmp_path), timeout=900)
     assert done.returncode == 0, done.stderr
-    (model,) = json.loads((tmp_path / "window.json").read_text())["rows"]
+    (model,) = read_rows(tmp_path / "window.json")["rows"]
     names = {table["name"] for table in model["tables"]}
     assert {"trace-agent", "trace-novelty", "orbit", "survivors", "recall", "divergence"} <= names

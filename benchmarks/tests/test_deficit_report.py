@@ -1,6 +1,5 @@
 """The command from items to report: a few items of the bundled model, every plot, and bad input."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,9 @@ from benchmarks.deficit.answerlog import BLIND, MULTI, SLID
 from benchmarks.deficit.measure import DeficitOptions, DeficitResult, measure, measure_untrained
 from benchmarks.deficit.report import data, write
 from benchmarks.report import labels_of, models_of, report_places
+from benchmarks.rowfile import read_rows, write_rows
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError
-from emblema.eval.figures import write_figures
 
 ITEMS = 4
 PLOTS = {"kamera-3-tiny", "kamera-4-tiny", "kamera-5", "kamera-6-tiny", "kamera-8-tiny", "kamera-9", "kamera-12"}
@@ -54,7 +53,7 @@ def test_the_report_has_every_plot_and_every_figure_its_interval(results: list[D
         assert f"({name}.png)" in text
         with Image.open(tmp_path / f"{name}.png") as picture:
             assert picture.width > 500 and len(set(picture.convert("L").resize((64, 64)).tobytes())) > 10
-    found = json.loads(write_figures(data(results), tmp_path / "deficit.json").read_text())
+    found = read_rows(write_rows(data(results), tmp_path / "deficit.json"))
     assert [one["model"]["name"] for one in found["models"]] == ["tiny", "tiny-untrained"]
     for model in found["models"]:
         assert model["rows"] and model["figures"] and model["found"][SLID]

@@ -25,10 +25,10 @@ from benchmarks.deficit.subject import Case, Subject, masked
 from benchmarks.deficit.tokens import again, cell_energies, link_figures, on_cells
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
-from emblema.eval.metrics import divergence
 from emblema.kv.chunk import Chunk
 from emblema.link.executor import Executor
 from emblema.link.plan import LinkPlan
+from emblema.link.policy.fidelity import divergence
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
 from emblema.link.strategies.base import computed
 from emblema.link.taken_rows import LinkJob

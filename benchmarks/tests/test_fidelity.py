@@ -1,6 +1,5 @@
 """A fidelity run: rows whose figures can be worked out, runs that go on, files for people, and refusals."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,7 @@ from benchmarks.fidelity.results import read_run, runs
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.models import model_source
 from benchmarks.recordfile import RecordFile
-from benchmarks.report import write_rows
+from benchmarks.rowfile import read_rows
 from benchmarks.tasks.judge import Judge
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError, StrategyError
@@ -180,7 +179,7 @@ def test_the_report_has_its_tables_and_plots(folder: Path, found: dict[str, Any]
         with Image.open(folder / name) as drawn:
             assert np.asarray(drawn.convert("L")).std() > 5
     assert "| `mpic` |" in text and "| `patch-25%` |" in text
-    assert json.loads((folder / "f.json").read_text())["rows"] == read_run(folder / "f.json")["rows"]
+    assert read_rows(folder / "f.json") == read_run(folder / "f.json")
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
@@ -263,7 +262,12 @@ def test_a_records_file_that_holds_something_else_is_refused_by_line(file: Path,
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "line 1"), ("[]", "no rows"), ('{"rows": [{"model": "m"}]}', "row 0: the field 'task'")],
+    [
+        ("{", "line 1"),
+        ("[]", "no object"),
+        ("{}", "no rows"),
+        ('{"rows": [{"model": "m"}]}', "row 0: the field 'task'"),
+    ],
 )
 def test_broken_figures_are_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "fidelity-x.json"
@@ -287,13 +291,6 @@ def test_bundled_names_are_folders_and_others_stay() -> None:
     assert Path(model_source("reference")).is_dir()
     assert model_source("owner/name") == "owner/name"
     assert model_source("/some/folder") == "/some/folder"
-
-
-def test_figures_are_written_a_row_a_line(tmp_path: Path) -> None:
-    rows = [{"model": "m", "task": "t", "setting": "slid", "strategy": "s", "n": 1, "eta": 1 / 3, "intervals": {}}] * 2
-    path = write_rows({"models": ["m"], "rows": rows}, tmp_path / "f.json")
-    assert sum("0.333333" in line for line in path.read_text().splitlines()) == 2
-    assert read_run(path)["models"] == ["m"]
 
 
 def test_a_task_of_media_that_the_model_does_not_take_is_left_out_and_said(engine: Engine, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """`python -m benchmarks fidelity`, `bench results` and `bench deficit` as a person runs them."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.rowfile import read_rows
 from benchmarks.tests.running import benchmarks, refused
 from tests.e2e import commands
 
@@ -23,7 +23,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_fidelity_writes_rows_a_page_and_plots(measured: Path) -> None:
-    found = json.loads((measured / "fidelity-small.json").read_text())
+    found = read_rows(measured / "fidelity-small.json")
     seen = {(row["task"], row["setting"], row["strategy"]) for row in found["rows"]}
     assert {(task, setting, "patch-25%") for task in ("two-page", "album") for setting in ("visible", "slid")} <= seen
     assert {row["model"] for row in found["rows"]} == {"reference-mla"}
@@ -50,7 +50,7 @@ def test_deficit_writes_its_figures_and_plots(tmp_path: Path) -> None:
     where = ("--json", str(tmp_path / "deficit.json"), "--report", str(tmp_path / "report"))
     done = commands.benchmarks("deficit", "--items", "4", "--seed", "2", "--plain", *where, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "deficit.json").read_text())
+    assert read_rows(tmp_path / "deficit.json")
     assert list((tmp_path / "report").glob("*.png")) and list((tmp_path / "report").glob("*.md"))
 
 

@@ -11,6 +11,7 @@ from benchmarks.fidelity.papers import STATEMENTS
 from benchmarks.fidelity.report import run, wanted_of
 from benchmarks.fidelity.results import check_page, departures, page, sample, write_page
 from benchmarks.fidelity.tables import FigureBar, bars_table, rivals_table, verdict
+from benchmarks.rowfile import read_rows
 from benchmarks.tasks.registry import TASKS
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Path:
 
 def test_the_page_says_what_was_measured_and_what_is_stated(folder: Path) -> None:
     text = page(folder)
-    rows = json.loads((folder / "fidelity-one.json").read_text())["rows"]
+    rows = read_rows(folder / "fidelity-one.json")["rows"]
     blind = next(row for row in rows if row["strategy"] == "blind")
     assert f"{blind['multi_hop_accuracy']:.3f}" in text
     assert "| ours | reference, slid |" in text
@@ -60,7 +61,7 @@ def test_a_page_that_is_not_what_the_files_make_is_refused(folder: Path, tmp_pat
 def test_a_small_sample_holds_and_changed_figures_do_not(folder: Path, engine: Engine, tmp_path: Path) -> None:
     said = list(sample(folder, 3, lambda name: engine, QUIET))
     assert said == ["reference, two-page, slid: 3 items hold"]
-    changed = json.loads((folder / "fidelity-one.json").read_text())
+    changed = read_rows(folder / "fidelity-one.json")
     for row in changed["rows"]:
         if row["strategy"] == "patch-25%":
             row["eta"], row["intervals"]["eta"] = 0.2, [0.18, 0.22]
@@ -96,7 +97,7 @@ def test_the_nearest_rival_is_named_with_and_without_an_oracle() -> None:
 
 
 def test_rows_on_other_questions_say_on_how_many(folder: Path, tmp_path: Path) -> None:
-    found = json.loads((folder / "fidelity-one.json").read_text())
+    found = read_rows(folder / "fidelity-one.json")
     (tmp_path / "fidelity-b.json").write_text(json.dumps(found))
     rows = [row for row in found["rows"] if row["strategy"] in ("patch-25%", "patch@6%")]
     other = [{**row, "strategy": row["strategy"].replace("patch", "orbit"), "n": row["n"] - 1} for row in rows]

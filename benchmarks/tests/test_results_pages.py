@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -12,10 +11,13 @@ import pytest
 
 import benchmarks.report
 import benchmarks.store.report
+from benchmarks.fidelity.pairs import check_page as check_pairs
 from benchmarks.fidelity.reuse import check_page as check_reuse
 from benchmarks.intervals import Interval
+from benchmarks.long.report import check_page as check_long
 from benchmarks.recordfile import parsed
 from benchmarks.report import ModelTables
+from benchmarks.rowfile import read_rows
 from benchmarks.store.report import write_report as write_store
 from benchmarks.store.run import StoreResult
 from benchmarks.stream.run import write_report as write_stream
@@ -31,8 +33,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    return found
+    return read_rows(RESULTS / name)
 
 
 def committed(name: str) -> str:
@@ -112,8 +113,9 @@ def near(cell: Cell) -> Any:
     return found if found is None or isinstance(found, str) else pytest.approx(found, rel=1e-4, nan_ok=True)
 
 
-def test_traffic() -> None:
-    check_report(RESULTS / "traffic")
+@pytest.mark.parametrize("folder", sorted(listing.parent for listing in RESULTS.glob("traffic*/traffic.json")))
+def test_traffic(folder: Path) -> None:
+    check_report(folder)
 
 
 @pytest.mark.parametrize("name", ["store", "store-quiet/store"])
@@ -130,9 +132,20 @@ def test_reuse() -> None:
     without_pictures(RESULTS / "reuse" / "reuse.md")
 
 
-def test_vllm(measured_there: Any, tmp_path: Path) -> None:
-    data, text = measured_there(read("vllm.json")), (RESULTS / "vllm.md").read_text(encoding="utf-8")
+def test_pairs() -> None:
+    check_pairs(RESULTS / "reuse" / "pairs.json")
+    without_pictures(RESULTS / "reuse" / "pairs.md")
+
+
+def test_long() -> None:
+    check_long(RESULTS / "long" / "long.json")
+    without_pictures(RESULTS / "long" / "long.md")
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm-saturation/vllm"])
+def test_vllm(name: str, measured_there: Any, tmp_path: Path) -> None:
+    data, text = measured_there(read(f"{name}.json")), (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     command = re.search(r"^`(.*?)`:", text, re.MULTILINE)
     assert command is not None
     assert write_vllm(data, tmp_path, command[1]).read_text(encoding="utf-8") == text
-    assert all((RESULTS / picture.name).is_file() for picture in tmp_path.glob("*.png"))
+    assert all((RESULTS / name).with_name(picture.name).is_file() for picture in tmp_path.glob("*.png"))

@@ -337,10 +337,10 @@ def test_bars_are_for_files_and_indexes_of_the_size_that_they_speak_of(little: S
         little, throughput=(measured(),), index=(replace(little.index[0], entries=10**6, hits=(80.0, 90.0)),)
     )
     cold, warm, look = store_tables(large).bars
-    assert (cold.bound, warm.bound, look.bound) == (0.8, 0.65, 50)
+    assert (cold.bound, warm.bound, look.bound) == (0.8, 0.9, 50)
     assert cold.holds and warm.holds and not look.holds
-    slow = store_tables(replace(large, throughput=(measured(load=0.03),)))
-    assert [bar.holds for bar in slow.bars] == [False, True, False]
+    slow = store_tables(replace(large, throughput=(measured(load=0.0235),)))
+    assert [bar.holds for bar in slow.bars] == [True, False, False]
 
 
 def test_reads_that_were_not_cold_count_for_no_bar(little: StoreResult) -> None:

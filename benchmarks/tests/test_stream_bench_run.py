@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from benchmarks.recordfile import records_in
 from benchmarks.report import parts_of
+from benchmarks.rowfile import read_rows
 from benchmarks.stream.passes import PassRecord
 from benchmarks.stream.plan import ACCURACY_PARTS, AccuracyOptions
 from benchmarks.stream.run import PARTS, SYSTEMS, StreamOptions, run_streams
@@ -105,7 +105,7 @@ def test_all_parts_of_accuracy_make_a_page_with_their_plots(engine: Engine, tmp_
     )
     names = [table.name for table in tables]
     assert names == ["accuracy", "question-kinds", "live", "budgets", "lengths", "ablation"]
-    page, held = (tmp_path / "stream.md").read_text(), json.loads((tmp_path / "stream.json").read_text())
+    page, held = (tmp_path / "stream.md").read_text(), read_rows(tmp_path / "stream.json")
     assert [row["name"] for row in held["rows"]] == names and held["bars"] == []
     for table in tables:
         picture = tmp_path / f"reference-{table.name}.png"
@@ -124,7 +124,7 @@ def test_the_command(tmp_path: Path) -> None:
     done = benchmarks("stream", *options, "--plain", "--report", str(tmp_path / "deep"))
     assert done.returncode == 0, done.stderr
     assert "Accuracy at equal budget" in done.stdout and "report:" in done.stdout
-    held = json.loads((tmp_path / "deep" / "stream.json").read_text())
+    held = read_rows(tmp_path / "deep" / "stream.json")
     assert {row["method"] for row in held["rows"][0]["rows"]} == {"mosaic", "sliding"}
     assert (tmp_path / "deep" / "stream.md").exists()
 

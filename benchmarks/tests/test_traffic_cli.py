@@ -1,10 +1,10 @@
 """`python -m benchmarks traffic` as a person runs it."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.rowfile import read_rows
 from benchmarks.tests.running import benchmarks, refused
 
 LITTLE = ("--requests", "4", "--pages", "8", "--shown", "4", "--seed", "5", "--plain")
@@ -14,7 +14,7 @@ def test_a_little_traffic_is_measured_and_goes_on_where_it_was(tmp_path: Path) -
     asked = (*LITTLE, "--only", "rag,agent,talks", "--methods", "prefix,query-12%,auto", "--report", str(tmp_path))
     done = benchmarks("traffic", *asked)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "traffic.json").read_text())
+    found = read_rows(tmp_path / "traffic.json")
     assert "--seed 5 --only rag,agent,talks" in found["command"] and len(found["source"]["digest"]) == 12
     runs = {(row["stage"]["name"], row["method"]): row for row in found["rows"]}
     assert len(runs) == 12

@@ -118,8 +118,34 @@ def test_a_page_is_what_its_file_gives(tmp_path: Path) -> None:
     with pytest.raises(EmblemaError, match=r"reference-agent\.png: not there"):
         check_report(tmp_path)
     (tmp_path / "traffic.md").write_text("# Other", encoding="utf-8")
-    with pytest.raises(EmblemaError, match=r"traffic\.md: not what"):
+    with pytest.raises(EmblemaError, match=r"traffic\.md is not what"):
         check_report(tmp_path)
     (tmp_path / "traffic.json").write_text("{}", encoding="utf-8")
     with pytest.raises(EmblemaError, match="no file of `benchmarks traffic`"):
         read_result(tmp_path / "traffic.json")
+
+
+def test_growth_is_held_by_its_bytes_and_by_what_is_taken_of_it() -> None:
+    (stage,) = stages_of(["growth-24"])
+    count = stage.shape.requests
+    learnt = {"added": 10_000_000, "learnt": tuple(range(0, 20_000 * count, 20_000)), "pieces": (8, 6)}
+    runs = {
+        "full": record(stage, "full", [1.0] * count),
+        "auto": replace(record(stage, "auto", [0.2] * count), **learnt),
+    }
+    assert stage.methods(("full", "mpic-32")) == ("full", "auto")
+    bars = bars_of(stage, runs)
+    assert [round(float(bar.value or 0), 3) for bar in bars[:2]] == [0.398, 0.75] and all(bar.holds for bar in bars)
+    result = TrafficResult("reference", "", {"commit": "c", "digest": "d"}, environment(), tuple(runs.values()))
+    curve = tables_of(result, stage)[1]
+    assert curve.columns[-3:-1] == ("MB learnt", "over the pages'") and curve.rows[-1][-3] == pytest.approx(3.98)
+
+
+def test_learning_is_charged_where_the_other_has_stopped() -> None:
+    (stage,) = stages_of(["learning"])
+    count = stage.shape.requests
+    still = record(stage, "auto-still", [0.2] * count)
+    runs = {name: replace(still, method=name) for name in stage.methods(())}
+    slow = replace(still, wall=(0.2,) * (count // 2) + (0.25,) * (count - count // 2))
+    (bar,) = bars_of(stage, runs | {"auto": slow})
+    assert bar.value == pytest.approx(0.8) and not bar.holds

@@ -1,5 +1,9 @@
 """The page and the picture of `python -m benchmarks vllm`, and its conversations, without a server."""
 
+import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ from PIL import Image
 from benchmarks.vllm.load import PICTURES, TURNS, Conversations, first_turns, of_noise, of_pages
 from benchmarks.vllm.report import write_report
 from benchmarks.vllm.run import rates_of
+from benchmarks.vllm.saturation import TRAFFIC, processor_seconds, rounds_of
 
 
 @pytest.mark.parametrize("talks", [of_noise(2, 28, 3), of_pages(2, 3)], ids=["noise", "pages"])
@@ -50,7 +55,14 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
         for rate in (0.5, None)
         for name in ("full", "blind")
     ]  # fmt: skip
+    saturation = [
+        {"traffic": "talks", "arm": arm, "requests": 4, "rates": [10.0, rate, 30.0], "ratios": [1.0, rate / 20, 1.0],
+         "seconds": [0.02, 0.03, 0.04], "agreeing": 12, "right": 6, "picture_rows": rows, "linked_rows": rows // 2,
+         "prefix_tokens": 5, "background": 0.5}
+        for arm, rate, rows in (("vllm", 20.0, 0), ("full", 20.0, 100), ("auto", 19.0, 100))
+    ]  # fmt: skip
     found = {
+        "saturation": saturation,
         "device": "CPU, 1 threads",
         "load": [0.5, 1.25],
         "settings": {"talks": 1},
@@ -64,5 +76,30 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
     assert [path.name for path in pictures] == ["vllm-first-tokens.png", "vllm-talks.png"]
     assert all(Image.open(path).size[0] > 500 for path in pictures)
     assert "| blind | 0.250 | 0.125 | 1,032 |" in text and "| at once | blind | 1.000 |" in text
+    assert "| talks | auto | 19.0 [10.0, 30.0] | 1.000 [0.950, 1.000] | 30.0 |" in text
     assert "load average 0.5 before and 1.2 after" in text and "python -m benchmarks vllm --out docs/results" in text
-    assert "answers" not in text
+    assert "Conversations over ten pictures: answers" not in text
+
+
+@pytest.mark.parametrize("kind", TRAFFIC)
+def test_rounds_at_saturation_are_new_requests_of_one_seed(kind: str) -> None:
+    rounds = rounds_of(kind, 3, 8, 5)
+    assert [len(requests) for requests in rounds] == [8, 8, 8]
+    contents = [json.dumps(request.content) for requests in rounds for request in requests]
+    assert len(set(contents)) == len(contents) and all(request.answer for requests in rounds for request in requests)
+    assert contents == [json.dumps(request.content) for some in rounds_of(kind, 3, 8, 5) for request in some]
+    shown = [content.count("image_url") // 2 for content in contents]
+    assert max(shown) <= {"talks": 10, "subsets": 8, "windows": 6}[kind] and min(shown) >= 1
+
+
+def test_processor_seconds_are_those_of_a_server_and_its_children() -> None:
+    burn = "import subprocess, sys, time; subprocess.run([sys.executable, '-c', 'for _ in range(10**7): pass'])"
+    line = [sys.executable, "-c", f"{burn}; time.sleep(60)", "--port", "54321"]
+    with subprocess.Popen(line, start_new_session=True) as process:
+        until = time.monotonic() + 60
+        try:
+            while processor_seconds(54321) < 0.1 and time.monotonic() < until:
+                time.sleep(0.05)
+            assert processor_seconds(54321) >= 0.1 and processor_seconds(54322) == 0
+        finally:
+            process.kill()

@@ -9,8 +9,8 @@ from benchmarks.models import model_source
 from benchmarks.window.item import SUBJECT, Logits, WindowItem, added, difference, norm
 from benchmarks.window.probe import patch_weight, quarter_rank
 from emblema.engine.engine import Engine
-from emblema.eval.metrics import divergence
 from emblema.kv.patch import form_patch, rank_for_share
+from emblema.link.policy.fidelity import divergence
 from emblema.link.strategies.blind import Blind
 from emblema.link.strategies.reprefill import Reprefill
 

@@ -2,23 +2,29 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.traffic.requests import EarlierAnswer, Picture, Piece, Traffic, TrafficRequest, Turn
 from benchmarks.window.arms import RowCounter
 from emblema.engine.engine import Engine
+from emblema.engine.generation import GenerateRequest
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
+from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Policy
+from emblema.link.strategies.auto import Auto
 from emblema.session.decoding import Sampling
 from emblema.session.prompt_reader import slid
 from emblema.session.replies import last_reply
+from emblema.store.keys import ArtifactKey, ArtifactKind
 
 FULL, PREFIX, AUTO, QUERY = "full", "prefix", "auto", "query-12%"
 METHODS = (FULL, PREFIX, "mpic-32", "cacheblend-15", "epic-8", "patch-25%", QUERY, AUTO)
+STILL = "auto-still"
+"""`auto`, but for a policy from half of the requests on under which it learns nothing more."""
 COMPUTED = (FULL, PREFIX)
 """Methods that need no rows of a picture alone."""
-KEPT_PROMPTS = (PREFIX, AUTO)
+KEPT_PROMPTS = (PREFIX, AUTO, STILL)
 """Methods that begin with what an earlier prompt began with."""
 
 
@@ -37,6 +43,7 @@ class Served:
         margin: of the second pass; None without one.
         fell_back: whether the prompt was computed in full because the second pass was not sure.
         lane: what was taken.
+        learnt: bytes of patches and pairs then; 0 where it is not counted.
     """
 
     text: str
@@ -51,6 +58,7 @@ class Served:
     margin: float | None
     fell_back: bool
     lane: str
+    learnt: int = 0
 
 
 class TrafficMethod:
@@ -61,17 +69,46 @@ class TrafficMethod:
         model: an engine that has loaded the model; its weights are shared, and nothing else.
         traffic: whose pages are shown. Where they are not sent with the prompt they are added here.
         counter: of the rows that the model runs.
+        count_learnt: count the bytes of what is learnt, and what of it is taken.
     """
 
-    def __init__(self, name: str, model: Engine, traffic: Traffic, counter: RowCounter) -> None:
+    def __init__(
+        self, name: str, model: Engine, traffic: Traffic, counter: RowCounter, count_learnt: bool = False
+    ) -> None:
         self.name, self.traffic, self.counter = name, traffic, counter
-        policy = Policy() if name == AUTO else Policy.quiet()
+        self._count_learnt, self._taken, self._served = count_learnt, set[ArtifactKey](), 0
+        policy = Policy() if name in (AUTO, STILL) else Policy.quiet()
         self.engine = Engine(model.adapter.model, model.processor, policy=policy)
         self._encoded: dict[int, Sequence[EncodedChunk]] = {}
         self._chunks: dict[int, Chunk | Clip] = {}
         if not traffic.inline:
             self._chunks = {place: self.engine.add(page.image()) for place, page in enumerate(traffic.pages)}
         self.engine.settle()
+        self._added = self.engine.store.statistics.bytes
+
+    @property
+    def pieces(self) -> tuple[int, int]:
+        """How many patches and pairs the store keeps of the pages, and how many of them a request took."""
+        store = self.engine.store
+        kept = {key for chunk in store.ids() for key in store.artifact_keys(chunk)}
+        return len(kept), len(kept & self._taken)
+
+    def _strategy(self) -> str | Auto:
+        """Return the strategy of the next request."""
+        self._served += 1
+        if self.name != STILL:
+            return self.name
+        return Auto(replace(Policy(), forming=False) if 2 * self._served > len(self.traffic.requests) else None)
+
+    def _learnt(self, plan: LinkPlan) -> int:
+        """Have what was learnt written into the store, note what a plan took of it, and return its bytes."""
+        for decision in plan.decisions:
+            key = decision.key
+            if key is not None and key.kind is ArtifactKind.PAIRS:
+                key = ArtifactKey(key.model, key.chunk, kind=ArtifactKind.PAIR)
+            self._taken |= set() if key is None else {key}
+        self.engine.policy_runtime.pairs().flush()
+        return self.engine.store.statistics.bytes - self._added
 
     def close(self) -> None:
         """Give back what the engine holds."""
@@ -112,7 +149,7 @@ class TrafficMethod:
             return found[0] if turn.role == "assistant" else found
 
         messages = [{"role": turn.role, "content": written(turn)} for turn in request.turns]
-        pieces = self.engine.steps(messages, self.name, Sampling(max_new_tokens=1))
+        pieces = self.engine.steps(GenerateRequest(messages, self._strategy(), Sampling(max_new_tokens=1)))
         ttft = time.perf_counter() - began
         reply = last_reply(pieces)
         self.engine.settle()
@@ -133,4 +170,5 @@ class TrafficMethod:
             margin=usage.margin,
             fell_back=usage.margin is not None and reply.plan.recomputation is None,
             lane=usage.lane,
+            learnt=self._learnt(reply.plan) if self._count_learnt else 0,
         )

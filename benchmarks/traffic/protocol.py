@@ -37,3 +37,13 @@ PROTOCOL = (
     "one for TTFT, *after* is the last. A bar that is an aim is reported beside the others. Intervals: 95 %, bootstrap "
     "over requests (`talks`: over conversations; `agent`: over blocks of eight turns).",
 )
+MORE_STAGES = ("rag-few", "rag-many", "learning", "growth-24", "growth-100", "growth-1000")
+MORE = (
+    "**More stages.** `rag-few` and `rag-many` show 2 and 16 pages in place of 8. `learning`: as `rag`, with "
+    "`auto-still`, which is `auto` that learns nothing more from half of the requests on: what `auto` costs beside it "
+    "from there on is what learning costs. `growth-24`, `-100`, `-1000`: as `rag-zipf`, with so many pages, by `full` "
+    "and `auto` alone. *MB learnt*: patches and pairs, without pages and kept prompts; a bound of half of the pages' "
+    "bytes was stated before the run. *Taken by a request*: of the pieces (a patch, or the pairs of a page) that are "
+    "kept at the end, those that a request was served with at least once."
+)
+"""What the page says beside where one of `MORE_STAGES` was measured."""

@@ -1,6 +1,5 @@
 """The page of traffic: protocol, bars, tables and plots, all from the records of a JSON file."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +12,12 @@ from rich.console import Console
 
 from benchmarks.intervals import Interval, bootstrap
 from benchmarks.recordfile import parsed
-from benchmarks.report import ModelTables, measured_on, show_tables
+from benchmarks.report import ModelTables, check_written, measured_on, show_tables
+from benchmarks.rowfile import read_rows
 from benchmarks.table import Bar, Cell, Table, bars_markdown, table_markdown
-from benchmarks.traffic.methods import AUTO, FULL
+from benchmarks.traffic.methods import AUTO, FULL, STILL
 from benchmarks.traffic.plots import draw_curves, draw_methods
-from benchmarks.traffic.protocol import PROTOCOL
+from benchmarks.traffic.protocol import MORE, MORE_STAGES, PROTOCOL
 from benchmarks.traffic.requests import AFTER, GONE
 from benchmarks.traffic.stages import MethodRun, Stage
 from emblema.errors import EmblemaError
@@ -27,6 +27,8 @@ TITLE = "Traffic: many requests, on pages that recur or do not"
 ON_SCREEN = ("method", "rows", "rows run", "TTFT p50", "throughput", "agrees", "fell back")
 STRETCH = 40
 """Requests that a bar is held on together."""
+LEARNT = 0.5
+"""Bytes of patches and pairs, over those of the pages, that growth has to stay below."""
 EDGES = (10, 20, 40)
 """Ends of the first stretches of a learning curve; from then on one ends every `STRETCH` requests."""
 Floats = NDArray[np.float64]
@@ -67,7 +69,7 @@ def read_result(path: Path) -> TrafficResult:
         EmblemaError: the file cannot be read, or is no such file.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_rows(path)
         runs = tuple(parsed(MethodRun, {"key": "", **row}) for row in data["rows"])
         return TrafficResult(data["model"], data["command"], data["source"], data["environment"], runs)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -131,6 +133,10 @@ class Part:
     def kept(self) -> float:
         """Return the megabytes that were kept after the last of the requests."""
         return self.run.kept[int(self.chosen[-1])] / 1e6
+
+    def learnt(self) -> float:
+        """Return the megabytes of patches and pairs after the last of the requests."""
+        return self.run.learnt[int(self.chosen[-1])] / 1e6
 
     def lanes(self) -> str:
         """Return how the answers came about, the two that come most often."""
@@ -207,19 +213,21 @@ def _known(margin: float | None) -> bool:
 
 
 def _learning(stage: Stage, runs: Mapping[str, MethodRun]) -> Table:
+    counted = bool(runs[AUTO].learnt)
     rows: list[tuple[Cell, ...]] = [
         (
             f"{part.chosen[0] + 1} to {part.chosen[-1] + 1}", part.rows(), part.rows("ran"), part.wait(),
             1 / part.total("wall"), part.share("agrees").value, part.share("fell_back").value, part.kept(),
-            part.lanes(),
+            *((part.learnt(), part.learnt() * 1e6 / part.run.added) if counted else ()), part.lanes(),
         )
         for part in stretch_parts(runs[AUTO], runs[FULL])
     ]  # fmt: skip
+    learnt = ("MB learnt", "over the pages'") if counted else ()
     return Table(
         f"{stage.name}-learning",
         f"`{AUTO}` by requests seen",
         "The same figures, stretch by stretch, with the lanes that came most often and how often.",
-        ("requests", "rows", "rows run", "TTFT p50", "throughput", "agrees", "fell back", "MB kept", "lanes"),
+        ("requests", "rows", "rows run", "TTFT p50", "throughput", "agrees", "fell back", "MB kept", *learnt, "lanes"),
         tuple(rows),
     )
 
@@ -262,6 +270,16 @@ def bars_of(stage: Stage, runs: Mapping[str, MethodRun]) -> tuple[Bar, ...]:
             Bar(f"{name}: agrees with re-prefill", whole.share("agrees").value, 0.97, True, whole.count),
             Bar(f"{name}: wrong, of the accepted", whole.wrong().value, 0.01, False, whole.wrong().count),
         ]
+    elif auto.learnt:
+        kept, taken = auto.pieces
+        found = [
+            Bar(f"{name}: learnt bytes, over the pages'", auto.learnt[-1] / auto.added, LEARNT, False, whole.count),
+            Bar(f"{name}: of the pieces kept, taken by a request", taken / kept if kept else None, 0.5, True, kept),
+            Bar(f"{name}: agrees with re-prefill", whole.share("agrees").value, 0.99, True, whole.count),
+        ]
+    elif STILL in runs:
+        still = part_of(auto, runs[STILL], lambda index: 2 * index >= len(auto.wall))
+        return (Bar("learning: throughput, over that without", 1 / still.total("wall"), 0.95, True, still.count),)
     elif shape.kind == "rag" and (shape.shown, shape.pages) == (8, 30) and shape.requests >= 5 * STRETCH:
         parts = stretch_parts(auto, full, ())
         rows = max(part.rows() for part in parts)
@@ -310,6 +328,7 @@ def page(result: TrafficResult) -> str:
         f"{result.source['digest']}); on {measured_on(result.environment)}. The machine is shared; load averages "
         "are below. All figures are in [traffic.json](traffic.json), a row for each stage and method.",
         *PROTOCOL,
+        *([MORE] if any(stage.name in MORE_STAGES for stage in result.stages) else []),
         "## Bars",
         bars_markdown([(AUTO, bars)]),
     ]
@@ -376,10 +395,8 @@ def check_report(folder: Path) -> None:
     Raises:
         EmblemaError: it is not.
     """
-    result, path = read_result(folder / "traffic.json"), folder / "traffic.md"
-    held = path.read_text(encoding="utf-8") if path.exists() else ""
-    if held != page(result):
-        raise EmblemaError(f"{path}: not what traffic.json gives; write it with `python -m benchmarks results`")
+    result = read_result(folder / "traffic.json")
+    check_written(folder / "traffic.md", page(result))
     names = [f"{name}.png" for stage in result.stages for name in _pictures(result, stage)]
     lacking = [name for name in names if not (folder / name).is_file()]
     if lacking:

@@ -13,11 +13,12 @@ import torch
 from rich.console import Console
 
 from benchmarks.recordfile import RecordFile, digest
-from benchmarks.report import comma_list, write_rows
+from benchmarks.report import comma_list
+from benchmarks.rowfile import write_rows
 from benchmarks.traffic.methods import AUTO, FULL, METHODS, Served, TrafficMethod
 from benchmarks.traffic.report import TrafficResult, show, write_report
 from benchmarks.traffic.requests import Traffic, traffic_of
-from benchmarks.traffic.stages import MethodRun, Stage
+from benchmarks.traffic.stages import GROWTH, MethodRun, Stage
 from benchmarks.window.arms import counted_rows
 from emblema.engine.engine import Engine
 from emblema.eval.figures import environment
@@ -83,24 +84,28 @@ def measured(
     screen: Console,
 ) -> list[MethodRun]:
     """Return a stage's records, measured if one of them is lacking: what a method knows cannot be kept half way."""
-    about = (engine.adapter.fingerprint, source, asdict(stage), options.seed, list(options.methods))
-    keys = {name: digest(*about, name) for name in options.methods}
+    names = stage.methods(options.methods)
+    about = (engine.adapter.fingerprint, source, asdict(stage), options.seed, list(names))
+    keys = {name: digest(*about, name) for name in names}
     if not all(key in records.held for key in keys.values()):
-        records.add(measure(engine, stage, options, keys, screen))
+        records.add(measure(engine, stage, options.seed, keys, screen))
     return [records.held[key] for key in keys.values()]
 
 
-def measure(
-    engine: Engine, stage: Stage, options: TrafficOptions, keys: dict[str, str], screen: Console
-) -> list[MethodRun]:
-    """Serve a stage's traffic: every request by every method in turn, another one first each time."""
-    traffic, names = traffic_of(stage.shape, options.seed), options.methods
+def measure(engine: Engine, stage: Stage, seed: int, keys: dict[str, str], screen: Console) -> list[MethodRun]:
+    """Serve a stage's traffic: every request by every method in turn, another one first each time.
+
+    Args:
+        keys: of the records, by method.
+    """
+    traffic, names = traffic_of(stage.shape, seed), tuple(keys)
+    growth = stage.name.startswith(GROWTH)
     before = os.getloadavg()[0]
     served: dict[str, list[Served]] = {name: [] for name in names}
     with counted_rows(engine.adapter) as counter:
         for name in names:
             _serve_some(TrafficMethod(name, engine, traffic, counter), traffic, WARM_UP)
-        methods = {name: TrafficMethod(name, engine, traffic, counter) for name in names}
+        methods = {name: TrafficMethod(name, engine, traffic, counter, growth and name == AUTO) for name in names}
         answers: dict[int, str] = {}
         added = {name: method.engine.store.statistics.bytes for name, method in methods.items()}
         with steps(screen, f"{stage.name}: {len(traffic.requests)} requests", len(traffic.requests)) as advance:
@@ -111,11 +116,17 @@ def measure(
                 # Every method is given re-prefill's answers as what was said before, so that all see the same prompt.
                 answers[index] = served[FULL][-1].text
                 advance()
+        pieces = {name: method.pieces for name, method in methods.items() if growth and name == AUTO}
         for method in methods.values():
             method.close()
     load = (before, os.getloadavg()[0])
     return [
-        _record(keys[name], stage, name, traffic, own, served[FULL], added[name], load) for name, own in served.items()
+        replace(
+            _record(keys[name], stage, name, traffic, own, served[FULL], added[name], load),
+            learnt=tuple(answer.learnt for answer in own) if name in pieces else (),
+            pieces=pieces.get(name, ()),
+        )
+        for name, own in served.items()
     ]
 
 

@@ -109,9 +109,12 @@ class Client:
         Raises:
             EmblemaError: the server refused, or broke off.
         """
+        return self.send(json.dumps(body).encode())
+
+    def send(self, data: bytes) -> tuple[dict[str, Any], float]:
+        """Send a request that is JSON already; as `post`."""
         place = urlsplit(self.address)
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=self.timeout)
-        data = json.dumps(body)
         began = time.perf_counter()
         try:
             connection.request("POST", "/v1/chat/completions", data, {"Content-Type": "application/json"})

@@ -76,9 +76,15 @@ def of_noise(count: int, side: int, seed: int) -> Conversations:
     return Conversations(tuple(turns), tuple(pool))
 
 
-def of_pages(count: int, seed: int) -> Conversations:
-    """Return conversations over five pairs of a legend and a map; each turn asks about the pair that was shown last."""
-    rng = numpy.random.default_rng(seed)
+def of_pages(count: int, seed: int, shuffle: int = 0) -> Conversations:
+    """Return conversations over five pairs of a legend and a map; each turn asks about the pair that was shown last.
+
+    Args:
+        count: of conversations.
+        seed: of the pages.
+        shuffle: with the seed, of the orders in which they are shown.
+    """
+    rng = numpy.random.default_rng([seed, shuffle] if shuffle else seed)
     items = [two_page(seed, number, "emblema") for number in range(PICTURES // 2)]
     turns: list[ConversationTurn] = []
     for _ in range(count):

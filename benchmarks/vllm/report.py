@@ -1,5 +1,6 @@
 """The figures of vLLM as tables, on a page with plots."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def write_report(found: Mapping[str, Any], folder: Path, command: str) -> Path:
     before, after = found["load"]
     words = (
         f"`{command}`: {found['device']}, load average {before:.1f} before and {after:.1f} after; whole vLLM servers "
-        "over HTTP, in processes of their own; see [the plugin](../vllm.md); figures in [vllm.json](vllm.json)"
+        "over HTTP, in processes of their own, as `docs/vllm.md` says; figures in [vllm.json](vllm.json)"
     )
     tables = ModelTables("vllm", tuple(vllm_tables(found)))
     return write_page(folder / "vllm.md", "Inside vLLM, measured", words, [tables])
@@ -57,6 +58,42 @@ def vllm_tables(found: Mapping[str, Any]) -> Iterator[Table]:
         )
         title, rows = "Conversations over ten pictures: answers", found["answers"]["held"]
         yield Table("answers", title, note, LOAD_COLUMNS, _load_rows(rows))
+    if "saturation" in found:
+        yield _saturation(found["saturation"])
+
+
+def _saturation(rows: Sequence[Mapping[str, Any]]) -> Table:
+    counted = len(rows[0]["rates"])
+    note = (
+        f"Every request of a round at once: {rows[0]['requests']} of them, {counted} rounds that count, the arms in "
+        "turns within each. `vllm` is a server without the plugin, `full` one with it whose requests ask for nothing. "
+        "`talks` grow by pages and questions, `subsets` show 8 of 24 pages in any order, `windows` slide over 6 "
+        "screenshots. Medians over rounds with the least and the most; `of vllm` is the median of the rounds' own "
+        "ratios. `background` is what the server did between an arm's last answer and quiet, a round."
+    )
+    columns = (
+        "traffic", "arm", "answered a second", "of vllm", "processor ms an answer", "background s", "as vllm", "right",
+        "picture rows linked",
+    )  # fmt: skip
+    cells: tuple[tuple[Cell, ...], ...] = tuple(
+        (
+            row["traffic"],
+            row["arm"],
+            _spread(row["rates"]),
+            _spread(row["ratios"]),
+            1e3 * statistics.median(row["seconds"]),
+            row["background"],
+            Share(row["agreeing"] / (counted * row["requests"]), counted * row["requests"]),
+            Share(row["right"] / (counted * row["requests"]), counted * row["requests"]),
+            row["linked_rows"] / row["picture_rows"] if row["picture_rows"] else None,
+        )
+        for row in rows
+    )
+    return Table("saturation", "Throughput at saturation", note, columns, cells)
+
+
+def _spread(values: Sequence[float]) -> Interval:
+    return Interval(statistics.median(values), min(values), max(values))
 
 
 def _agreement(rows: Sequence[Mapping[str, Any]], many: Mapping[str, Any] | None) -> Table:

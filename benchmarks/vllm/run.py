@@ -10,11 +10,13 @@ from typing import Any
 from benchmarks.vllm.client import Client
 from benchmarks.vllm.load import Conversations, LoadResult, load, of_noise, of_pages
 from benchmarks.vllm.measure import agreement, first_tokens, many_clients
+from benchmarks.vllm.saturation import AUTO, IDLE, TRAFFIC, WITHOUT, rounds_of, saturate
 from benchmarks.vllm.server import random_model
 from emblema.models.load import bundled_folder
 
-Serve = Callable[[str, Path, str, Sequence[str]], AbstractContextManager[str]]
-"""Runs a server of a model with a store, a strategy and more options while a block runs; yields its address."""
+Serve = Callable[[str, Path | None, str, Sequence[str], bool], AbstractContextManager[str]]
+"""Runs a server of a model with a store (None: without the plugin), a strategy, more options, and whether `auto` weighs
+what linking costs, while a block runs; yields its address."""
 AGREEING = ("auto", "blind")
 TIMED = ("blind", "mpic-32")
 TALKING = ("auto", "blind", "mpic-32")
@@ -35,6 +37,7 @@ class VllmOptions:
         clients: at once.
         talks: conversations over ten pictures.
         rates: turns a second of them; None for all at once.
+        saturation: rounds of requests that are sent at once, `clients` each, beside a server without the plugin.
         seed: of everything drawn.
     """
 
@@ -46,6 +49,7 @@ class VllmOptions:
     clients: int = 32
     talks: int = 4
     rates: tuple[float | None, ...] = (0.5, None)
+    saturation: int = 5
     seed: int = 0
 
 
@@ -78,16 +82,21 @@ class VllmBench:
             found |= self._first_tokens()
         if options.talks:
             found |= self._talks()
+        if options.saturation:
+            found |= self._saturation()
         return found
 
     @contextmanager
-    def _serving(self, model: str, name: str, strategy: str, more: Sequence[str]) -> Iterator[Client]:
-        with self.serve(model, self.folder / name, strategy, more) as address:
+    def _serving(
+        self, model: str, name: str, strategy: str, more: Sequence[str], weigh: bool = True
+    ) -> Iterator[Client]:
+        with self.serve(model, self.folder / name, strategy, more, weigh) as address:
             yield Client(address, model)
 
     def _answers(self) -> dict[str, Any]:
         options, found = self.options, dict[str, Any]()
-        with self._serving("reference", "agreement", "auto", _BARE) as client:
+        # Answers over linked pictures are what is measured, whether linking such small ones pays or not.
+        with self._serving("reference", "agreement", "auto", _BARE, weigh=False) as client:
             if options.questions:
                 results = agreement(client, AGREEING, options.questions, options.seed)
                 found["agreement"] = [asdict(result) for result in results]
@@ -124,6 +133,24 @@ class VllmBench:
             pages = of_pages(options.talks, options.seed)
             answers = self._load(client, bundled_folder("reference"), pages, TALKING, ANSWER)
         return {"talks": {"parameters": parameters, "held": held}, "answers": {"held": answers}}
+
+    def _saturation(self) -> dict[str, Any]:
+        options, model, more = self.options, "reference", ["--dtype", "float32"]
+        traffic = {
+            kind: rounds_of(kind, options.saturation + 1, options.clients or 32, options.seed) for kind in TRAFFIC
+        }
+        with (
+            self.serve(model, None, "", more, True) as plain,
+            self.serve(model, self.folder / "saturation", "auto", more, True) as linking,
+        ):
+            clients = {WITHOUT: Client(plain, model), IDLE: Client(linking, model), AUTO: Client(linking, model)}
+            # Each kind has tenants of its own, so that it finds nothing of the others.
+            found = [
+                asdict(result)
+                for kind, rounds in traffic.items()
+                for result in saturate(clients, kind, rounds, ANSWER, self.say)
+            ]
+        return {"saturation": found}
 
     def _load(
         self, client: Client, tokenizer: Path, talks: Conversations, strategies: Sequence[str], tokens: int

@@ -20,9 +20,10 @@ from benchmarks.window.probe import (
     slot_widths,
 )
 from emblema.engine.engine import Engine
-from emblema.eval.metrics import MEASURABLE, divergence
+from emblema.eval.metrics import MEASURABLE
 from emblema.kv.patch import form_patch
 from emblema.link.forming import Directions, pooled_directions, project
+from emblema.link.policy.fidelity import divergence
 from emblema.link.strategies.reprefill import Reprefill
 
 EVERY = 5

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.recordfile import RecordFile, TableRecord, digest, recorded_table
-from benchmarks.report import ModelTables, labels_of, options_text, show_tables, write_page, write_rows
+from benchmarks.report import ModelTables, labels_of, options_text, show_tables, write_page
+from benchmarks.rowfile import write_rows
 from benchmarks.table import SampleSize, Table
 from benchmarks.window.kamera import Orbit, Recall, Survivors
 from benchmarks.window.kamera_appendix import Divergence, Refresh, Superset

@@ -9,8 +9,8 @@ from benchmarks.recordfile import RecordFile, digest
 from benchmarks.window.arms import ARMS, AUTO, FULL, arm_of, counted_rows
 from benchmarks.window.trace import Trace, Where
 from emblema.engine.engine import Engine
-from emblema.eval.metrics import divergence
 from emblema.eval.progress import steps
+from emblema.link.policy.fidelity import Sample, first_token
 from emblema.link.policy.policy import Policy
 
 
@@ -100,6 +100,7 @@ def run_trace(
             results = {name: arm.serve(step) for name, arm in arms.items()}
             right = engine.tokenizer.convert_tokens_to_ids(step.question.answer)
             full, window = results[FULL], results[AUTO]
+            samples = {name: Sample.of(full.logits, own.logits) for name, own in results.items()}
             records.add(
                 StepRecord(
                     key=keys[step.index, name],
@@ -118,10 +119,10 @@ def run_trace(
                     seconds=own.seconds,
                     held=own.held,
                     lane=own.lane,
-                    answer=int(own.logits.argmax()),
-                    agrees=int(own.logits.argmax()) == int(full.logits.argmax()),
-                    right=int(own.logits.argmax()) == right,
-                    kl=divergence(full.logits, own.logits),
+                    answer=first_token(own.logits),
+                    agrees=samples[name].agrees,
+                    right=first_token(own.logits) == right,
+                    kl=samples[name].kl,
                     checks=own.checks,
                     skipped=own.skipped,
                 )

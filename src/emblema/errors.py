@@ -41,6 +41,22 @@ class CapacityError(EmblemaError):
     """A prompt, or one piece, needs more bytes than a budget or quota allows, or no room came free in time."""
 
 
+class BusyError(EmblemaError):
+    """More is waiting than may wait. Nothing was begun.
+
+    Attributes:
+        retry_after: seconds after which it is worth asking again, as measured.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlineError(EmblemaError):
+    """A request was not answered by its deadline."""
+
+
 class StoreError(EmblemaError):
     """A store, library or server cannot do what was asked: a piece is missing or damaged, a name or option is wrong."""
 

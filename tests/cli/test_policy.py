@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from emblema import Engine, Store
+from emblema.session.fidelity_logs import FILE
 from tests.cli.running import emblema, refused
 
 
@@ -47,5 +48,5 @@ def test_nothing_measured_and_bad_folders(measured: tuple[Path, str], tmp_path: 
     assert "no such folder" in refused("policy", "--store", str(tmp_path / "none"))
     bad = tmp_path / "bad" / "policy"
     bad.mkdir(parents=True)
-    (bad / "x.json").write_text('{"version": 1}')
-    assert "x.json" in refused("policy", "--store", str(tmp_path / "bad"))
+    (bad / FILE).write_text("no database")
+    assert FILE in refused("policy", "--store", str(tmp_path / "bad"))

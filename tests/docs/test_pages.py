@@ -12,7 +12,7 @@ from emblema.stream.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 DEMO = Path(str(files("emblema"))) / "assets" / "demo"
-TOPICS = ("index", "policy", "store", "store-format", "stream", "vllm", "window")
+TOPICS = ("index", "policy", "security", "store", "store-format", "stream", "vllm", "window")
 PAGES = [
     *(ROOT / "docs" / f"{topic}.md" for topic in TOPICS),
     *sorted((ROOT / "docs").glob("how-to/*.md")),
@@ -46,3 +46,12 @@ def test_the_page_on_strategies_names_every_strategy() -> None:
     page = (ROOT / "docs" / "concepts" / "plans-and-strategies.md").read_text()
     named = set(re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| (.*?) \|", page, re.MULTILINE))))
     assert named == {name for usage in strategies() for name in usage.split(" | ")}
+
+
+def test_the_page_on_security_names_tests_that_are_there() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    rows = [row for row in page.splitlines() if row.startswith("| ") and not row.startswith("| What ")]
+    for row in rows:
+        named = re.findall(r"`((?:\w+/)+\w+(?:\.py)?)`", row.rsplit(" | ", 1)[1])
+        assert named, f"no test holds: {row[:60]}"
+        assert all((ROOT / "tests" / name).exists() for name in named), named

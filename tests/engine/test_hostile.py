@@ -9,15 +9,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.tasks import Episode
 from emblema import AsyncEngine, Engine, slid
-from emblema.errors import CapacityError, EmblemaError, ModelError, PromptError, StrategyError
+from emblema.errors import CapacityError, EmblemaError, MediaError, ModelError, PromptError, StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.prompt import ChunkPart, TextPart
+from emblema.media import MediaLimits
 from emblema.session.rendering import TextPiece, tokenize
 from emblema.session.replies import TextStream
 from emblema.store.store import Store
 from tests.engine.engines import Calls, engine, first_layer_of, largest_error
 from tests.families import CASES, loaded, picture, words
 from tests.link.pieces import chunk
+from tests.media.attacks import scan_bomb
 
 QUESTION = "what colour is under the tent ?"
 FORGED = [
@@ -304,6 +306,7 @@ def test_a_template_that_trims_sees_the_white_space(reference: Engine) -> None:
 
     class Listening:
         tokenizer, controls, media = reader.tokenizer, reader.controls, reader.media
+        text_bytes = reader.text_bytes
 
         def write(self, messages: list, *, answer: bool = True) -> str:
             written.append(messages[0]["content"])
@@ -326,3 +329,19 @@ def test_a_token_without_text_loses_no_space(reference: Engine) -> None:
     stream = TextStream(tokenizer, ())
     given = "".join([stream.push(token) for token in ids]) + stream.finish()
     assert given == tokenizer.decode(ids, skip_special_tokens=True) == "the tent is red"
+
+
+def test_a_file_that_is_slow_to_decode_holds_nobody_up() -> None:
+    """It is decoded beside the model's thread: what others ask of the engine meanwhile is done."""
+    limits = MediaLimits(jpeg_scans=3000, picture_seconds=3)
+
+    async def run() -> None:
+        async with await AsyncEngine.load("reference", limits=limits) as engine:
+            slow = asyncio.create_task(engine.add(scan_bomb(3000, 3000)))
+            await asyncio.sleep(0.5)
+            assert await asyncio.wait_for(engine.run(lambda _: "done"), 2) == "done"
+            assert not slow.done()
+            with pytest.raises(MediaError, match="picture_seconds"):
+                await slow
+
+    asyncio.run(run())

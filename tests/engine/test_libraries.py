@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.tasks import Episode
 from emblema import Engine, Store
+from emblema.engine.generation import GenerateRequest
 from emblema.engine.retrieval import Retrieval
 from emblema.errors import StoreError
 from tests.engine.engines import Calls, encoder_of
@@ -78,6 +79,26 @@ def test_what_the_model_asks_for_is_linked_from_a_collection(
         assert list(answered.chunks) == expected and reply.usage.linked_tokens > 0
 
 
+def test_several_collections_are_searched_as_one(reference: Engine, episode: Episode, tmp_path: Path) -> None:
+    drawn = pictures(episode)
+    with Store(tmp_path / "kept") as store:
+        administrator = engine_on(reference, store.shared)
+        whole, first, rest = (administrator.collection(name) for name in ("whole", "first", "rest"))
+        named = {f"page {index}": picture for index, picture in enumerate(drawn)}
+        whole.replace(named)
+        first.replace(dict(list(named.items())[:1]))
+        rest.replace(dict(list(named.items())[1:]))
+        reader = engine_on(reference, store, b"alice")
+        parts = [reader.add(drawn[0]), QUESTION]
+        word = reader.tokenizer.decode(reader.generate(parts, "full", max_new_tokens=1).token_ids)
+        for library in ((reader.collection("first"), reader.collection("rest")), reader.collection("whole")):
+            retrieval = Retrieval(library, count=2, start=None, end=word, after=QUESTION)
+            (answered,) = reader.generate(parts, "blind", retrieval=retrieval).found
+            expected = reader.collection("whole").search(QUESTION, 2)
+            assert answered.names == tuple(hit.name for hit in expected)
+            assert answered.chunks == tuple(hit.chunk.id for hit in expected)
+
+
 def test_a_reply_keeps_the_version_that_it_began_with(reference: Engine, episode: Episode, tmp_path: Path) -> None:
     drawn = pictures(episode)
     with Store(tmp_path / "kept") as store:
@@ -89,7 +110,7 @@ def test_a_reply_keeps_the_version_that_it_began_with(reference: Engine, episode
         word = reader.tokenizer.decode(said.token_ids)
         held = reader.collection("pages")["only"].id
         retrieval = Retrieval(reader.collection("pages"), start=None, end=word, after=QUESTION)
-        pieces = reader.steps(parts, "blind", retrieval=retrieval)
+        pieces = reader.steps(GenerateRequest(parts, "blind", retrieval=retrieval))
         administrator.replace({"only": drawn[2]})
         reply = [piece.reply for piece in pieces][-1]
         assert reply is not None and [found.chunks for found in reply.found] == [(held,)]

@@ -383,8 +383,9 @@ def test_a_wrong_store_is_refused(reference: Engine, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
+    before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + 60
-    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("emblema-")]:
+    while left := [each.name for each in set(threading.enumerate()) - before if each.name.startswith("emblema-")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.02)

@@ -16,7 +16,7 @@ PLUGIN = ROOT / "src" / "emblema" / "vllm"
 
 def commands() -> Json:
     """By program and command the sorted names of its options, and of its arguments in their order."""
-    from benchmarks.cli import app as benchmarks
+    from benchmarks.cli.app import app as benchmarks
     from emblema.cli.app import app as emblema
 
     programs = {"emblema": emblema, "python -m benchmarks": benchmarks}

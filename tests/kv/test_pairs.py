@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from emblema.kv.layout import LayerLayout
 from emblema.kv.pairs import (
+    ID_BYTES,
     MOST_ANTECEDENTS,
     MOST_AVERAGED,
+    MOST_SIGHTINGS,
     MOST_WITNESSES,
     ChunkPairs,
     PairBasis,
@@ -101,6 +103,38 @@ def test_differences_are_averaged_until_there_are_enough() -> None:
     assert pairs.sighted.tolist() == [[MOST_AVERAGED + 3] * ROWS]
 
 
+def test_half_of_the_attention_is_enough_to_be_credited_and_less_is_not() -> None:
+    mass = torch.tensor([[0.5, 0.25, 0.5, 0.49, 1.0], [0.25, 0.5, 0.25, 0.25, 0.0], [0.25, 0.25, 0.5, 0.26, 0.0]])
+    pairs = learn(ChunkPairs.empty(ROWS, EXACT), seen("ABD", mass, numbers(ROWS, WIDTH)))
+    assert pairs.places.tolist() == [0, 4, ROWS + 1]
+
+
+def test_a_row_with_an_entry_takes_it_however_small_its_share() -> None:
+    nothing = torch.zeros(1, 2)
+    pairs = learn(ChunkPairs.empty(ROWS, EXACT), seen("B", nothing, numbers(2, WIDTH), rows=[0, 1]))
+    pairs = learn(pairs, seen("A", nothing, numbers(2, WIDTH, seed=1), rows=[3, 4]))
+    composed = compose_pairs(pairs, ("A", "B"), RIGHT)
+    assert composed is not None and composed.known == 4 / ROWS
+    assert torch.equal(dense(pairs, "AB")[[0, 1, 3, 4]], torch.cat((numbers(2, WIDTH), numbers(2, WIDTH, seed=1))))
+    assert composed.witnesses == {"A", "B", "C"}
+
+
+def test_a_share_is_the_mean_of_its_sightings_and_later_ones_still_count() -> None:
+    pairs = ChunkPairs.empty(ROWS, EXACT)
+    for share in (0.2, 0.6, 0.4):
+        pairs = learn(pairs, seen("A", torch.full((1, ROWS), share), numbers(ROWS, WIDTH)))
+    assert torch.allclose(pairs.shares / 255, torch.tensor(0.4), atol=1.5 / 255) and pairs.sighted.tolist() == [
+        [3] * ROWS
+    ]
+    for _ in range(MOST_SIGHTINGS):
+        pairs = learn(pairs, seen("A", torch.zeros(1, ROWS), numbers(ROWS, WIDTH)))
+    assert pairs.sighted.tolist() == [[MOST_SIGHTINGS] * ROWS] and int(pairs.prompts[0]) == MOST_SIGHTINGS + 3
+    before = pairs.shares.float()
+    pairs = learn(pairs, seen("A", torch.ones(1, ROWS), numbers(ROWS, WIDTH)))
+    grown = before + (255 - before) / (MOST_SIGHTINGS + 1)
+    assert torch.allclose(pairs.shares.float(), grown, atol=0.51)
+
+
 @given(st.integers(0, 10_000))
 def test_coefficients_of_one_byte_are_within_a_254th_of_the_largest(seed: int) -> None:
     basis = make_basis(numbers(40, WIDTH, seed=seed), WIDTH)
@@ -140,7 +174,7 @@ def test_a_pair_is_learnt_from_a_bounded_number_of_chunks() -> None:
 
 
 @pytest.mark.parametrize("antecedents", [3, MOST_ANTECEDENTS, 40])
-@pytest.mark.parametrize("most", [300, 2000, 100_000])
+@pytest.mark.parametrize("most", [10, 300, 2000, 100_000])
 def test_bytes_and_entries_a_row_are_bounded(antecedents: int, most: int) -> None:
     basis = make_basis(numbers(40, WIDTH), 8)
     pairs = ChunkPairs.empty(ROWS, basis)
@@ -156,17 +190,45 @@ def test_bytes_and_entries_a_row_are_bounded(antecedents: int, most: int) -> Non
     )
     assert int(entries.max()) <= MOST_ANTECEDENTS
     assert kept.bytes <= most or len(kept.places) == 0
+    # Half of the bytes at most are for what each antecedent takes however few its entries.
+    assert len(kept.antecedents) <= max(1, most // 2 // (2 * ROWS + ID_BYTES))
     if len(kept.antecedents):
         assert f"a{antecedents - 1}" in kept.antecedents, "what is attended most stays"
+    if antecedents <= MOST_ANTECEDENTS and len(kept.places) < len(kept.antecedents) * ROWS:
+        assert kept.bytes + 8 + 4 + 4 + 1 > most, "another entry, its place, scale and count, would have had no room"
     assert bool((kept.places[1:] > kept.places[:-1]).all())
+    if most == 100_000:
+        best = {f"a{index}" for index in range(antecedents)[-MOST_ANTECEDENTS:]}
+        assert {kept.antecedents[place // ROWS] for place in kept.places.tolist()} == best
+        assert entries.tolist() == [len(best)] * ROWS, "there is room, so each row keeps its best"
 
 
 def test_another_basis_takes_over_what_it_can_hold() -> None:
     first, second = make_basis(numbers(40, WIDTH), WIDTH), make_basis(numbers(40, WIDTH, seed=5), WIDTH)
     differences = numbers(ROWS, WIDTH, seed=9)
     sighting = seen("A", torch.full((1, ROWS), 0.5), first.coefficients(differences))
-    pairs = learn(ChunkPairs.empty(ROWS, first), sighting)
+    pairs = learn(learn(learn(ChunkPairs.empty(ROWS, first), sighting), sighting), sighting)
+    assert pairs.counts.tolist() == [3] * ROWS
     other = turned(pairs, first.directions @ second.directions.T, second.id)
     assert other.basis == second.id != first.id
     assert torch.allclose(dense(other, "A", second), differences, atol=0.1)
     assert other.counts.tolist() == [1] * ROWS
+    assert sightings_of(other, ["A"]) == [3] and torch.equal(other.shares, pairs.shares)
+
+
+@given(st.integers(0, 10_000))
+def test_what_is_cut_is_worth_least(seed: int) -> None:
+    """An entry is worth its share times how often its antecedent was met."""
+    chance = torch.Generator().manual_seed(seed)
+    pairs = ChunkPairs.empty(ROWS, EXACT)
+    for name in "aabcc":
+        pairs = learn(pairs, seen(name, torch.rand(1, ROWS, generator=chance), numbers(ROWS, WIDTH)))
+    worth = {
+        place: int(pairs.prompts[place // ROWS]) * int(pairs.shares[place // ROWS, place % ROWS])
+        for place in pairs.places.tolist()
+    }
+    entry = WIDTH * 4 + 4 + 4 + 1
+    kept = set(bounded(pairs, pairs.bytes - 6 * entry).places.tolist())
+    assert len(kept) == len(worth) - 6
+    assert min(worth[place] for place in kept) >= max(worth[place] for place in worth if place not in kept)
+    assert bounded(pairs, pairs.bytes) is pairs

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.kv.patch import compose, deficit, factor, form_patch, rank_for_share, remaining
+from emblema.kv.patch import Patch, compose, deficit, factor, form_patch, rank_for_share, remaining
 
 seeds = st.integers(0, 2**31)
 
@@ -67,6 +67,22 @@ def test_slicing_equals_forming_at_the_lower_rank(seed: int, rank: int) -> None:
 def test_kept_layers_and_the_others() -> None:
     patch = form_patch([rows(1), None, rows(2)], 4, torch.float32)
     assert patch.covers({0, 2}) and not patch.covers({1})
+
+
+def test_a_patch_without_some_layers_moves_and_is_cut_and_measured_all_the_same() -> None:
+    patch = Patch((None, *form_patch([LayerRows(rows(1).keys, rows(2, width=3).values)], 16, torch.float32).layers))
+    moved, cut = patch.to(torch.device("meta")), patch.slice(2)
+    assert moved.layers[0] is None and cut.layers[0] is None
+    for before, after, short in zip(patch.layers[1:], moved.layers[1:], cut.layers[1:], strict=True):
+        assert before is not None and after is not None and short is not None
+        for slot in ("keys", "values"):
+            old, new, thin = (getattr(layer, slot) for layer in (before, after, short))
+            assert new.left.is_meta and new.right.is_meta
+            assert (new.left.shape, new.right.shape) == (old.left.shape, old.right.shape)
+            assert torch.equal(thin.left, old.left[:, :2]) and torch.equal(thin.right, old.right[:2])
+    assert patch.rank == 16 and cut.rank == 2 and form_patch([None], 4, torch.float32).rank == 0
+    # 20 rows, 2 heads: keys 8 wide of rank 16, values 3 wide of rank 6; float32.
+    assert patch.bytes == 4 * (16 * (20 + 16) + 6 * (20 + 6))
 
 
 def test_the_randomised_factorisation_agrees_with_the_exact_one() -> None:

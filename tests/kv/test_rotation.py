@@ -1,14 +1,17 @@
-"""Rotation: composition, inverse, norm; relocation against float64 arithmetic on the same tables."""
+"""Rotation: composition, inverse, norm; relocation against complex numbers, of the same tables."""
 
+from math import cos, sin
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from emblema.kv.layout import LayerLayout, LayerRows, RotaryBand
+from emblema.kv.layout import LayerLayout, LayerRows, Pairing, RotaryBand
 from emblema.kv.rotation import PhaseBook, Phases, phases, place, relocate, rotate, unplace
-from tests.kv.tables import BANDS, table
+from tests.kv.tables import BANDS, table, table_turns, turned_pairs
 
 TOKENS = 6
 offsets = st.integers(0, 4096)
@@ -40,10 +43,35 @@ def layout(band: RotaryBand) -> LayerLayout:
 
 
 def exact_relocation(rows: Tensor, band: RotaryBand, source: int, target: int) -> Tensor:
-    """The reference: float64 arithmetic on the float32 tables."""
-    back = double(phases(table, band, positions_at(source))).inverse()
-    there = double(phases(table, band, positions_at(target)))
-    return rotate(rotate(rows, band, back), band, there)
+    """The reference: back and there in complex numbers of float64, on the float32 tables."""
+    there = table_turns(band, positions_at(target)) * table_turns(band, positions_at(source)).conj()
+    return torch.from_numpy(turned_pairs(rows, band, there))
+
+
+@bands
+@given(seed=seeds, start=offsets)
+def test_a_turn_is_a_product_with_a_complex_number(band: RotaryBand, seed: int, start: int) -> None:
+    rows = keys(seed)
+    turned = rotate(rows, band, phases(table, band, positions_at(start)))
+    expected = turned_pairs(rows, band, table_turns(band, positions_at(start)))
+    assert np.abs(turned.numpy() - expected).max() <= 1e-6 * float(rows.abs().max())
+
+
+@pytest.mark.parametrize("pairing", ["half", "pairs"])
+def test_the_first_feature_of_a_pair_turns_towards_the_second(pairing: Pairing) -> None:
+    """By an angle of position times frequency, written out for one token: (1, 0) becomes (cos, sin)."""
+    band = RotaryBand("keys", pairing, 2, 4, "", (0, 0), (0, 3))
+    row = torch.zeros(1, 1, 8)
+    row[..., [2, 3]] = torch.tensor([1.0, 2.0])
+    turned = rotate(row, band, phases(table, band, torch.tensor([[5]])))[0, 0]
+    fast, slow = 5.0, 5.0 * 10_000 ** (-3 / 8)
+    if pairing == "half":
+        # Pairs (2, 4) and (3, 5).
+        wanted = [0, 0, cos(fast), 2 * cos(slow), sin(fast), 2 * sin(slow), 0, 0]
+    else:
+        # One pair (2, 3); the other, (4, 5), is zero.
+        wanted = [0, 0, cos(fast) - 2 * sin(fast), 2 * cos(fast) + sin(fast), 0, 0, 0, 0]
+    assert torch.allclose(turned, torch.tensor(wanted), atol=1e-6)
 
 
 @bands

@@ -77,6 +77,26 @@ def test_pieces_that_are_missing_are_named() -> None:
         form_missing(executor, prompt, replace(plan, forming=(key,)), context)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "fronts"), [("lowrank-k-4", ()), ("patch-4", (1,)), ("orbit-4", (0, 1)), ("reprefill-deep-60", ())]
+)
+def test_the_rows_that_forming_ran_are_counted(strategy: str, fronts: tuple[int, ...]) -> None:
+    """Those of forwards up to the end of some picture, and those of pictures that are run alone."""
+    prompt, executor = two_pages("llava"), Executor(engine("llava").adapter)
+    layouts = executor.adapter.layouts
+    stored = Knowledge("model", layouts, lambda key: None, lambda prompt: None)
+    context = LinkContext(stored, {chunk.id: chunk.rows for _, chunk in prompt.chunk_segments})
+    plan = parse(strategy).plan(prompt, stored)
+    made, rows = form_missing(executor, prompt, plan, context)
+    assert set(plan.forming) == set(made) and all(context.artifact(key) is made[key] for key in made)
+    tokens = {chunk.id: chunk.tokens for _, chunk in prompt.chunk_segments}
+    alone = sum(tokens[key.chunk] for key in made if key.kind is ArtifactKind.RESIDUAL)
+    assert rows == sum(prompt.chunk_segments[front][0].stop for front in fronts) + alone
+    assert (alone > 0) == (strategy == "reprefill-deep-60")
+    again = form_missing(executor, prompt, replace(plan, forming=()), context)
+    assert again == ({}, 0)
+
+
 def test_pools_hold_other_items_of_the_same_model_and_no_more_than_their_size() -> None:
     keys = [ArtifactKey(model, f"{index:064x}", ()) for index in range(POOLED + 5) for model in ("model", "another")]
     stored = Knowledge("model", LAYOUTS, lambda key: zero_patch(6, 2), lambda prompt: None)

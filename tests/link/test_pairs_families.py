@@ -24,7 +24,7 @@ def learning_linker(name: str, prompt: Prompt, settings: PairSettings) -> Linker
     for _, chunk in prompt.chunk_segments:
         store.put(chunk)
     PairMemories.of_store(store.parent).of(store, adapter, adapter.fingerprint, settings)
-    policy = Policy(canary=0, sightings=15)
+    policy = Policy(canary=0, sightings=15, learning_share=None)
     return Linker(adapter, store, PolicyRuntime(adapter, store, policy, PatchWorker(), Costs()))
 
 

@@ -78,6 +78,36 @@ def test_a_second_source_or_a_missing_one_is_refused(prompt: Prompt, known: Know
         replace(plan, ranges=plan.ranges[:index] + plan.ranges[index + 1 :]).validate()
 
 
+def test_the_first_row_without_a_source_is_named() -> None:
+    last = RowRange(3, 5, RowSource.COMPUTED, (0, 2))
+    for ranges, row, layer in (
+        ((RowRange(0, 2, RowSource.COMPUTED, (0, 2)), RowRange(2, 3, RowSource.COMPUTED, (0, 1))), 2, 1),
+        ((RowRange(0, 1, RowSource.COMPUTED, (0, 2)), RowRange(1, 3, RowSource.COMPUTED, (1, 2))), 1, 0),
+    ):
+        with pytest.raises(PlanError, match=f"row {row} has no source in layer {layer}"):
+            LinkPlan("test", 5, 2, (*ranges, last)).validate()
+
+
+@pytest.mark.parametrize(
+    "rows", [(-1, 2), (2, 2), (3, 2), (3, 6)], ids=["before the first", "none", "backwards", "after the last"]
+)
+@pytest.mark.parametrize("layers", [(0, 2), (-1, 1), (1, 1), (1, 3)])
+def test_ranges_outside_of_the_prompt_or_the_model_are_refused(rows: tuple[int, int], layers: tuple[int, int]) -> None:
+    whole = RowRange(0, 5, RowSource.COMPUTED, (0, 2))
+    LinkPlan("test", 5, 2, (whole,)).validate()
+    for wrong in (RowRange(*rows, RowSource.COMPUTED, (0, 2)), RowRange(0, 5, RowSource.COMPUTED, layers)):
+        if wrong != whole:
+            with pytest.raises(PlanError, match="lies outside 5 rows and 2 layers"):
+                LinkPlan("test", 5, 2, (wrong,)).validate()
+
+
+def test_taken_rows_and_no_others_have_an_origin() -> None:
+    origin = ChunkOrigin(chunk(1, 4).id)
+    for wrong in (RowRange(0, 4, RowSource.TAKEN, (0, 2)), RowRange(0, 4, RowSource.ABSENT, (0, 2), origin)):
+        with pytest.raises(PlanError, match="have an origin"):
+            LinkPlan("test", 5, 2, (wrong, RowRange(4, 5, RowSource.COMPUTED, (0, 2)))).validate()
+
+
 @given(prompt=prompts())
 def test_text_is_blind_to_slid_chunks_and_to_nothing_else(prompt: Prompt) -> None:
     text = set(prompt.text_rows)

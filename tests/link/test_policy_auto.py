@@ -10,9 +10,9 @@ from emblema.errors import EmblemaError, StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial, drift_of
-from emblema.link.policy.policy import Decision, Lane, LaneVerdict, Policy, PolicyInputs, unmeasured
+from emblema.link.policy.policy import Decision, Lane, LaneVerdict, Policy, PolicyInputs, RowCosts, unmeasured
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
-from emblema.link.strategies.auto import Auto, bounded
+from emblema.link.strategies.auto import Auto, bounded, second_pass_pays
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.link.strategies.full import Full
 from emblema.store.keys import ArtifactKey, orbit_key
@@ -255,3 +255,18 @@ def test_a_chunk_too_short_for_a_patch_is_computed() -> None:
     prompt = Prompt.of([TextPart((1,)), ChunkPart(tiny), TextPart((2,))], 1)
     decision = last(Auto(Policy(share=0.01)).plan(prompt, known([])))
     assert decision.lane is Lane.FULL and "too short" in decision.reason
+
+
+def test_a_second_pass_pays_if_it_saves_a_tenth() -> None:
+    """1,000 rows are to be computed, or taken and a tenth of them read again with 20 rows of the question."""
+    prompt = Prompt.of([TextPart((1,) * 10), ChunkPart(chunk(1, 1000)), TextPart((2,) * 20)], 1)
+
+    def pays(unsure: float, **more: int) -> bool:
+        inputs = PolicyInputs(unsure=lambda: unsure, row_costs=lambda: RowCosts(forward=30, taken=0.1))
+        return second_pass_pays(prompt, [(600, 0.1), (400, 0.1)], inputs, **more)
+
+    # 100 rows, the question, a forward and 1,000 taken rows are 250; all 1,030 rows and a forward follow if unsure.
+    assert pays(649 / 1060) and not pays(650.5 / 1060)
+    # What has to be prefilled alone before takes a forward too.
+    assert pays(0.5, captured=89) and not pays(0.5, captured=90)
+    assert pays(619.5 / 1060, captured=0) and not pays(619.5 / 1060, captured=1)

@@ -1,19 +1,96 @@
 """When a lane is closed and when it opens again; what is kept of it; what rows cost."""
 
 import json
+import math
 import random
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emblema.errors import StoreError
+from emblema.errors import EmblemaError, StoreError
 from emblema.link.policy.costs import Costs
-from emblema.link.policy.fidelity import KEPT, FidelityLog, LaneStats, Sample, broken, met
+from emblema.link.policy.fidelity import (
+    KEPT,
+    FidelityLog,
+    LaneStats,
+    Sample,
+    broken,
+    describe,
+    divergence,
+    divergence_of,
+    first_token,
+    met,
+)
 from emblema.link.policy.policy import Lane, Policy
 
 POLICY = Policy(max_kl=0.05)
 GOOD, BAD, AWFUL = Sample(0.001, True), Sample(0.3, False), Sample(40.0, False)
+ENDLESS = Sample(math.inf, False)
+WEIGHTS = st.lists(st.integers(1, 10**9), min_size=2, max_size=12)
+NOT_FINITE = (math.nan, math.inf)
+
+
+@given(st.data(), st.floats(-50, 50), st.floats(-50, 50))
+def test_divergence_is_the_sum_of_its_definition(data: st.DataObject, up: float, down: float) -> None:
+    """Of probabilities that are known as whole numbers, in place of logits that would have to be normalised."""
+    left = data.draw(WEIGHTS)
+    right = data.draw(st.lists(st.integers(1, 10**9), min_size=len(left), max_size=len(left)))
+    whole, other = sum(left), sum(right)
+    wanted = math.fsum(p / whole * math.log(p * other / (q * whole)) for p, q in zip(left, right, strict=True))
+    found = divergence([math.log(p) + up for p in left], [math.log(q) + down for q in right])
+    assert found == pytest.approx(wanted, abs=1e-9) and found >= 0
+
+
+def test_divergence_of_two_coins() -> None:
+    left, right = np.log([0.5, 0.5]), np.log([0.25, 0.75])
+    assert divergence(left, right) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    assert divergence(right, left) == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5))
+    assert divergence(torch.tensor([0.0, 0.0]), torch.tensor([0.0, 0.0])) == 0
+
+
+def test_divergence_leaves_out_tokens_that_the_reference_never_says() -> None:
+    assert divergence([0.0, -math.inf], [0.0, 0.0]) == pytest.approx(math.log(2))
+    assert divergence([0.0, -math.inf], [0.0, -math.inf]) == 0
+    assert divergence([0.0, -1e5], [0.0, -math.inf]) == 0, "as good as never"
+    assert divergence([0.0, 0.0], [0.0, -math.inf]) == math.inf
+
+
+@given(st.data())
+def test_what_is_not_finite_is_infinitely_far(data: st.DataObject) -> None:
+    """Wherever it is, and on either side; its first token agrees with none."""
+    count = data.draw(st.integers(1, 8))
+    sides = [data.draw(st.lists(st.floats(-30, 30), min_size=count, max_size=count)) for _ in range(2)]
+    for side in sides[: data.draw(st.integers(1, 2))]:
+        side[data.draw(st.integers(0, count - 1))] = data.draw(st.sampled_from(NOT_FINITE))
+    for reference, method in (sides, reversed(sides)):
+        sample = Sample.of(reference, method)
+        assert sample == ENDLESS and divergence(reference, method) == math.inf
+    assert divergence([-math.inf] * 2, [0.0, 0.0]) == math.inf and first_token([-math.inf] * 2) == -1
+
+
+def test_divergence_refuses_different_vocabularies() -> None:
+    with pytest.raises(EmblemaError, match="3 and over 2"):
+        divergence([1, 2, 3], [1, 2])
+
+
+def test_a_sample_says_whether_the_first_tokens_are_the_same() -> None:
+    assert Sample.of([0.0, 2.0, 1.0], [0.0, 1.5, 1.0]).agrees
+    assert not Sample.of([0.0, 2.0, 1.0], [0.0, 1.0, 1.5]).agrees
+    assert (first_token([0.0, 2.0, 1.0]), first_token([0.0, -math.inf])) == (1, 0)
+
+
+def test_infinite_divergences_close_a_lane_and_never_open_one() -> None:
+    """An infinite mean has no interval, and must not be lost in one."""
+    assert divergence_of([GOOD, ENDLESS]) == divergence_of([ENDLESS] * 3) == (math.inf, math.inf)
+    assert broken([ENDLESS] * 4, POLICY) and broken([ENDLESS, *[GOOD] * 40, ENDLESS], POLICY)
+    assert not broken([ENDLESS, *[GOOD] * 40], POLICY), "never by one item"
+    assert not met([ENDLESS, *[GOOD] * 63], POLICY) and "inf nats" in describe([ENDLESS, GOOD])
+    lane = LaneStats(False)
+    assert sum(fed(lane, [ENDLESS] * 4)) == 1 and lane.closed
+    assert not any(fed(lane, [ENDLESS, *[GOOD] * 63]))
 
 
 def fed(standing: LaneStats, samples: list[Sample], policy: Policy = POLICY) -> list[bool]:
@@ -29,7 +106,11 @@ def test_a_bad_lane_is_closed_and_a_good_one_opens_again() -> None:
     assert standing.measured == 278
 
 
-@given(st.lists(st.sampled_from([GOOD, Sample(0.01, True)]), max_size=60), st.floats(0.06, 1e6), st.data())
+@given(
+    st.lists(st.sampled_from([GOOD, Sample(0.01, True)]), max_size=60),
+    st.floats(0.06, 1e6) | st.just(math.inf),
+    st.data(),
+)
 def test_no_single_item_turns_a_lane_over(samples: list[Sample], kl: float, data: st.DataObject) -> None:
     """One outlier of any size among items that keep the bound, wherever it comes."""
     where = data.draw(st.integers(0, len(samples)))
@@ -38,7 +119,7 @@ def test_no_single_item_turns_a_lane_over(samples: list[Sample], kl: float, data
         assert not any(fed(LaneStats(False), series, policy))
 
 
-@given(st.lists(st.sampled_from([GOOD, BAD, AWFUL, Sample(0.05, True)]), max_size=80))
+@given(st.lists(st.sampled_from([GOOD, BAD, AWFUL, ENDLESS, Sample(0.05, True)]), max_size=80))
 def test_no_set_of_items_breaks_and_keeps_a_bound(samples: list[Sample]) -> None:
     for policy in (POLICY, Policy(max_kl=None, min_agreement=0.9), Policy(min_agreement=0.9)):
         assert not (broken(samples, policy) and met(samples, policy))

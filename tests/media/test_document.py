@@ -6,7 +6,6 @@ from PIL import Image
 
 from emblema.errors import MediaError
 from emblema.media import MediaLimits, load_pages
-from emblema.media.document import pages
 
 
 def document(colours: Iterable[str], size: tuple[int, int] = (144, 72)) -> bytes:
@@ -44,12 +43,6 @@ def test_pages_become_pictures_at_the_wanted_size() -> None:
     assert [middle.index(max(middle)) for middle in middles] == [0, 1, 2]
 
 
-def test_pages_come_one_at_a_time() -> None:
-    sheets = pages(document(["red", "lime"]))
-    assert next(sheets).size == (288, 144)
-    sheets.close()
-
-
 def test_an_encrypted_document() -> None:
     lock = "<< /Filter /Standard /V 1 /R 2 /O ({0}) /U ({0}) /P -4 >>".format("a" * 32)
     page = "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 72 72] >>"
@@ -75,10 +68,10 @@ def test_limits() -> None:
     with pytest.raises(MediaError, match="3 pages"):
         load_pages(document(["red"] * 3), limits=MediaLimits(document_pages=2))
     # 288x144 a page: two are within the limit.
-    sheets = pages(document(["red"] * 3), limits=MediaLimits(document_pixels=2 * 288 * 144))
-    assert [next(sheets).size, next(sheets).size] == [(288, 144)] * 2
+    within = MediaLimits(document_pixels=2 * 288 * 144)
+    assert [sheet.size for sheet in load_pages(document(["red"] * 2), limits=within)] == [(288, 144)] * 2
     with pytest.raises(MediaError, match="page 3 of .*document_pixels.*lower the dpi"):
-        next(sheets)
+        load_pages(document(["red"] * 3), limits=within)
     with pytest.raises(MediaError, match="page 1 of .* too large"):
         load_pages(document(["red"], (5000, 5000)), dpi=1200)
     with pytest.raises(MediaError, match="narrow"):

@@ -13,6 +13,10 @@ from PIL import Image
 
 from emblema.errors import MediaError
 from emblema.media import MediaLimits, load_image, media_bytes
+from emblema.media.structure import count_scans
+from tests.media.attacks import frames, gif, hidden_scan_bomb, png, scan_bomb, unpacking
+
+HURRIED = MediaLimits(picture_seconds=5)
 
 Encode = Callable[..., bytes]
 
@@ -247,3 +251,45 @@ def test_damaged_bytes_never_raise_anything_else(data: st.DataObject) -> None:
         assert load_image(bytes(bytes_)).mode == "RGB"
     except MediaError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize("bomb", [scan_bomb, hidden_scan_bomb])
+@pytest.mark.parametrize("scans", [33, 400, 70_000])
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(bomb: Callable[[int], bytes], scans: int) -> None:
+    """400 scans in 20 kB were a second of work, 70,000 in 1 MB some ten minutes."""
+    data = bomb(scans)
+    assert len(data) < 2_000_000
+    with pytest.raises(MediaError, match=r"more than 32 scans \(MediaLimits.jpeg_scans\)"):
+        load_image(data, HURRIED)
+
+
+def test_what_encoders_write_is_within_the_limit_of_scans(picture: Image.Image, encode: Encode) -> None:
+    for mode in ("L", "RGB", "CMYK"):
+        data = encode(picture.convert(mode), "JPEG", progressive=True)
+        assert 5 < count_scans(data, 32) == data.count(b"\xff\xda") <= 18
+        assert load_image(data).size == picture.size
+    assert count_scans(encode(picture, "JPEG"), 32) == 1
+    assert count_scans(b"\xff\xd8" + b"\xff" * 5_000_000, 32) == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (png(8, 8, unpacking(b"iCCP", 2**25)), "MAX_TEXT_CHUNK"),
+        (png(8, 8, unpacking(b"zTXt", 2**25)), "MAX_TEXT_CHUNK"),
+        (png(8, 8, unpacking(b"iTXt", 2**25)), "MAX_TEXT_CHUNK"),
+        (png(8, 8, *[unpacking(b"zTXt", 1_000_000)] * 80), "MAX_TEXT_MEMORY"),
+        (png(8, 8, *[unpacking(b"iCCP", 1_000_000)] * 2), "more than one colour profile"),
+        (png(8, 8, *[unpacking(b"iCCP", 1_000_000)] * 20_000), "png_chunks"),
+        (png(8, 8, *[(b"tEXt", b"a\0b")] * 300), "png_chunks"),
+    ],
+    ids=["profile", "text", "international text", "many texts", "two profiles", "many profiles", "many chunks"],
+)
+def test_what_unpacks_without_end_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(MediaError, match=message):
+        load_image(data, HURRIED)
+
+
+def test_frames_and_comments_beside_the_first_frame_cost_little() -> None:
+    for data in (gif(200_000), gif(1, comments=40_000), frames(500, "TIFF"), frames(500, "WEBP"), frames(500, "PNG")):
+        assert load_image(data, HURRIED).size in ((8, 8), (16, 16))

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.window.trace import Trace, TraceSettings, agent_trace
 from emblema import AsyncEngine, Engine, Policy, Store
-from emblema.eval.metrics import divergence as expected
-from emblema.link.policy.fidelity import LaneReport
+from emblema.link.policy.fidelity import LaneReport, divergence
 from emblema.link.policy.policy import Lane
 from emblema.session.requests import Prefill
 from emblema.window.parts import PartHandle
@@ -57,7 +56,7 @@ class Agent:
 
     def divergence(self, prefill: Prefill, question: str) -> float:
         full = self.window.prefill(question, "full", keep=False)
-        return expected(full.logits.numpy(), prefill.logits.numpy())
+        return divergence(full.logits.numpy(), prefill.logits.numpy())
 
 
 def line_of(own: Engine, lane: Lane, kind: str = "image") -> LaneReport:

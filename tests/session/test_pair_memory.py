@@ -14,17 +14,17 @@ from emblema import Engine, Policy, Store, slid
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
 from emblema.kv.pairs import ChunkPairs
+from emblema.link.policy.fidelity import divergence
 from emblema.link.policy.policy import Lane
 from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
 from emblema.session import pair_memory
-from emblema.session.canary import divergence
 from emblema.session.pair_memory import PairMemories, PairMemory, PairSettings
 from emblema.session.pair_rows import names_all
 from emblema.store.keys import ArtifactKey, ArtifactKind
 
 QUESTION = "what is in this picture ?"
 ALL_ROWS = PairSettings(noted_rows=100_000, basis_rows=(100, 1000, 8000))
-LEARNS = Policy(canary=0, sightings=15)
+LEARNS = Policy(canary=0, sightings=15, learning_share=None)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,24 @@ def test_nothing_is_known_before_there_is_a_basis_and_what_waited_is_learnt_then
     found = memory(own).statistics
     assert memory(own).basis is not None and found.prompts == 3 and found.rows == 120
     assert 66 >= found.entries > 50, "all 120 rows were learnt from, some of them twice"
+
+
+def test_rows_that_were_deleted_do_not_count_for_a_basis(reference: Engine, items: list[Episode]) -> None:
+    own = engine_on(reference, settings=PairSettings(noted_rows=40, basis_rows=(100, 1000, 8000)))
+    gone, kept = add(own, items[0])[:2], add(own, items[1])[:2]
+    for _ in range(2):
+        own.prefill([*gone, QUESTION], "full")
+    memory(own).settle()
+    own.store.delete(gone[0].id)
+    own.prefill([*kept, QUESTION], "full")
+    memory(own).settle()
+    assert memory(own).statistics.bases == 0, "40 rows are left of 120"
+    for _ in range(2):
+        own.prefill([*kept, QUESTION], "full")
+    memory(own).settle()
+    basis = memory(own).basis
+    assert basis is not None and basis.rank == 32 and memory(own).statistics.bases == 1
+    own.close()
 
 
 def test_auto_serves_pairs_once_each_was_met_often_enough(small: tuple[Engine, list[Chunk]]) -> None:
@@ -286,3 +304,35 @@ def test_nothing_is_learnt_where_nothing_may_be(reference: Engine, items: list[E
         prefill = own.prefill([*add(own, items[0]), QUESTION], "full")
         assert prefill.linked.shares is None and not memory(own).waiting
         own.close()
+
+
+def test_pairs_that_are_known_are_learnt_from_less_often(
+    small: tuple[Engine, list[Chunk]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, (first, second, *_) = small
+    held, key = memory(own), pairs_key(own, second, first)
+    unbounded = Policy(learning_share=None)
+    for met, often in ((3, 1.0), (7, 1 / 2), (31, 1 / 8)):
+        monkeypatch.setattr(held, "_met", lambda asked, met=met: met)
+        samples = [held.next_sample([key], unbounded) for _ in range(64)]
+        assert sum(sample is not None for sample in samples) == pytest.approx(64 * often, abs=1)
+    # What has nothing before it teaches nothing.
+    assert held.next_sample([pairs_key(own, first)], unbounded) is None
+
+
+def test_learning_is_withheld_where_its_share_is_used_up(reference: Engine, items: list[Episode]) -> None:
+    own = engine_on(reference)
+    own.policy_runtime.policy = Policy(canary=0, sightings=15)
+    pages = add(own, items[0])
+    assert own.prefill([*pages, QUESTION], "full").linked.shares is not None
+    own.idle()
+    costs = own.policy_runtime.statistics.learning
+    assert costs.answers == 1 and costs.answered > 0 and costs.learnt > 0 and costs.withheld == 0
+    memory(own).budget.spend(1e6)
+    assert own.prefill([*pages[::-1], QUESTION], "full").linked.shares is None
+    assert own.policy_runtime.statistics.learning.withheld == 1
+    assert own.policy_runtime.statistics.learning.learnt == pytest.approx(1e6 + costs.learnt, abs=0.01)
+    # A tenant's debt is its own.
+    other = own.on(own.store.parent.tenant(b"other"))
+    assert other.prefill([*add(other, items[0]), QUESTION], "full").linked.shares is not None
+    own.close()

@@ -5,12 +5,11 @@ import numpy as np
 from benchmarks.tasks.episodes import TEMPLATES, Plan, facts, make_episode
 from benchmarks.tasks.world import Episode
 from emblema import Engine, Policy
-from emblema.link.policy.fidelity import Sample
-from emblema.session.canary import divergence
+from emblema.link.policy.fidelity import Sample, divergence
 from emblema.session.pair_memory import PairMemories, PairSettings
 
 WINDOW = 6
-LEARNS = Policy(canary=0, sightings=15)
+LEARNS = Policy(canary=0, sightings=15, learning_share=None)
 
 
 def test_a_dropped_legend_is_not_read_from_memory(reference: Engine) -> None:

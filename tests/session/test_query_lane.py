@@ -20,7 +20,7 @@ OTHER = "which colour lies under the boat ?"
 
 
 def engine_on(reference: Engine, salt: bytes = b"", store: Store | None = None, **bounds: float | None) -> Engine:
-    policy = Policy(**{"canary": 0, "forming_seconds": None, **bounds})  # type: ignore[arg-type]
+    policy = Policy(**{"canary": 0, "forming_seconds": None, "learning_share": None, **bounds})  # type: ignore[arg-type]
     return Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy)
 
 
@@ -166,6 +166,25 @@ def test_keep_computes_in_full_and_keeps_at_once(own: Engine, episode: Episode) 
     assert own.generate([*pages, OTHER], keep=True).usage.lane == "auto:patch"
 
 
+@pytest.mark.parametrize("recurring", [True, False])
+def test_a_policy_may_read_what_comes_again_like_all_else(reference: Engine, episode: Episode, recurring: bool) -> None:
+    with engine_on(reference, recurring=recurring, pair_share=0) as own:
+        pages, (new, *_) = added(own, episode), added(own, next(iter(generate("maps", 77, 1))))
+        assert own.prefill([*pages, QUESTION]).usage.lane == "auto:query"
+        # The pages come again after the same pages, and there is a new one after them.
+        assert own.prefill([*pages, new, QUESTION]).usage.lane == ("auto:full" if recurring else "auto:query")
+        own.settle()
+        assert (own.policy_runtime.statistics.forming.formed > 0) == recurring
+        if not recurring:
+            # A whole prompt that comes again is computed, and leaves its prefix and patches.
+            assert own.prefill([*pages, new, OTHER]).usage.lane == "auto:full"
+            own.settle()
+            assert own.policy_runtime.statistics.forming.formed == len(pages) + 1
+            assert own.prefill([*pages, new, QUESTION]).usage.lane == "auto:prefix"
+            own.forget_prompts()
+            assert own.prefill([*pages, new, QUESTION]).usage.lane == "auto:patch"
+
+
 def test_keep_is_the_requests_alone_and_goes_with_its_bounds(own: Engine, episode: Episode) -> None:
     pages = added(own, episode)
     assert own.generate([*pages, QUESTION], keep=True, policy=Policy(rank=8)).usage.lane == "auto:full"
@@ -173,7 +192,8 @@ def test_keep_is_the_requests_alone_and_goes_with_its_bounds(own: Engine, episod
     keys = [key for page in pages for key in own.store.artifact_keys(page.id)]
     assert {patch.rank for key in keys if (patch := own.store.find_patch(key))} == {8}
     assert own.prefill([*reversed(pages), QUESTION]).usage.lane.startswith("auto:query"), "not kept"
-    assert Policy(max_kl=0.1).keeping() == Policy(max_kl=0.1, sightings=1, query_share=0)
+    keeping = Policy(max_kl=0.1, sightings=1, query_share=0, pair_share=0, inline_media_at_once=True)
+    assert Policy(max_kl=0.1).keeping() == keeping
     assert own.prefill([pages[1], pages[0], QUESTION], Auto(Policy(rank=8)), keep=True).usage.lane == "auto:full"
     with pytest.raises(StrategyError, match=r"keep was given with .full."):
         own.generate([*pages, QUESTION], "full", keep=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.tasks import Episode
+from benchmarks.tasks import Episode, generate
 from benchmarks.window.arms import counted_rows
 from emblema import AsyncEngine, Engine, Policy, Store
 from emblema.errors import MediaError, ModelError, PromptError
@@ -235,3 +235,23 @@ def test_the_async_engine_adds_when_nobody_waits(episode: Episode) -> None:
             assert (await own.generate([*images, QUESTION], max_new_tokens=2)).usage.lane == "auto:patch"
 
     asyncio.run(use())
+
+
+def test_pictures_of_a_prompt_to_be_kept_are_kept_the_first_time(reference: Engine, episode: Episode) -> None:
+    with engine_on(reference, Policy(canary=0, forming_seconds=None)) as own:
+        parts = [*(page.image() for page in episode.pages), QUESTION]
+        first = own.prefill(parts, keep=True)
+        own.idle()
+        own.settle()
+        assert first.usage.lane == "auto:full" and first.usage.captured_tokens == 0
+        statistics = own.policy_runtime.statistics
+        assert statistics.inline_media.made == statistics.forming.formed == len(episode.pages)
+        assert len(own.store.ids()) == len(episode.pages)
+        own.forget_prompts()
+        second = own.prefill(["here are two pages .", *parts])
+        assert second.usage.lane == "auto:patch"
+        # Others are still computed in their place, and nothing is kept of them.
+        other = generate("maps", 77, 1)
+        own.prefill([*(page.image() for page in next(iter(other)).pages), QUESTION])
+        own.idle()
+        assert own.policy_runtime.statistics.inline_media.made == len(episode.pages)

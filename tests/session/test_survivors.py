@@ -80,6 +80,21 @@ def test_tenants_and_other_conversations_have_their_own(reference: Engine, pictu
     assert own.prefill([*pictures[1:4], QUESTION], survivors="keep").usage.lane == "auto:survivor"
 
 
+def test_rows_that_are_not_finite_are_computed_anew_once(reference: Engine, pictures: list[Image.Image]) -> None:
+    own = engine_on(reference)
+    own.prefill([*pictures[:4], QUESTION], survivors="keep")
+    own.prefill([*pictures[1:4], QUESTION], survivors="keep")
+    conversation = next(reversed(own.session.survivors._conversations.values()))
+    spoilt, *whole = conversation.values()
+    spoilt.piece.rows[0].values[0, 3, 1] = float("nan")
+    broken = own.prefill([*pictures[1:4], QUESTION], survivors="keep")
+    assert not broken.usage.finite and broken.usage.lane == "full"
+    again = own.prefill([*pictures[1:4], QUESTION], survivors="keep")
+    assert again.usage.finite and again.usage.cached_tokens >= 3 * ROWS
+    kept = list(next(reversed(own.session.survivors._conversations.values())).values())
+    assert kept[0] is not spoilt and kept[1:] == whole, "what is whole stays as it was written"
+
+
 def test_conversations_are_bounded(reference: Engine, pictures: list[Image.Image]) -> None:
     own = engine_on(reference)
     rng = np.random.default_rng(5)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -77,6 +78,41 @@ def test_what_is_written_is_read_again(
     )
     assert replace(reader.header, sizes={}) == piece.header
     assert reader.header.bytes == sum(array.data.nbytes for array in tensors.values())
+
+
+def test_a_tensor_with_another_byte_is_refused() -> None:
+    """Each tensor by itself: the others are read as they are."""
+    piece = made(arrays(a=numpy.arange(40.0), b=numpy.arange(7, dtype="u1")))
+    data = bytearray(written(piece))
+    data[-3] ^= 1
+    with open_bytes(bytes(data)) as reader:
+        assert bytes(reader.read("a").data) == bytes(piece.arrays["a"].data)
+        with pytest.raises(LoadError, match="checksum of b differs"):
+            reader.read("b")
+
+
+def test_a_header_with_another_byte_is_refused() -> None:
+    description, entries, tensors = opened(written(made(arrays(a=numpy.arange(4.0)))))
+    forged = signed({**description, "model": "b model"}, entries, tensors)
+    assert open_bytes(forged).header.model == "b model", "as it would be signed"
+    header, _ = split(forged)
+    header["__metadata__"]["emblema"] = compact(description)
+    with pytest.raises(LoadError, match="checksum of its header"):
+        open_bytes(join(compact(header), tensors))
+
+
+def test_another_pieces_file_is_refused(tmp_path: Path) -> None:
+    piece = made(arrays(a=numpy.arange(4.0)))
+    data, path = written(piece), tmp_path / "piece"
+    path.write_bytes(data)
+
+    def fill(offset: int, view: memoryview) -> None:
+        view[:] = data[offset : offset + len(view)]
+
+    for open_as in (lambda id: format.open_file(path, id), lambda id: format.open_source(fill, len(data), id)):
+        open_as(identity(1)).close()
+        with pytest.raises(LoadError, match=f"the file holds {identity(1)[:12]}"):
+            open_as(identity(2))
 
 
 def test_tensors_are_aligned_and_the_first_read_stand_first() -> None:

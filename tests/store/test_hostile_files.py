@@ -2,10 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,13 +13,11 @@ from emblema.errors import LoadError
 from emblema.store import format
 from tests.store.corpus import (
     chunk,
-    compact,
     file_bytes,
     identity,
     join,
     json_values,
     open_bytes,
-    opened,
     read_all,
     refused,
     signed,
@@ -174,34 +169,6 @@ def test_a_source_that_fails_is_a_load_error() -> None:
     reader = format.open_source(hangs_up, len(data), identity(1))
     with pytest.raises(LoadError, match="no answer"):
         reader.read(next(iter(reader.header.sizes)))
-
-
-@pytest.mark.slow
-def test_coverage_guided_fuzzing_finds_nothing(tmp_path: Path) -> None:
-    if find_spec("atheris") is None:
-        pytest.skip("atheris is not installed: hypothesis and the seeded corruptions stand alone")
-    for seed in range(1, 13):
-        (tmp_path / f"seed-{seed}").write_bytes(b"\0" + file_bytes(seed))
-        (tmp_path / f"signed-{seed}").write_bytes(b"\1" + compact(opened(file_bytes(seed))[0]).encode())
-    target = Path(__file__).with_name("fuzz_reader.py")
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(target),
-            "-runs=100000",
-            "-max_total_time=60",
-            "-rss_limit_mb=2048",
-            "-seed=1",
-            str(tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "Done" in done.stderr
 
 
 def test_the_corpus_chunk_has_what_the_families_have() -> None:

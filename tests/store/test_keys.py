@@ -37,6 +37,28 @@ def filled(store: Store, salt: bytes = b"a") -> None:
 
 
 @pytest.mark.parametrize("reopened", [False, True])
+def test_each_order_of_the_antecedents_has_a_patch_of_its_own(tmp_path: Path, reopened: bool) -> None:
+    """But for an orbit patch, which is one for all."""
+    orders = [(2, 3), (3, 2), (2, 3, 2), (2,), (2, 2), ()]
+    keys = [ArtifactKey("m", name(1), tuple(map(name, order))) for order in orders]
+    assert len({artifact_id(key, "a") for key in keys}) == len(set(keys)) == len(keys)
+    with Store(tmp_path) as store:
+        view = store.tenant(b"a")
+        for number in (1, 2, 3):
+            view.put(numbered(number))
+        for rank, key in enumerate(keys, 1):
+            assert view.put_artifact(key, patch(rank))
+        if not reopened:
+            assert [view.find_patch(key).rank for key in keys] == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
+    with Store(tmp_path) as store:
+        view = store.tenant(b"a")
+        assert [view.find_patch(key).rank for key in keys] == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
+        assert view.find_patch(ArtifactKey("m", name(1), (name(3),))) is None
+    orbits = {ArtifactKey("m", name(1), tuple(map(name, order)), ArtifactKind.ORBIT) for order in orders[:3]}
+    assert len(orbits) == 1
+
+
+@pytest.mark.parametrize("reopened", [False, True])
 def test_all_keys_of_a_chunk_are_told_in_memory_and_from_disk(tmp_path: Path, reopened: bool) -> None:
     store = Store(tmp_path / "store")
     filled(store)

@@ -7,12 +7,30 @@ from typing import Any
 
 import pytest
 
+from emblema.vllm.planner import RequestPlanner
+
 SERVED_BY_VLLM = importlib.util.find_spec("vllm") is not None
 collect_ignore_glob = [] if SERVED_BY_VLLM else ["test_served*.py", "test_http*.py"]
 
 
 def pytest_report_header() -> list[str]:
     return [] if SERVED_BY_VLLM else ["vllm is not installed: its tests are not collected here; run `make test-vllm`"]
+
+
+@pytest.fixture
+def planners_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close every planner of a test: each has a thread."""
+    made: list[RequestPlanner] = []
+    start = RequestPlanner.__init__
+
+    def noted(planner: RequestPlanner, *given: object, **named: object) -> None:
+        start(planner, *given, **named)  # type: ignore[arg-type]
+        made.append(planner)
+
+    monkeypatch.setattr(RequestPlanner, "__init__", noted)
+    yield
+    for planner in made:
+        planner.close()
 
 
 class Bench:

@@ -27,13 +27,13 @@ VOCAB_TOP = -1
 
 
 def plugin_options(store: Path, strategy: str = "blind", **extra: Any) -> dict[str, Any]:
-    """What `vllm serve` is given beside the model."""
+    """What `vllm serve` is given beside the model; `auto` links all that it may, whatever that costs."""
     return {
         "kv_transfer_config": {
             "kv_connector": "EmblemaConnector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"store": str(store), "strategy": strategy, **extra},
+            "kv_connector_extra_config": {"store": str(store), "strategy": strategy, "weigh": False, **extra},
         },
         "ec_transfer_config": dict(ENCODINGS),
         "scheduler_cls": SCHEDULER,
@@ -93,10 +93,11 @@ class Served:
         options: dict[str, Any] | None = None,
         tokens: int = 1,
         salt: str | None = None,
+        names: list[str] | None = None,
         **more: Any,
     ) -> Answer:
-        """One request alone."""
-        return self.ask_all([(token_ids, pictures)], options, tokens, salt, **more)[0]
+        """One request alone; `names` are the pictures' as a client gives them."""
+        return self.ask_all([(token_ids, pictures)], options, tokens, salt, names, **more)[0]
 
     def ask_all(
         self,
@@ -104,6 +105,7 @@ class Served:
         options: dict[str, Any] | None = None,
         tokens: int = 1,
         salt: str | None = None,
+        names: list[str] | None = None,
         **more: Any,
     ) -> list[Answer]:
         """Requests at once."""
@@ -112,6 +114,8 @@ class Served:
             prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
             if pictures:
                 prompt["multi_modal_data"] = {"image": list(pictures)}
+            if names is not None:
+                prompt["multi_modal_uuids"] = {"image": names}
             if salt is not None:
                 prompt["cache_salt"] = salt
             given.append(prompt)

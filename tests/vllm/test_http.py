@@ -32,7 +32,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, bench: Any) -> Path:
 
 def serve(place: Path, name: str) -> Any:
     more = [*device_options()[1], "--dtype", "float32", "--no-enable-prefix-caching"]
-    return running(command("reference", place / "store", "auto", more=more), place / f"{name}.log", free_port())
+    return running(
+        command("reference", place / "store", "auto", more=more, weigh=False), place / f"{name}.log", free_port()
+    )
 
 
 def library_pages() -> list[Any]:
@@ -49,7 +51,7 @@ def other(place: Path) -> Iterator[Client]:
         page.save(library / f"{name}.png")
     (library / "lake.txt").write_text("deep water")
     more = [*device_options()[1], "--dtype", "float32", "--no-enable-prefix-caching"]
-    line = command("reference", place / "store", "auto", more=more, retrieving=True)
+    line = command("reference", place / "store", "auto", more=more, retrieving=True, weigh=False)
     asking = {RETRIEVAL_VARIABLE: PictureRetrieval(library=str(library)).to_json()}
     with running(line, place / "other.log", free_port(), asking) as address:
         yield Client(address, "reference")

@@ -57,3 +57,17 @@ def test_measuring_leaves_the_page_as_it_was_and_refuses_what_it_cannot_read() -
     assert torch.equal(cache, before)
     with pytest.raises(EmblemaError, match="give back"):
         Pages([(cache, 0)], [lambda keys, values, slots: cache[0].copy_(keys.sum())], [layout], SIZE)
+
+
+def test_the_first_layer_alone_is_written_to_when_a_page_is_measured() -> None:
+    layout = LayerLayout((1, 2), (1, 2), None)
+    caches = [torch.randn(BLOCKS, SIZE * 4) for _ in range(2)]
+
+    def write(keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+        caches[0][0] = torch.cat([keys.flatten(), values.flatten()])
+
+    def not_written(*given: torch.Tensor) -> None:
+        raise AssertionError("a layer was written to that is not measured")
+
+    pages = Pages([(cache, 0) for cache in caches], [write, not_written], [layout] * 2, SIZE)
+    assert torch.equal(pages.read(1, torch.tensor([SIZE])).keys[0, 0], caches[1][1, :2])

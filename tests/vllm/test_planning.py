@@ -1,42 +1,30 @@
 """Plans of requests to vLLM, without vLLM: no second pass, and patches only of what comes again."""
 
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.policy import COMPUTED, Lane, Policy
+from emblema.link.policy.policy import Lane, Policy
 from emblema.store import Store
-from emblema.vllm.model_spec import ModelSpec
+from emblema.store.disk.indexed_folder import IndexedFolder
+from emblema.store.identity import SHARED_SALT, owner_digest, request_salt
+from emblema.store.record import SHARED
+from emblema.store.store import TenantStore
 from emblema.vllm.planner import MOST_SKETCHES, RequestPlanner
-from emblema.vllm.request_plan import MediaItem, RequestPlan, ServedRequest, build_prompt, plan_request
+from emblema.vllm.request_plan import ChunkStubs, RequestPlan, build_prompt, plan_request
+from emblema.vllm.stored import StoreMemory
 from tests.link.pieces import LAYOUTS
+from tests.vllm.requests import SPEC, TOKENS, planned, put, request, unplanned, with_encoding, zeros
 
-SPEC = ModelSpec("test", "f" * 64, LAYOUTS, {}, 1, ((), ()), 1, torch.float32, torch.device("cpu"))
-TOKENS = 300
-"""Rows of a picture: long enough for a second pass to pay, were there one."""
-
-
-def request(*pictures: str, salt: str | None = None, **options: object) -> ServedRequest:
-    items, tokens = [], [1, 2]
-    for index, name in enumerate(pictures):
-        items.append(MediaItem(index, "image", name, len(tokens), TOKENS))
-        tokens += [9] * TOKENS + [3]
-    return ServedRequest(tokens, tuple(items), salt, options)
-
-
-def put(store: Store, shown: ServedRequest) -> None:
-    """Store the request's pictures, as their capture would."""
-    for _, stub in build_prompt(shown, SPEC).chunk_segments:
-        rows = tuple(_zeros(layout, stub.tokens) for layout in LAYOUTS)
-        store.tenant(shown.store_salt).put(type(stub)(stub.id, stub.kind, stub.model, stub.encoded, rows))
-
-
-def _zeros(layout: LayerLayout, tokens: int) -> LayerRows:
-    return LayerRows(*(torch.zeros(heads, tokens, width) for heads, width in (layout.keys, layout.values)))
+pytestmark = pytest.mark.usefixtures("planners_end")
 
 
 @pytest.fixture
@@ -45,25 +33,21 @@ def store() -> Iterator[Store]:
         yield store
 
 
-def planned(planner: RequestPlanner, name: str, shown: ServedRequest) -> RequestPlan:
-    plan = planner.plan(name, lambda: shown)
-    assert plan is not None
-    return plan
-
-
 def test_auto_never_plans_a_second_pass(store: Store) -> None:
     put(store, request("a", "b", "c"))
     for names in ("abc", "cab", "ba", "abc"):
-        plan = plan_request(request(*names), SPEC, store.tenant(), "auto", print, FrequencySketch())
+        plan = plan_request(
+            request(*names), ChunkStubs(SPEC), store.tenant(), StoreMemory(store), "auto", print, FrequencySketch()
+        )
         assert plan.plan.recomputation is None and plan.remark is None
-        assert {decision.lane for decision in plan.plan.decisions} == {Lane.FULL}
-        assert (plan.plan.sources() == 0).all()
+        assert plan.plan.decisions == () and plan.cached.spans == () and plan.lacking
 
 
 def test_a_second_pass_that_is_asked_for_is_computed_plainly_and_said(store: Store) -> None:
     put(store, request("a", "b"))
     lines: list[str] = []
-    plan = plan_request(request("a", "b"), SPEC, store.tenant(), "query-12%", lines.append, FrequencySketch())
+    stubs, memory, met = ChunkStubs(SPEC), StoreMemory(store), FrequencySketch()
+    plan = plan_request(request("a", "b"), stubs, store.tenant(), memory, "query-12%", lines.append, met)
     assert plan.cached.spans == () and plan.remark is not None and "a second time" in plan.remark and lines
 
 
@@ -76,7 +60,7 @@ def test_patches_are_formed_from_the_second_sighting_on(store: Store) -> None:
     report = planner.finish("1")
     assert report is not None and report["stored"] is False, "a patch is still to come"
     for key, rank, _ in second.needs:
-        nothing = _zeros(LAYOUTS[0], TOKENS)
+        nothing = zeros(LAYOUTS[0], TOKENS)
         assert store.tenant().put_artifact(key, form_patch([nothing] * len(LAYOUTS), rank, torch.float32))
     third = planned(planner, "3", request("a", "b"))
     assert third.needs == () and not third.lacking and third.cached.spans
@@ -92,7 +76,7 @@ def test_new_combinations_of_known_pictures_form_nothing(store: Store) -> None:
     for number, names in enumerate(("abc", "acb", "adc", "cab", "cba", "dca")):
         plan = planned(planner, str(number), request(*names))
         assert all(not key.antecedents for key, _, _ in plan.needs)
-        assert all(decision.lane in COMPUTED for decision in plan.plan.decisions)
+        assert plan.cached.spans == ()
 
 
 def test_a_picture_twice_in_one_request_is_met_once_in_each_place(store: Store) -> None:
@@ -123,3 +107,165 @@ def test_what_one_tenant_met_is_not_anothers_and_tenants_are_bounded(store: Stor
 
 def test_the_default_policy_wants_two_sightings() -> None:
     assert Policy().sightings == 2 and Policy().forming_seconds == 3.0
+
+
+@pytest.mark.parametrize("salt", [None, "alice"])
+def test_encoder_outputs_are_the_tenants_own(store: Store, salt: str | None) -> None:
+    """Found for the tenant that stored them, and for no other: neither without a salt nor with another."""
+    planner = RequestPlanner(SPEC, store, "auto", capture=True)
+    with_encoding(store, request("a", "b", salt=salt))
+    planned(planner, "own", request("a", "b", salt=salt))
+    found = planner.encoder_output("own", "b")
+    assert found is not None and found.shape == (TOKENS, 4) and bool((found == 2.0).all())
+    for other in {None, "alice", "bob"} - {salt}:
+        planned(planner, str(other), request("a", "b", salt=other))
+        assert planner.encoder_output(str(other), "a") is None
+    assert planner.encoder_output("unknown", "a") is None
+
+
+@pytest.mark.parametrize("salt", [None, "alice"])
+def test_tenants_have_chunks_patches_and_captures_of_their_own(store: Store, salt: str | None) -> None:
+    """One tenant's rows are taken by no other, and each captures what it lacks under its own salt."""
+    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    put(store, request("a", "b", salt=salt))
+    own = planned(planner, "own", request("a", "b", salt=salt))
+    assert own.cached.spans and not own.missing and not list(planner.next_captures(9))
+    others: set[str | None] = {None, "alice", "bob"}
+    for other in others - {salt}:
+        plan = planned(planner, str(other), request("a", "b", salt=other))
+        assert not plan.cached.spans and len(plan.missing) == 2
+        captures = list(planner.next_captures(9))
+        assert {capture.capture.salt for capture in captures} == {request(salt=other).store_salt}
+        ids = {chunk.id for _, chunk in plan.prompt.chunk_segments}
+        assert {capture.capture.chunk.id for capture in captures} == ids
+        assert ids.isdisjoint(chunk.id for _, chunk in own.prompt.chunk_segments)
+
+
+def test_steps_name_the_tenant(store: Store) -> None:
+    """What the worker loads and keeps is of the request's tenant."""
+    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    put(store, request("a", salt="alice"))
+    plan = planned(planner, "1", request("a", salt="alice"))
+    with planner.scheduling(0, lambda: 8, lambda: 0) as step:
+        assert step.skip("1", plan, plan.cached.spans[0][0]) is not None
+        metadata = planner.step_metadata({"1": (plan.cached.spans[0][1], 1)}, lambda name: (0,))
+    assert [load.salt for load in metadata.loads] == [request_salt("alice")]
+    planner = RequestPlanner(SPEC, store, "patch-4", capture=True)
+    plan = planned(planner, "2", request("a", salt="alice"))
+    metadata = planner.step_metadata({"2": (0, plan.prompt.tokens)}, lambda name: (0,))
+    assert [capture.salt for capture in metadata.patches] == [request_salt("alice")]
+
+
+def test_no_cache_salt_aims_at_another_owner(store: Store) -> None:
+    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    salts = [SHARED_SALT.decode(), "alice", "bob", request_salt("alice").hex(), "\ud800", ""]
+    owners = [owner_digest(request(salt=salt).store_salt) for salt in salts]
+    assert SHARED not in owners and len(set(owners)) == len(salts)
+    assert owner_digest(request().store_salt) == owners[-1], "no salt and an empty one are the common tenant"
+    assert unplanned(planner, "1", request("a", salt=SHARED_SALT.decode())) is None
+    assert not list(planner.next_captures(9))
+
+
+def test_a_name_that_was_another_pictures_is_not_trusted(store: Store) -> None:
+    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    first = request("logo")
+    false = replace(first, items=(replace(first.items[0], digest="something else"),))
+    unseen = replace(first, items=(replace(first.items[0], digest=""),))
+    assert planned(planner, "1", first).missing
+    assert unplanned(planner, "2", unseen) is None, "its media is not there"
+    assert planned(planner, "3", first).missing
+    assert unplanned(planner, "4", false) is None and unplanned(planner, "5", first) is None
+    # What is shown is the name; the same picture under two names is one chunk.
+    again = replace(first, items=(replace(first.items[0], identifier="other"),))
+    ids = [stub.id for shown in (first, again) for _, stub in build_prompt(shown, ChunkStubs(SPEC)).chunk_segments]
+    assert ids[0] == ids[1]
+
+
+def test_names_are_checked_of_requests_that_are_not_linked_too(store: Store) -> None:
+    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    first = request("logo")
+    false = replace(first, items=(replace(first.items[0], digest="something else"),), refusal="prompt_logprobs")
+    assert unplanned(planner, "1", false) is None and unplanned(planner, "2", first) is None
+
+
+def test_where_no_patch_is_stored_the_quick_plan_is_the_long_one(store: Store) -> None:
+    """`auto` with blanks around it is the same strategy, and not recognised by the short cut."""
+    put(store, request(*"abcd"))
+    kept: list[RequestPlan] = []
+    for name in ("auto", " auto "):
+        met, stubs = FrequencySketch(), ChunkStubs(SPEC)
+        for names in ("abc", "abc", "xab", "abcx", "dda"):
+            kept.append(
+                plan_request(
+                    request(*names, strategy=name), stubs, store.tenant(), StoreMemory(store), name, print, met
+                )
+            )
+    for quick, whole in zip(kept[:5], kept[5:], strict=True):
+        assert not quick.plan.decisions and whole.plan.decisions
+        assert (quick.needs, quick.lacking) == (whole.needs, whole.lacking)
+        assert [chunk.id for chunk in quick.missing] == [chunk.id for chunk in whole.missing]
+        assert quick.cached.spans == whole.cached.spans == () and quick.remark is whole.remark is None
+    assert kept[1].needs and not kept[0].needs
+
+
+def test_the_scheduler_never_reads_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every question to the store is asked on the planner's thread; of known pieces, whether anything has changed."""
+    with Store(tmp_path) as writer:
+        with_encoding(writer, request(*"abcdefghij"))
+        writer.flush()
+    store = Store(tmp_path)
+    asked: list[str] = []
+    read = IndexedFolder.read
+
+    def noted(folder: IndexedFolder, ask: Any) -> Any:
+        asked.append(threading.current_thread().name)
+        return read(folder, ask)
+
+    planner = RequestPlanner(SPEC, store, "auto", capture=True)
+    for name in ("0", "00"):
+        planned(planner, name, request(*"abcdefghij"))
+    monkeypatch.setattr(IndexedFolder, "read", noted)
+    planned(planner, "1", request(*"jihgfedcba"))
+    assert planner.encoder_output("1", "a") is not None
+    list(planner.next_captures(4))
+    planner.step_metadata({"1": (0, 10)}, lambda name: (0,))
+    planner.finish("1")
+    assert asked == ["emblema-plan"]
+    # Absent pieces are remembered as absent, until something is written; here by another process.
+    first = planned(planner, "2", request("a", "new"))
+    assert len(first.missing) == 1 and 2 <= len(asked) <= 4
+    asked.clear()
+    assert len(planned(planner, "3", request("a", "new")).missing) == 1 and len(asked) == 1
+    with Store(tmp_path) as writer:
+        put(writer, request("new"))
+        writer.flush()
+    assert not planned(planner, "4", request("a", "new")).missing
+    planner.close()
+
+
+def test_a_store_that_hangs_does_not_hold_requests_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emblema.vllm.planner.PLANNING_SECONDS", 0.05)
+    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    put(store, request("a"))
+    free = threading.Event()
+    held = TenantStore.held
+    monkeypatch.setattr(TenantStore, "held", lambda own, ids: (free.wait(60), held(own, ids))[1])
+    assert not planner.prepare("1", lambda: request("a"))
+    time.sleep(0.1)
+    assert planner.prepare("1", lambda: request("a")) and planner.get("1") is None
+    # The next ones do not even wait for the deadline.
+    assert planner.prepare("2", lambda: request("a")) and planner.get("2") is None
+    free.set()
+    until = time.monotonic() + 30
+    while unplanned(planner, f"3 at {time.monotonic()}", request("a")) is None:
+        assert time.monotonic() < until
+
+
+def test_rows_are_left_alone_while_requests_wait(store: Store) -> None:
+    planner = RequestPlanner(SPEC, store, "patch-4", capture=True)
+    put(store, request("a", "b"))
+    plan = planned(planner, "1", request("a", "b"))
+    for waiting, count in ((3, 0), (0, 1)):
+        with planner.scheduling(0, lambda: 8, lambda number=waiting: number):  # type: ignore[misc]
+            metadata = planner.step_metadata({"1": (0, plan.prompt.tokens)}, lambda name: (0,))
+        assert len(metadata.patches) == count

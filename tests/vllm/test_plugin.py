@@ -30,7 +30,9 @@ def test_settings_name_what_is_wrong(given: dict[str, object], words: str) -> No
 
 
 def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
-    names = "kv_worker, model_spec, pages, planner, plugin, request_plan, retrieving, serving, spans, step_metadata"
+    names = (
+        "kv_worker, model_spec, pages, planner, plugin, request_plan, resolving, retrieving, service, serving, spans"
+    )
     code = (
         f"import sys; import emblema, emblema.cli; from emblema.vllm import {names}; assert 'vllm' not in sys.modules"
     )

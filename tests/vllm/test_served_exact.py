@@ -14,34 +14,74 @@ from emblema.session.requests import LinkRequest
 from tests.vllm.plans import Mixed
 
 TOLERANCE = 1e-5
-YARDSTICK = 3e-5
-MISSED = {"reference-mha": 2e-5}
-"""Where a mix of stored and new pictures misses the bar, and what it stays within: 1.14e-5 was measured."""
+YARDSTICK = {"bundled": 2e-5, "tiny": 1e-5}
+"""How far stock vLLM may be from transformers: trained models have log-probabilities down to -24, in steps of 2e-6."""
+MISSED = {("reference-mha", "plain second"): 7e-5, ("reference-deepstack", "plain patch"): 2.5e-5}
+"""What misses a bar, by model and prompt, and how far it may. It is shown as missed, with how far both sides are from
+float64: of the first transformers is 6.0e-5 and vLLM 8e-6, of the second vLLM 1.7e-5 and transformers 6e-6."""
 FAMILIES = ("qwen2.5-vl", "qwen3-vl", "llava-onevision")
 BUNDLED = ("reference", "reference-deepstack", "reference-mha")
 STRATEGIES = ("blind", "mpic-4", "mpic-32")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Both:
     """A model in vLLM and in the embedded engine.
 
     Attributes:
         stock: what vLLM without the plugin says of each prompt.
-        bar: 1e-5; or what stock vLLM's own prefill differs from transformers on the same prompts, where that is more.
-        unsteady: prompts on which stock vLLM is further from transformers than `YARDSTICK`, and how far.
+        apart: how far that is from transformers' full prefill, by prompt.
     """
 
     subject: Any
     served: Any
     engine: Engine
     stock: dict[str, Tensor]
-    bar: float
-    unsteady: dict[str, float]
+    apart: dict[str, float]
+    _precise: Engine | None = None
+
+    def hold(self, name: str, answer: Any, wanted: Tensor, precise: Callable[[Engine], Tensor]) -> None:
+        """Hold a linked prompt to its own prompt's plain error plus 1e-5.
+
+        Args:
+            name: of the prompt.
+            answer: vLLM's.
+            wanted: the embedded engine's with the same plan.
+            precise: gives the same in float64 from an engine; asked only where the bar is missed.
+        """
+        off, bar = error(answer, wanted), self.apart[name] + TOLERANCE
+        if off > bar:
+            self.explain(name, off, bar, answer.logits, wanted, precise)
+
+    def explain(
+        self, name: str, off: float, bar: float, served: Tensor, wanted: Tensor, precise: Callable[[Engine], Tensor]
+    ) -> None:
+        """Say how far both sides are from float64; what is not known to be missed, or by less, fails."""
+        if self._precise is None:
+            self._precise = load(self.subject, torch.float64)
+        exact = precise(self._precise)
+        words = [f"{side} {float((logits.double() - exact).abs().max()):.2e}" for side, logits in
+                 (("vLLM", served), ("transformers", wanted))]  # fmt: skip
+        found = f"{self.subject.name}, {name}: {off:.2e} against {bar:.2e}; from float64: {', '.join(words)}"
+        if off <= MISSED.get((self.subject.name, name), 0.0):
+            pytest.xfail(f"missed: {found}")
+        pytest.fail(found)
+
+
+def load(subject: Any, dtype: torch.dtype) -> Engine:
+    """The embedded engine on a model, without what vLLM drops of it."""
+    engine = Engine.load(model_folder(subject.name) if subject.name == "reference-mha" else subject.folder, dtype=dtype)
+    if subject.name == "reference-deepstack":
+        # vLLM drops these biases of a Qwen3-VL without a word; so that one model is compared with itself.
+        with torch.no_grad():
+            for layer in engine.adapter.layers:
+                layer.self_attn.o_proj.bias.zero_()
+    return engine
 
 
 def prompts(subject: Any) -> dict[str, Any]:
     """The prompts of these tests, by name."""
+    twice = subject.prompt(3, seed=45)
     return {
         **{f"pictures {count}": subject.prompt(count, seed=count) for count in (1, 2, 8)},
         "mix": subject.prompt(4, seed=40),
@@ -49,6 +89,7 @@ def prompts(subject: Any) -> dict[str, Any]:
         "after": subject.prompt(3, seed=90),
         "first": subject.prompt(2, seed=70),
         "second": subject.prompt(3, seed=71, lead=17),
+        "twice": type(twice)(subject, twice.texts, [twice.pictures[place] for place in (0, 1, 0)]),
     }
 
 
@@ -59,20 +100,23 @@ def both(request, bench, subjects, tmp_path_factory) -> Both:
     plain = bench.serve(subject.folder, None, subject.vocabulary)
     stock = {name: plain.ask(prompt.token_ids, prompt.pictures).logits for name, prompt in given.items()}
     served = bench.serve(subject.folder, tmp_path_factory.mktemp("store"), subject.vocabulary)
-    engine = Engine.load(model_folder(subject.name) if subject.name == "reference-mha" else subject.folder)
-    if subject.name == "reference-deepstack":
-        # vLLM drops these biases of a Qwen3-VL without a word; so that one model is compared with itself.
-        with torch.no_grad():
-            for layer in engine.adapter.layers:
-                layer.self_attn.o_proj.bias.zero_()
+    engine = load(subject, torch.float32)
     full = {name: reference(engine, prompt)("full") for name, prompt in given.items()}
     apart = {name: float((stock[name] - full[name]).abs().max()) for name in given}
-    # Trained models have log-probabilities down to -24, in steps of 2e-6.
-    yardstick = YARDSTICK if subject.name in BUNDLED else TOLERANCE
-    unsteady = {name: far for name, far in apart.items() if far > yardstick}
-    assert len(unsteady) <= (1 if subject.name == "reference-mha" else 0), apart
-    bar = max(TOLERANCE, *(far for name, far in apart.items() if name not in unsteady))
-    return Both(subject, served, engine, stock, bar, unsteady)
+    return Both(subject, served, engine, stock, apart)
+
+
+@pytest.mark.parametrize("name", [*(f"pictures {count}" for count in (1, 2, 8)), "mix", "patch", "after", "first",
+                                  "second", "twice"])  # fmt: skip
+def test_stock_vllm_is_transformers(both, name: str, record_property) -> None:
+    """The yardstick: without the plugin both differ by rounding."""
+    bar = YARDSTICK["bundled" if both.subject.name in BUNDLED else "tiny"]
+    record_property(f"{both.subject.name} {name}", both.apart[name])
+    if both.apart[name] > bar:
+        given = prompts(both.subject)[name]
+        own = reference(both.engine, given)("full")
+        both.explain(f"plain {name}", both.apart[name], bar, both.stock[name], own,
+                     lambda engine: reference(engine, given)("full"))  # fmt: skip
 
 
 def reference(engine: Engine, given: Any) -> Callable[[str], Tensor]:
@@ -100,8 +144,8 @@ def test_linked_prompts_agree(both, pictures: int, record_property) -> None:
     for strategy in STRATEGIES:
         served.forget_prefixes()
         answer = served.ask(given.token_ids, given.pictures, {"strategy": strategy})
-        assert error(answer, wanted(strategy)) <= both.bar, strategy
         record_property(f"{subject.name} {pictures} {strategy}", error(answer, wanted(strategy)))
+        both.hold(name, answer, wanted(strategy), lambda engine, own=strategy: reference(engine, given)(own))
         plan = engine.prefill(
             given.parts([engine.add(picture) for picture in given.pictures]), strategy, template=False
         )
@@ -139,24 +183,21 @@ def test_a_mix_of_stored_and_new_pictures(both) -> None:
     for strategy in ("blind", "mpic-4"):
         served.forget_prefixes()
         answer = served.ask(given.token_ids, given.pictures, {"strategy": strategy, "capture": False})
-        parts = given.parts([engine.add(picture) for picture in given.pictures])
-        linker, prompt = engine.session, engine.prompt(parts, template=False)
-        chunks = [chunk.id for _, chunk in prompt.chunk_segments]
-        mixed = Mixed(strategy, frozenset((chunks[1], chunks[3])))
-        wanted = torch.log_softmax(linker.link(LinkRequest(prompt, mixed)).linked.logits, -1)
         assert answer.report["linked_tokens"] > 0
-        off = error(answer, wanted)
-        assert off <= MISSED.get(subject.name, both.bar), strategy
-        if off > both.bar:
-            pytest.xfail(f"missed: {off:.2e} against {both.bar:.1e}")
+        both.hold("mix", answer, mixed(engine, given, strategy), lambda engine, own=strategy: mixed(engine, given, own))
+
+
+def mixed(engine: Engine, given: Any, strategy: str) -> Tensor:
+    """What the embedded engine says where the second and the fourth picture are computed."""
+    prompt = engine.prompt(given.parts([engine.add(picture) for picture in given.pictures]), template=False)
+    chunks = [chunk.id for _, chunk in prompt.chunk_segments]
+    plan = Mixed(strategy, frozenset((chunks[1], chunks[3])))
+    return torch.log_softmax(engine.session.link(LinkRequest(prompt, plan)).linked.logits, -1)
 
 
 def test_a_picture_that_comes_twice(both) -> None:
     subject, served, engine = both.subject, both.served, both.engine
-    if subject.name == "reference":
-        pytest.skip("rounding alone exceeds the bar here: stock vLLM is 1.7e-5 from transformers in float32")
-    given = subject.prompt(3, seed=45)
-    given = type(given)(subject, given.texts, [given.pictures[0], given.pictures[1], given.pictures[0]])
+    given = prompts(subject)["twice"]
     wanted = reference(engine, given)
     for strategy in ("mpic-4", "blind", "mpic-4", "patch-4096", "patch-4096"):
         answer = served.ask(given.token_ids, given.pictures, {"strategy": strategy})
@@ -165,7 +206,7 @@ def test_a_picture_that_comes_twice(both) -> None:
         served.forget_prefixes()
         served.llm.llm_engine.reset_encoder_cache()
         name = "full" if answer.report["strategy"] in ("plain", "patch-4096") else strategy
-        assert error(answer, wanted(name)) <= both.bar, strategy
+        both.hold("twice", answer, wanted(name), lambda engine, own=name: reference(engine, given)(own))
     assert answer.report["strategy"] == "patch-4096"
 
 
@@ -173,13 +214,18 @@ def test_a_patch_of_full_rank_is_full_prefill(both) -> None:
     subject, served, engine = both.subject, both.served, both.engine
     given = prompts(subject)["patch"]
     wanted = reference(engine, given)("full")
+
+    def precise(engine: Engine) -> Tensor:
+        return reference(engine, given)("full")
+
     first = served.ask(given.token_ids, given.pictures, {"strategy": "patch-4096"})
-    assert first.report["linked_tokens"] == 0 and error(first, wanted) <= both.bar
+    assert first.report["linked_tokens"] == 0
+    both.hold("patch", first, wanted, precise)
     served.settle()
     served.forget_prefixes()
     answer = served.ask(given.token_ids, given.pictures, {"strategy": "patch-4096"})
     assert answer.report["strategy"] == "patch-4096" and answer.report["linked_tokens"] == answer.cached > 0
-    assert error(answer, wanted) <= both.bar
+    both.hold("patch", answer, wanted, precise)
 
 
 def test_patches_serve_after_another_opening(both) -> None:
@@ -199,8 +245,6 @@ def test_patches_serve_after_another_opening(both) -> None:
 
 def test_two_prompts_at_once(both) -> None:
     subject, served, engine = both.subject, both.served, both.engine
-    if "second" in both.unsteady:
-        pytest.skip(f"stock vLLM is {both.unsteady['second']:.1e} from transformers on this prompt")
     first, second = prompts(subject)["first"], prompts(subject)["second"]
     served.ask_all([(prompt.token_ids, prompt.pictures) for prompt in (first, second)])
     served.settle()
@@ -208,9 +252,10 @@ def test_two_prompts_at_once(both) -> None:
     answers = served.ask_all(
         [(prompt.token_ids, prompt.pictures) for prompt in (first, second)], {"strategy": "mpic-4"}
     )
-    for answer, given in zip(answers, (first, second), strict=True):
-        wanted = reference(engine, given)("mpic-4")
-        assert answer.report["linked_tokens"] > 0 and error(answer, wanted) <= both.bar
+    for name, answer, given in zip(("first", "second"), answers, (first, second), strict=True):
+        assert answer.report["linked_tokens"] > 0
+        own = reference(engine, given)("mpic-4")
+        both.hold(name, answer, own, lambda engine, shown=given: reference(engine, shown)("mpic-4"))
 
 
 def test_decoding_goes_on_over_linked_pages(both) -> None:

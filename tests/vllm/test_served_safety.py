@@ -150,9 +150,10 @@ def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
     core = served.llm.llm_engine
     prompt = {"prompt_token_ids": given.token_ids, "multi_modal_data": {"image": given.pictures}}
     core.add_request("gone", prompt, served.params({"strategy": "blind"}))
-    core.step()
-    core.step()
     name = next(iter(served.scheduler.requests))
+    while served.scheduler.requests[name].num_computed_tokens == 0:
+        # Deferred until it is planned.
+        core.step()
     assert 0 < served.scheduler.requests[name].num_computed_tokens < served.scheduler.requests[name].num_prompt_tokens
     core.abort_request(["gone"])
     served.settle()
@@ -197,6 +198,40 @@ def test_tenants_do_not_meet(served, subject, engine) -> None:
     assert ours.report["linked_tokens"] > 0
     assert theirs.report["linked_tokens"] == theirs.cached == 0
     assert error(theirs, wanted(engine, given, "full")) <= TOLERANCE
+
+
+def test_a_false_name_keeps_no_false_picture(bench, subject, engine, tmp_path) -> None:
+    """A client may give a `uuid` for a picture, which vLLM takes for its digest."""
+    shown, other = subject.prompt(2, seed=51), subject.prompt(2, seed=52)
+    names = ["logo", "map"]
+    served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary)
+    served.ask(shown.token_ids, shown.pictures, names=names)
+    served.settle()
+    assert len(served.store.tenant()) == 2
+    # Another server on the same store, whose own caches are empty.
+    served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary)
+    answer = served.ask(other.token_ids, other.pictures, names=names)
+    assert answer.report["linked_tokens"] == 0
+    assert error(answer, wanted(engine, other, "full")) <= TOLERANCE
+    served.settle()
+    served.forget_prefixes()
+    linked = served.ask(other.token_ids, other.pictures)
+    assert linked.report["linked_tokens"] > 0 and error(linked, wanted(engine, other, "blind")) <= TOLERANCE
+    again = served.ask(shown.token_ids, shown.pictures)
+    assert again.report["linked_tokens"] > 0 and error(again, wanted(engine, shown, "blind")) <= TOLERANCE
+
+
+def test_nothing_is_kept_under_a_name_that_was_another_pictures(bench, subject, tmp_path) -> None:
+    """Without a processor cache vLLM's encoder outputs go by the name: a second picture's rows would be the first's."""
+    shown, other = subject.prompt(2, seed=53), subject.prompt(2, seed=54)
+    served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, mm_processor_cache_gb=0)
+    served.ask(shown.token_ids, shown.pictures, names=["logo", "map"])
+    served.settle()
+    kept = set(served.store.tenant().ids())
+    served.forget_prefixes()
+    answer = served.ask(other.token_ids, other.pictures, {"strategy": "patch-4"}, names=["logo", "map"])
+    served.settle()
+    assert answer.report == {} and set(served.store.tenant().ids()) == kept and len(kept) == 2
 
 
 @pytest.mark.parametrize(
@@ -254,7 +289,7 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
     # The embedded engine's patches under the names that the same pictures have here.
     planner, linked = served_once.scheduler.planner, []
     stock = planner.finish
-    monkeypatch.setattr(planner, "finish", lambda name: (linked.append(planner.plan(name, None)), stock(name))[1])
+    monkeypatch.setattr(planner, "finish", lambda name: (linked.append(planner.get(name)), stock(name))[1])
     plain = served_once.ask(given.token_ids, given.pictures, {"strategy": "orbit-8"})
     assert plain.report["linked_tokens"] == 0 and "orbit" in plain.report["remark"]
     own = [chunk.id for _, chunk in linked[0].prompt.chunk_segments]

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from benchmarks.models import model_folder
 from emblema.cli.app import app
 from emblema.errors import EmblemaError
 from emblema.models.load import bundled_folder
+from emblema.serve.keys import KeyRing
 from emblema.vllm.plugin import PluginSettings
-from emblema.vllm.serving import command, transfer_config
+from emblema.vllm.serving import SERVICE, check_start, command, environment, transfer_config, value_of
 from tests.vllm.models import served_folder
 
 
@@ -45,6 +47,52 @@ def test_vllm_serve_hands_other_options_on(tmp_path: Path, monkeypatch: pytest.M
     assert config["kv_connector_extra_config"]["strategy"] == "patch-25%"
     refused = CliRunner().invoke(app, ["vllm-serve", "reference", "--store", str(tmp_path), "--strategy", "magic"])
     assert refused.exit_code != 0
+
+
+def test_what_the_caller_gives_is_not_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
+    plain = command("reference", tmp_path)
+    for option in ("--host", "--enable-prompt-tokens-details", "--dtype", "--max-model-len", "--enforce-eager"):
+        assert plain.count(option) == 1
+    given = ["--host=::1", "--max_model_len", "1024", "--no-enforce-eager", "--no-enable-prompt-tokens-details"]
+    line = command("reference", tmp_path, more=given)
+    assert line[-5:] == given and value_of(line, "--host") == "::1" and value_of(line, "--max-model-len") == "1024"
+    assert not {"--host", "--max-model-len", "--enforce-eager", "--enable-prompt-tokens-details"} & set(line)
+    assert "--dtype" in line and "--dtype" not in command("org/model", tmp_path)
+    assert value_of(["--host"], "--host") is None
+    assert "--host" not in command("reference", tmp_path, more=["--config", "vllm.yaml"])
+
+
+def test_the_list_of_plugins_is_extended(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"vllm.general_plugins": ["other", "emblema"], "vllm.endpoint_plugins": ["theirs"]}
+
+    def found(group: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name) for name in points.get(group, [])]
+
+    monkeypatch.setattr("emblema.vllm.serving.entry_points", found)
+    assert environment({})["VLLM_PLUGINS"] == "emblema,emblema_service,other"
+    assert environment({"VLLM_PLUGINS": "mine"})["VLLM_PLUGINS"] == "emblema,emblema_service,mine"
+    assert environment({"VLLM_PLUGINS": ""})["VLLM_PLUGINS"] == "emblema,emblema_service"
+    assert environment({"VLLM_USE_V2_MODEL_RUNNER": "1"})["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+
+
+def test_what_a_server_would_refuse_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emblema.vllm.serving.entry_points", lambda group: [])
+    with pytest.raises(EmblemaError, match="install it again"):
+        check_start(tmp_path, [], {})
+    monkeypatch.setattr("emblema.vllm.serving.entry_points", lambda group: [SimpleNamespace(name=SERVICE)])
+    check_start(tmp_path, ["--host", "127.0.0.1"], {})
+    others = ["--host", "0.0.0.0"]
+    with pytest.raises(EmblemaError, match="emblema keys add"):
+        check_start(tmp_path, others, {})
+    check_start(tmp_path, [*others, "--api-key", "x"], {})
+    check_start(tmp_path, others, {"VLLM_API_KEY": "x"})
+    KeyRing(tmp_path / "serve").add("one")
+    check_start(tmp_path, others, {})
+    with pytest.raises(EmblemaError, match="--api-key"):
+        check_start(tmp_path, [*others, "--api-key", "x"], {})
 
 
 def test_a_bundled_name_is_served_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource, Selector
-from emblema.vllm.spans import CachedSpans, clip_plan, unsupported_reason
+from emblema.vllm.spans import CachedSpans, Claim, clip_plan, unsupported_reason
 
 
 @st.composite
@@ -91,3 +91,21 @@ def test_cached_spans_join_and_are_cut_to_a_claim() -> None:
     assert unsupported_reason(plan) is None and CachedSpans.of(plan) == CachedSpans(((0, 6),))
     cut = clip_plan(plan, CachedSpans(((0, 6),)).claim(2, 0, 0))  # type: ignore[arg-type]
     assert [(part.start, part.stop, part.origin.offset) for part in cut.ranges] == [(2, 3, 2), (3, 6, 0)]
+
+
+@pytest.mark.parametrize(("start", "stop", "kept"), [(3, 6, [(3, 6)]), (4, 6, [(4, 6)]), (0, 3, [(0, 3)])])
+def test_a_claim_has_nothing_of_ranges_before_or_after_it(start: int, stop: int, kept: list[tuple[int, int]]) -> None:
+    taken = [RowRange(first, first + 3, RowSource.TAKEN, (0, 4), ORIGIN) for first in (0, 3)]
+    cut = clip_plan(LinkPlan("x", 8, 4, (*taken, TEXT)), Claim(start, stop, ()))
+    assert [(part.start, part.stop) for part in cut.ranges] == kept
+
+
+def test_half_of_the_spans_are_skipped_and_then_half_of_these() -> None:
+    cached = CachedSpans(tuple((row, row + 1) for row in range(0, 18, 2)))
+    reached = []
+    while cached.spans:
+        claim = cached.claim(0, 99, 99)
+        assert claim is not None
+        reached.append(claim.cached_rows)
+        cached.skip_fewer()
+    assert reached == [9, 4, 2, 1]

@@ -106,6 +106,7 @@ class SoakRound:
         clusters: semantic ones, of one layer; visual: visual ones.
         resident: bytes of the process in memory.
         counted: of those, what the stream says that it holds.
+        gaps: of those, bytes between buffers that the allocator keeps free; 0 where the system does not say.
         right: question kind to whether the answer was right, the stretch alone in sight.
     """
 
@@ -123,6 +124,7 @@ class SoakRound:
     visual: int
     resident: int
     counted: int
+    gaps: int
     right: Mapping[str, bool]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy
 from rich.console import Console
 
-from benchmarks.report import ModelTables, options_text, show_tables, write_page, write_rows
+from benchmarks.report import ModelTables, options_text, show_tables, write_page
+from benchmarks.rowfile import write_rows
 from benchmarks.stream.soak.plan import SoakLog, SoakRound
 from benchmarks.table import Bar, Cell, Plot, Table
 from benchmarks.tasks.streams import QUESTION_KINDS
@@ -20,10 +21,7 @@ LINES = 20
 """Lines of the table over a whole soak."""
 NOISE = 1.1
 """By how much a ratio of times, or of bytes, may pass what it is held against."""
-SPARE = 0.5
-"""What the process may take beside each byte that the stream counts: gaps of the allocator and working space, which
-weigh most in the first minutes."""
-UNCOUNTED = "bytes of the process that the stream does not count, for each that it does, last quarter less the second"
+TOTAL = "memory of the process in any round, to what the stream counts and the first round's rest"
 INDEX = ("index", "waiting")
 """Places of the device whose bytes go with the clusters."""
 
@@ -60,6 +58,11 @@ def uncounted(found: SoakRound) -> float:
     return found.resident - found.counted
 
 
+def gaps(found: SoakRound) -> float:
+    """Return bytes that the allocator keeps free, which are uncounted."""
+    return found.gaps
+
+
 def host_bytes(found: SoakRound) -> float:
     """Return the bytes on the host."""
     return sum(found.host.values())
@@ -78,10 +81,12 @@ def growth(rounds: Sequence[SoakRound], figure: RoundFigure) -> float:
     return after / before if before else float("nan")
 
 
-def increase(rounds: Sequence[SoakRound], figure: RoundFigure) -> float:
-    """Return by how much the mean over the last quarter is above that over the second."""
-    before, after = (fmean(map(figure, quarter)) for quarter in quarters(rounds))
-    return after - before
+def most_memory(rounds: Sequence[SoakRound]) -> float:
+    """Return the memory of the process, at its most, as a multiple of what is accounted for at that time.
+
+    That is what the first round took that the stream does not count, which is program and model, and what it counts.
+    """
+    return max(found.resident / (uncounted(rounds[0]) + found.counted) for found in rounds)
 
 
 def slope(rounds: Sequence[SoakRound], across: RoundFigure, up: RoundFigure) -> float:
@@ -101,7 +106,6 @@ def soak_bars(log: SoakLog) -> tuple[Bar, ...]:
     def held(name: str, value: float, bound: float) -> Bar:
         return Bar(f"{name}, last quarter to the second", value, bound, least=False, count=count)
 
-    beside = increase(rounds, uncounted) / increase(rounds, lambda found: found.counted)
     return (
         Bar("same answers from the same frames after the kill", same, 1, count=asked),
         held("time to first token over growth of clusters", growth(rounds, ttft) / grown, NOISE),
@@ -110,7 +114,8 @@ def soak_bars(log: SoakLog) -> tuple[Bar, ...]:
         held("device bytes of a cluster", growth(rounds, lambda found: index_bytes(found) / found.clusters), 1.25),
         held("other device bytes", growth(rounds, other_bytes), 1.01),
         held("host bytes of a frame", growth(rounds, lambda found: host_bytes(found) / found.frames), NOISE),
-        Bar(UNCOUNTED, beside, SPARE, least=False, count=count),
+        held("bytes of the process that the stream does not count", growth(rounds, uncounted), NOISE),
+        Bar(TOTAL, most_memory(rounds), NOISE, least=False, count=len(rounds)),
     )
 
 
@@ -173,6 +178,11 @@ def _slopes(log: SoakLog) -> Table:
         ("device bytes, for a cluster of one layer", slope(rounds, clusters, index_bytes)),
         ("host bytes, for a frame", slope(rounds, frames, host_bytes)),
         ("uncounted bytes of the process, for a frame", slope(rounds, frames, uncounted)),
+        ("of them, gaps that the allocator keeps, for a frame", slope(rounds, frames, gaps)),
+        (
+            "of them, the rest: Python objects, and what torch keeps beside a tensor's numbers, for a frame",
+            slope(rounds, frames, lambda found: uncounted(found) - gaps(found)),
+        ),
         ("TTFT, microseconds for a cluster of one layer", slope(rounds, clusters, ttft) * MEGA),
         ("encoding, microseconds of a frame for a cluster of one layer", slope(rounds, clusters, encoding) * MEGA),
         ("clusters, last quarter to the second", growth(rounds, clusters)),

@@ -5,6 +5,7 @@ something to report. The first saves the stream at half, asks the fixed question
 second loads it, asks them again, and goes on to the end.
 """
 
+import ctypes
 import math
 import resource
 import subprocess
@@ -145,6 +146,7 @@ class Soaker:
             visual=int(counts["visual_clusters"]),
             resident=resident_bytes(),
             counted=counted,
+            gaps=free_bytes(),
             right=right,
         )
 
@@ -176,6 +178,28 @@ def resident_bytes() -> int:
         return int(status.read_text().split()[1]) * resource.getpagesize()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
+
+
+class _AllocatorState(ctypes.Structure):
+    """What glibc says of its heap, in the order of `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def free_bytes() -> int:
+    """Return bytes that the allocator keeps free in its heap; 0 where the system does not say."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return 0
+    ask.restype = _AllocatorState
+    return int(ask().fordblks)
 
 
 def report_event(event: SoakEvent, found: SoakRound | FixedAnswers | None = None) -> None:

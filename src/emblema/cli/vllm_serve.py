@@ -29,23 +29,26 @@ def vllm_serve(
 ) -> None:
     """Serve a model with vLLM 0.32's own OpenAI server, chunks linked anywhere in a prompt.
 
-    Options that are not these go to vLLM as they are, such as --port 8000 --dtype float32.
+    Files and keys are those of `emblema serve`. Options that are not these go to vLLM as they are, such as --port 8000
+    --dtype float32.
     """
     import os
     import shlex
 
     from emblema.cli.screen import console, output_folder
     from emblema.vllm.retrieving import RETRIEVAL_VARIABLE, PictureFolder, PictureRetrieval
-    from emblema.vllm.serving import RUNNER, command
+    from emblema.vllm.serving import check_start, command, environment
 
     line = command(model, output_folder(store, "--store"), strategy, capture, context.args, library is not None)
+    variables = environment(os.environ)
     retrieval: dict[str, str] = {}
     if library is not None:
         PictureFolder(library)
         rules = PictureRetrieval(library=str(library.resolve()), end=ask_end, start=ask_start or None)
         retrieval[RETRIEVAL_VARIABLE] = rules.to_json()
     if dry_run:
-        shown = [*(f"{name}={value}" for name, value in (RUNNER | retrieval).items()), *line]
+        shown = [*(f"{name}={value}" for name, value in (variables | retrieval).items()), *line]
         console(plain).print(shlex.join(shown), soft_wrap=True, markup=False)
         return
-    os.execve(line[0], line, RUNNER | os.environ | retrieval)
+    check_start(store, line, os.environ)
+    os.execve(line[0], line, os.environ | variables | retrieval)

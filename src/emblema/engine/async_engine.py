@@ -1,52 +1,64 @@
 """The engine for asyncio: the same methods, awaited; one thread of its own does the model's work."""
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal, Self, TypeVar, overload
 
 from emblema.engine.engine import Engine
+from emblema.engine.generation import GenerateRequest, Generation
+from emblema.engine.request_queue import SchedulerLimits
 from emblema.engine.retrieval import Retrieval
-from emblema.errors import EmblemaError, PromptError
+from emblema.engine.scheduler import Scheduler
+from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy
+from emblema.media.load import LoadedMedia, load_media
 from emblema.session.decoding import Sampling
-from emblema.session.prompt_reader import PromptLike
+from emblema.session.prompt_reader import PromptLike, load_named
 from emblema.session.replies import Piece, Reply
 from emblema.session.requests import Prefill
 from emblema.session.survivors import SurvivorChoice
-from emblema.store.store import TenantStore
-
-log = logging.getLogger(__name__)
+from emblema.store.store import Store, TenantStore
 
 T = TypeVar("T")
 
 
 class AsyncEngine:
-    """Mirrors `Engine`. Calls run in the order in which they come; concurrent replies take turns, token by token.
+    """Mirrors `Engine`. Prefills run in the order in which they come; the replies under way are decoded together.
 
-    A cancelled request stops after its prefill, or after the token that is being made.
+    A cancelled request stops at the next block of its prefill's rows, or at the next token.
+
+    Args:
+        engine: the engine; from now on it is this one's thread that owns its model.
+        limits: how much is taken on at once.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, limits: SchedulerLimits | None = None) -> None:
         self.engine = engine
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emblema")
-        self._closing = self._closed = False
-        self._waiting: set[asyncio.Future[Any]] = set()
-        # Calls and replies in progress; at 0 the engine does its idle work.
-        self._busy = 0
+        self.scheduler = Scheduler(engine, limits)
+        self._owner = True
+        self._closed = False
         engine.defer_idle(True)
 
     @classmethod
-    async def load(cls, name: str | Path = "reference", **options: Any) -> Self:
+    async def load(
+        cls, name: str | Path = "reference", *, scheduler: SchedulerLimits | None = None, **options: Any
+    ) -> Self:
         """As `Engine.load`, without holding up the event loop."""
-        return cls(await asyncio.to_thread(partial(Engine.load, name, **options)))
+        return cls(await asyncio.to_thread(partial(Engine.load, name, **options)), scheduler)
+
+    def on(self, store: Store | TenantStore) -> "AsyncEngine":
+        """Return an engine of another tenant on the same model and thread; closing it does nothing."""
+        other = object.__new__(AsyncEngine)
+        other.engine, other.scheduler = self.engine.on(store), self.scheduler
+        other._owner, other._closed = False, False
+        return other
 
     @property
     def store(self) -> TenantStore:
@@ -54,20 +66,35 @@ class AsyncEngine:
         return self.engine.store
 
     async def add(self, source: Any = None, **options: Any) -> Chunk | Clip:
-        """As `Engine.add`."""
+        """As `Engine.add`; a file is decoded on a thread of its own, and holds nobody up."""
+        source = await self._loaded(source, options)
         return await self.run(lambda engine: engine.add(source, **options))
+
+    async def _loaded(self, source: Any, options: Mapping[str, Any]) -> Any:
+        """Return a source of media as it is decoded, away from the model's thread; any other as it is."""
+        if not isinstance(source, str | Path | bytes):
+            return source
+        return await self._load(source, options.get("kind"), options.get("fps", 1.0))
+
+    async def _with_media(self, parts: PromptLike) -> PromptLike:
+        """Return a prompt with what it names by path, address or bytes decoded, away from the model's thread."""
+        return await load_named(parts, self._load)
+
+    async def _load(self, source: Any, kind: str | None, fps: float = 1.0) -> LoadedMedia:
+        return await asyncio.to_thread(load_media, source, kind, fps, self.engine.session.limits)
 
     async def run(self, work: Callable[[Engine], T]) -> T:
         """Do something with the engine on its own thread, in its turn: `run(lambda engine: engine.files.list())`."""
-        self._refuse_if_closing()
-        return await self._run(lambda: work(self.engine))
+        return await asyncio.wrap_future(self.scheduler.call(self.engine, lambda: work(self.engine)))
 
     async def encode(self, source: Any, **options: Any) -> tuple[EncodedChunk, ...]:
-        """As `Engine.encode`."""
+        """As `Engine.encode`; a file is decoded as by `add`."""
+        source = await self._loaded(source, options)
         return await self.run(lambda engine: engine.encode(source, **options))
 
     async def prefill(self, parts: PromptLike, strategy: str | Strategy = "auto", **options: Any) -> Prefill:
-        """As `Engine.prefill`."""
+        """As `Engine.prefill`; media are decoded as by `generate`."""
+        parts = await self._with_media(parts)
         return await self.run(lambda engine: engine.prefill(parts, strategy, **options))
 
     @overload
@@ -81,31 +108,11 @@ class AsyncEngine:
     ) -> AsyncIterator[Piece]: ...
 
     async def generate(
-        self, parts: PromptLike, strategy: str | Strategy = "auto", *, stream: bool = False, **options: Any
-    ) -> Reply | AsyncIterator[Piece]:
-        """As `Engine.generate`; streamed, it gives an iterator: `async for piece in await engine.generate(…)`."""
-        pieces = self._pieces(parts, strategy, **options)
-        if stream:
-            self._refuse_if_closing()
-            return pieces
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(done)
-        try:
-            reply = None
-            async for piece in pieces:
-                reply = piece.reply or reply
-        finally:
-            self._waiting.discard(done)
-            done.set_result(None)
-        if reply is None:
-            raise PromptError("the stream ended without a reply")
-        return reply
-
-    async def _pieces(
         self,
         parts: PromptLike,
-        strategy: str | Strategy,
+        strategy: str | Strategy = "auto",
         *,
+        stream: bool = False,
         template: bool = True,
         stop: str | Sequence[str] | None = None,
         retrieval: Retrieval | None = None,
@@ -113,34 +120,60 @@ class AsyncEngine:
         keep: bool = False,
         survivors: SurvivorChoice = "drop",
         **knobs: Any,
-    ) -> AsyncIterator[Piece]:
-        self._refuse_if_closing()
-        sampling = Sampling.of(stop=stop, **knobs)
-        chosen = bounded(strategy, policy, self.engine.policy if keep else None)
-        with self._counted():
-            pieces = await self._run(
-                lambda: self.engine.steps(
-                    parts, chosen, sampling, template=template, retrieval=retrieval, survivors=survivors
-                )
-            )
-            while (piece := await self._run(partial(next, pieces, None))) is not None:
-                if piece or piece.reply is not None:
-                    yield piece
+    ) -> Reply | AsyncIterator[Piece]:
+        """As `Engine.generate`; streamed, it gives an iterator: `async for piece in await engine.generate(…)`.
 
-    async def close(self) -> None:
+        Media that are named by path or address are fetched and decoded first, on a thread of their own: a slow one
+        holds up this request alone.
+        """
+        chosen = bounded(strategy, policy, self.engine.policy if keep else None)
+        request = GenerateRequest(parts, chosen, Sampling.of(stop=stop, **knobs), template, retrieval, survivors)
+        pieces = self.pieces(replace(request, parts=await self._with_media(parts)))
+        if stream:
+            return (piece async for piece in pieces if piece or piece.reply is not None)
+        reply = None
+        async for piece in pieces:
+            reply = piece.reply or reply
+        if reply is None:
+            raise PromptError("the stream ended without a reply")
+        return reply
+
+    def pieces(self, request: GenerateRequest, *, seconds: float | None = None, rows: int = 0) -> AsyncIterator[Piece]:
+        """Take a request on, and return its pieces, one for every token; one without text yet is empty.
+
+        Args:
+            request: what is asked. Media that it names are decoded on the model's thread: give decoded ones.
+            seconds: after which the reply is given up; None for never.
+            rows: rows that the prompt may have, for admission.
+
+        Raises:
+            BusyError: too much waits already.
+            DeadlineError: while pieces are read, the time is over.
+            EmblemaError: the engine is closed.
+        """
+        loop = asyncio.get_running_loop()
+        made: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        deadline = None if seconds is None else perf_counter() + seconds
+
+        def deliver(piece: Piece | Exception) -> None:
+            loop.call_soon_threadsafe(made.put_nowait, piece)
+
+        generation = Generation(request, deliver, deadline, rows)
+        self.scheduler.submit(self.engine, generation)
+        return _read(generation, made)
+
+    async def close(self, grace: float | None = None) -> None:
         """Take no more requests, finish the replies under way, then close the engine; a second call does nothing.
 
-        A stream that nobody reads to its end is not waited for: it ends with an error.
+        Args:
+            grace: seconds after which what is left is given up; None for never.
         """
-        if self._closing:
+        if self._closed or not self._owner:
             return
-        self._closing = True
-        if self._waiting:
-            await asyncio.wait(self._waiting)
-        await self._run(self.engine.close)
-        self.engine.defer_idle(False)
         self._closed = True
-        self._thread.shutdown()
+        await asyncio.to_thread(self.scheduler.close, grace)
+        await asyncio.to_thread(self.engine.close)
+        self.engine.defer_idle(False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,29 +181,20 @@ class AsyncEngine:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _refuse_if_closing(self) -> None:
-        if self._closing:
-            raise EmblemaError("the engine is closed: make another one")
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        if self._closed:
-            raise EmblemaError("the engine is closed: make another one")
-        with self._counted():
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+async def _read(generation: Generation, made: "asyncio.Queue[Piece | Exception]") -> AsyncIterator[Piece]:
+    """Yield the pieces of a reply; whoever leaves before the end cancels it.
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._busy += 1
-        try:
-            yield
-        finally:
-            self._busy -= 1
-            if self._busy == 0 and not self._closing and self.engine.policy_runtime.waiting:
-                self._thread.submit(self._idle)
-
-    def _idle(self) -> None:
-        """Run `Engine.idle` on the model's thread; a failure is logged."""
-        try:
-            self.engine.idle()
-        except Exception:
-            log.exception("the work between requests failed")
+    Raises:
+        EmblemaError: what ended the reply.
+    """
+    try:
+        while True:
+            piece = await made.get()
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+            if piece.reply is not None:
+                return
+    finally:
+        generation.cancel()

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, Unpack, overload
 import torch
 from torch import nn
 
+from emblema.engine.generation import GenerateRequest
 from emblema.engine.retrieval import Retrieval, RetrievingReply, question_of
 from emblema.errors import EmblemaError, PromptError, StoreError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
@@ -230,6 +231,11 @@ class Engine:
         return DynamicLibrary(_libraries_of(self.store.parent), name, self._tenant_model, embedder)
 
     @property
+    def collections(self) -> tuple[str, ...]:
+        """Names of the shared library's collections that hold anything."""
+        return DynamicLibrary.names(_libraries_of(self.store.parent), self._tenant_model)
+
+    @property
     def _tenant_model(self) -> TenantModel:
         return TenantModel(self.store, self.adapter, self.add, self.session.prompt_reader.passage)
 
@@ -348,37 +354,51 @@ class Engine:
             PromptError, StrategyError: the prompt, a sampling knob or the strategy's name is not right.
         """
         chosen = bounded(strategy, policy, self.policy if keep else None)
-        steps = self.steps(
-            parts, chosen, Sampling.of(**sampling), template=template, retrieval=retrieval, survivors=survivors
-        )
+        asked = GenerateRequest(parts, chosen, Sampling.of(**sampling), template, retrieval, survivors)
+        steps = self.steps(asked)
         pieces = (piece for piece in steps if piece or piece.reply is not None)
         return pieces if stream else last_reply(pieces)
 
-    def steps(
-        self,
-        parts: PromptLike,
-        strategy: str | Strategy = "auto",
-        sampling: Sampling | None = None,
-        *,
-        template: bool = True,
-        retrieval: Retrieval | None = None,
-        survivors: SurvivorChoice = "drop",
-    ) -> Iterator[Piece]:
+    def steps(self, request: GenerateRequest) -> Iterator[Piece]:
         """Answer as `generate` with `stream=True`, with a piece for every token; one without text yet is empty."""
         began = time.perf_counter()
-        session, sampling = self.session, Sampling() if sampling is None else sampling
-        prompt = session.read(parts, template, prefill_media=strategy_name(strategy) != "auto")
-        session.refuse_without_room(prompt, sampling.max_new_tokens)
-        reserve = min(sampling.max_new_tokens, DECODE_RESERVE)
-        kept = keeps_survivors(survivors)
-        request = LinkRequest(prompt, strategy, reserve, inline_media=True, survivors=kept, began=began)
-        prefill = session.link(request)
-        if retrieval is None:
-            pieces = session.decode(prefill, sampling, began)
+        prefill = self.begin(request, began)
+        if request.retrieval is None:
+            pieces = self.session.decode(prefill, request.sampling, began)
         else:
-            reply = RetrievingReply(session, prefill, strategy, sampling, retrieval, question_of(parts))
-            pieces = reply.pieces(began)
+            pieces = self.retrieving(prefill, request).pieces(began)
         return self._then_idle(pieces)
+
+    def begin(self, request: GenerateRequest, began: float, reserve: int = DECODE_RESERVE) -> Prefill:
+        """Link the prompt of a request, with room to decode after it. It is learnt from in `Session.after_answer`.
+
+        Args:
+            request: what is asked.
+            began: `time.perf_counter` at the caller's call.
+            reserve: rows to keep room for after the prompt; fewer where fewer can come.
+
+        Raises:
+            PromptError, StrategyError: the prompt or the strategy's name is not right.
+        """
+        session, most = self.session, request.sampling.max_new_tokens
+        exact_media = strategy_name(request.strategy) != "auto"
+        kept, reserve = keeps_survivors(request.survivors), min(most, reserve)
+        with session.adapter.unchanging():
+            prompt = session.read(request.parts, request.template, prefill_media=exact_media)
+            session.refuse_without_room(prompt, 1 if request.shorten else most)
+            link = LinkRequest(prompt, request.strategy, reserve, inline_media=True, survivors=kept, began=began)
+            return session.link(link, learn_later=True)
+
+    def retrieving(self, prefill: Prefill, request: GenerateRequest) -> RetrievingReply:
+        """Return a reply in which the model's own requests are answered.
+
+        Raises:
+            PromptError: the request has no retrieval.
+        """
+        if request.retrieval is None:
+            raise PromptError("the request has no retrieval: name what the model may search")
+        question = question_of(request.parts)
+        return RetrievingReply(self.session, prefill, request.strategy, request.sampling, request.retrieval, question)
 
     def _then_idle(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         yield from pieces

@@ -4,22 +4,23 @@ MPIC, section 3.1: the retriever is called by the model during decoding, as a pr
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip
-from emblema.library.dynamic import DynamicLibrary
+from emblema.library.dynamic import DynamicLibrary, search_snapshots
 from emblema.library.items import Hit
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import Strategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
-from emblema.session.replies import AnsweredRequest, Piece, ReplyState, TextDecoder, TextStream, reply_pieces
+from emblema.session.replies import AnsweredRequest, Piece, ReplyState, ReplyText, ReplyWriter, TextDecoder
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import Session
 
-Search = Callable[[str], Sequence[Chunk | Clip]]
+Found = Chunk | Clip | Hit
+Search = Callable[[str], Sequence[Found]]
 
 
 @runtime_checkable
@@ -77,29 +78,32 @@ class Retrieval(RetrievalRules):
     """How a model asks for more, and who answers.
 
     Attributes:
-        library: where to look: `engine.files`, a collection, a snapshot of one, or a function that finds chunks or
-            clips for a query. A reply keeps the version of a collection that it began with.
+        library: where to look: `engine.files`, a collection, a snapshot of one, several collections that are searched
+            as one, or a function that finds chunks or clips for a query. A reply keeps the versions of collections that
+            it began with.
         before, after: text put around what was found, before decoding goes on: the turn of a tool's answer, say. It is
             the operator's, never a user's: control tokens may be spelled.
     """
 
-    library: Searchable | Search
+    library: Searchable | Search | tuple[DynamicLibrary, ...]
     before: str = ""
     after: str = ""
 
     @contextmanager
     def opened(self) -> Iterator[Search]:
         """Open the search of a reply: a collection stays at the version it has now until the reply is over."""
-        if isinstance(self.library, DynamicLibrary):
-            with self.library.snapshot() as version:
-                yield self._search_of(version)
+        library = self.library
+        if isinstance(library, DynamicLibrary):
+            library = (library,)
+        if isinstance(library, tuple):
+            with ExitStack() as held:
+                versions = [held.enter_context(each.snapshot()) for each in library]
+                yield lambda query: search_snapshots(versions, query, self.count) if query else []
+        elif isinstance(library, Searchable):
+            searched = library
+            yield lambda query: searched.search(query, self.count) if query else []
         else:
-            yield self._search_of(self.library)
-
-    def _search_of(self, library: Searchable | Search) -> Search:
-        if not isinstance(library, Searchable):
-            return library
-        return lambda query: [hit.chunk for hit in library.search(query, self.count)] if query else []
+            yield library
 
 
 class RequestReader:
@@ -152,8 +156,8 @@ class RetrievingReply:
 
     def pieces(self, began: float) -> Iterator[Piece]:
         """Make the first token, and return the reply's pieces; see `Session.decode`."""
-        text = TextStream(self._session.tokenizer, self._sampler.sampling.stop)
-        return reply_pieces(self.tokens(), text, self._session.end_tokens, self.state, began)
+        text = ReplyText(self._session.tokenizer, self._session.end_tokens, self._sampler.sampling)
+        return ReplyWriter(text, self.state, began).pieces(self.tokens())
 
     def tokens(self) -> Iterator[int]:
         """Yield new tokens, up to an end token or the most that the sampling allows; those found are not among them."""
@@ -175,31 +179,35 @@ class RetrievingReply:
                     return
                 self._answer(query, list(search(query)), since, most - made)
 
-    def _answer(self, query: str, found: Sequence[Chunk | Clip], since: Sequence[int], left: int) -> None:
+    def _answer(self, query: str, found: Sequence[Found], since: Sequence[int], left: int) -> None:
         """Link what was found after the tokens made so far; the last of them has no row yet."""
         session, state, prompt = self._session, self.state, self.prefill.prompt
         chunks = [chunk for piece in found for chunk in _chunks(piece)]
+        names = tuple(piece.name for piece in found if isinstance(piece, Hit))
         front: list[Part] = [*(segment.part for segment in prompt.segments), TextPart(tuple(since))]
         linked: list[Part] = [self._before, *map(ChunkPart, chunks), self._after] if chunks else []
         longer = Prompt.of([*front, *linked], session.adapter.axes)
         fallback = state.usage.fallback
         if max(longer.tokens, longer.next_position) + left > session.adapter.context_length:
             fallback = f"what was found for {query!r} is longer than the context's rest"
-            longer, chunks = Prompt.of(front, session.adapter.axes), []
+            longer, chunks, names = Prompt.of(front, session.adapter.axes), [], ()
         table, reused_rows = self.prefill.linked.table, prompt.tokens + len(since) - 1
         self.prefill = session.link(LinkRequest(longer, self._strategy, table=table, reused_rows=reused_rows))
         usage = self.prefill.usage
-        state.found += (AnsweredRequest(query, tuple(chunk.id for chunk in chunks)),)
+        state.found += (AnsweredRequest(query, tuple(chunk.id for chunk in chunks), names),)
         state.usage = replace(
             state.usage,
             linked_tokens=state.usage.linked_tokens + sum(chunk.tokens for chunk in chunks),
             forming_tokens=state.usage.forming_tokens + usage.forming_tokens,
             recaptured_tokens=state.usage.recaptured_tokens + usage.recaptured_tokens,
+            finite=state.usage.finite and usage.finite,
             fallback=fallback or usage.fallback,
         )
 
 
-def _chunks(piece: Chunk | Clip) -> tuple[Chunk, ...]:
+def _chunks(piece: Found) -> tuple[Chunk, ...]:
+    if isinstance(piece, Hit):
+        return (piece.chunk,)
     if isinstance(piece, Chunk):
         return (piece,)
     if isinstance(piece, Clip):

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
-from emblema.eval.metrics import PLATEAU, Share, agreement, divergence, eta, flip_recovery, median_eta
+from emblema.eval.metrics import PLATEAU, Share, agreement, eta, flip_recovery, median_eta
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.link.executor import LinkTrace
-from emblema.link.policy.fidelity import Sample
+from emblema.link.policy.fidelity import Sample, divergence, first_token
 from emblema.link.policy.margins import DEFAULT
 from emblema.link.policy.policy import Lane
 from emblema.link.strategies.base import Strategy
@@ -180,7 +180,7 @@ def measure(
 def _samples(answers: Mapping[tuple[str, str], Sequence[CheckAnswer]], name: str) -> tuple[Sample, ...]:
     """Return how far a strategy's answers are from re-prefill's; those that would not stand are left out."""
     return tuple(
-        Sample(divergence(full.logits, own.logits), int(full.logits.argmax()) == int(own.logits.argmax()))
+        Sample.of(full.logits, own.logits)
         for setting in SETTINGS
         for full, own in zip(answers[setting, FULL], answers[setting, name], strict=True)
         if own.margin is None or own.margin >= DEFAULT
@@ -221,6 +221,9 @@ def answer_of(engine: Engine, parts: list[PromptPart], strategy: str | Strategy,
     template = bool(engine.template.preparer.chat_template)
     prefill = engine.prefill(parts, strategy, template=template, reserve=tokens)
     logits = prefill.logits.float().cpu().numpy()
+    if not prefill.usage.finite:
+        # What follows is full prefill's answer, not the strategy's.
+        logits = np.full_like(logits, np.nan)
     sampler = Sampler(Sampling(max_new_tokens=tokens))
     found = tuple(decode(engine.adapter, DecodeStart.after(prefill.prompt, prefill.linked), sampler, engine.end_tokens))
     ranks = [part.patch.rank for part in prefill.plan.ranges if part.patch is not None]
@@ -238,7 +241,7 @@ def row_of(
     """Return a row from answers to the same prompts."""
     losses = [divergence(answer.logits, other.logits) for answer, other in zip(full, own, strict=True)]
     floors = [divergence(answer.logits, other.logits) for answer, other in zip(full, blind, strict=True)]
-    firsts = [[int(answer.logits.argmax()) for answer in answers] for answers in (full, blind, own)]
+    firsts = [[first_token(answer.logits) for answer in answers] for answers in (full, blind, own)]
     same = [answer.token_ids == other.token_ids for answer, other in zip(full, own, strict=True)]
     margins = [answer.margin for answer in own if answer.margin is not None]
     standing = [

@@ -40,5 +40,5 @@ def environment() -> dict[str, Any]:
 
 def write_figures(found: dict[str, Any], path: Path) -> Path:
     """Write a report as JSON, with the environment that it was made in."""
-    path.write_text(json.dumps(plain({"environment": environment(), **found}), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(plain({"environment": environment(), **found}), indent=1) + "\n", encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""How far a method is from re-prefill: divergence, eta, flip recovery, agreement.
+"""How far a method is from re-prefill: eta, flip recovery, agreement.
 
 Every function takes items side by side: the same question, in the same setting, under re-prefill and under a method.
 """
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from emblema.errors import EmblemaError
 
 MEASURABLE = 1e-3
 """Nats of divergence under blind reuse from which an item counts as having a deficit."""
@@ -29,29 +27,22 @@ class Share:
         return f"{self.value:.3f} of {self.count}" if self.count else "of none"
 
 
-def divergence(reference: ArrayLike, method: ArrayLike) -> float:
-    """Return KL(reference || method) in nats, from logits [vocab] float32; never below zero.
-
-    Raises:
-        EmblemaError: the two have different vocabularies.
-    """
-    left, right = _log_softmax(reference), _log_softmax(method)
-    if left.shape != right.shape:
-        raise EmblemaError(f"logits over {left.size} and over {right.size} tokens cannot be compared")
-    held = np.isfinite(left)
-    return max(0.0, float(np.sum(np.exp(left[held]) * (left[held] - right[held]))))
-
-
 def eta(method: ArrayLike, blind: ArrayLike) -> float:
-    """Return 1 - mean KL(method) / mean KL(blind), unclipped: 1 is re-prefill, 0 is blind reuse, below 0 is harm."""
+    """Return 1 - mean KL(method) / mean KL(blind), unclipped: 1 is re-prefill, 0 is blind reuse, below 0 is harm.
+
+    It is NaN where blind reuse has no divergence, or an infinite one.
+    """
     floor = float(np.mean(_floats(blind)))
-    return 1.0 - float(np.mean(_floats(method))) / floor if floor > 0 else float("nan")
+    return 1.0 - float(np.mean(_floats(method))) / floor if 0 < floor < np.inf else float("nan")
 
 
 def median_eta(method: ArrayLike, blind: ArrayLike, measurable: float = MEASURABLE) -> Share:
-    """Return the median of 1 - KL(method) / KL(blind) over items moved by `measurable` nats or more by blind reuse."""
+    """Return the median of 1 - KL(method) / KL(blind) over items moved by `measurable` nats or more by blind reuse.
+
+    Items whose divergence under blind reuse is infinite are left out.
+    """
     losses, floors = _floats(method), _floats(blind)
-    kept = floors >= measurable
+    kept = (floors >= measurable) & np.isfinite(floors)
     count = int(kept.sum())
     return Share(float(np.median(1.0 - losses[kept] / floors[kept])) if count else float("nan"), count)
 
@@ -71,9 +62,3 @@ def flip_recovery(reference: ArrayLike, blind: ArrayLike, method: ArrayLike) -> 
 
 def _floats(values: ArrayLike) -> Floats:
     return np.asarray(values, dtype=np.float64)
-
-
-def _log_softmax(logits: ArrayLike) -> Floats:
-    values = _floats(logits)
-    shifted = values - values.max()
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()), dtype=np.float64)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from emblema.kv.layout import all_finite
 from emblema.kv.pairs import ChunkPairs
 from emblema.kv.patch import Factors, Patch
 
@@ -53,6 +54,19 @@ class ResidualStream:
 
 
 Artifact = Patch | KeyFactors | ResidualStream | ChunkPairs
+
+
+def artifact_finite(artifact: Artifact) -> bool:
+    """Return whether no number of an artifact is NaN or infinite."""
+    if isinstance(artifact, ResidualStream):
+        return all_finite([artifact.rows])
+    if isinstance(artifact, ChunkPairs):
+        return all_finite([artifact.coefficients, artifact.scales])
+    if isinstance(artifact, KeyFactors):
+        factors = list(artifact.layers)
+    else:
+        factors = [slot for layer in artifact.layers if layer is not None for slot in (layer.keys, layer.values)]
+    return all_finite(side for slot in factors for side in (slot.left, slot.right))
 
 
 def sources_of(artifact: Artifact | None) -> frozenset[str]:

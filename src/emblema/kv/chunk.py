@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from emblema.kv.layout import KVRows, kv_bytes
+from emblema.kv.layout import KVRows, all_finite, kv_bytes, rows_finite
 
 ChunkKind = Literal["image", "video", "page", "audio", "text"]
 
@@ -91,6 +91,11 @@ class Chunk:
     def bytes(self) -> int:
         """Bytes of the canonical KV; the kept embeddings are `encoded.bytes`."""
         return kv_bytes(self.rows)
+
+    @property
+    def finite(self) -> bool:
+        """Whether no number of its rows or embeddings is NaN or infinite; rows under way are waited for."""
+        return rows_finite(self.rows) and all_finite((self.encoded.embeds, *self.encoded.deepstack))
 
     def __repr__(self) -> str:
         return f"Chunk({self.id[:12]}, {self.kind}, {self.tokens} tokens, {self.bytes} bytes)"

@@ -9,9 +9,12 @@ kept as coefficients on directions that all chunks and layers of a model share, 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
@@ -28,6 +31,9 @@ MOST_WITNESSES = 64
 PURITY = 0.5
 """Share of a row's attention to its antecedents that one of them needs, to be credited with the row's difference."""
 ID_BYTES = 32
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -185,21 +191,24 @@ def compose_pairs(
         antecedents: ids of the chunks that are there.
         right: `PairBasis.right_factors` of the basis that the pairs belong to.
     """
-    slots = [index for index, name in enumerate(pairs.antecedents) if name in set(antecedents)]
+    present = set(antecedents)
+    slots = [index for index, name in enumerate(pairs.antecedents) if name in present]
     if not slots or len(pairs.places) == 0:
         return None
-    entries = _entry_table(pairs)[slots]
-    scores = torch.where(entries >= 0, pairs.shares[slots].to(torch.int16), -1)
-    winners = scores.argmax(dim=0)
-    found = entries.gather(0, winners[None])[0]
-    rows = (found >= 0).nonzero().squeeze(1)
+    entries = np.full((len(pairs.antecedents), pairs.rows), -1)
+    entries.reshape(-1)[pairs.places.numpy()] = np.arange(len(pairs.places))
+    entries = entries[slots]
+    winners = np.where(entries >= 0, pairs.shares.numpy()[slots].astype(np.int16), -1).argmax(axis=0)
+    found = np.take_along_axis(entries, winners[None], axis=0)[0]
+    rows = (found >= 0).nonzero()[0]
     if len(rows) == 0:
         return None
-    left = torch.zeros(pairs.rows, pairs.coefficients.shape[1])
-    left[rows] = _decoded(pairs, found[rows])
-    left = left.to(right[0][0].dtype)
+    held, scales = pairs.coefficients.numpy()[found[rows]], pairs.scales.numpy()[found[rows]]
+    coefficients = np.zeros((pairs.rows, held.shape[1]), dtype=np.float32)
+    coefficients[rows] = held * scales[:, None]
+    left = torch.from_numpy(coefficients).to(right[0][0].dtype)
     layers = tuple(LayerPatch(Factors(left, keys), Factors(left, values)) for keys, values in right)
-    used = {slots[index] for index in winners[rows].unique().tolist()}
+    used = {slots[index] for index in winners[rows].tolist()}
     witnesses = frozenset().union(*(pairs.witnesses[slot] for slot in used))
     return Composed(Patch(layers), len(rows) / pairs.rows, witnesses)
 
@@ -223,29 +232,30 @@ def learn(pairs: ChunkPairs, sighting: PairSighting, purity: float = PURITY) -> 
         return pairs
     names = [sighting.antecedents[index] for index in kept]
     pairs = _with_antecedents(pairs, names)
-    slots = torch.tensor([pairs.antecedents.index(name) for name in names])
-    witnesses = dict(zip(pairs.antecedents, pairs.witnesses, strict=True)) | {name: grown[name] for name in names}
-    prompts = pairs.prompts.clone()
+    place_of = {name: place for place, name in enumerate(pairs.antecedents)}
+    slots = np.array([place_of[name] for name in names])
+    rows, mass, alone = sighting.rows.numpy(), sighting.mass.numpy(), sighting.alone.numpy()
+    known = list(pairs.witnesses)
+    for name in names:
+        known[place_of[name]] = grown[name]
+    prompts, shares, sighted = pairs.prompts.numpy().copy(), pairs.shares.numpy().copy(), pairs.sighted.numpy().copy()
     prompts[slots] += 1
-    at = (slots[:, None], sighting.rows[None])
-    shares, sighted = pairs.shares.clone(), pairs.sighted.clone()
-    weight = sighted[at].float()
-    mean = (shares[at] * weight + 255 * sighting.alone[kept]) / (weight + 1)
-    shares[at] = mean.round().clamp(0, 255).to(torch.uint8)
-    sighted[at] = (weight + 1).clamp_max(MOST_SIGHTINGS).to(torch.uint8)
-    largest, winners = sighting.mass.max(dim=0)
-    slot_of = torch.full((len(sighting.antecedents),), -1)
+    at = (slots[:, None], rows[None])
+    weight = sighted[at].astype(np.float32)
+    shares[at] = ((shares[at] * weight + 255 * alone[kept]) / (weight + 1)).round().clip(0, 255)
+    sighted[at] = (weight + 1).clip(max=MOST_SIGHTINGS)
+    slot_of = np.full(len(sighting.antecedents), -1)
     slot_of[kept] = slots
-    won = ((largest >= purity * sighting.mass.sum(dim=0)) & (slot_of[winners] >= 0)).nonzero().squeeze(1)
-    places = slot_of[winners[won]] * pairs.rows + sighting.rows[won]
+    winners = slot_of[mass.argmax(axis=0)]
+    won = ((mass.max(axis=0) >= purity * mass.sum(axis=0)) & (winners >= 0)).nonzero()[0]
     pairs = replace(
         pairs,
-        witnesses=tuple(witnesses[name] for name in pairs.antecedents),
-        prompts=prompts,
-        shares=shares,
-        sighted=sighted,
+        witnesses=tuple(known),
+        prompts=torch.from_numpy(prompts),
+        shares=torch.from_numpy(shares),
+        sighted=torch.from_numpy(sighted),
     )
-    return _credited(pairs, places, sighting.coefficients[won])
+    return _credited(pairs, winners[won] * pairs.rows + rows[won], sighting.coefficients.numpy()[won])
 
 
 def without(pairs: ChunkPairs, chunk: str) -> ChunkPairs:
@@ -266,11 +276,13 @@ def bounded(pairs: ChunkPairs, most_bytes: int) -> ChunkPairs:
         pairs = _select(pairs, sorted(worth.topk(antecedents).indices.tolist()))
     entry_bytes = pairs.coefficients.shape[1] * pairs.coefficients.itemsize + 9
     room = max(0, (most_bytes - pairs.bytes) // entry_bytes + len(pairs.places))
-    if len(pairs.places) <= min(room, MOST_ANTECEDENTS * pairs.rows) and len(pairs.antecedents) <= MOST_ANTECEDENTS:
+    crowded = len(pairs.antecedents) > MOST_ANTECEDENTS and len(pairs.places) > MOST_ANTECEDENTS
+    crowded = crowded and np.bincount(pairs.places.numpy() % pairs.rows).max() > MOST_ANTECEDENTS
+    if len(pairs.places) <= room and not crowded:
         return pairs
     places = pairs.places.long()
     worth = pairs.prompts[places // pairs.rows] * pairs.shares.flatten()[places].float()
-    if len(pairs.antecedents) > MOST_ANTECEDENTS:
+    if crowded:
         table = torch.full((len(pairs.antecedents), pairs.rows), -1.0)
         table.view(-1)[places] = worth
         least = table.topk(MOST_ANTECEDENTS, dim=0).values[-1]
@@ -284,9 +296,15 @@ def turned(pairs: ChunkPairs, turn: Tensor, basis: str) -> ChunkPairs:
 
     What the old basis could not hold is gone, so that the next sightings weigh as much as all before.
     """
-    coefficients, scales = _encoded(_decoded(pairs, slice(None)) @ turn, pairs.coefficients.dtype)
-    counts = pairs.counts.clamp_max(1)
-    return replace(pairs, basis=basis, coefficients=coefficients, scales=scales, counts=counts)
+    decoded = pairs.coefficients.float() * pairs.scales[:, None]
+    coefficients, scales = _encoded((decoded @ turn).numpy(), pairs.coefficients.numpy().dtype)
+    return replace(
+        pairs,
+        basis=basis,
+        coefficients=torch.from_numpy(coefficients),
+        scales=torch.from_numpy(scales),
+        counts=pairs.counts.clamp_max(1),
+    )
 
 
 def _with_antecedents(pairs: ChunkPairs, names: Sequence[str]) -> ChunkPairs:
@@ -305,29 +323,31 @@ def _with_antecedents(pairs: ChunkPairs, names: Sequence[str]) -> ChunkPairs:
     )
 
 
-def _credited(pairs: ChunkPairs, places: Tensor, coefficients: Tensor) -> ChunkPairs:
+def _credited(pairs: ChunkPairs, places: Ints, coefficients: Floats) -> ChunkPairs:
     """Return the pairs with differences averaged into the entries of places, each place once."""
-    found = torch.searchsorted(pairs.places, places.to(torch.int32))
-    if len(pairs.places):
-        known = pairs.places[found.clamp_max(len(pairs.places) - 1)] == places
-    else:
-        known = torch.zeros(len(places), dtype=torch.bool)
-    old, counts = found[known], pairs.counts.clone()
+    held, scales = pairs.coefficients.numpy().copy(), pairs.scales.numpy().copy()
+    kept, counts = pairs.places.numpy(), pairs.counts.numpy().copy()
+    found = np.searchsorted(kept, places)
+    known = np.zeros(len(places), dtype=bool)
+    if len(kept):
+        known = kept[found.clip(max=len(kept) - 1)] == places
+    old = found[known]
     open_ = counts[old] < MOST_AVERAGED
     old, more = old[open_], coefficients[known][open_]
-    held, scales = pairs.coefficients.clone(), pairs.scales.clone()
-    weight = counts[old].float()[:, None]
-    held[old], scales[old] = _encoded((_decoded(pairs, old) * weight + more) / (weight + 1), held.dtype)
+    weight = counts[old].astype(np.float32)[:, None]
+    mean = (held[old] * scales[old, None] * weight + more) / (weight + 1)
+    held[old], scales[old] = _encoded(mean, held.dtype)
     counts[old] += 1
     fresh, fresh_scales = _encoded(coefficients[~known], held.dtype)
-    joined = torch.cat((pairs.places, places[~known].to(torch.int32)))
+    joined = np.concatenate((kept, places[~known].astype(np.int32)))
     order = joined.argsort()
+    one = np.ones(len(fresh), dtype=np.uint8)
     return replace(
         pairs,
-        places=joined[order],
-        coefficients=torch.cat((held, fresh))[order],
-        scales=torch.cat((scales, fresh_scales))[order],
-        counts=torch.cat((counts, torch.ones(len(fresh), dtype=torch.uint8)))[order],
+        places=torch.from_numpy(joined[order]),
+        coefficients=torch.from_numpy(np.concatenate((held, fresh))[order]),
+        scales=torch.from_numpy(np.concatenate((scales, fresh_scales))[order]),
+        counts=torch.from_numpy(np.concatenate((counts, one))[order]),
     )
 
 
@@ -338,7 +358,7 @@ def _select(pairs: ChunkPairs, kept: Sequence[int]) -> ChunkPairs:
     places = pairs.places.long()
     own = slots[places // pairs.rows]
     pairs = replace(pairs, places=(own * pairs.rows + places % pairs.rows).to(torch.int32))
-    pairs = _entries(pairs, (own >= 0).nonzero().squeeze(1))
+    pairs = _entries(pairs, own >= 0)
     indices = torch.tensor(list(kept), dtype=torch.int64)
     return replace(
         pairs,
@@ -351,7 +371,7 @@ def _select(pairs: ChunkPairs, kept: Sequence[int]) -> ChunkPairs:
 
 
 def _entries(pairs: ChunkPairs, kept: Tensor) -> ChunkPairs:
-    """Return the pairs with some entries only, given by their indices in order."""
+    """Return the pairs with some entries only, given by a mask, or by their indices in order."""
     return replace(
         pairs,
         places=pairs.places[kept],
@@ -361,20 +381,9 @@ def _entries(pairs: ChunkPairs, kept: Tensor) -> ChunkPairs:
     )
 
 
-def _entry_table(pairs: ChunkPairs) -> Tensor:
-    """Return the entry of each antecedent and row [antecedents, rows] int64; -1 where there is none."""
-    table = torch.full((len(pairs.antecedents), pairs.rows), -1)
-    table.view(-1)[pairs.places.long()] = torch.arange(len(pairs.places))
-    return table
-
-
-def _decoded(pairs: ChunkPairs, entries: Tensor | slice) -> Tensor:
-    return pairs.coefficients[entries].float() * pairs.scales[entries][:, None]
-
-
-def _encoded(coefficients: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _encoded(coefficients: Floats, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Floats]:
     """Return coefficients [n, M] as they are kept, and the scale of each row [n]."""
-    if dtype != torch.int8:
-        return coefficients, torch.ones(len(coefficients))
-    scales = coefficients.abs().amax(dim=1).clamp_min(1e-12) / 127
-    return (coefficients / scales[:, None]).round().to(torch.int8), scales
+    if dtype != np.int8:
+        return coefficients, np.ones(len(coefficients), dtype=np.float32)
+    scales = np.abs(coefficients).max(axis=1, initial=1e-12) / np.float32(127)
+    return (coefficients / scales[:, None]).round().astype(np.int8), scales

@@ -7,17 +7,18 @@ Rows are turned in float32 with the decoder's own rotary tables and cast once, a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from emblema.kv.layout import LayerLayout, LayerRows, RotaryBand
+from emblema.kv.layout import LayerLayout, LayerRows, Pairing, RotaryBand
 
 RotaryTable = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [n] int64 to (cosines, sines), each [n, columns] float32, any attention scaling divided out."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Phases:
     """Cosines and sines of one band at some tokens, each [tokens, width / 2]."""
 
@@ -31,6 +32,16 @@ class Phases:
     def then(self, other: "Phases") -> "Phases":
         """Return this rotation followed by another."""
         return Phases(self.cos * other.cos - self.sin * other.sin, self.sin * other.cos + self.cos * other.sin)
+
+    @cached_property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """`c`, `s` [tokens, width]: a band `x` paired by halves turns to `x c + y s`, `y` being each feature's pair."""
+        return torch.cat((self.cos, self.cos), dim=-1), torch.cat((-self.sin, self.sin), dim=-1)
+
+    @cached_property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """The same for a band whose pairs are neighbours."""
+        return self.cos.repeat_interleave(2, dim=-1), torch.stack((-self.sin, self.sin), dim=-1).flatten(-2)
 
     def slice(self, start: int, stop: int) -> "Phases":
         """Return the phases of tokens `start` to `stop`."""
@@ -54,12 +65,26 @@ class PhaseBook:
         self.tables = tables
         self.positions = positions
         self._known: dict[tuple[str, tuple[int, ...], tuple[int, ...]], Phases] = {}
+        # The book that this one is a slice of.
+        self._whole: tuple[PhaseBook, int, int] | None = None
 
     def __call__(self, band: RotaryBand) -> Phases:
         key = (band.table, band.axes, band.frequencies)
         if key not in self._known:
-            self._known[key] = phases(self.tables[band.table], band, self.positions)
+            self._known[key] = self._worked_out(band)
         return self._known[key]
+
+    def _worked_out(self, band: RotaryBand) -> Phases:
+        if self._whole is None:
+            return phases(self.tables[band.table], band, self.positions)
+        book, start, stop = self._whole
+        return book(band).slice(start, stop)
+
+    def slice(self, start: int, stop: int) -> "PhaseBook":
+        """Return a book of tokens `start` to `stop`, whose phases are slices of this one's."""
+        book = PhaseBook(self.tables, self.positions[:, start:stop])
+        book._whole = (self, start, stop)
+        return book
 
 
 def rotate(rows: Tensor, band: RotaryBand, turn: Phases) -> Tensor:
@@ -67,18 +92,25 @@ def rotate(rows: Tensor, band: RotaryBand, turn: Phases) -> Tensor:
 
     It is a new tensor in the phases' dtype (float32, or float64 when the phases are).
     """
-    turned = rows.to(turn.cos.dtype, copy=True)
-    half = band.width // 2
-    if band.pairing == "half":
-        first = turned[..., band.start : band.start + half]
-        second = turned[..., band.start + half : band.start + band.width]
-    else:
-        first = turned[..., band.start : band.start + band.width : 2]
-        second = turned[..., band.start + 1 : band.start + band.width : 2]
-    real = first * turn.cos - second * turn.sin
-    second.mul_(turn.cos).add_(first * turn.sin)
-    first.copy_(real)
-    return turned
+    cos, sin = turn.halves if band.pairing == "half" else turn.pairs
+    own = rows[..., band.start : band.start + band.width].to(cos.dtype)
+    # Runs of a whole band are several times quicker than both halves apart.
+    turned: Tensor = own * cos
+    turned += _swapped(own, band.pairing).mul_(sin)
+    if band.width == rows.shape[-1]:
+        return turned
+    whole = rows.to(cos.dtype, copy=True)
+    whole[..., band.start : band.start + band.width] = turned
+    return whole
+
+
+def _swapped(rows: Tensor, pairing: Pairing) -> Tensor:
+    """Return a copy with the two features of each pair exchanged."""
+    if pairing == "half":
+        first, second = rows.chunk(2, dim=-1)
+        return torch.cat((second, first), dim=-1)
+    swapped: Tensor = rows.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return swapped
 
 
 def relocate(rows: LayerRows, layout: LayerLayout, source: PhaseBook, target: PhaseBook) -> LayerRows:

@@ -84,6 +84,12 @@ class Catalogue:
         with self._file.transaction() as rows:
             return version_of(rows, scope, library)
 
+    def libraries(self, scope: str) -> tuple[str, ...]:
+        """Return the libraries that hold anything now."""
+        with self._file.transaction() as rows:
+            query = "SELECT DISTINCT library FROM items WHERE scope = ? AND until IS NULL ORDER BY library"
+            return tuple(library for (library,) in rows.execute(query, (scope,)))
+
     def entries(self, scope: str, library: str, version: int | None = None) -> dict[str, Listing]:
         """Return the library's entries by name, as of a version (None: now), in the order they came in."""
         with self._file.transaction() as rows:

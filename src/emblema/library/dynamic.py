@@ -2,7 +2,7 @@
 
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -13,6 +13,8 @@ from emblema.library.libraries import Libraries, VersionHold
 from emblema.library.library import Library, chunk_ids
 from emblema.library.tenant_model import TenantModel
 from emblema.store.record import SHARED
+
+_KEY = "collection "
 
 
 class Snapshot:
@@ -59,8 +61,12 @@ class Snapshot:
         Raises:
             StoreError: the query is empty, count is below 1, or the snapshot is closed.
         """
+        return search_snapshots((self,), query, count)
+
+    def find_among(self, query: str, count: int, entries: Mapping[str, Listing]) -> tuple[Hit, ...]:
+        """Return the chunks of some entries of collections of this store that are nearest to a query; as `search`."""
         self._check_open()
-        return tuple(self._library.find(query, count, self.entries))
+        return tuple(self._library.find(query, count, entries))
 
     def close(self) -> None:
         """Let go of the version; what no other snapshot needs is freed."""
@@ -78,6 +84,16 @@ class Snapshot:
         self.close()
 
 
+def search_snapshots(snapshots: Sequence[Snapshot], query: str, count: int = 3) -> tuple[Hit, ...]:
+    """Return the chunks of several collections of one store that are nearest to a query, as if they were one.
+
+    Raises:
+        StoreError: the query is empty, count is below 1, or a snapshot is closed.
+    """
+    entries = {f"{at} {name}": entry for at, each in enumerate(snapshots) for name, entry in each.entries.items()}
+    return snapshots[0].find_among(query, count, entries)
+
+
 class DynamicLibrary:
     """A named collection that every tenant may read and the administrator changes (MPIC section 3).
 
@@ -92,7 +108,7 @@ class DynamicLibrary:
 
     def __init__(self, libraries: Libraries, name: str, tenant: TenantModel, embedder: Embedder | None = None) -> None:
         self.name = checked_name(name)
-        self.key = f"collection {name}"
+        self.key = f"{_KEY}{name}"
         self._library = Library(libraries, tenant, self.key, SHARED, embedder)
         self._libraries, self._tenant = libraries, tenant
         self._read: tuple[str, int, Mapping[str, Listing]] | None = None
@@ -104,6 +120,12 @@ class DynamicLibrary:
     def writable(self) -> bool:
         """Whether the collection may be changed here, through the shared library's store."""
         return self._library.writable
+
+    @staticmethod
+    def names(libraries: Libraries, tenant: TenantModel) -> tuple[str, ...]:
+        """Return the names of the collections that hold anything."""
+        keys = libraries.catalogue.libraries(tenant.scope(SHARED))
+        return tuple(key.removeprefix(_KEY) for key in keys if key.startswith(_KEY))
 
     @property
     def version(self) -> int:
@@ -193,7 +215,7 @@ class DynamicLibrary:
         made: dict[str, ChunkOrClip] = {}
         try:
             for name, item in wanted.items():
-                made[name] = self._tenant.add(item.source, **item.options)
+                made[name] = item.piece or self._tenant.add(item.source, **item.options)
                 for chunk in chunk_ids([made[name]]):
                     self._tenant.store.pin(chunk)
             entries = {name: self._entry(scope, name, wanted[name], made[name], held) for name in made}

@@ -92,10 +92,15 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class LibraryItem:
-    """A source with the options that it is added with."""
+    """A source with the options that it is added with.
+
+    Attributes:
+        piece: what was made of it already; None where it is still to be added.
+    """
 
     source: Any
     options: Mapping[str, Any] = field(default_factory=dict)
+    piece: ChunkOrClip | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from emblema.errors import StoreError
 from emblema.library.catalogue import Catalogue
 from emblema.library.saved_vectors import Indexes
 from emblema.library.sources import Sources
+from emblema.store.clock import SteadyClock
 
 _LOG = logging.getLogger(__name__)
 SOURCE_BYTES = 2**30
@@ -70,8 +71,7 @@ class Libraries:
         self.catalogue = catalogue
         self.sources = Sources(None if self.folder is None else self.folder / "sources", source_bytes)
         self.indexes = Indexes(None if self.folder is None else self.folder / "vectors")
-        self._clock = clock
-        self._latest = 0.0
+        self._clock = SteadyClock(clock)
         self._lock = threading.Lock()
         self._remade = self._unread = self._uncollected = 0
         # `collect` of libraries that may delete chunks, by scope and library: what a snapshot frees goes through them.
@@ -86,9 +86,7 @@ class Libraries:
 
     def now(self) -> float:
         """Return the time, which never runs back while this is open: what has expired stays expired."""
-        with self._lock:
-            self._latest = max(self._latest, self._clock())
-            return self._latest
+        return self._clock.now()
 
     def count_remade(self) -> None:
         """Count an item whose media were added again."""

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from emblema.errors import StoreError
 from emblema.library.embedders import Vectors
 from emblema.library.vectors import VectorIndex
-from emblema.store.files import write_whole
+from emblema.store.files import make_folder, write_whole
 
 _LOG = logging.getLogger(__name__)
 UNSAVED_CHUNKS = 64
@@ -153,7 +153,7 @@ def write_vectors(path: Path, about: str, vectors: Mapping[str, Vectors]) -> Non
         "vectors": stacked,
     }
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent, mode=0o700)
         write_whole(path, [safetensors.numpy.save(arrays)])
     except OSError as error:
         raise StoreError(f"vectors could not be written to {path}: {error.strerror or error}") from error

@@ -16,7 +16,7 @@ from PIL import Image
 from emblema.errors import StoreError
 from emblema.library.items import SourceNote
 from emblema.media.source import is_address
-from emblema.store.files import write_whole
+from emblema.store.files import delete_durably, make_folder, write_whole
 from emblema.store.record import is_id
 
 _LOG = logging.getLogger(__name__)
@@ -88,11 +88,11 @@ class Sources:
         return data
 
     def forget(self, scope: str, digests: Collection[str]) -> None:
-        """Delete sources."""
+        """Delete sources, durably."""
         for digest in digests:
             self._held.pop((scope, digest), None)
             if self.folder is not None:
-                self._path(scope, digest).unlink(missing_ok=True)
+                delete_durably(self._path(scope, digest))
 
     def sweep(self, scope: str, held: Collection[str]) -> int:
         """Delete files that no entry names, old enough that none will; how many."""
@@ -101,7 +101,7 @@ class Sources:
         before, count = time.time() - STRAY_SECONDS, 0
         for path in (self.folder / scope).iterdir():
             if path.name not in held and path.lstat().st_mtime < before:
-                path.unlink(missing_ok=True)
+                delete_durably(path)
                 count += 1
         return count
 
@@ -125,7 +125,7 @@ class Sources:
             return
         path = self._path(scope, digest)
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(path.parent, mode=0o700)
             write_whole(path, [data])
         except OSError as error:
             raise StoreError(f"a source could not be kept in {path.parent}: {error.strerror or error}") from error

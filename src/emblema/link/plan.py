@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 import numpy
 
@@ -260,7 +261,7 @@ class PlanCost:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LinkPlan:
     """A strategy's answer for one prompt.
 
@@ -290,11 +291,15 @@ class LinkPlan:
     decisions: tuple[Decision, ...] = ()
 
     def sources(self) -> numpy.ndarray:
-        """Return source codes [layers, rows]: 0 computed, 1 taken, 2 taken and patched, 3 absent.
+        """Return source codes [layers, rows], not to be written to: 0 computed, 1 taken, 2 taken and patched, 3 absent.
 
         Raises:
             PlanError: a row has no source, or two, in some layer, or a range is malformed.
         """
+        return self._sources
+
+    @cached_property
+    def _sources(self) -> numpy.ndarray:
         codes = numpy.full((self.layers, self.rows), -1, dtype=numpy.int8)
         for part in self.ranges:
             first, last = part.layers
@@ -309,6 +314,7 @@ class LinkPlan:
         if (codes == -1).any():
             layer, row = (int(index) for index in numpy.argwhere(codes == -1)[0])
             raise PlanError(f"row {row} has no source in layer {layer}")
+        codes.flags.writeable = False
         return codes
 
     def validate(self) -> None:

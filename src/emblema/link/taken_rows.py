@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 from emblema.errors import LoadError, PlanError
 from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk
-from emblema.kv.layout import KVRows, LayerLayout, LayerRows
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows, RotaryBand
 from emblema.kv.patch import Factors, Patch
-from emblema.kv.rotation import PhaseBook, RotaryTable, turn_rows
+from emblema.kv.rotation import PhaseBook, Phases, RotaryTable, turn_rows
 from emblema.link.plan import SHARED_DIRECTIONS, ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import Prompt
 from emblema.store.keys import ArtifactKey
@@ -103,6 +104,9 @@ class Resources:
         return _cut(held.keys, rows, part.patch.rank), _cut(held.values, rows, part.patch.rank)
 
 
+BLOCK_ROWS = 320
+"""Rows that are turned and patched at once, so that what is worked on stays in a core's cache."""
+
 SlotFactors = tuple[Factors | None, Factors | None]
 """One layer's factors for the keys and for the values; None where there are none."""
 
@@ -153,16 +157,23 @@ class TakenRows:
 
     def __init__(self, model: ModelGeometry, table: RowSink, slots: Tensor, job: LinkJob) -> None:
         self.bytes_read = self.patch_bytes = 0
-        self._model, self._table, self._slots, self._resources = model, table, slots, job.resources
+        self._model, self._table = model, table
         taken = [part for part in job.plan.ranges if part.source is RowSource.TAKEN and part.start >= job.reused_rows]
-        self._prefixes = [part for part in taken if isinstance(part.origin, PrefixOrigin)]
-        for part in self._prefixes:
-            job.resources.prefix_rows(part)
+        self._prefixes = [
+            (part, job.resources.prefix_rows(part), _contiguous(slots[part.start : part.stop], table.rows.device))
+            for part in taken
+            if isinstance(part.origin, PrefixOrigin)
+        ]
         groups: dict[tuple[tuple[int, int], bool], list[RowRange]] = {}
         for part in taken:
             if isinstance(part.origin, ChunkOrigin):
                 groups.setdefault((part.layers, part.origin.relocated), []).append(part)
-        self._groups = [(layers, _RelocatedGroup.of(model, job, parts)) for (layers, _), parts in groups.items()]
+        made = [
+            (layers, group)
+            for (layers, _), parts in groups.items()
+            for group in _RelocatedGroup.of(model, job, parts, BLOCK_ROWS)
+        ]
+        self._groups = [(layers, group, _contiguous(slots[group.rows], model.device)) for layers, group in made]
 
     def write(self, layer: int) -> None:
         """Write one layer's taken rows, relocated and patched.
@@ -171,20 +182,19 @@ class TakenRows:
             PlanError: a patch that the plan names was not handed over.
             LoadError: rows that were being loaded did not come.
         """
-        for part in self._prefixes:
+        for part, kept, where in self._prefixes:
             if part.layers[0] <= layer < part.layers[1]:
-                rows = self._resources.prefix_rows(part)[layer].slice(part.start, part.stop)
-                self._table.write(layer, self._slots[part.start : part.stop].to(self._table.rows.device), rows)
+                rows = kept[layer].slice(part.start, part.stop)
+                self._table.write(layer, where, rows)
                 self.bytes_read += rows.bytes
         dtype, layout = self._model.dtype, self._model.layouts[layer]
-        for (first, last), group in self._groups:
+        for (first, last), group, where in self._groups:
             if first <= layer < last:
                 rows = group.relocated(layer, layout)
                 numbers = sum(part.rows * part.features_read(layout) for part in group.ranges)
                 self.bytes_read += numbers * dtype.itemsize
                 rows, factor_bytes = group.patched(rows, layer, layout)
                 self.patch_bytes += factor_bytes
-                where = _contiguous(self._slots[group.rows], self._model.device)
                 self._table.write(layer, where, LayerRows(rows.keys.to(dtype), rows.values.to(dtype)))
 
 
@@ -202,7 +212,7 @@ def relocated(model: ModelGeometry, job: LinkJob, layer: int, rows: Tensor) -> L
     }
     if not parts:
         raise PlanError("the plan takes none of the selector's candidates from a chunk")
-    group = _RelocatedGroup.of(model, job, list(parts.values()))
+    (group,) = _RelocatedGroup.of(model, job, list(parts.values()))
     order = {int(row): index for index, row in enumerate(group.rows)}
     if not wanted <= order.keys():
         raise PlanError("the plan takes some of the selector's candidates from no chunk")
@@ -212,34 +222,62 @@ def relocated(model: ModelGeometry, job: LinkJob, layer: int, rows: Tensor) -> L
 
 
 @dataclass(frozen=True, slots=True)
+class _TakenRange:
+    """A range with the chunk that it is taken from.
+
+    Attributes:
+        part: the range.
+        chunk: the chunk.
+        held: the chunk's canonical rows.
+        span: the rows of it that are taken.
+        start, stop: of the range among the rows of its group.
+    """
+
+    part: RowRange
+    chunk: Chunk
+    held: KVRows
+    span: slice
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class _RelocatedGroup:
     """Taken ranges that hold in the same layers, side by side.
 
     Attributes:
-        ranges: the ranges.
-        chunks: the chunk of each.
+        taken: the ranges.
         rows: [n] logical rows.
         source: phases of the positions that the rows were written at.
         target: phases of their positions in the prompt; the source's where rows are not relocated.
-        resources: where canonical rows and patches are.
+        resources: where patches are.
+        turns: by band, phases from the source to the target, as they are first needed.
+        placed: by band and rows, phases of the target, likewise.
     """
 
-    ranges: tuple[RowRange, ...]
-    chunks: tuple[Chunk, ...]
+    taken: tuple[_TakenRange, ...]
     rows: Tensor
     source: PhaseBook
     target: PhaseBook
     resources: Resources
+    turns: dict[RotaryBand, Phases]
+    placed: dict[tuple[RotaryBand, int, int], Phases]
+
+    @property
+    def ranges(self) -> list[RowRange]:
+        return [taken.part for taken in self.taken]
 
     @classmethod
-    def of(cls, model: ModelGeometry, job: LinkJob, parts: Sequence[RowRange]) -> "_RelocatedGroup":
-        """Return the group of some ranges, all of which are relocated or none.
+    def of(
+        cls, model: ModelGeometry, job: LinkJob, parts: Sequence[RowRange], most: int | None = None
+    ) -> "list[_RelocatedGroup]":
+        """Return some ranges, all of which are relocated or none, in groups of `most` rows or of one range.
 
         Raises:
             PlanError: the prompt does not hold a chunk, or a range ends after its chunk.
         """
         known = {chunk.id: chunk for _, chunk in job.prompt.chunk_segments}
-        chunks, positions, relocated = [], [], False
+        positions, blocks, relocated, count = [], [list[_TakenRange]()], False, 0
         for part in parts:
             origin = part.origin
             if not isinstance(origin, ChunkOrigin) or origin.chunk not in known:
@@ -247,35 +285,51 @@ class _RelocatedGroup:
             chunk, span, relocated = known[origin.chunk], _chunk_rows(part), origin.relocated
             if span.start < 0 or span.stop > chunk.tokens:
                 raise PlanError(f"rows {part.start} to {part.stop} are taken from beyond the end of {chunk!r}")
-            chunks.append(chunk)
             positions.append(chunk.encoded.positions[:, span] + chunk.base)
+            if most is not None and count and count + part.rows > most:
+                blocks.append([])
+                count = 0
+            held = job.resources.chunk_rows(chunk)
+            blocks[-1].append(_TakenRange(part, chunk, held, span, count, count + part.rows))
+            count += part.rows
         rows = torch.cat([torch.arange(part.start, part.stop) for part in parts])
         source = PhaseBook(model.tables, torch.cat(positions, dim=1).to(model.device))
         target = PhaseBook(model.tables, job.prompt.positions[:, rows].to(model.device)) if relocated else source
-        return cls(tuple(parts), tuple(chunks), rows, source, target, job.resources)
+        groups, first = [], 0
+        for block in blocks:
+            last = first + block[-1].stop
+            old = source.slice(first, last)
+            new = target.slice(first, last) if relocated else old
+            groups.append(cls(tuple(block), rows[first:last], old, new, job.resources, {}, {}))
+            first = last
+        return groups
 
     def relocated(self, layer: int, layout: LayerLayout) -> LayerRows:
-        """Return the chunks' rows of a layer, turned to their positions in the prompt.
+        """Return a copy of the chunks' rows of a layer, turned to their positions in the prompt.
 
         Raises:
             LoadError: they are not what this model writes for so many tokens, or did not come.
         """
         device = self.target.positions.device
         pieces = []
-        for part, chunk in zip(self.ranges, self.chunks, strict=True):
-            held = self.resources.chunk_rows(chunk)
-            rows = held[layer] if layer < len(held) else None
-            shapes = [(heads, chunk.tokens, width) for heads, width in (layout.keys, layout.values)]
-            if rows is None or [tuple(rows.keys.shape), tuple(rows.values.shape)] != shapes:
-                raise LoadError(chunk.id, f"its rows of layer {layer} have other shapes than the model's")
-            span = _chunk_rows(part)
-            pieces.append(rows.slice(span.start, span.stop).to(device))
-        keys = torch.cat([piece.keys for piece in pieces], dim=1)
-        values = torch.cat([piece.values for piece in pieces], dim=1)
+        for taken in self.taken:
+            rows = taken.held[layer] if layer < len(taken.held) else None
+            tokens = taken.chunk.tokens
+            if (
+                rows is None
+                or rows.keys.shape != (layout.keys[0], tokens, layout.keys[1])
+                or rows.values.shape != (layout.values[0], tokens, layout.values[1])
+            ):
+                raise LoadError(taken.chunk.id, f"its rows of layer {layer} have other shapes than the model's")
+            pieces.append(rows if taken.part.rows == tokens else rows.slice(taken.span.start, taken.span.stop))
+        keys = torch.cat([piece.keys.to(device) for piece in pieces], dim=1)
+        values = torch.cat([piece.values.to(device) for piece in pieces], dim=1)
         band = layout.rotary
         if band is None or self.source is self.target:
             return LayerRows(keys, values)
-        return turn_rows(LayerRows(keys, values), band, self.source(band).inverse().then(self.target(band)))
+        if band not in self.turns:
+            self.turns[band] = self.source(band).inverse().then(self.target(band))
+        return turn_rows(LayerRows(keys, values), band, self.turns[band])
 
     def patched(self, rows: LayerRows, layer: int, layout: LayerLayout) -> tuple[LayerRows, int]:
         """Return relocated rows with `R(p) U V` added wherever a range names a patch, and the bytes of all factors.
@@ -286,33 +340,49 @@ class _RelocatedGroup:
         Raises:
             PlanError: a patch was not handed over.
         """
-        if all(part.patch is None for part in self.ranges):
+        if all(taken.part.patch is None for taken in self.taken):
             return rows, 0
-        factors = [self.resources.factors(part, layer) for part in self.ranges]
-        device = self.target.positions.device
-        shifts = LayerRows(
-            self._shifts([keys for keys, _ in factors], layout.keys, device),
-            self._shifts([values for _, values in factors], layout.values, device),
-        )
-        if layout.rotary is not None:
-            shifts = turn_rows(shifts, layout.rotary, self.target(layout.rotary))
-        own = rows.keys.float()
-        if any(part.replaces_keys for part in self.ranges):
-            kept = [torch.full((part.rows, 1), not part.replaces_keys, device=device) for part in self.ranges]
-            own = own * torch.cat(kept)
-        read = sum(_bytes(part, slots) for part, slots in zip(self.ranges, factors, strict=True))
-        return LayerRows(own + shifts.keys, rows.values.float() + shifts.values), read
+        keys, values, read = rows.keys.float(), rows.values.float(), 0
+        factors = [self.resources.factors(taken.part, layer) for taken in self.taken]
+        # Patches on directions that a model shares are one product.
+        for directions, run in groupby(zip(self.taken, factors, strict=True), lambda pair: _directions(pair[1])):
+            if directions is None:
+                continue
+            patches = list(run)
+            start, stop = patches[0][0].start, patches[-1][0].stop
+            count = stop - start
+            shift = LayerRows(
+                self._shift([slots[0] for _, slots in patches], count, layout.keys),
+                self._shift([slots[1] for _, slots in patches], count, layout.values),
+            )
+            if layout.rotary is not None:
+                shift = turn_rows(shift, layout.rotary, self._placed(layout.rotary, start, stop))
+            for taken, slots in patches:
+                read += _bytes(taken.part, slots)
+                if taken.part.replaces_keys:
+                    keys[:, taken.start : taken.stop] = 0
+            keys[:, start:stop] += shift.keys
+            values[:, start:stop] += shift.values
+        return LayerRows(keys, values), read
 
-    def _shifts(self, factors: Sequence[Factors | None], shape: tuple[int, int], device: torch.device) -> Tensor:
-        """Return what patches add to the rows, [heads, rows, width] float32; zero where a range has none."""
-        pieces = [
-            torch.zeros(part.rows, shape[0] * shape[1], device=device)
-            if slot is None
-            else slot.left.to(device).float() @ slot.right.to(device).float()
-            for part, slot in zip(self.ranges, factors, strict=True)
-        ]
-        shifts: Tensor = torch.cat(pieces).unflatten(1, shape).transpose(0, 1)
-        return shifts
+    def _placed(self, band: RotaryBand, start: int, stop: int) -> Phases:
+        """Return phases of the positions in the prompt of rows `start` to `stop`."""
+        if (band, start, stop) not in self.placed:
+            self.placed[band, start, stop] = self.target(band).slice(start, stop)
+        return self.placed[band, start, stop]
+
+    def _shift(self, factors: Sequence[Factors | None], rows: int, shape: tuple[int, int]) -> Tensor:
+        """Return what factors with the same directions add to rows one after another, [heads, rows, width] float32.
+
+        It is zero where there are none.
+        """
+        device = self.target.positions.device
+        found = [slot for slot in factors if slot is not None]
+        if not found:
+            return torch.zeros(shape[0], 1, shape[1], device=device).expand(-1, rows, -1)
+        left = torch.cat([slot.left for slot in found]).to(device).float()
+        product: Tensor = (left @ found[0].right.to(device).float()).unflatten(1, shape).transpose(0, 1)
+        return product
 
 
 def _chunk_rows(part: RowRange) -> slice:
@@ -323,7 +393,14 @@ def _chunk_rows(part: RowRange) -> slice:
 
 
 def _cut(factors: Factors, rows: slice, rank: int) -> Factors:
+    if rank >= factors.rank and rows.start == 0 and rows.stop >= len(factors.left):
+        return factors
     return Factors(factors.left[rows, :rank], factors.right[:rank])
+
+
+def _directions(slots: SlotFactors) -> tuple[int, ...] | None:
+    """Return what names the directions of a range's factors while they are held; None where it has none."""
+    return tuple(id(slot.right) for slot in slots if slot is not None) or None
 
 
 def _bytes(part: RowRange, slots: SlotFactors) -> int:

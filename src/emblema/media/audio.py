@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 from emblema.errors import MediaError
 from emblema.extras import import_extra
 from emblema.media.container import open_container
+from emblema.media.decoder_pool import DecodeTask, decode
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 from emblema.media.source import Source, describe, open_source
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+
+_PIECE_BYTES = 2**20
+"""Samples come from the decoding process in pieces of so many bytes at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,19 +41,33 @@ def load_audio(source: Source, rate: int = 16_000, limits: MediaLimits = DEFAULT
     if not 1_000 <= rate <= 192_000:
         raise MediaError(f"The sample rate is {rate}: give one from 1000 to 192000.")
     name = describe(source)
-    with open_source(source, limits) as stream, open_container(stream, name) as container:
-        if not container.streams.audio:
-            raise MediaError(f"{name} holds no sound.")
-        pieces: list[NDArray[np.float32]] = []
-        samples = 0
-        for piece in _resampled(container, rate):
-            pieces.append(piece)
-            samples += len(piece)
+    pieces: list[NDArray[np.float32]] = []
+    samples = 0
+    with open_source(source, limits) as file:
+        for item in decode(DecodeTask("sound", file, name, limits, _PIECE_BYTES, {"rate": rate})):
+            if len(item.data) % 4:
+                raise MediaError(f"{name} was not decoded to samples.")
+            pieces.append(np.frombuffer(item.data, "<f4").astype(np.float32, copy=False))
+            samples += len(pieces[-1])
             if samples > limits.audio_seconds * rate:
                 raise MediaError(f"{name} lasts longer than the limit of {limits.audio_seconds:g} s.")
     if samples == 0:
         raise MediaError(f"{name} holds no sound.")
     return Audio(np.concatenate(pieces), rate)
+
+
+def decode_sound(file: BinaryIO, name: str, limits: MediaLimits, rate: int) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Decode a file in this process: yield pieces of its samples, float32; errors as `load_audio`."""
+    with open_container(file, name) as container:
+        if not container.streams.audio:
+            raise MediaError(f"{name} holds no sound.")
+        samples = 0
+        for piece in _resampled(container, rate):
+            samples += len(piece)
+            for start in range(0, len(piece), _PIECE_BYTES // 4):
+                yield {}, piece[start : start + _PIECE_BYTES // 4].astype("<f4").tobytes()
+            if samples > limits.audio_seconds * rate:
+                raise MediaError(f"{name} lasts longer than the limit of {limits.audio_seconds:g} s.")
 
 
 def _resampled(container: InputContainer, rate: int) -> Iterator[NDArray[np.float32]]:

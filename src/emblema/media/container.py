@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from emblema.errors import MediaError
 from emblema.extras import import_extra
+from emblema.media.decoder_pool import DecodeTask, decode
+from emblema.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -15,6 +18,41 @@ if TYPE_CHECKING:
 
 FORMATS = "mov,matroska,avi,mpegts,mpeg,flv,ogg,gif,asf,h264,hevc,mjpeg,apng,webp_pipe,wav,mp3,flac,aac,aiff,w64,caf"
 """Demuxers that may be used. Playlists and lists (hls, dash, concat) would open other files: they are not here."""
+
+MICROSECONDS = 1_000_000
+"""Unit of a container's duration, a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    """What the header of a video or audio file says.
+
+    Attributes:
+        has_video: whether it has a video that is not a cover picture.
+        seconds: how long it lasts; None where it does not say.
+    """
+
+    has_video: bool
+    seconds: float | None
+
+
+def read_container(file: BinaryIO, name: str, limits: MediaLimits) -> ContainerFacts:
+    """Return what the header of an open file says.
+
+    Raises:
+        MediaError: it is no video or sound, or takes longer than a picture may.
+    """
+    for item in decode(DecodeTask("container", file, name, limits)):
+        seconds = item.fields.get("seconds")
+        return ContainerFacts(bool(item.fields.get("has_video")), seconds if isinstance(seconds, float) else None)
+    raise MediaError(f"{name} cannot be read as video or sound.")
+
+
+def describe_container(file: BinaryIO, name: str, limits: MediaLimits) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Read a file's header in this process: yield the fields of `ContainerFacts`."""
+    with open_container(file, name) as container:
+        seconds = None if container.duration is None else container.duration / MICROSECONDS
+        yield {"has_video": moving_picture(container) is not None, "seconds": seconds}, b""
 
 
 @contextmanager

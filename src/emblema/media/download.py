@@ -1,31 +1,41 @@
 """Downloads, guarded: public addresses only, and never more bytes, hops or seconds than the limits allow.
 
-A host's name is looked up once, every address of it is checked, and the connection goes to a checked address,
-so a name that changes its mind between check and use (DNS rebinding) gains nothing. Proxies are not used.
+A host's name is looked up once, every address of it is checked, and the connection goes to a checked address, so a
+name that changes its mind between check and use (DNS rebinding) gains nothing. The request and the certificate bear the
+name. Proxies are not used. httpcore speaks HTTP, in a thread with an event loop, where one time limit cuts whatever is
+waited for: a connection, a handshake, a header, a byte.
 """
 
+from __future__ import annotations
+
+import asyncio
 import base64
 import binascii
 import ipaddress
 import queue
+import re
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit
 
 from emblema.errors import MediaError
+from emblema.media.addresses import is_public
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
-_PIECE = 65_536
+if TYPE_CHECKING:
+    import httpcore2
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_HOST = re.compile(r"[A-Za-z0-9._~:%-]+")
+"""Characters of names and of addresses, with a zone."""
+_GRACE_SECONDS = 1.0
+"""A download that is not over so long after its time is left behind: its thread ends by itself."""
+_LOOK_UPS = threading.BoundedSemaphore(64)
+"""Names that are looked up at once: the system's look-up cannot be ended, and slow ones would pile up."""
 
 
 def fetch(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
@@ -40,13 +50,23 @@ def fetch(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
     if url[:5].lower() == "data:":
         return _inline(url, limits)
     deadline = _Deadline(limits.download_seconds)
-    target = url
-    for _ in range(limits.redirects + 1):
-        outcome = _request(_parse(target), deadline, limits)
-        if isinstance(outcome, bytes):
-            return outcome
-        target = redirected(target, outcome)
-    raise MediaError(f"{_short(url)} redirects more than {limits.redirects} times.")
+    answer: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+
+    # A thread of its own, because the caller's may run an event loop already.
+    def run() -> None:
+        try:
+            answer.put(asyncio.run(_fetch(url, deadline, limits)))
+        except BaseException as error:
+            answer.put(error)
+
+    threading.Thread(target=run, name="emblema-download", daemon=True).start()
+    try:
+        outcome = answer.get(timeout=deadline.left(url) + _GRACE_SECONDS)
+    except queue.Empty:
+        raise deadline.passed(url) from None
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def redirected(url: str, place: str) -> str:
@@ -65,19 +85,6 @@ def redirected(url: str, place: str) -> str:
     return target
 
 
-def is_public(address: Address) -> bool:
-    """Return whether an address is in the public internet, also the IPv4 address inside a translated IPv6 one."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return is_public(address.ipv4_mapped)
-        if address in _TRANSLATED:
-            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-        tunnelled = [address.sixtofour, *(address.teredo or ())]
-        if address.is_site_local or not all(is_public(part) for part in tunnelled if part is not None):
-            return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
-
-
 @dataclass(frozen=True, slots=True)
 class _Target:
     """One hop: where to connect and what to ask for."""
@@ -87,6 +94,12 @@ class _Target:
     host: str
     port: int
     path: str
+
+    @property
+    def authority(self) -> str:
+        """What the Host header says."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
 
 
 class _Deadline:
@@ -100,100 +113,107 @@ class _Deadline:
         """Seconds left, more than none."""
         left = self.end - time.monotonic()
         if left <= 0:
-            raise MediaError(f"{_short(url)} took longer than {self.seconds:g} s.")
+            raise self.passed(url)
         return left
 
-    @contextmanager
-    def watching(self, connection: "_PinnedConnection") -> Iterator[None]:
-        """Cut the connection at the deadline: a socket's own time-out starts again at each byte that drips in."""
-        timer = threading.Timer(self.left(connection.target.url), connection.cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def passed(self, url: str) -> MediaError:
+        return MediaError(f"{_short(url)} took longer than {self.seconds:g} s (MediaLimits.download_seconds).")
 
 
-class _PinnedConnection(HTTPConnection):
-    """A connection to addresses that were checked before; the certificate is checked against the host's name."""
-
-    def __init__(self, target: _Target, addresses: list[str], deadline: _Deadline) -> None:
-        super().__init__(target.host, target.port)
-        self.target = target
-        self.addresses = addresses
-        self.deadline = deadline
-        self.was_cut = False
-
-    def connect(self) -> None:
-        failure: OSError | None = None
-        for address in self.addresses:
-            try:
-                plain = socket.create_connection((address, self.target.port), self.deadline.left(self.target.url))
-                break
-            except OSError as error:
-                failure = error
-        else:
-            raise failure or OSError("no address")
-        self.sock = plain
-        if self.target.secure:
-            self.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=self.target.host)
-
-    def cut(self) -> None:
-        """End every read and write in progress; called from the timer's thread."""
-        self.was_cut = True
-        if self.sock is not None:
-            try:
-                self.sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # Already closed: nothing is left to cut.
+async def _fetch(url: str, deadline: _Deadline, limits: MediaLimits) -> bytes:
+    target = url
+    for _ in range(limits.redirects + 1):
+        outcome = await _request(_parse(target), deadline, limits)
+        if isinstance(outcome, bytes):
+            return outcome
+        target = redirected(target, outcome)
+    raise MediaError(f"{_short(url)} redirects more than {limits.redirects} times.")
 
 
-def _request(target: _Target, deadline: _Deadline, limits: MediaLimits) -> bytes | str:
+async def _request(target: _Target, deadline: _Deadline, limits: MediaLimits) -> bytes | str:
     """Request one address; return the body, or where a redirect points to."""
-    connection = _PinnedConnection(target, _addresses(target, deadline, limits), deadline)
+    # Not at the top: it takes longer to import than a picture to decode.
+    import httpcore2
+
     name = _short(target.url)
+    addresses = _addresses(target, deadline, limits)
+    location = httpcore2.URL(
+        scheme=b"https" if target.secure else b"http",
+        host=target.host.encode("ascii"),
+        port=target.port,
+        target=target.path.encode("ascii"),
+    )
+    headers = [("Host", target.authority), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
+    headers += [("User-Agent", "emblema"), ("Connection", "close")]
     try:
-        with deadline.watching(connection):
-            headers = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "emblema", "Connection": "close"}
-            connection.request("GET", target.path, headers=headers)
-            response = connection.getresponse()
+        async with (
+            asyncio.timeout(deadline.left(target.url)),
+            httpcore2.AsyncConnectionPool(network_backend=_pinned(addresses, deadline)) as connections,
+            connections.stream("GET", location, headers=headers) as response,
+        ):
+            fields = {key.lower(): value.decode("latin-1") for key, value in response.headers}
             if response.status in _REDIRECTS:
-                place = response.headers.get("Location")
-                if place is None:
+                if b"location" not in fields:
                     raise MediaError(f"{name} redirects to nowhere.")
-                return place
+                return fields[b"location"]
             if response.status != 200:
-                raise MediaError(f"{name} answered {response.status} {_one_line(response.reason)}.")
-            return _body(response, name, deadline, target.url, limits)
-    except (OSError, HTTPException, ValueError) as error:
-        if connection.was_cut or isinstance(error, TimeoutError):
-            raise MediaError(f"{name} took longer than {deadline.seconds:g} s.") from error
+                reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
+                raise MediaError(f"{name} answered {response.status} {_one_line(reason)}.")
+            return await _body(response, fields, name, limits)
+    except (TimeoutError, httpcore2.TimeoutException) as error:
+        raise deadline.passed(target.url) from error
+    except (OSError, ValueError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
         raise MediaError(f"{name} could not be fetched ({_one_line(error) or type(error).__name__}).") from error
-    finally:
-        connection.close()
 
 
-def _body(response: HTTPResponse, name: str, deadline: _Deadline, url: str, limits: MediaLimits) -> bytes:
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+async def _body(response: httpcore2.Response, fields: dict[bytes, str], name: str, limits: MediaLimits) -> bytes:
+    import httpcore2
+
+    encoding = fields.get(b"content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise MediaError(f"{name} came packed with {_one_line(encoding)}, though plain bytes were asked for.")
-    promised = response.length
+    promised = fields.get(b"content-length", "")
     too_large = f"{name} is larger than {limits.download_bytes} bytes (MediaLimits.download_bytes)."
-    if promised is not None and promised > limits.download_bytes:
+    if promised.isdecimal() and int(promised) > limits.download_bytes:
         raise MediaError(too_large)
     body = bytearray()
-    while piece := response.read1(_PIECE):
-        body += piece
-        if len(body) > limits.download_bytes:
-            raise MediaError(too_large)
-        deadline.left(url)
-    deadline.left(url)
-    if promised is not None and len(body) < promised:
-        raise MediaError(f"{name} ended after {len(body)} of {promised} bytes.")
+    try:
+        async for piece in response.aiter_stream():
+            body += piece
+            if len(body) > limits.download_bytes:
+                raise MediaError(too_large)
+    except httpcore2.RemoteProtocolError as error:
+        whole = f" of {promised}" if promised else ""
+        raise MediaError(f"{name} could not be fetched: it ended after {len(body)}{whole} bytes.") from error
     if not body:
         raise MediaError(f"{name} is empty.")
     return bytes(body)
+
+
+def _pinned(addresses: list[str], deadline: _Deadline) -> httpcore2.AsyncNetworkBackend:
+    """Return what connects to the first of these addresses that answers, whatever name is asked for."""
+    import httpcore2
+
+    class PinnedBackend(httpcore2.AsyncNetworkBackend):
+        async def connect_tcp(
+            self,
+            host: str,
+            port: int,
+            timeout: float | None = None,
+            local_address: str | None = None,
+            socket_options: Iterable[Any] | None = None,
+        ) -> httpcore2.AsyncNetworkStream:
+            failure: Exception = httpcore2.ConnectError("no address")
+            for index, address in enumerate(addresses):
+                # An address that does not answer leaves time for the others.
+                share = (deadline.end - time.monotonic()) / (len(addresses) - index)
+                try:
+                    return await httpcore2.AnyIOBackend().connect_tcp(address, port, timeout=max(0.0, share))
+                except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                    failure = error
+            raise failure
+
+    return PinnedBackend()
 
 
 def _parse(url: str) -> _Target:
@@ -208,6 +228,8 @@ def _parse(url: str) -> _Target:
         raise MediaError(f"{name}: only http, https and data addresses are fetched, not {parts.scheme or 'none'}.")
     if not host:
         raise MediaError(f"{name} names no host.")
+    if _HOST.fullmatch(host) is None:
+        raise MediaError(f"{name} names a host with characters that no host has.")
     if parts.username is not None or parts.password is not None:
         raise MediaError("An address with a name or password in it is not fetched: remove them.")
     secure = parts.scheme == "https"
@@ -233,6 +255,7 @@ def _addresses(target: _Target, deadline: _Deadline, limits: MediaLimits) -> lis
 def _look_up(target: _Target, deadline: _Deadline) -> list[str]:
     """Addresses of a host's name, asked for in a thread: the system's look-up knows no time-out."""
     answer: queue.SimpleQueue[list[str] | Exception] = queue.SimpleQueue()
+    late = MediaError(f"Looking up the host {target.host!r} took longer than {deadline.seconds:g} s.")
 
     def ask() -> None:
         try:
@@ -240,12 +263,17 @@ def _look_up(target: _Target, deadline: _Deadline) -> list[str]:
             answer.put(list(dict.fromkeys(str(row[4][0]) for row in rows)))
         except (OSError, ValueError) as error:
             answer.put(error)
+        finally:
+            places.release()
 
+    places = _LOOK_UPS
+    if not places.acquire(timeout=deadline.left(target.url)):
+        raise late
     threading.Thread(target=ask, name="emblema-look-up", daemon=True).start()
     try:
         found = answer.get(timeout=deadline.left(target.url))
-    except queue.Empty as error:
-        raise MediaError(f"Looking up the host {target.host!r} took longer than {deadline.seconds:g} s.") from error
+    except queue.Empty:
+        raise late from None
     if isinstance(found, Exception) or not found:
         raise MediaError(f"The host {target.host!r} cannot be found ({found or 'no address'}).")
     return found

@@ -1,29 +1,29 @@
 """Pictures: anything Pillow or numpy holds, as one upright RGB picture within the limits."""
 
 import io
-import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from emblema.errors import MediaError
+from emblema.media.decoder_pool import DecodedItem, DecodeTask, decode
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
-from emblema.media.source import Source, describe, read_source
+from emblema.media.source import Source, describe, open_source
+from emblema.media.structure import check_structure
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """Formats that are tried; those that run other programs or hold vectors (EPS, WMF, …) are not."""
 
 ImageSource = Source | Image.Image | NDArray[np.generic]
 
-_warnings_guard = threading.Lock()
-
 
 def load_image(source: ImageSource, limits: MediaLimits = DEFAULT_LIMITS) -> Image.Image:
-    """Load a picture as upright 8-bit RGB.
+    """Load a picture as upright 8-bit RGB: a file in a process that decodes, a Pillow image or an array here.
 
     EXIF orientation is applied, transparency is laid on white, of an animation the first frame is taken (of a Pillow
     image the current frame). Colour profiles are ignored, as image processors do.
@@ -44,11 +44,48 @@ def load_image(source: ImageSource, limits: MediaLimits = DEFAULT_LIMITS) -> Ima
     if isinstance(source, np.ndarray):
         return _finish(_from_array(source, limits), "the given array", limits)
     name = describe(source)
-    data = read_source(source, limits)
+    with open_source(source, limits) as file:
+        task = DecodeTask("picture", file, name, limits, 3 * limits.image_pixels)
+        pictures = [picture_of(item, name, limits) for item in decode(task)]
+    if len(pictures) != 1:
+        raise MediaError(f"{name} is not a picture that can be read.")
+    return pictures[0]
+
+
+def decode_picture(file: BinaryIO, name: str, limits: MediaLimits) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Decode a file in this process: yield the sides of the one picture, with its pixels; errors as `load_image`."""
     with _decoding(name):
-        Image.init()
-        image = Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN])
-    return _finish(image, name, limits)
+        data = file.read()
+        check_structure(data, name, limits)
+        # The formats that this build of Pillow has; `Image.open` would look for others too.
+        kinds = [kind for kind in FORMATS if kind in Image.OPEN]
+        image = Image.open(io.BytesIO(data), formats=kinds)
+    yield item_of(_finish(image, name, limits))
+
+
+def import_formats() -> None:
+    """Import Pillow's modules for the formats that are tried."""
+    for kind in FORMATS:
+        module = "WebP" if kind == "WEBP" else kind.capitalize()
+        import_module(f"PIL.{module}ImagePlugin")
+
+
+def item_of(picture: Image.Image, **fields: float) -> tuple[dict[str, Any], bytes]:
+    """Return what a decoding process sends of an RGB picture: its sides, other fields, and its pixels."""
+    return {"width": picture.width, "height": picture.height, **fields}, picture.tobytes()
+
+
+def picture_of(item: DecodedItem, name: str, limits: MediaLimits) -> Image.Image:
+    """Return the RGB picture that a decoding process sent.
+
+    Raises:
+        MediaError: its sides are outside the limits, or not those of its pixels.
+    """
+    width, height = item.fields.get("width"), item.fields.get("height")
+    if type(width) is not int or type(height) is not int or len(item.data) != 3 * width * height:
+        raise MediaError(f"{name} was not decoded to a picture.")
+    check_size(width, height, name, limits)
+    return Image.frombytes("RGB", (width, height), item.data)
 
 
 def check_size(width: int, height: int, name: str, limits: MediaLimits) -> None:
@@ -88,13 +125,13 @@ def _scale_deep(image: Image.Image, file_format: str | None, name: str) -> Image
     values = np.asarray(image)
     if image.mode == "F":
         return Image.fromarray(_from_floats(values, name))
-    wide = values.astype(np.int64)
-    if wide.min() < 0 or wide.max() > 65_535:
+    highest = int(values.max())
+    if values.min() < 0 or highest > 65_535:
         raise MediaError(f"{name} holds values beyond 16 bits: convert it to 8 bits a channel.")
     # Pillow opens 16-bit PNM, and in older releases PNG, in mode I too; a dark one is not to be brightened.
-    if image.mode == "I" and file_format not in ("PNG", "PPM") and wide.max() <= 255:
-        return Image.fromarray(wide.astype(np.uint8))
-    return Image.fromarray(_narrow(wide))
+    if image.mode == "I" and file_format not in ("PNG", "PPM") and highest <= 255:
+        return Image.fromarray(values.astype(np.uint8))
+    return Image.fromarray(_narrow(values.astype(np.uint32)))
 
 
 def _from_array(array: NDArray[np.generic], limits: MediaLimits) -> Image.Image:
@@ -107,7 +144,7 @@ def _from_array(array: NDArray[np.generic], limits: MediaLimits) -> Image.Image:
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * np.uint8(255)
     elif array.dtype == np.uint16:
-        array = _narrow(array.astype(np.int64))
+        array = _narrow(array.astype(np.uint32))
     elif np.issubdtype(array.dtype, np.floating):
         array = _from_floats(array, "the given array")
     elif array.dtype != np.uint8:
@@ -122,26 +159,21 @@ def _from_floats(values: NDArray[np.generic], name: str) -> NDArray[np.uint8]:
     return np.rint(numbers * 255).astype(np.uint8)
 
 
-def _narrow(values: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _narrow(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
     """Round 16 bits to 8."""
-    return ((values * 255 + 32_767) // 65_535).astype(np.uint8)
+    return ((values * np.uint32(255) + np.uint32(32_767)) // np.uint32(65_535)).astype(np.uint8)
 
 
 @contextmanager
 def _decoding(name: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into one MediaError, and keep its warnings in.
-
-    Filters of warnings belong to the whole process, so pictures are decoded one at a time.
-    """
-    with _warnings_guard, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        try:
-            yield
-        except MediaError:
-            raise
-        except Image.UnidentifiedImageError as error:
-            raise MediaError(f"{name} is not a picture that can be read ({', '.join(FORMATS)}).") from error
-        except Image.DecompressionBombError as error:
-            raise MediaError(f"{name} is too large a picture once unpacked; scale it down.") from error
-        except Exception as error:
-            raise MediaError(f"{name} is a broken or truncated picture ({error}).") from error
+    """Turn whatever a decoder raises into one MediaError."""
+    try:
+        yield
+    except (MediaError, MemoryError):
+        raise
+    except Image.UnidentifiedImageError as error:
+        raise MediaError(f"{name} is not a picture that can be read ({', '.join(FORMATS)}).") from error
+    except Image.DecompressionBombError as error:
+        raise MediaError(f"{name} is too large a picture once unpacked; scale it down.") from error
+    except Exception as error:
+        raise MediaError(f"{name} is a broken or truncated picture ({error}).") from error

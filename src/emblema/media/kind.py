@@ -3,7 +3,7 @@
 from typing import Literal
 
 from emblema.errors import MediaError
-from emblema.media.container import moving_picture, open_container
+from emblema.media.container import read_container
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 from emblema.media.source import Source, describe, open_source
 
@@ -27,12 +27,11 @@ def media_kind(source: Source, limits: MediaLimits = DEFAULT_LIMITS) -> MediaKin
             return "image"
         if b"%PDF-" in head:
             return "document"
-        stream.seek(0)
+        name = describe(source)
         try:
-            with open_container(stream, describe(source)) as container:
-                return "audio" if moving_picture(container) is None else "video"
+            return "video" if read_container(stream, name, limits).has_video else "audio"
         except MediaError as error:
-            raise MediaError(f"{describe(source)} is no picture, video, PDF or sound that can be read.") from error
+            raise MediaError(f"{name} is no picture, video, PDF or sound that can be read ({error})") from error
 
 
 def _is_picture(head: bytes) -> bool:

@@ -20,10 +20,18 @@ class MediaLimits:
         document_pages: pages of a document.
         document_pixels: pixels of all its rendered pages together (three bytes each).
         audio_seconds: length of a recording.
+        jpeg_scans: scans of a JPEG; each is decoded over all pixels. Encoders write 18 at most.
+        png_chunks: chunks of a PNG beside its pixels; each may unpack to a megabyte.
+        picture_seconds: time to decode a picture, or a page of a document.
+        media_seconds: time to decode a whole document, video or recording. Of a video whose frames are taken one at a
+            time it is the time to each frame.
+        decoder_bytes: memory (address space) of the process that decodes.
         download_bytes: size of a download or of a `data:` address.
         download_seconds: time for a download, name look-up and redirects included.
         redirects: how many redirects are followed.
         allowed_hosts: host names and addresses, as written in a URL, that may lie in a private network.
+        text_bytes: all text of one prompt, or one passage, in UTF-8. It is counted before it is tokenized, which takes
+            about a second and 140 MB for a mebibyte; a longer one gets a `PromptError`.
     """
 
     file_bytes: int = 512 * 2**20
@@ -37,10 +45,16 @@ class MediaLimits:
     document_pages: int = 256
     document_pixels: int = 1_000_000_000
     audio_seconds: float = 3_600.0
+    jpeg_scans: int = 32
+    png_chunks: int = 256
+    picture_seconds: float = 20.0
+    media_seconds: float = 300.0
+    decoder_bytes: int = 4 * 2**30
     download_bytes: int = 64 * 2**20
     download_seconds: float = 20.0
     redirects: int = 4
     allowed_hosts: frozenset[str] = frozenset()
+    text_bytes: int = 2**20
 
 
 DEFAULT_LIMITS = MediaLimits()

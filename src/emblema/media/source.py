@@ -1,11 +1,11 @@
-"""Where media come from: a path, bytes, an address. Reads them whole, or as a seekable stream."""
+"""Where media come from: a path, bytes, an address. Opens them as files, for the process that decodes."""
 
-import io
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO, cast
 
 from emblema.errors import MediaError
 from emblema.media.download import fetch
@@ -32,7 +32,7 @@ def is_address(source: object) -> bool:
 
 
 def open_source(source: Source, limits: MediaLimits) -> BinaryIO:
-    """Open a seekable stream over the source, not empty and within the limits; the caller closes it.
+    """Open a file over the source, not empty and within the limits; the caller closes it.
 
     Raises:
         MediaError: the file is missing, a folder, no regular file, empty, unreadable or too large, or an address
@@ -40,9 +40,9 @@ def open_source(source: Source, limits: MediaLimits) -> BinaryIO:
     """
     if isinstance(source, bytes | bytearray | memoryview):
         _check_size(len(source), describe(source), limits.file_bytes)
-        return io.BytesIO(source)
+        return _in_memory(source)
     if is_address(source):
-        return io.BytesIO(fetch(str(source), limits))
+        return _in_memory(fetch(str(source), limits))
     if not isinstance(source, str | os.PathLike):
         raise MediaError(f"Cannot read {describe(source)}: give a path, bytes, or a URL.")
     return _open_file(source, limits)
@@ -58,6 +58,18 @@ def read_source(source: Source, limits: MediaLimits) -> bytes:
             return stream.read()
         except OSError as error:
             raise MediaError(f"Cannot read {describe(source)}: {error.strerror or error}.") from error
+
+
+def _in_memory(data: bytes | bytearray | memoryview) -> BinaryIO:
+    """Return a file in memory, where the system has such; else one without a name."""
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = os.fdopen(os.memfd_create("media"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(data)
+    file.flush()
+    file.seek(0)
+    return cast(BinaryIO, file)
 
 
 def _open_file(source: str | os.PathLike[str], limits: MediaLimits) -> BinaryIO:

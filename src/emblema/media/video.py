@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from PIL import Image
 
 from emblema.errors import MediaError
-from emblema.media.container import moving_picture, open_container
-from emblema.media.image import check_size
+from emblema.media.container import MICROSECONDS, moving_picture, open_container
+from emblema.media.decoder_pool import DecodeTask, decode
+from emblema.media.image import check_size, item_of, picture_of
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 from emblema.media.source import Source, describe, open_source
 
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 _WHOLE = frozenset({"mov", "matroska", "webm", "avi"})
 """Containers whose header tells how long the clip should be, so that a cut one is noticed."""
 
-MICROSECONDS = 1_000_000
-"""Unit of a container's duration, a second."""
-
 _SLACK = Fraction(1, 1000)
 
 _FINEST = 100_000
 """Largest denominator of frames a second; its inverse is the lowest rate."""
+
+_THREADS = 4
+"""Threads that decode one video, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Video:
 
 
 def load_video(source: Source, fps: float = 1.0, limits: MediaLimits = DEFAULT_LIMITS) -> Video:
-    """Return all frames that `sample_frames` yields."""
-    pairs = list(sample_frames(source, fps, limits))
+    """Return all frames that `sample_frames` yields, decoded within `limits.media_seconds`."""
+    pairs = list(_frames(source, fps, limits, lazy=False))
     return Video([image for _, image in pairs], [time for time, _ in pairs])
 
 
@@ -67,7 +68,7 @@ def sample_frames(
     """Yield the frame on screen at 0, 1/fps, 2/fps, … seconds, with that time; at least the first frame.
 
     Frames are told by their timestamps, so a clip of uneven rate keeps its pace; a frame that stays on screen longer
-    than 1/fps comes again.
+    than 1/fps comes again. The process that decodes waits while the caller does.
 
     Args:
         source: a path, bytes or address.
@@ -77,14 +78,17 @@ def sample_frames(
     Raises:
         MediaError: the source is missing, empty, broken, truncated, holds no video frames, or is outside the limits.
     """
-    if not isinstance(fps, Real) or not 1 / _FINEST <= fps <= 1000:
-        raise MediaError(f"fps is {fps!r}: give a number from {1 / _FINEST} to 1000.")
-    name = describe(source)
-    with open_source(source, limits) as stream, open_container(stream, name) as container:
+    yield from _frames(source, fps, limits, lazy=True)
+
+
+def decode_frames(file: BinaryIO, name: str, limits: MediaLimits, fps: float) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Decode a file in this process: yield time, sides and pixels of each frame; errors as `load_video`."""
+    with open_container(file, name) as container:
         track = moving_picture(container)
         if track is None:
             raise MediaError(f"{name} holds no video.")
         track.thread_type = "AUTO"
+        track.codec_context.thread_count = _THREADS
         promised = _promised_seconds(container, track)
         if promised is not None and promised > limits.video_seconds:
             raise MediaError(f"{name} lasts {promised:.0f} s; the limit is {limits.video_seconds:g} s.")
@@ -96,14 +100,30 @@ def sample_frames(
         end = Fraction(0)
         for start, stop, frame in _decoded(container, track, name, limits):
             while shown is not None and count * step < start - _SLACK:
-                yield float(count * step), budget.picture(shown)
+                yield item_of(budget.picture(shown), time=float(count * step))
                 count += 1
             shown, end = frame, stop
         if shown is None:
             raise MediaError(f"{name} holds no video frames.")
         while count == 0 or count * step < end - _SLACK:
-            yield float(count * step), budget.picture(shown)
+            yield item_of(budget.picture(shown), time=float(count * step))
             count += 1
+
+
+def _frames(source: Source, fps: float, limits: MediaLimits, lazy: bool) -> Iterator[tuple[float, Image.Image]]:
+    if not isinstance(fps, Real) or not 1 / _FINEST <= fps <= 1000:
+        raise MediaError(f"fps is {fps!r}: give a number from {1 / _FINEST} to 1000.")
+    name = describe(source)
+    frames = pixels = 0
+    with open_source(source, limits) as file:
+        task = DecodeTask("frames", file, name, limits, 3 * limits.image_pixels, {"fps": float(fps)}, lazy)
+        for item in decode(task):
+            picture, time = picture_of(item, name, limits), item.fields.get("time")
+            frames, pixels = frames + 1, pixels + picture.width * picture.height
+            within = frames <= limits.video_frames and pixels <= limits.video_pixels
+            if not isinstance(time, float) or not within:
+                raise MediaError(f"{name} was not decoded to frames within the limits.")
+            yield time, picture
 
 
 def _decoded(

@@ -1,7 +1,8 @@
 """One generic adapter over the encoder and the decoder of a transformers vision-language model."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import Tensor
 from emblema.errors import ModelError, PromptError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
-from emblema.kv.rotation import RotaryTable
+from emblema.kv.rotation import PhaseBook, RotaryTable
+from emblema.models.attention_switch import attending_by, stock_attend
 from emblema.models.batch import LayerInput, RowBatch
+from emblema.models.batch_table import BatchTable
 from emblema.models.calibrate import Calibration, calibrate, layer_types, rotary_module
 from emblema.models.families import family_of
 from emblema.models.families.base import Prepared
@@ -29,6 +32,9 @@ class Adapter:
 
     Attributes:
         block_rows: rows run at once in a whole-decoder call; bounds the mask's memory on long prompts.
+        pause: called between forwards, blocks of rows and layers, before more than `block_rows` rows would have run
+            since the last time (a row that runs in one layer alone counts as that share of one). Other sequences may
+            take a step of `decode` there; None calls nothing. What it raises ends the forward.
 
     Raises:
         UnsupportedModelError: on construction, when a layer's rows cannot be relocated exactly; names the layer.
@@ -55,9 +61,13 @@ class Adapter:
         self._windows = windows
         self._digest = ""
         self._stamp: tuple[Any, ...] | None = None
+        self._unchanging = False
         self._takes_deepstack = "deepstack_visual_embeds" in inspect.signature(self.decoder.forward).parameters
         self._typed_rotary = "layer_type" in inspect.signature(rotary_module(self.decoder).forward).parameters
         self.version = f"{self.family}/{self.kind.version()}"
+        self.pause: Callable[[], None] | None = None
+        # Rows since the last pause.
+        self._unpaused = 0.0
         self.supports_layerwise = self._layerwise_agrees()
 
     @property
@@ -86,10 +96,25 @@ class Adapter:
 
         Writes through `tensor.data` go unnoticed: see `weights_stamp`.
         """
+        if self._unchanging:
+            return self._digest
         stamp = weights_stamp(self.model)
         if stamp != self._stamp:
             self._digest, self._stamp = fingerprint(self.model), stamp
         return self._digest
+
+    @contextmanager
+    def unchanging(self) -> Iterator[None]:
+        """Look for changes of the weights once, at the beginning of the block; inside it they must not be changed."""
+        if self._unchanging:
+            yield
+            return
+        self._digest = self.fingerprint
+        self._unchanging = True
+        try:
+            yield
+        finally:
+            self._unchanging = False
 
     @property
     def _embedding(self) -> Any:
@@ -98,6 +123,14 @@ class Adapter:
     def table(self, capacity: int) -> KVTable:
         """Return an empty KV table for one request."""
         return KVTable(self.layouts, capacity, self.dtype, self.device)
+
+    def phases(self, positions: Tensor) -> PhaseBook:
+        """Return the phases of all layers at positions [axes, tokens], worked out already: any thread may read them."""
+        book = PhaseBook(self.tables, positions.to(self.device))
+        for layout in self.layouts:
+            if layout.rotary is not None:
+                book(layout.rotary)
+        return book
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return embeddings [tokens, hidden] of token ids [tokens], scaled as the family's own forward does it."""
@@ -112,6 +145,7 @@ class Adapter:
         """Run the encoder (not the decoder) on one prepared piece of media."""
         placeholder = self.kind.placeholder(self.model.config, prepared.kind)
         visual = prepared.token_ids == (-1 if placeholder is None else placeholder)
+        self._give_way(len(prepared.token_ids))
         with torch.inference_mode():
             features = self.kind.encode(self.model, self.on_device(prepared))
             if features.media.shape[0] != int(visual.sum()):
@@ -186,7 +220,19 @@ class Adapter:
             if layerwise:
                 return self._layerwise(batch, table, narrow or _keep_all, joining or {})
             parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
-            return torch.cat([self._whole(part, table) for part in parts])
+            hidden = []
+            for part in parts:
+                self._give_way(len(part.slots))
+                hidden.append(self._whole(part, table))
+            return torch.cat(hidden)
+
+    def _give_way(self, rows: float) -> None:
+        """Pause if so many more rows would be more than a block since the last pause."""
+        if self._unpaused and self._unpaused + rows > self.block_rows:
+            if self.pause is not None:
+                self.pause()
+            self._unpaused = 0.0
+        self._unpaused += rows
 
     def _masks(self, batch: RowBatch, table: KVTable) -> dict[int | None, Tensor]:
         return attention_masks(table, batch.slots, self._windows, batch.hidden_from, self.kind.window_binds_groups)
@@ -196,9 +242,6 @@ class Adapter:
 
     def _whole(self, batch: RowBatch, table: KVTable) -> Tensor:
         masks = self._masks(batch, table)
-        mask: Any = next(iter(masks.values()))
-        if len(masks) > 1:
-            mask = {kind: masks[window] for kind, window in zip(self.types, self._windows, strict=True)}
         extra: dict[str, Any] = {}
         if self._takes_deepstack and batch.deepstack and bool(batch.visual.any()):
             extra = {"visual_pos_masks": batch.visual[None], "deepstack_visual_embeds": list(batch.deepstack)}
@@ -207,7 +250,7 @@ class Adapter:
             output = self.decoder(
                 inputs_embeds=batch.embeds[None],
                 position_ids=self._ids(batch.positions),
-                attention_mask=mask,
+                attention_mask=self._mask_by_type(masks),
                 past_key_values=table,
                 use_cache=True,
                 **extra,
@@ -216,11 +259,48 @@ class Adapter:
             table.slots = None
         return output.last_hidden_state[0]
 
+    def _mask_by_type(self, masks: dict[int | None, Tensor]) -> Any:
+        """Return masks by window as the decoder takes them: a single one, or one for each type of layer."""
+        if len(masks) == 1:
+            return next(iter(masks.values()))
+        return {kind: masks[window] for kind, window in zip(self.types, self._windows, strict=True)}
+
+    def decode(self, token_ids: Tensor, positions: Tensor, rows: Tensor, table: BatchTable) -> Tensor:
+        """Run one new text row of each sequence of a batch, and append it.
+
+        Args:
+            token_ids: [sequences] int64.
+            positions: [sequences] int64, the same on every axis.
+            rows: [sequences] int64, each new row's place in its prompt.
+            table: rows of the sequences.
+
+        Returns:
+            Logits [sequences, vocab] float32.
+        """
+        table.begin(rows)
+        ids = positions.to(self.device)[:, None]
+        try:
+            with torch.inference_mode(), attending_by(self.config, stock_attend):
+                output = self.decoder(
+                    inputs_embeds=self.embed(token_ids)[:, None],
+                    position_ids=ids if self.axes == 1 else ids.expand(self.axes, -1, -1),
+                    attention_mask=self._mask_by_type(table.masks(self._windows)),
+                    past_key_values=table,
+                    use_cache=True,
+                )
+                logits = self.logits(output.last_hidden_state[:, 0])
+        except BaseException:
+            table.abandon()
+            raise
+        table.end()
+        return logits
+
     def _layerwise(self, batch: RowBatch, table: KVTable, narrow: Narrow, joining: Mapping[int, RowBatch]) -> Tensor:
         inputs = self._inputs(batch, table)
         for index in range(len(self.layers)):
             if index in joining:
                 inputs = inputs.join(self._inputs(joining[index], table), table.rows)
+            self._give_way(inputs.rows / len(self.layers))
             inputs = self._step(inputs, index, table)
             keep = narrow(index)
             if keep is not None:

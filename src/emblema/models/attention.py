@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from time import thread_time
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from emblema.models.adapter import Adapter
-from emblema.models.queries import attending_by
+from emblema.models.attention_switch import attending_by, stock_attend
 
 Note = Callable[[int, Tensor, Tensor], None]
 """Called with a layer, indices [queries] into the noted rows, and weights [heads, queries, table rows] float32."""
@@ -18,40 +19,49 @@ BLOCK = 256
 """Queries whose weights are worked out at once."""
 
 
+@dataclass(slots=True)
+class NotingTime:
+    """Seconds of the processor that noting has taken so far, apart from the forward itself."""
+
+    seconds: float = 0.0
+
+
 @contextmanager
 def noting_attention(
     adapter: Adapter, rows: Tensor, note: Note, layers: Collection[int] | None = None
-) -> Iterator[None]:
+) -> Iterator[NotingTime]:
     """Have a function told what rows of the batch attend, while the decoder runs inside the block.
 
     The weights are worked out apart from the attention kernel: one product a layer of the noted queries with all keys,
     grouped by key head, with the layer's own mask and scale. The batch is run once, in the order of its rows.
 
     Args:
-        adapter: the model; it must not run in another thread meanwhile.
+        adapter: the model.
         rows: [noted] int64, indices into the batch, in order.
         note: called for every such layer and at most `BLOCK` queries at once.
         layers: layers whose attention is worked out; None for all.
     """
-    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
     passed: dict[int, int] = {}
+    spent = NotingTime()
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
         layer = int(module.layer_idx)
         first = passed.get(layer, 0)
         passed[layer] = first + query.shape[2]
         if layers is not None and layer not in layers:
-            return stock(module, query, key, value, mask, **extra)
+            return stock_attend(module, query, key, value, mask, **extra)
+        began = thread_time()
         inside = ((rows >= first) & (rows < passed[layer])).nonzero().squeeze(1)
         # An empty tensor splits into one empty part.
         for places in inside.split(BLOCK) if len(inside) else ():
             chosen = (rows[places] - first).to(query.device)
             own = None if mask is None else mask[0, 0].index_select(0, chosen)
             note(layer, places, _weights(query[0].index_select(1, chosen), key[0], own, extra.get("scaling")))
-        return stock(module, query, key, value, mask, **extra)
+        spent.seconds += thread_time() - began
+        return stock_attend(module, query, key, value, mask, **extra)
 
-    with attending_by(adapter, attend):
-        yield
+    with attending_by(adapter.config, attend):
+        yield spent
 
 
 def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:

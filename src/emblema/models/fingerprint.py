@@ -8,6 +8,8 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 _INCIDENTAL = ("_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype")
+_SWITCHES = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
+_PLAIN = str | bool | list | dict | float | int
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -36,21 +38,33 @@ def weights_stamp(model: nn.Module) -> tuple[Any, ...]:
     A write through `tensor.data` leaves no trace here, nor does one through memory that a tensor shares with numpy:
     under an engine, weights must be written to the tensors themselves, inside `torch.no_grad()`.
     """
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    # Tensors made in inference mode count no versions; they cannot be trained either.
-    versions = (-1 if tensor.is_inference() else tensor._version for _, tensor in tensors)
-    marks = [(name, id(tensor), version) for (name, tensor), version in zip(tensors, versions, strict=True)]
-    return (*marks, *_switches(model))
+    marks: list[Any] = []
+    waiting, met = [model], {id(model)}
+    # Names are not made: a stamp is asked for with every prompt.
+    while waiting:
+        module = waiting.pop()
+        state = vars(module)
+        marks.append(id(module))
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                # Tensors made in inference mode count no versions; they cannot be trained either.
+                marks += (id(tensor), -1 if tensor.is_inference() else tensor._version)
+        if not state.keys().isdisjoint(_SWITCHES):
+            marks += [(name, repr(state[name])) for name in _SWITCHES if isinstance(state.get(name), _PLAIN)]
+        for child in module._modules.values():
+            if child is not None and id(child) not in met:
+                met.add(id(child))
+                waiting.append(child)
+    return tuple(marks)
 
 
 def _switches(model: nn.Module) -> list[tuple[str, str]]:
     """State of low-rank adapters that is kept beside the weights: which are active, merged or off."""
-    names = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
     return [
         (f"{path}.{name}", repr(value))
         for path, module in model.named_modules()
-        for name in names
-        if isinstance(value := vars(module).get(name), str | bool | list | dict | float | int)
+        for name in _SWITCHES
+        if isinstance(value := vars(module).get(name), _PLAIN)
     ]
 
 

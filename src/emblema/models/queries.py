@@ -1,19 +1,18 @@
 """Position-free states of the attention itself: what a text asks for, and what a chunk's rows answer to."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from emblema.errors import PromptError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, Phases, rotate, unplace
 from emblema.models.adapter import Adapter
+from emblema.models.attention_switch import attending_by, stock_attend
 
 Form = Literal["queries", "keys"]
 
@@ -36,10 +35,9 @@ class QueryStates:
 def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
     """Query states of a text's tokens, prefilled alone from position 0.
 
-    The decoder runs once, under an attention function that notes the queries it is called with and is gone afterwards;
-    the model must not run in another thread meanwhile, other models may. Latent (MLA) queries are carried into the
-    latent space by the layer's own `kv_b_proj`, so that they meet the rows as they are cached: one key head, the latent
-    and the rotary key side by side.
+    The decoder runs once, under an attention function that notes the queries it is called with. Latent (MLA) queries
+    are carried into the latent space by the layer's own `kv_b_proj`, so that they meet the rows as they are cached: one
+    key head, the latent and the rotary key side by side.
 
     Raises:
         PromptError: there is no token, or one outside the vocabulary.
@@ -49,15 +47,14 @@ def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
         raise PromptError("the query is empty: give it at least one token")
     encoded = adapter.encode_text(ids)
     noted: dict[int, _Noted] = {}
-    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def note(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
         scaling = extra.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         noted[int(module.layer_idx)] = _Noted(query[0], module, scaling)
-        return stock(module, query, key, value, mask, **extra)
+        return stock_attend(module, query, key, value, mask, **extra)
 
-    with attending_by(adapter, note):
+    with attending_by(adapter.config, note):
         rows = adapter.capture(encoded)
     book = PhaseBook(adapter.tables, encoded.positions)
     layers: list[Tensor] = []
@@ -85,24 +82,6 @@ class _Noted:
     states: Tensor
     module: Any
     scaling: float
-
-
-@contextmanager
-def attending_by(adapter: Adapter, attend: Callable[..., Any]) -> Iterator[None]:
-    """Have the decoder's layers call an attention function of transformers' interface, inside the block.
-
-    The model must not run in another thread meanwhile; other models may.
-    """
-    # A name of its own for every block, so that models in other threads never meet it.
-    config, name = adapter.config, f"emblema_attention_{id(attend):x}"
-    before = config._attn_implementation
-    ALL_ATTENTION_FUNCTIONS[name] = attend
-    try:
-        config._attn_implementation = name
-        yield
-    finally:
-        config._attn_implementation = before
-        del ALL_ATTENTION_FUNCTIONS[name]
 
 
 def _position_free(noted: _Noted | None, layout: LayerLayout, book: PhaseBook, tokens: int) -> Tensor | None:

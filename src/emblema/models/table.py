@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from emblema.errors import ModelError
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.models.decoder_cache import DecoderCache
 
 
-class KVTable(Cache):
+class KVTable(DecoderCache):
     """Preallocated rows of every layer, in the order they were allocated (physical), each with its place in the prompt.
 
     It is what the decoder is given as `past_key_values`: a forward writes its rows at `slots` and attends all rows in
@@ -28,15 +28,10 @@ class KVTable(Cache):
     def __init__(
         self, layouts: Sequence[LayerLayout], capacity: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        super().__init__(layers=[])
-        self.layouts = tuple(layouts)
-        self.dtype = dtype
-        self.device = torch.device(device)
+        super().__init__(layouts, dtype, device)
         self.length = 0
         self.capacity = 0
         self.slots: Tensor | slice | None = None
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
         self._fill: Callable[[int], None] | None = None
         self._unfilled: set[int] = set()
         self.rows = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -44,24 +39,18 @@ class KVTable(Cache):
         self._reserve(max(1, capacity))
 
     @property
-    def bytes(self) -> int:
-        """Bytes held, unused capacity included."""
-        return sum(keys.nbytes + values.nbytes for keys, values in zip(self._keys, self._values, strict=True))
+    def attended(self) -> int:
+        """Rows in use."""
+        return self.length
 
     def _reserve(self, capacity: int) -> None:
-        # Ordinary tensors even when called inside inference mode, so that any later caller may write in place.
-        with torch.inference_mode(False), torch.no_grad():
-            options: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
-            keys = [torch.zeros(1, x.keys[0], capacity, x.keys[1], **options) for x in self.layouts]
-            values = [torch.zeros(1, x.values[0], capacity, x.values[1], **options) for x in self.layouts]
+        self._grow(1, capacity)
+        with torch.inference_mode(False):
             rows = torch.zeros(capacity, dtype=torch.int64, device=self.device)
             groups = torch.full((capacity,), -1, dtype=torch.int64, device=self.device)
-            for old, new in ((self._keys, keys), (self._values, values)):
-                for before, after in zip(old, new, strict=False):
-                    after[:, :, : self.length].copy_(before[:, :, : self.length])
             rows[: self.length].copy_(self.rows[: self.length])
             groups[: self.length].copy_(self.groups[: self.length])
-        self._keys, self._values, self.rows, self.groups, self.capacity = keys, values, rows, groups, capacity
+        self.rows, self.groups, self.capacity = rows, groups, capacity
 
     def allocate(self, rows: Tensor, groups: Tensor | None = None) -> range:
         """Append slots for rows of the prompt [n] int64 (groups likewise; none: causal); contents are not yet set."""
@@ -141,25 +130,6 @@ class KVTable(Cache):
             keys.index_copy_(2, self.slots, key_states)
             values.index_copy_(2, self.slots, value_states)
         return keys[:, :, : self.length], values[:, :, : self.length]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.length
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
-        """Return how many rows are attended, and their offset, whichever argument this release passes."""
-        return self.length, 0
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        return -1
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1
-
-    def __len__(self) -> int:
-        return len(self.layouts)
 
     def __repr__(self) -> str:
         return f"KVTable({len(self.layouts)} layers, {self.length} of {self.capacity} rows, {self.dtype})"

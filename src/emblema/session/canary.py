@@ -165,7 +165,7 @@ class Canary:
                 self._count(skipped=1)
                 return False
             reference, method = method, reference
-        sample = Sample(divergence(reference, method), bool(reference.argmax() == method.argmax()))
+        sample = Sample.of(reference.cpu().numpy(), method.cpu().numpy())
         turned = [
             self._log.record(self._model(), *lane, sample, comparison.policy) for lane in sorted(comparison.lanes)
         ]
@@ -214,13 +214,6 @@ class Canary:
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self.statistics, name) + int(change) for name, change in more.items()}
         self.statistics = replace(self.statistics, **changes)
-
-
-def divergence(reference: Tensor, method: Tensor) -> float:
-    """Return KL(reference || method) in nats, of logits [vocab]."""
-    left, right = (torch.log_softmax(logits.double(), dim=0) for logits in (reference, method))
-    held = left.isfinite()
-    return max(0.0, float((left[held].exp() * (left[held] - right[held])).sum()))
 
 
 def margin_of(logits: Tensor) -> float:

@@ -33,10 +33,15 @@ def special_tokens(tokenizer: Any) -> list[str]:
 
 
 class ChatTemplate:
-    """Writes conversations in the model's own form; learns from the template itself how media are written."""
+    """Writes conversations in the model's own form; learns from the template itself how media are written.
 
-    def __init__(self, preparer: Preparer) -> None:
-        self.preparer = preparer
+    Args:
+        preparer: of the model.
+        text_bytes: how much text may be tokenized together, in UTF-8.
+    """
+
+    def __init__(self, preparer: Preparer, text_bytes: int) -> None:
+        self.preparer, self.text_bytes = preparer, text_bytes
         self._media: dict[str, tuple[dict[str, str], str]] = {}
 
     @property

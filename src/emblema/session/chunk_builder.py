@@ -4,18 +4,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from blake3 import blake3
 from PIL import Image
 
-from emblema.errors import MediaError, ModelError, PromptError
+from emblema.errors import ModelError, PromptError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.link.prompt import ChunkPart, RowState
-from emblema.media import MediaLimits, load_audio, load_image, load_pages, load_video, media_bytes, media_kind, segments
-from emblema.media.source import is_address, read_source
+from emblema.media import MediaLimits, media_bytes, segments
+from emblema.media.load import DocumentPages, load_media
+from emblema.media.video import Video
 from emblema.models.adapter import Adapter
 from emblema.models.families.base import Prepared
 from emblema.models.prepare import Preparer
@@ -23,7 +23,6 @@ from emblema.store.identity import chunk_id, owner_id
 from emblema.store.record import Terms
 from emblema.store.store import TenantStore
 
-AUDIO_RATE = 16_000
 REMEMBERED_BYTES = 32 * 2**20
 """Bytes of encodings that are remembered, at most, of media that the store lacks."""
 
@@ -52,11 +51,16 @@ class PendingMedia:
 
 
 class ChunkBuilder:
-    """Builds chunks on one adapter and keeps them in one tenant's store."""
+    """Builds chunks on one adapter and keeps them in one tenant's store.
+
+    Attributes:
+        captured_tokens: rows that `build` has prefilled alone so far.
+    """
 
     def __init__(self, adapter: Adapter, preparer: Preparer | None, store: TenantStore, limits: MediaLimits) -> None:
         self.adapter, self.store, self.limits = adapter, store, limits
         self._preparer = preparer
+        self.captured_tokens = 0
         # What the encoder made of media that came with prompts and are in no store yet; the oldest go first.
         self._encodings: OrderedDict[str, Encoded] = OrderedDict()
 
@@ -136,23 +140,15 @@ class ChunkBuilder:
         Raises:
             MediaError: the source cannot be read, is outside the limits, or the kind is unknown.
         """
-        if isinstance(source, str | Path) and is_address(str(source)):
-            source = read_source(str(source), self.limits)
-        if isinstance(source, bytearray | memoryview):
-            source = bytes(source)
-        kind = kind or (media_kind(source, self.limits) if isinstance(source, str | Path | bytes) else "image")
-        if kind == "image":
-            return PendingMedia((self._picture(load_image(source, self.limits), "image"),))
-        if kind == "document":
-            pages = load_pages(source, limits=self.limits)
-            return PendingMedia(tuple(self._picture(page, "page") for page in pages), clip="document")
-        if kind == "video":
-            return self._video(source, fps, frames_per_segment)
-        if kind == "audio":
-            audio = load_audio(source, AUDIO_RATE, self.limits)
-            prepare = partial(self.preparer.audio, audio.samples, audio.rate)
-            return PendingMedia((self._pending("audio", media_bytes(audio), {}, prepare),))
-        raise MediaError(f"unknown kind {kind!r}: choose image, video, document or audio")
+        media = load_media(source, kind, fps, self.limits)
+        if isinstance(media, Image.Image):
+            return PendingMedia((self._picture(media, "image"),))
+        if isinstance(media, DocumentPages):
+            return PendingMedia(tuple(self._picture(page, "page") for page in media.pictures), clip="document")
+        if isinstance(media, Video):
+            return self._video(media, frames_per_segment)
+        prepare = partial(self.preparer.audio, media.samples, media.rate)
+        return PendingMedia((self._pending("audio", media_bytes(media), {}, prepare),))
 
     def prepare_text(self, token_ids: Sequence[int]) -> PendingMedia:
         """Return the pending chunk of a text passage."""
@@ -164,8 +160,7 @@ class ChunkBuilder:
     def _picture(self, picture: Image.Image, kind: ChunkKind) -> PendingChunk:
         return self._pending(kind, media_bytes(picture), {}, partial(self.preparer.image, picture))
 
-    def _video(self, source: Any, fps: float, frames_per_segment: int) -> PendingMedia:
-        video = load_video(source, fps, self.limits)
+    def _video(self, video: Video, frames_per_segment: int) -> PendingMedia:
         seconds = video.seconds_per_frame
         chunks = []
         for segment in segments(video, frames_per_segment):
@@ -226,6 +221,7 @@ class ChunkBuilder:
         if length > context:
             raise PromptError(f"a {pending.kind} takes {length} positions; the model's context holds {context}")
         rows = self.adapter.capture(encoded)
+        self.captured_tokens += encoded.tokens
         return self.store.put(Chunk(pending.ids[0], pending.kind, self.adapter.fingerprint, encoded, rows), terms)
 
 

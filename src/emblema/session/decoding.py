@@ -1,5 +1,6 @@
 """Decoding from a linked table: a token at a time, greedy or sampled, in the same rows that the prefill left."""
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypedDict
@@ -7,11 +8,13 @@ from typing import Any, Protocol, Self, TypedDict
 import torch
 from torch import Tensor
 
-from emblema.errors import PromptError
+from emblema.errors import ModelError, PromptError
 from emblema.link.executor import LinkedTable
 from emblema.link.prompt import Prompt
 from emblema.models.batch import RowBatch
 from emblema.models.table import KVTable
+
+NOT_FINITE = "the model's logits are not finite: the reply cannot go on"
 
 
 class SamplingKnobs(TypedDict, total=False):
@@ -81,9 +84,17 @@ class Sampler:
             self.generator.manual_seed(sampling.seed)
 
     def __call__(self, logits: Tensor) -> int:
-        """Return the next token for logits [vocab] float32."""
+        """Return the next token for logits [vocab] float32.
+
+        Raises:
+            ModelError: they are not finite.
+        """
+        # The largest is NaN where any is.
+        largest, token = logits.max(dim=0)
+        if not math.isfinite(largest):
+            raise ModelError(NOT_FINITE)
         if self.sampling.temperature == 0:
-            return int(logits.argmax())
+            return int(token)
         scores = logits.cpu().double()
         weights = torch.softmax((scores - scores.max()) / self.sampling.temperature, dim=0)
         ordered, tokens = weights.sort(descending=True)

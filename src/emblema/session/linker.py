@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from emblema.errors import LoadError, PromptError
+from emblema.errors import LoadError, ModelError, PromptError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
@@ -14,6 +15,7 @@ from emblema.link.context import LinkContext
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
+from emblema.link.policy.fidelity import first_token
 from emblema.link.policy.policy import PolicyInputs
 from emblema.link.prompt import Part, Prompt, RowState, TextPart
 from emblema.link.strategies.auto import Auto
@@ -49,22 +51,40 @@ class Linker:
         self._newcomers = None if policy_runtime is None else Newcomers(adapter, store, policy_runtime)
         # Keys of the patches formed last; their directions are what `basis-M` pools.
         self._pool: deque[ArtifactKey] = deque(maxlen=256)
+        # What was linked last and is to be learnt from after its answer.
+        self._unlearnt: _Linked | None = None
 
-    def link(self, request: LinkRequest) -> Prefill:
-        """Carry a strategy out on a prompt.
+    def link(self, request: LinkRequest, *, learn_later: bool = False) -> Prefill:
+        """Carry a strategy out on a prompt, and learn from it.
 
         The prompt's chunks are leased until the end. Chunks on a slower tier load layer by layer while the forward
         runs; chunks that are lost are prefilled alone again. If a load fails, the forward is dropped and the prompt is
         planned again without it.
 
+        Args:
+            request: the prompt, and how it is linked.
+            learn_later: learn from it, and keep it as a prefix, only in `catch_up`: the next call of `link` makes up
+                for it. Until then the table's rows may be added to, but not dropped.
+
         Raises:
             StrategyError: the strategy's name is not right.
             PromptError: a chunk was made by another model.
+            ModelError: the logits are not finite, with every row computed.
             CapacityError: the prompt's chunks are larger than the store's budget.
         """
+        self.catch_up()
         strategy = parse(request.strategy)
         # Read once a link: it walks over all weights to see whether they are still the same.
         model = self.adapter.fingerprint
+        with nullcontext() if self.policy_runtime is None else self.policy_runtime.answering(model):
+            linked = self._linked(request, strategy, model)
+        self._unlearnt = linked
+        if not learn_later:
+            self.catch_up()
+        return linked.prefill
+
+    def _linked(self, request: LinkRequest, strategy: Strategy, model: str) -> "_Linked":
+        """Link a prompt, again where rows did not come."""
         _refuse_foreign(request.prompt, model)
         captured = 0
         if self._newcomers is not None:
@@ -77,15 +97,26 @@ class Linker:
             while True:
                 recaptured += self._recapture(chunks, lease)
                 try:
-                    prefill = self._link(request, strategy, self._context(request, model, lease.rows), recaptured)
-                    return replace(prefill, usage=replace(prefill.usage, captured_tokens=captured))
+                    context = self._context(request, model, lease.rows)
+                    prefill = self._link(request, strategy, context, recaptured)
+                    prefill = replace(prefill, usage=replace(prefill.usage, captured_tokens=captured))
+                    return _Linked(replace(request, strategy=strategy), prefill, context)
                 except LoadError as error:
                     if error.piece not in lease.rows:
                         raise
                     lease.drop(error)
 
+    def catch_up(self) -> None:
+        """Learn from what was linked last, if that was put off, and keep it as a prefix."""
+        linked, self._unlearnt = self._unlearnt, None
+        if linked is not None:
+            self._keep_prefix(linked.request, linked.prefill, linked.context)
+            if self.policy_runtime is not None:
+                self.policy_runtime.learn(linked.request, linked.prefill, linked.context.knowledge)
+
     def forget_prompts(self) -> None:
         """Forget the kept prompts of this model and tenant."""
+        self.catch_up()
         self._prefixes(self.adapter.fingerprint).clear()
 
     def _recapture(self, chunks: Mapping[str, Chunk], lease: Lease) -> int:
@@ -121,11 +152,11 @@ class Linker:
         return self.store.find_artifact(key)
 
     def _link(self, request: LinkRequest, strategy: Strategy, context: LinkContext, recaptured: int) -> Prefill:
-        """Plan, form what is missing and plan again, execute, remember.
+        """Plan, form what is missing and plan again, and execute.
 
         A plan that the executor cannot carry out falls back to `full`.
         """
-        asked, plan = strategy, _plan(strategy, request, context)
+        plan = _plan(strategy, request, context)
         refusal = self.executor.refusal(plan)
         if refusal is not None:
             strategy = Full()
@@ -148,42 +179,59 @@ class Linker:
             ttft_seconds=perf_counter() - request.began,
             repeated_tokens=outcome.repeated,
             margin=outcome.margin,
-            fallback=refusal or outcome.unsure or plan.remark,
+            finite=outcome.finite,
+            fallback=refusal or outcome.again or plan.remark,
         )
-        prefill = Prefill(request.prompt, plan, usage, linked)
-        self._keep_prefix(request, prefill, context)
-        if self.policy_runtime is not None:
-            self.policy_runtime.learn(replace(request, strategy=asked), prefill, context.knowledge)
-        return prefill
+        return Prefill(request.prompt, plan, usage, linked)
 
     def _executed(self, plan: LinkPlan, strategy: Strategy, request: LinkRequest, context: LinkContext) -> "_Outcome":
-        """Carry a plan out; where its second pass leaves the answer unsure, compute the prompt in full instead."""
+        """Carry a plan out; where its logits are not finite or its second pass is not sure, compute in full instead.
+
+        Raises:
+            ModelError: the logits are not finite where all rows are computed either.
+        """
         held = 0 if request.table is None else request.table.length
+        model, trial = context.knowledge.model, isinstance(strategy, Auto) and strategy.trial is not None
         linked = self._run(plan, request, context)
-        if plan.recomputation is None:
-            return _Outcome(plan, linked)
-        model, margin, repeated = context.knowledge.model, margin_of(linked.logits), linked.trace.repeated
-        if margin >= plan.recomputation.least_margin:
-            self._note_margin(model, plan, margin, None)
-            return _Outcome(plan, linked, repeated, margin)
+        first = _Outcome(plan, linked, linked.trace.repeated)
+        finite = first_token(linked.logits.cpu().numpy()) >= 0
+        if finite and plan.recomputation is not None:
+            first = replace(first, margin=margin_of(linked.logits))
+        sure = plan.recomputation is None or (first.margin or 0.0) >= plan.recomputation.least_margin
+        if finite and sure:
+            self._note_margin(model, first, None)
+            return first
+        if not finite and trial:
+            # What the canary measures.
+            return first
+        if not finite and isinstance(strategy, Full):
+            raise ModelError("the model's logits are not finite, with every row computed: use another dtype or model")
         if request.table is not None:
             request.table.truncate(held)
-        exact = Prefix() if isinstance(strategy, Auto) and strategy.trial is None else Full()
-        whole = _plan(exact, request, context)
-        again = self._run(whole, request, context)
-        self._note_margin(model, plan, margin, int(linked.logits.argmax()) == int(again.logits.argmax()))
-        unsure = f"computed in full: the two likeliest first tokens differed by {margin:.2f} only"
-        return _Outcome(whole, again, repeated + linked.trace.computed, margin, unsure)
+        exact = Prefix() if finite and isinstance(strategy, Auto) and not trial else Full()
+        whole = self._executed(_plan(exact, request, context), exact, request, context)
+        if finite:
+            self._note_margin(model, first, int(linked.logits.argmax()) == int(whole.linked.logits.argmax()))
+            again = f"computed in full: the two likeliest first tokens differed by {first.margin:.2f} only"
+        else:
+            again = "computed in full: the logits were not finite"
+            if self.policy_runtime is not None:
+                self.policy_runtime.note_not_finite(model, request, plan)
+        repeated = first.repeated + linked.trace.computed + whole.repeated
+        return replace(whole, repeated=repeated, margin=first.margin, finite=finite and whole.finite, again=again)
 
-    def _note_margin(self, model: str, plan: LinkPlan, margin: float, agrees: bool | None) -> None:
-        if self.policy_runtime is not None:
-            self.policy_runtime.note_margin(model, plan, margin, agrees)
+    def _note_margin(self, model: str, outcome: "_Outcome", agrees: bool | None) -> None:
+        if self.policy_runtime is not None and outcome.margin is not None:
+            self.policy_runtime.note_margin(model, outcome.plan, outcome.margin, agrees)
 
     def _run(self, plan: LinkPlan, request: LinkRequest, context: LinkContext) -> LinkedTable:
         runtime = self.policy_runtime
-        sample = None if runtime is None else runtime.sample(request, plan, context.knowledge.model)
+        sample = None if runtime is None else runtime.sample(request, plan, context.knowledge)
         job = LinkJob(plan, request.prompt, context.resources, request.reused_rows, sample)
-        return self.executor.run(job, table=request.table, reserve=request.reserve)
+        linked = self.executor.run(job, table=request.table, reserve=request.reserve)
+        if runtime is not None and linked.shares is not None:
+            runtime.pairs(context.knowledge.model).budget.spend(linked.shares.seconds)
+        return linked
 
     def _keep_artifacts(self, artifacts: Mapping[ArtifactKey, Artifact]) -> None:
         for key, artifact in artifacts.items():
@@ -212,14 +260,31 @@ class Linker:
 
 
 @dataclass(frozen=True, slots=True)
+class _Linked:
+    """A request that was linked: its strategy as it was parsed, the result, and what it was planned with."""
+
+    request: LinkRequest
+    prefill: Prefill
+    context: LinkContext
+
+
+@dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What came of a plan: the plan that was carried out in the end, and what a second pass said; see `Usage`."""
+    """What came of a plan.
+
+    Attributes:
+        plan: the plan that was carried out in the end.
+        linked: its result.
+        repeated, margin, finite: see `Usage`.
+        again: why the prompt was computed in full after all.
+    """
 
     plan: LinkPlan
     linked: LinkedTable
     repeated: int = 0
     margin: float | None = None
-    unsure: str | None = None
+    finite: bool = True
+    again: str | None = None
 
 
 def _segments(prompt: Prompt) -> list[Segment]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from emblema.errors import StoreError
 from emblema.kv.pairs import PairBasis
-from emblema.store.files import write_whole
+from emblema.store.files import make_folder, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class PairBases:
         tensors = [tensor.contiguous().numpy().astype("<f4").tobytes() for tensor in (kept.basis.directions, turn)]
         body = b"\n".join((json.dumps(head).encode(), b"".join(tensors)))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent, mode=0o700)
             write_whole(path, [blake3(body).hexdigest().encode(), b"\n", body])
         except OSError as error:
             log.warning("the basis of pairs of %s was not saved: %s", owner[:12], error)

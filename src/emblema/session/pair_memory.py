@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError
-from emblema.kv.layout import LayerLayout
+from emblema.kv.layout import LayerLayout, all_finite
 from emblema.kv.pairs import (
     MOST_AVERAGED,
     PURITY,
@@ -32,6 +32,8 @@ from emblema.kv.pairs import (
     without,
 )
 from emblema.kv.patch import Patch
+from emblema.link.policy.learning_budget import LearningBudget
+from emblema.link.policy.policy import Policy
 from emblema.link.taken_rows import ShareSample
 from emblema.models.adapter import Adapter
 from emblema.session.pair_bases import KeptBasis, PairBases
@@ -45,8 +47,6 @@ MOST_PENDING = 8
 MOST_CHUNKS = 4096
 """Chunks whose pairs are in memory, at most; the least recently used leave."""
 MOST_SERVED = 256
-WELL_KNOWN, RARELY = 4 * MOST_AVERAGED, 4
-"""Prompts whose chunks were all met so often with all of their antecedents are learnt from one time in so many."""
 FOLDER = "pairs"
 FLUSH_SECONDS = 30.0
 """Seconds between two writes of what was learnt; closing writes too."""
@@ -85,7 +85,8 @@ class PairStatistics:
 
     Attributes:
         prompts, rows: learnt from.
-        skipped: prompts not learnt from: a chunk was deleted or lost meanwhile.
+        skipped: prompts not learnt from: a chunk was deleted or lost meanwhile, or rows were not finite.
+        bases: bases made so far.
         chunks: chunks in memory with pairs.
         entries: their entries.
         bytes: their bytes.
@@ -94,6 +95,7 @@ class PairStatistics:
     prompts: int = 0
     rows: int = 0
     skipped: int = 0
+    bases: int = 0
     chunks: int = 0
     entries: int = 0
     bytes: int = 0
@@ -109,6 +111,9 @@ class PairMemory:
         bases: keeps the basis beside the store's files.
         owner: digest of the tenant.
         settings: how pairs are learnt.
+
+    Attributes:
+        budget: holds learning to a share of what the tenant's answers cost.
     """
 
     def __init__(
@@ -141,7 +146,9 @@ class PairMemory:
             self._kept = KeptBasis(basis, made=len(self.settings.basis_rows))
         self._use_basis()
         self._counts = PairStatistics()
-        self._sampled = self._prompts = 0
+        self.budget = LearningBudget()
+        # Prompts met, and those that are due to be learnt from.
+        self._prompts, self._due = 0, 0.0
         self._flushed = time.monotonic()
 
     @property
@@ -151,7 +158,8 @@ class PairMemory:
             held = [pairs for pairs in self._chunks.values() if pairs is not None]
             entries = sum(len(pairs.places) for pairs in held)
             size = sum(pairs.bytes for pairs in held)
-            return replace(self._counts, chunks=len(held), entries=entries, bytes=size)
+            bases = 0 if self._kept is None else self._kept.made
+            return replace(self._counts, bases=bases, chunks=len(held), entries=entries, bytes=size)
 
     @property
     def basis(self) -> PairBasis | None:
@@ -228,15 +236,25 @@ class PairMemory:
 
     # Learning.
 
-    def next_sample(self, keys: Iterable[ArtifactKey]) -> ShareSample | None:
-        """Return which rows of the next prompt are learnt from; None for most prompts whose pairs are well known.
+    def next_sample(self, keys: Iterable[ArtifactKey], policy: Policy, *, on_credit: bool = True) -> ShareSample | None:
+        """Return which rows of the next prompt are learnt from; None where it is not worth it, or over the budget.
+
+        One more sighting changes a mean of n by its (n + 1)th part, and an entry takes `MOST_AVERAGED` differences: so
+        prompts whose pairs were met n times are learnt from as often as `MOST_AVERAGED` in n + 1.
 
         Args:
             keys: of the kind PAIRS, of the prompt's chunks.
+            policy: bounds of the request.
+            on_credit: whether it may be learnt from before that was earned.
         """
         self._prompts += 1
-        if self._prompts % RARELY and all(self._met(key) >= WELL_KNOWN for key in keys if key.antecedents):
+        worth = [1 / (1 + self._met(key)) for key in keys if key.antecedents]
+        mean = sum(worth) / len(worth) if worth else 0.0
+        self._due = min(1.0, self._due + MOST_AVERAGED * mean)
+        worth_now = mean if on_credit else 0.0
+        if self._due < 1 or not self.budget.allows(worth_now, policy.learning_share, policy.learning_ahead):
             return None
+        self._due = 0.0
         return ShareSample(self.settings.noted_rows, self._prompts)
 
     def _met(self, key: ArtifactKey) -> int:
@@ -265,7 +283,8 @@ class PairMemory:
                 if not self._pending:
                     return
                 rows = self._pending.popleft()
-            self._take(rows)
+            with self.budget.learning():
+                self._take(rows)
 
     def _take(self, rows: LinkedRows) -> None:
         store = self._store()
@@ -274,7 +293,7 @@ class PairMemory:
             differences = torch.empty(0) if gone else rows.differences(self._layouts)
         except EmblemaError:
             gone = True
-        if gone:
+        if gone or not all_finite([differences]):
             self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
             return
         counts = self._counts
@@ -291,12 +310,13 @@ class PairMemory:
     ) -> None:
         """Keep a share of some differences for the next basis, which is made once there are enough."""
         made = 0 if self._kept is None else self._kept.made
-        order = torch.randperm(len(differences), generator=torch.Generator().manual_seed(self._sampled))
+        order = torch.randperm(len(differences), generator=torch.Generator().manual_seed(self._counts.rows))
         count = max(1, round(share * len(order)))
         with self._lock:
             self._sample.append((differences[order[:count]] if rows is None else differences, rows, witnesses))
-        self._sampled += len(differences)
-        if self._sampled >= min(self.settings.basis_rows[made], self._most_sampled / share):
+            # What was deleted meanwhile has left the sample, and does not count.
+            sampled = sum(len(part) for part, _, _ in self._sample)
+        if sampled >= min(share * self.settings.basis_rows[made], self._most_sampled):
             self._make_basis(made + 1)
 
     @property
@@ -307,7 +327,6 @@ class PairMemory:
         """Make the basis of the sample, and learn from what waited for it, or turn what is known to it."""
         with self._lock:
             sample, self._sample = self._sample, []
-        self._sampled = 0
         if not sample:
             return
         rank = self.settings.rank or (64 if self._latent else 32)
@@ -396,9 +415,10 @@ class PairMemory:
             names, self._dirty = self._dirty, set()
             changed = {name: pairs for name in names if (pairs := self._chunks.get(name)) is not None}
         self._flushed = time.monotonic()
-        for name, pairs in changed.items():
-            if store is not None and len(pairs.places):
-                store.put_artifact(self._key(name), pairs)
+        with self.budget.learning():
+            for name, pairs in changed.items():
+                if store is not None and len(pairs.places):
+                    store.put_artifact(self._key(name), pairs)
 
     def idle(self) -> None:
         """Learn from what waits, and write what has changed if it was not written lately."""

@@ -1,5 +1,6 @@
 """Rows that a linked prompt computed in context, copied out of its table, for the memory of pairs to learn from."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -57,21 +58,35 @@ class LinkedRows:
         Raises:
             LoadError: canonical rows are lost.
         """
-        pieces = []
-        held = [shares.chunk.rows for shares in self.chunks]
-        for layer, (layout, conditioned) in enumerate(zip(layouts, self.rows, strict=True)):
-            device = conditioned.keys.device
-            own = [
-                rows[layer].select(shares.rows.to(rows[layer].keys.device)).to(device)
-                for rows, shares in zip(held, self.chunks, strict=True)
+        # A stored chunk is looked up each time that its rows are read.
+        held = [tuple(shares.chunk.rows) for shares in self.chunks]
+        pieces: dict[int, Tensor] = {}
+        alike: dict[LayerLayout, list[int]] = {}
+        for layer, layout in enumerate(layouts):
+            alike.setdefault(layout, []).append(layer)
+        for layout, layers in alike.items():
+            new = unplace(_side_by_side([self.rows[layer] for layer in layers]), layout, self.target)
+            old = unplace(_side_by_side([self._canonical(held, layer) for layer in layers]), layout, self.source)
+            both = [
+                (after - before).unflatten(0, (len(layers), -1)).permute(2, 0, 1, 3).flatten(2)
+                for after, before in ((new.keys, old.keys), (new.values, old.values))
             ]
-            canonical = LayerRows(
-                torch.cat([rows.keys for rows in own], dim=1), torch.cat([rows.values for rows in own], dim=1)
-            )
-            new, old = unplace(conditioned, layout, self.target), unplace(canonical, layout, self.source)
-            for after, before in ((new.keys, old.keys), (new.values, old.values)):
-                pieces.append((after - before).transpose(0, 1).reshape(after.shape[1], -1))
-        return torch.cat(pieces, dim=1).cpu()
+            pieces.update(zip(layers, torch.cat(both, dim=2).unbind(1), strict=True))
+        return torch.cat([pieces[layer] for layer in range(len(layouts))], dim=1).cpu()
+
+    def _canonical(self, held: Sequence[KVRows], layer: int) -> LayerRows:
+        """Return the canonical rows of a layer, in order."""
+        device = self.rows[layer].keys.device
+        own = [
+            rows[layer].select(shares.rows.to(rows[layer].keys.device)).to(device)
+            for rows, shares in zip(held, self.chunks, strict=True)
+        ]
+        return LayerRows(torch.cat([rows.keys for rows in own], dim=1), torch.cat([rows.values for rows in own], dim=1))
+
+
+def _side_by_side(layers: Sequence[LayerRows]) -> LayerRows:
+    """Return the rows of layers of one layout as those of one layer with the heads of all."""
+    return LayerRows(torch.cat([rows.keys for rows in layers]), torch.cat([rows.values for rows in layers]))
 
 
 def teaches(plan: LinkPlan) -> bool:
@@ -112,26 +127,31 @@ def linked_rows(
         witnesses |= traces
     held = torch.full((prompt.tokens,), -1)
     held[linked.table.rows[: linked.rows].cpu()] = torch.arange(linked.rows)
-    parts, indices = [], []
+    # Rows that have left the table are not learnt from.
+    kept = (held[shares.rows] >= 0).nonzero().squeeze(1)
+    noted, mass, alone = (whole[kept] for whole in (shares.rows, shares.mass, shares.alone))
+    order = noted.tolist()
+    parts, found = [], []
     for index, (segment, _) in enumerate(prompt.chunk_segments):
-        inside = (shares.rows >= segment.start) & (shares.rows < segment.stop) & (held[shares.rows] >= 0)
-        own = inside.nonzero().squeeze(1)
-        chunk = canonical(segment) if index and len(own) else None
+        own = slice(bisect_left(order, segment.start), bisect_left(order, segment.stop))
+        chunk = canonical(segment) if index and own.start < own.stop else None
         if chunk is not None:
-            antecedents, mass, alone = _merged(prompt, index, shares.mass[own], shares.alone[own])
-            parts.append(ChunkShares(chunk, antecedents, shares.rows[own] - segment.start, mass, alone))
-            indices.append(own)
+            antecedents, masses, shared = _merged(prompt, index, mass[own], alone[own])
+            parts.append(ChunkShares(chunk, antecedents, noted[own] - segment.start, masses, shared))
+            found.append(noted[own])
     if not parts:
         return None
-    rows = shares.rows[torch.cat(indices)]
+    rows = torch.cat(found)
     where = held[rows].to(linked.table.rows.device)
     copied = tuple(linked.table.read(layer, 0, linked.rows).select(where) for layer in range(len(adapter.layouts)))
     source = torch.cat([part.chunk.encoded.positions[:, part.rows] for part in parts], dim=1)
+    target = prompt.positions[:, rows]
+    book = adapter.phases(torch.cat((source.to(target.device), target), dim=1))
     return LinkedRows(
         tuple(parts),
         copied,
-        _phases(adapter, source),
-        _phases(adapter, prompt.positions[:, rows]),
+        book.slice(0, len(rows)),
+        book.slice(len(rows), 2 * len(rows)),
         frozenset(witnesses),
     )
 
@@ -152,11 +172,3 @@ def _merged(prompt: Prompt, index: int, mass: Tensor, alone: Tensor) -> tuple[tu
     total = torch.zeros(len(unique), len(mass)).index_add_(0, places, mass[:, :index].T)
     largest = torch.zeros(len(unique), len(mass)).index_reduce_(0, places, alone[:, :index].T, "amax")
     return unique, total, largest
-
-
-def _phases(adapter: Adapter, positions: Tensor) -> PhaseBook:
-    book = PhaseBook(adapter.tables, positions.to(adapter.device))
-    for layout in adapter.layouts:
-        if layout.rotary is not None:
-            book(layout.rotary)
-    return book

@@ -17,7 +17,7 @@ import torch
 
 from emblema.errors import EmblemaError, LoadError
 from emblema.kv.chunk import Chunk
-from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes, rows_finite
 from emblema.kv.patch import Patch, compose, deficit, form_patch, remaining
 from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.policy.policy import Policy
@@ -70,8 +70,10 @@ class PatchJob:
         """Return the patch; algebra only, on any thread.
 
         Raises:
-            LoadError: the canonical rows are lost.
+            LoadError: the canonical rows are lost, or rows are not finite.
         """
+        if not (rows_finite(self.rows) and rows_finite(self.chunk.rows)):
+            raise LoadError(self.chunk.id, "its rows are not finite")
         deficits: list[LayerRows | None] = []
         for conditioned, canonical, layout in zip(self.rows, self.chunk.rows, self.layouts, strict=True):
             own = unplace(canonical.to(conditioned.keys.device), layout, self.source)
@@ -91,7 +93,7 @@ class FormingStatistics:
         formed: patches kept.
         refused: formed, but not kept: a chunk was deleted meanwhile, or the patch is larger than a budget.
         dropped: not formed: no room in the queue, no CPU time left in this minute, or closed.
-        lost: not formed: the canonical rows could not be read.
+        lost: not formed: the canonical rows could not be read, or are not finite.
         failed: forming raised an error, which is logged.
         seconds: CPU time spent.
     """

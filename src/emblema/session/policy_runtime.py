@@ -1,27 +1,29 @@
 """What is learnt from the prompts of one tenant: patches for later prompts, costs, and fidelity."""
 
+import math
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
-from emblema.kv.rotation import PhaseBook
 from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.costs import Costs, Rates
 from emblema.link.policy.fidelity import LaneReport, Sample
 from emblema.link.policy.frequency import FrequencySketch
+from emblema.link.policy.learning_budget import LearningCosts
 from emblema.link.policy.margins import MarginSample
 from emblema.link.policy.policy import REPEATED, Lane, Policy, PolicyInputs, RowCosts
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
-from emblema.link.strategies.auto import Auto
+from emblema.link.strategies.auto import Auto, second_pass_pays
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.taken_rows import ShareSample
 from emblema.models.adapter import Adapter
-from emblema.session.canary import Canary, CanaryStatistics
+from emblema.session.canary import Canary, CanaryStatistics, lanes_of
 from emblema.session.fidelity_logs import FidelityLogs
 from emblema.session.pair_memory import PairMemories, PairMemory
 from emblema.session.pair_rows import linked_rows, names_all, teaches
@@ -34,11 +36,16 @@ from emblema.store.store import TenantStore
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatistics:
-    """Counters of one tenant's policy; forming is counted for all tenants of the model."""
+    """Counters of one tenant's policy; forming is counted for all tenants of the model.
+
+    `not_finite` counts prompts that were computed in full because the logits of a first attempt were not finite.
+    """
 
     forming: FormingStatistics
     canary: CanaryStatistics
     inline_media: InlineMediaStatistics = InlineMediaStatistics()
+    not_finite: int = 0
+    learning: LearningCosts = LearningCosts()
 
 
 class PolicyRuntime:
@@ -65,6 +72,7 @@ class PolicyRuntime:
         self._canary = Canary(self._log, lambda: self.adapter.fingerprint)
         self._seen_media = SeenMedia(adapter, store)
         self._comparing = False
+        self._not_finite = 0
         self._memories = PairMemories.of_store(store.parent)
         self._pairs: PairMemory | None = None
         # Chunks by their antecedents, as they were met lately.
@@ -73,7 +81,13 @@ class PolicyRuntime:
     @property
     def statistics(self) -> PolicyStatistics:
         """Plain counters, for metrics."""
-        return PolicyStatistics(self.patch_worker.statistics, self._canary.statistics, self._seen_media.statistics)
+        return PolicyStatistics(
+            self.patch_worker.statistics,
+            self._canary.statistics,
+            self._seen_media.statistics,
+            self._not_finite,
+            LearningCosts() if self._pairs is None else self._pairs.budget.costs,
+        )
 
     @property
     def patches_queued(self) -> int:
@@ -110,6 +124,7 @@ class PolicyRuntime:
     def record(self, kind: str, lane: Lane | str, kl: float, agrees: bool) -> bool:
         """Add a measurement made elsewhere, such as a check's; return whether it closed or opened the lane."""
         model = self.adapter.fingerprint
+        self._logs.refresh(self.store.owner)
         turned = self._log.record(model, kind, Lane(lane), Sample(float(kl), bool(agrees)), self.policy)
         self._logs.save(self.store.owner)
         return turned
@@ -121,6 +136,7 @@ class PolicyRuntime:
 
     def policy_inputs(self, model: str) -> PolicyInputs:
         """Return what `auto` decides by, for the model of a fingerprint."""
+        self._logs.refresh(self.store.owner)
         return PolicyInputs(
             self.policy,
             lambda kind, lane, policy: self._log.verdict(model, kind, lane, policy),
@@ -140,18 +156,32 @@ class PolicyRuntime:
             self._pairs = self._memories.of(self.store, self.adapter, model)
         return self._pairs
 
-    def sample(self, request: LinkRequest, plan: LinkPlan, model: str) -> ShareSample | None:
-        """Return which rows of a prompt the memory of pairs wants to learn from; None for none."""
+    def sample(self, request: LinkRequest, plan: LinkPlan, knowledge: Knowledge) -> ShareSample | None:
+        """Return which rows of a prompt the memory of pairs wants to learn from; None for none.
+
+        Prompts of which chunks are not in the store teach nothing of these. Those that are too short for a second pass
+        are learnt from as far as that was earned: others like them cannot be served from memory.
+        """
         policy = self._policy_of(request)
         may_learn = policy is not None and policy.forming and policy.pair_share > 0 and not self._comparing
         if not may_learn or request.table is not None or not teaches(plan) or not names_all(request.prompt):
             return None
-        prompt = request.prompt
-        keys = (
-            ArtifactKey(model, chunk.id, prompt.antecedents(segment), ArtifactKind.PAIRS)
-            for segment, chunk in prompt.chunk_segments
+        prompt, policy = request.prompt, policy or self.policy
+        held = [
+            (segment, chunk) for segment, chunk in prompt.chunk_segments if segment.start and chunk.id in self.store
+        ]
+        keys = [
+            ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment), ArtifactKind.PAIRS)
+            for segment, chunk in held
+        ]
+        pays = second_pass_pays(
+            prompt, [(chunk.tokens, policy.pair_share) for _, chunk in held], knowledge.policy_inputs
         )
-        return self.pairs(model).next_sample(keys)
+        return self.pairs(knowledge.model).next_sample(keys, policy, on_credit=pays)
+
+    def answering(self, model: str) -> AbstractContextManager[None]:
+        """Return a block in which a prompt is linked for an answer; what the canary links is none."""
+        return nullcontext() if self._comparing else self.pairs(model).budget.answering()
 
     def _policy_of(self, request: LinkRequest) -> Policy | None:
         """Return the bounds of a request; None for a canary's trial."""
@@ -173,6 +203,17 @@ class PolicyRuntime:
             kinds = {decision.kind for decision in plan.decisions if decision.lane in REPEATED}
             self._log.note_margin(model, kinds, MarginSample(margin, agrees))
 
+    def note_not_finite(self, model: str, request: LinkRequest, plan: LinkPlan) -> None:
+        """Count a plan whose logits were not finite, as an infinite divergence of every lane that it took."""
+        self._not_finite += 1
+        lanes, policy = lanes_of(plan.decisions), self._policy_of(request)
+        if policy is None or not lanes:
+            return
+        self._logs.refresh(self.store.owner)
+        for kind, lane in sorted(lanes):
+            self._log.record(model, kind, lane, Sample(math.inf, False), policy)
+        self._logs.save(self.store.owner)
+
     def _row_costs(self) -> RowCosts:
         """What a forward and a taken row cost here, in computed rows."""
         ratios = self.costs.ratios()
@@ -193,7 +234,8 @@ class PolicyRuntime:
                 self._met.add((*request.prompt.antecedents(segment), chunk.id))
         if prefill.linked.shares is not None:
             memory = self.pairs(knowledge.model)
-            rows = linked_rows(self.adapter, prefill, self._canonical, memory.witnesses)
+            with memory.budget.learning():
+                rows = linked_rows(self.adapter, prefill, self._canonical, memory.witnesses)
             if rows is not None:
                 memory.add(rows)
         if policy.forming and auto.trial is None:
@@ -263,8 +305,8 @@ class PolicyRuntime:
                 _copied(linked, slots),
                 tuple(adapter.layouts),
                 adapter.dtype,
-                _phases(adapter, canonical.encoded.positions),
-                _phases(adapter, prompt.positions[:, segment.start : segment.stop]),
+                adapter.phases(canonical.encoded.positions),
+                adapter.phases(prompt.positions[:, segment.start : segment.stop]),
                 rank,
                 decision.key if decision is not None and decision.lane is Lane.REFRESH else None,
                 policy.refresh_rank,
@@ -299,9 +341,11 @@ class PolicyRuntime:
         if not self._canary.waiting:
             return
         self._comparing = True
+        self._logs.refresh(self.store.owner)
         try:
-            if self._canary.run(self._can_compare, link):
-                self._logs.save(self.store.owner)
+            with self.pairs().budget.learning():
+                if self._canary.run(self._can_compare, link):
+                    self._logs.save(self.store.owner)
         finally:
             self._comparing = False
 
@@ -318,11 +362,3 @@ class PolicyRuntime:
 def _copied(linked: LinkedTable, slots: Tensor) -> KVRows:
     where = slots.to(linked.table.rows.device)
     return tuple(linked.table.read(layer, 0, linked.rows).select(where) for layer in range(len(linked.table.layouts)))
-
-
-def _phases(adapter: Adapter, positions: Tensor) -> PhaseBook:
-    book = PhaseBook(adapter.tables, positions.to(adapter.device))
-    for layout in adapter.layouts:
-        if layout.rotary is not None:
-            book(layout.rotary)
-    return book

@@ -1,7 +1,7 @@
 """Reading a prompt: what a caller gives (parts, or messages in OpenAI's form) becomes parts of text and chunks."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,13 @@ from PIL import Image
 from emblema.errors import ModelError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.prompt import ChunkPart, Part, TextPart
+from emblema.media.audio import Audio
+from emblema.media.load import DocumentPages, LoadedMedia
 from emblema.media.source import is_address
+from emblema.media.video import Video
 from emblema.models.prepare import Preparer
 from emblema.session.chat_template import ChatTemplate, ChatTurn, Item
-from emblema.session.rendering import TextPiece, plain, render, tokenize
+from emblema.session.rendering import TextPiece, plain, refuse_long, render, tokenize
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ def slid(piece: Chunk | Clip) -> SlidPart:
 
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
-PromptPart = str | Chunk | Clip | EncodedChunk | Sequence[EncodedChunk] | Path | Image.Image | SlidPart | Sequence[int]
+PromptPart = str | Chunk | Clip | EncodedChunk | Sequence[EncodedChunk] | Path | LoadedMedia | SlidPart | Sequence[int]
 Message = Mapping[str, Any]
 PromptLike = str | Sequence[PromptPart] | Sequence[Message]
 
@@ -54,7 +57,7 @@ def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, .
         return tuple(ChunkPart(chunk) for chunk in part)
     if isinstance(part, SlidPart) and isinstance(part.piece, Chunk | Clip):
         return tuple(ChunkPart(item.chunk, slid=True) for item in items_of(part.piece) if isinstance(item, ChunkPart))
-    if read is not None and isinstance(part, EncodedChunk | Path | Image.Image):
+    if read is not None and isinstance(part, EncodedChunk | Path | Image.Image | DocumentPages | Video | Audio):
         return tuple(read(part, None))
     if read is not None and isinstance(part, list | tuple) and part and isinstance(part[0], EncodedChunk):
         return tuple(item for piece in part for item in read(piece, None))
@@ -106,30 +109,84 @@ def turns_of(messages: Sequence[Message], read: MediaReader) -> list[ChatTurn]:
     return turns
 
 
+# Types of content items, and the kind of media that each must have; a file may have any.
+_MEDIA_ITEMS = (("image", "image"), ("image_url", "image"), ("video", "video"), ("video_url", "video"), ("file", None))
+
+
 def _items_of_content(item: Any, index: int, read: MediaReader) -> tuple[Item, ...]:
     if not isinstance(item, Mapping):
         return items_of(item, read)
     kind = item.get("type")
     if kind == "text":
         return (readable(item.get("text")),)
-    for name, media in (("image", "image"), ("image_url", "image"), ("video", "video"), ("video_url", "video")):
-        if kind == name and name in item:
-            source = item[name].get("url") if isinstance(item[name], Mapping) else item[name]
-            if isinstance(source, Chunk | Clip | SlidPart):
-                return items_of(source)
-            if name.endswith("_url") and not (isinstance(source, str) and is_address(source)):
-                raise PromptError(f"message {index} has an {name} that is no http, https or data address")
-            return tuple(read(source, media))
-    raise PromptError(
-        f"message {index} has a content item of type {kind!r}: use text, image, image_url, video or video_url"
-    )
+    found = _media_item(item)
+    if found is None:
+        raise PromptError(
+            f"message {index} has a content item of type {kind!r}: use text, image, image_url, video, video_url or file"
+        )
+    source, media = found
+    if isinstance(source, Chunk | Clip | SlidPart):
+        return items_of(source)
+    if not _may_be(kind, source):
+        raise PromptError(f"message {index} has an {kind} that is no http, https or data address")
+    return tuple(read(source, media))
+
+
+def _media_item(item: Mapping[str, Any]) -> tuple[Any, str | None] | None:
+    """Return the source of a content item and the kind that it must have; None where it is no item of media."""
+    for name, media in _MEDIA_ITEMS:
+        if item.get("type") == name and name in item:
+            return item[name].get("url") if isinstance(item[name], Mapping) else item[name], media
+    return None
+
+
+def _may_be(type: Any, source: Any) -> bool:
+    """Return whether an item of this type may have this source: clients name addresses, the embedding program files."""
+    return not str(type).endswith("_url") or (isinstance(source, str) and is_address(source))
+
+
+async def load_named(given: PromptLike, load: Callable[[Any, str | None], Awaitable[LoadedMedia]]) -> PromptLike:
+    """Return a prompt with what it names by path, address or bytes loaded; what is wrong with it is left in it.
+
+    Args:
+        given: as `PromptReader.parts` takes it.
+        load: loads a source of a kind, or of any.
+
+    Raises:
+        MediaError: of `load`.
+    """
+    if not isinstance(given, list | tuple):
+        return given
+
+    async def loaded(part: Any) -> Any:
+        if isinstance(part, Path):
+            return await load(part, None)
+        content = part.get("content") if isinstance(part, Mapping) else None
+        if not isinstance(content, list | tuple):
+            return part
+        return {**part, "content": [await of_item(item) for item in content]}
+
+    async def of_item(item: Any) -> Any:
+        found = _media_item(item) if isinstance(item, Mapping) else None
+        if found is None:
+            return await load(item, None) if isinstance(item, Path) else item
+        source, media = found
+        named = isinstance(source, str | Path | bytes) and _may_be(item["type"], source)
+        return {"type": "file", "file": await load(source, media)} if named else item
+
+    return [await loaded(part) for part in given]
 
 
 class PromptReader:
-    """Turns prompts into parts for one model."""
+    """Turns prompts into parts for one model.
 
-    def __init__(self, preparer: Preparer | None) -> None:
-        self._template = None if preparer is None else ChatTemplate(preparer)
+    Args:
+        preparer: of the model; None takes token ids only.
+        text_bytes: how much text one prompt may hold, in UTF-8.
+    """
+
+    def __init__(self, preparer: Preparer | None, text_bytes: int) -> None:
+        self._template = None if preparer is None else ChatTemplate(preparer, text_bytes)
 
     @property
     def template(self) -> ChatTemplate:
@@ -146,7 +203,7 @@ class PromptReader:
         """Return prompt parts of what a caller gave; `template` wraps parts in one user turn, `read` reads media.
 
         Raises:
-            PromptError: it is empty, or of another shape.
+            PromptError: it is empty, of another shape, or holds more text than is allowed.
         """
         if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable):
             raise PromptError(f"the prompt is a {type(given).__name__}: give a list of parts, or a list of messages")
@@ -169,7 +226,7 @@ class PromptReader:
     def plain(self, items: Sequence[Item]) -> list[Part]:
         """Return prompt parts of items without a template; a model without a processor takes token ids only."""
         has_text = any(isinstance(item, str) for item in items)
-        return plain(items, self.template.tokenizer if has_text else None)
+        return plain(items, self.template if has_text else None)
 
     def operator_text(self, text: str) -> TextPart:
         """Return the operator's own text as it is: it may spell control tokens."""
@@ -179,12 +236,11 @@ class PromptReader:
         """Return token ids of a text passage, which cannot spell control tokens.
 
         Raises:
-            PromptError: it is empty, or no text.
+            PromptError: it is empty, no text, or longer than is allowed.
         """
         template = self.template
-        pieces = tokenize(
-            [TextPiece(readable(text), trusted=False)], template.tokenizer, template.controls, begin=False
-        )
+        refuse_long([readable(text)], template.text_bytes)
+        pieces = tokenize([TextPiece(text, trusted=False)], template.tokenizer, template.controls, begin=False)
         ids = tuple(token for part in pieces if isinstance(part, TextPart) for token in part.token_ids)
         if not ids:
             raise PromptError("the text passage is empty")

@@ -29,8 +29,10 @@ def render(turns: Sequence[ChatTurn], template: ChatTemplate) -> list[Part]:
     picture or a control token.
 
     Raises:
-        PromptError: the model has no chat template, or it did not write every piece of media once.
+        PromptError: the model has no chat template, it did not write every piece of media once, or the texts are longer
+            than is allowed.
     """
+    refuse_long((item for turn in turns for item in turn.items), template.text_bytes)
     held: list[Item] = []
     media: list[tuple[str, ChunkPart]] = []
     messages = []
@@ -56,8 +58,33 @@ def render(turns: Sequence[ChatTurn], template: ChatTemplate) -> list[Part]:
     return tokenize(pieces, template.tokenizer, template.controls, begin=True)
 
 
-def plain(items: Sequence[Item], tokenizer: Any | None) -> list[Part]:
-    """Return prompt parts of items as they are, control tokens in the text included; nothing is added."""
+def refuse_long(items: Iterable[Item], most: int) -> None:
+    """Refuse texts that are too long together, before they are tokenized.
+
+    Raises:
+        PromptError: they have more than so many bytes in UTF-8.
+    """
+    size = sum(len(item) if len(item) > most else len(item.encode()) for item in items if isinstance(item, str))
+    if size > most:
+        raise PromptError(
+            f"the prompt's text has {size} bytes, more than the {most} that are tokenized: give less, or raise "
+            "MediaLimits(text_bytes=…)"
+        )
+
+
+def plain(items: Sequence[Item], template: ChatTemplate | None) -> list[Part]:
+    """Return prompt parts of items as they are, control tokens in the text included; nothing is added.
+
+    Args:
+        items: in order.
+        template: of the model; None where no item is text.
+
+    Raises:
+        PromptError: the texts are longer than is allowed.
+    """
+    tokenizer = None if template is None else template.tokenizer
+    if template is not None:
+        refuse_long(items, template.text_bytes)
     pieces: list[TemplatePiece] = [TextPiece(item, trusted=True) if isinstance(item, str) else item for item in items]
     return tokenize(pieces, tokenizer, (), begin=False)
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from time import perf_counter
 from typing import Any, Literal, Self
 
 from emblema.errors import PromptError
 from emblema.link.plan import LinkPlan
+from emblema.session.decode_batch import TokenProbability
+from emblema.session.decoding import Sampling
 from emblema.session.requests import Usage
 
 FinishReason = Literal["stop", "length"]
@@ -20,10 +21,12 @@ class AnsweredRequest:
     Attributes:
         query: what was searched for.
         chunks: ids of the chunks that were linked; none if nothing fitted.
+        names: of the library's items that they belong to, one for each; none where a function found them.
     """
 
     query: str
     chunks: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,19 @@ class Reply:
 
 
 class Piece(str):
-    """A piece of a streamed answer: a string, so that pieces join to the answer. The last carries the whole reply."""
+    """A piece of a streamed answer: a string, so that pieces join to the answer.
+
+    Attributes:
+        reply: the whole reply, in the last piece.
+        probability: of the piece's token, where it was asked for.
+    """
 
     reply: Reply | None
+    probability: TokenProbability | None
 
-    def __new__(cls, text: str, reply: Reply | None = None) -> Self:
+    def __new__(cls, text: str, reply: Reply | None = None, probability: TokenProbability | None = None) -> Self:
         piece = super().__new__(cls, text)
-        piece.reply = reply
+        piece.reply, piece.probability = reply, probability
         return piece
 
     @property
@@ -150,55 +159,80 @@ class ReplyState:
     found: tuple[AnsweredRequest, ...] = ()
 
 
-def reply_pieces(
-    tokens: Iterator[int], text: TextStream, ends: frozenset[int], state: ReplyState, began: float
-) -> Iterator[Piece]:
-    """Make the first token, and return a piece for every token, perhaps empty; the last piece holds the reply.
+class ReplyText:
+    """The text of a reply as its tokens are made, and why it ended.
 
     Args:
-        tokens: the reply's tokens, as they are made.
-        text: turns them into text.
+        tokenizer: of the model.
         ends: tokens that end a reply.
+        sampling: its stop strings, and the most tokens.
+
+    Attributes:
+        made: the tokens, the one that ended the reply included.
+    """
+
+    def __init__(self, tokenizer: Any, ends: frozenset[int], sampling: Sampling) -> None:
+        self.made: list[int] = []
+        self._stream = TextStream(tokenizer, sampling.stop)
+        self._ends, self._most = ends, sampling.max_new_tokens
+
+    @property
+    def text(self) -> str:
+        """The text so far, what is held back included."""
+        return self._stream.text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens that gave text: all but an end token."""
+        return self._stream.token_ids
+
+    def push(self, token: int) -> tuple[str, FinishReason | None]:
+        """Take a token; return the text that is now certain, perhaps empty, and at the end why the reply ended."""
+        self.made.append(token)
+        if token in self._ends:
+            return self._stream.finish(), "stop"
+        fresh = self._stream.push(token)
+        if self._stream.stopped:
+            return fresh + self._stream.finish(), "stop"
+        if len(self.made) == self._most:
+            return fresh + self._stream.finish(), "length"
+        return fresh, None
+
+
+class ReplyWriter:
+    """Writes a reply: takes its tokens as they are made, and gives its pieces.
+
+    Args:
+        text: of the reply.
         state: what else the reply says.
-        began: when the caller asked, for the time to first token.
+        began: `time.perf_counter` at the caller's call, for the time to first token.
     """
-    first = next(tokens)
-    state.usage = replace(state.usage, ttft_seconds=perf_counter() - began)
-    return _pieces(chain([first], tokens), text, ends, state)
 
+    def __init__(self, text: ReplyText, state: ReplyState, began: float) -> None:
+        self._text, self._state, self._began = text, state, began
 
-def _pieces(tokens: Iterator[int], text: TextStream, ends: frozenset[int], state: ReplyState) -> Iterator[Piece]:
-    made: list[int] = []
-    for piece, reason in text_pieces(tokens, text, ends, made):
+    def push(self, token: int) -> Piece:
+        """Take a token and return a piece, perhaps empty; the last holds the reply."""
+        text, state = self._text, self._state
+        if not text.made:
+            state.usage = replace(state.usage, ttft_seconds=perf_counter() - self._began)
+        fresh, reason = text.push(token)
         if reason is None:
-            yield Piece(piece)
-            continue
-        usage = replace(state.usage, completion_tokens=len(made))
-        yield Piece(piece, Reply(text.text, text.token_ids, reason, usage, state.found, state.plan))
+            return Piece(fresh)
+        usage = replace(state.usage, completion_tokens=len(text.made))
+        return Piece(fresh, Reply(text.text, text.token_ids, reason, usage, state.found, state.plan))
 
+    def pieces(self, tokens: Iterator[int]) -> Iterator[Piece]:
+        """Make the first token, and return a piece for every token."""
+        first = self.push(next(tokens))
+        return self._after(first, tokens)
 
-def text_pieces(
-    tokens: Iterator[int], text: TextStream, ends: frozenset[int], made: list[int]
-) -> Iterator[tuple[str, FinishReason | None]]:
-    """Yield the text of every token, perhaps empty, with None; at last the text held back, and why the reply ended.
-
-    Args:
-        tokens: the reply's tokens, as they are made.
-        text: turns them into text.
-        ends: tokens that end a reply.
-        made: receives the tokens, the one that ended the reply included.
-    """
-    reason: FinishReason = "length"
-    for token in tokens:
-        made.append(token)
-        if token in ends:
-            reason = "stop"
-            break
-        yield text.push(token), None
-        if text.stopped:
-            break
-    rest = text.finish()
-    yield rest, "stop" if text.stopped else reason
+    def _after(self, first: Piece, tokens: Iterator[int]) -> Iterator[Piece]:
+        piece = first
+        yield piece
+        while piece.reply is None:
+            piece = self.push(next(tokens))
+            yield piece
 
 
 def last_reply(pieces: Iterator[Piece]) -> Reply:

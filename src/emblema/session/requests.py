@@ -53,11 +53,12 @@ class Usage:
         recaptured_tokens: rows of chunks whose stored KV was lost, prefilled alone once more.
         captured_tokens: rows of new media that came with the prompt, prefilled alone before it was linked.
         linked_tokens: rows of chunks linked while decoding.
-        repeated_tokens: rows computed a second time: the question's, and all of a first attempt that was not sure.
+        repeated_tokens: rows computed a second time: the question's, and all of a first attempt that did not count.
         margin: by how much the two likeliest first tokens' probabilities differed after a second pass; None without
             one. An answer that was not sure enough is full prefill's, and the margin is the first attempt's.
         ttft_seconds: from the call, forming included, to the first token; for a prefill alone, to its logits.
         completion_tokens: tokens made, the end token too.
+        finite: whether the first attempt's logits were finite; where they were not, the answer is full prefill's.
         fallback: why the lane is not the strategy asked for, or what it could not do as asked; None if all is as asked.
     """
 
@@ -74,6 +75,7 @@ class Usage:
     captured_tokens: int = 0
     repeated_tokens: int = 0
     margin: float | None = None
+    finite: bool = True
     fallback: str | None = None
 
 

@@ -56,10 +56,14 @@ class SeenMedia:
         return chunk in self._seen
 
     def due(self, prompt: Prompt, policy: Policy) -> dict[str, Chunk]:
-        """Return pieces of a prompt that came before, to be made into chunks; the others are remembered."""
+        """Return pieces of a prompt that came before, to be made into chunks; the others are remembered.
+
+        Under `Policy.inline_media_at_once` all of them are.
+        """
         parts = (part for part in prompt.chunk_parts if part.state is RowState.MISSING and part.name)
         fresh = {part.chunk.id: part.chunk for part in parts}
-        again = {id: chunk for id, chunk in fresh.items() if id in self._seen and id not in self._waiting}
+        met = fresh if policy.inline_media_at_once else self._seen
+        again = {id: chunk for id, chunk in fresh.items() if id in met and id not in self._waiting}
         self._count(seen=len(fresh))
         for id in fresh:
             self._seen[id] = None

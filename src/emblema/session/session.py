@@ -20,7 +20,7 @@ from emblema.session.linker import Linker
 from emblema.session.patch_worker import PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import MediaReader, PromptLike, PromptReader
-from emblema.session.replies import Piece, ReplyState, TextStream, reply_pieces
+from emblema.session.replies import Piece, ReplyState, ReplyText, ReplyWriter
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.survivors import SurvivorCache
 from emblema.store.store import TenantStore
@@ -67,7 +67,7 @@ class Session:
         self._preparer = preparer
         self._defer_idle = False
         self.chunk_builder = ChunkBuilder(adapter, preparer, store, limits)
-        self.prompt_reader = PromptReader(preparer)
+        self.prompt_reader = PromptReader(preparer, limits.text_bytes)
         self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker, costs)
         self.linker = Linker(adapter, store, self.policy_runtime)
         self.survivors = SurvivorCache(store)
@@ -111,7 +111,8 @@ class Session:
             PromptError: the prompt is empty, of another shape, or longer than the model's context.
             MediaError: media cannot be read.
         """
-        return self.prompt_of(self.prompt_reader.parts(parts, template, self._media_reader(prefill_media)))
+        with self.adapter.unchanging():
+            return self.prompt_of(self.prompt_reader.parts(parts, template, self._media_reader(prefill_media)))
 
     def prompt_of(self, parts: Iterable[Part]) -> Prompt:
         """Lay parts out as a prompt.
@@ -133,18 +134,27 @@ class Session:
         Raises:
             PromptError: the model's context has no room for them.
         """
-        room = self.adapter.context_length - max(prompt.tokens, prompt.next_position)
+        room = self.room_after(prompt)
         if new_tokens > room:
             raise PromptError(f"max_new_tokens is {new_tokens}, but the model's context has room for {room}")
 
-    def link(self, request: LinkRequest) -> Prefill:
-        """Link a prompt, with the rows of its conversation where it asks for survivors; see `Linker.link`."""
+    def room_after(self, prompt: Prompt) -> int:
+        """Return how many tokens fit after a prompt."""
+        return self.adapter.context_length - max(prompt.tokens, prompt.next_position)
+
+    def link(self, request: LinkRequest, *, learn_later: bool = False) -> Prefill:
+        """Link a prompt, with the rows of its conversation where it asks for survivors; see `Linker.link`.
+
+        With `learn_later` it is learnt from in `after_answer`, or when the next prompt is linked.
+        """
         exact = strategy_name(request.strategy) in ("full", "prefix")
         if not request.survivors or exact or request.table is not None:
-            return self.linker.link(request)
+            return self.linker.link(request, learn_later=learn_later)
         kinds = {part.chunk.kind for part in request.prompt.chunk_parts}
         trusted = frozenset(kind for kind in kinds if self.trusts(kind, Lane.SURVIVOR, request.strategy))
-        prefill = self.linker.link(replace(request, prompt=self.survivors.place(request.prompt, trusted)))
+        prefill = self.linker.link(
+            replace(request, prompt=self.survivors.place(request.prompt, trusted)), learn_later=learn_later
+        )
         self.survivors.keep(prefill)
         return prefill
 
@@ -160,8 +170,12 @@ class Session:
         """
         start = DecodeStart.after(prefill.prompt, prefill.linked)
         tokens = decode(self.adapter, start, Sampler(sampling), self.end_tokens)
-        text, state = TextStream(self.tokenizer, sampling.stop), ReplyState(prefill.plan, prefill.usage)
-        return reply_pieces(tokens, text, self.end_tokens, state, began)
+        return self.writer(prefill, sampling, began).pieces(tokens)
+
+    def writer(self, prefill: Prefill, sampling: Sampling, began: float) -> ReplyWriter:
+        """Return what writes the reply after a prefill; arguments as for `decode`."""
+        text = ReplyText(self.tokenizer, self.end_tokens, sampling)
+        return ReplyWriter(text, ReplyState(prefill.plan, prefill.usage), began)
 
     def trusts(self, kind: str, lane: Lane, strategy: str | Strategy) -> bool:
         """Return whether a strategy may take a kind of content by a lane.
@@ -177,7 +191,8 @@ class Session:
         self._defer_idle = deferred
 
     def after_answer(self) -> None:
-        """Do the idle work, unless it is left to the caller."""
+        """Learn from the prompt, and do the idle work unless it is left to the caller."""
+        self.linker.catch_up()
         if not self._defer_idle:
             self.idle()
 

@@ -91,7 +91,11 @@ class SurvivorCache:
         return Prompt(tuple(placed(segment) for segment in prompt.segments), prompt.axes, prompt.next_position)
 
     def keep(self, prefill: Prefill) -> None:
-        """Keep the rows of a linked prompt's pictures, in place of the conversation that it went on with."""
+        """Keep the rows of a linked prompt's pictures, in place of the conversation that it went on with.
+
+        Where the logits were not finite at first, all rows were computed after all: rows that were taken and are not
+        finite are dropped, and these kept.
+        """
         prompt, number = prefill.prompt, self._nearest(prefill.prompt)
         before = {} if number is None else self._conversations.pop(number)
         kept: dict[str, SurvivingRows] = {}
@@ -100,8 +104,9 @@ class SurvivorCache:
             if not isinstance(part, ChunkPart) or not part.name or part.name in kept:
                 continue
             antecedents = prompt.antecedents(segment)
-            if part.state is RowState.WRITTEN and part.name in before:
-                kept[part.name] = before[part.name]
+            taken = before.get(part.name) if part.state is RowState.WRITTEN else None
+            if taken is not None and (prefill.usage.finite or taken.piece.finite):
+                kept[part.name] = taken
                 continue
             absorbed = {part.name, *antecedents}
             for name in antecedents:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from emblema.errors import LoadError, StoreError
-from emblema.kv.artifacts import Artifact
+from emblema.kv.artifacts import Artifact, artifact_finite
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
 from emblema.store.arriving import ArrivingRows
@@ -180,7 +180,7 @@ class PieceCache:
 
         Raises:
             CapacityError: it alone is larger than the device budget or its owner's quota, or may not be pinned.
-            StoreError: it is a handle whose rows are lost, or the store is closed.
+            StoreError: it is a handle whose rows are lost, a number of it is not finite, or the store is closed.
         """
         if isinstance(chunk.rows, StoredRows):
             found = self.find((owner,), chunk.id)
@@ -194,6 +194,10 @@ class PieceCache:
                     f"Chunk {chunk.id[:12]} was deleted or lost, and its rows with it: add its media again."
                 )
         chunk = replace(chunk, rows=tuple(chunk.rows))
+        if not chunk.finite:
+            raise StoreError(
+                f"Chunk {chunk.id[:12]} holds numbers that are NaN or infinite: use a dtype or a model that makes none."
+            )
         size = chunk.bytes + chunk.encoded.bytes
         self.table.check_fits(owner, size)
         if terms is not None and terms.pinned:
@@ -204,12 +208,17 @@ class PieceCache:
         return piece
 
     def put_unless_deleted(self, owners: Owners, chunk: Chunk) -> bool:
-        """Keep a chunk for the first owner unless it was deleted under any; returns whether it is here.
+        """Keep a chunk for the first owner, unless it was deleted under any or a number of it is not finite.
+
+        Returns:
+            Whether it is here.
 
         Raises:
             CapacityError: as `put`.
         """
         chunk = replace(chunk, rows=tuple(chunk.rows))
+        if not chunk.finite:
+            return False
         with self.changed:
             if self.deleted(owners, [chunk.id]):
                 return False
@@ -219,9 +228,12 @@ class PieceCache:
             return True
 
     def put_artifact(self, owners: Owners, key: ArtifactKey, artifact: Artifact) -> bool:
-        """Keep an artifact for the first owner; False where one of its chunks is not here, or it is too large."""
+        """Keep an artifact for the first owner.
+
+        False where one of its chunks is not here, it is too large, or a number of it is not finite.
+        """
         owner = owners[0]
-        if not self.table.fits(owner, artifact.bytes):
+        if not self.table.fits(owner, artifact.bytes) or not artifact_finite(artifact):
             return False
         if not all(self.lookup.holds(owners, chunk) for chunk in key.chunks):
             return False
@@ -286,7 +298,7 @@ class PieceCache:
 
     def _new_piece(self, owner: str, id: str, terms: Terms) -> CachedPiece:
         now = self._clock.now()
-        return CachedPiece(owner, id, terms, self.settings.clock(), now, now)
+        return CachedPiece(owner, id, terms, self._clock.system(), now, now)
 
     def _check_pin(self, owner: str, id: str, size: int) -> None:
         """Raise CapacityError where a piece may not be pinned; takes the lock."""

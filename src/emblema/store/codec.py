@@ -379,11 +379,12 @@ def _to_tensor(reader: RecordReader, name: str, dtypes: tuple[str, ...], *shape:
         ValueError: it is another dtype or shape.
     """
     array = reader.read(name)
-    _require(array.dtype in dtypes, f"{name} is {array.dtype}")
-    fits = len(array.shape) == len(shape) and all(
-        want is None or want == got for want, got in zip(shape, array.shape, strict=True)
-    )
-    _require(fits, f"{name} has shape {array.shape}")
+    if array.dtype not in dtypes:
+        raise ValueError(f"{name} is {array.dtype}")
+    if len(array.shape) != len(shape) or any(
+        want not in (None, got) for want, got in zip(shape, array.shape, strict=True)
+    ):
+        raise ValueError(f"{name} has shape {array.shape}")
     dtype = DTYPES[array.dtype]
     if array.data.nbytes == 0:
         return torch.empty(array.shape, dtype=dtype)

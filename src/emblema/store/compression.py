@@ -54,7 +54,7 @@ def compress(rows: Tensor, compression: Compression) -> tuple[Tensor, Tensor | N
 def restore(stored: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return rows [heads, tokens, width] in the dtype that they were made in, from what `compress` gave."""
     if scales is None:
-        return stored.to(dtype)
+        return stored if stored.dtype == dtype else stored.to(dtype)
     numbers = fp8_to_float32(stored) if stored.dtype == torch.float8_e4m3fn else stored.float()
     return numbers.mul_(scales[:, None]).to(dtype)
 

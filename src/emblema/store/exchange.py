@@ -9,7 +9,7 @@ from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import DiskTier
 from emblema.store.disk.entry import DiskEntry, entry_of, without_terms
-from emblema.store.files import write_whole
+from emblema.store.files import make_folder, write_whole
 from emblema.store.record import Record, RecordHeader, RecordReader, Terms
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def export_piece(tier: DiskTier, id: str, folder: Path) -> Path:
         record = _read(reader)
     path = folder / f"{id}{SUFFIX}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_whole(path, format.buffers(record))
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}; give another folder") from error

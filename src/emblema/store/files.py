@@ -5,11 +5,36 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK_SECONDS = 60.0
 """How long `hold_lock` waits for other processes."""
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those that it lies in, where they are missing. New ones outlast a power cut.
+
+    Raises:
+        OSError: it cannot be made, or there is a file of that name.
+    """
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folder(path.parent)
+    path.mkdir(mode, exist_ok=True)
+    # A folder that may be written but not listed cannot be opened.
+    with suppress(PermissionError):
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_whole(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
@@ -18,7 +43,8 @@ def write_whole(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
     It outlasts a power cut once this returns.
 
     Raises:
-        OSError: it cannot be written; what was there before is as it was.
+        OSError: it cannot be written. The earlier file is as it was, but for an error of the last step, which makes the
+            name durable: then either file may be there.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".temporary")
     try:
@@ -28,13 +54,21 @@ def write_whole(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
             os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(name)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
+
+
+def delete_durably(path: Path) -> None:
+    """Delete a file, which no power cut brings back once this returns; also where it was deleted just before.
+
+    Raises:
+        OSError: it cannot be deleted, or may come back.
+    """
+    path.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        sync_folder(path.parent)
 
 
 @contextmanager

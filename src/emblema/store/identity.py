@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from blake3 import blake3
@@ -13,6 +14,7 @@ from emblema.store.record import SHARED
 _CHUNK = "emblema 2026-11 chunk identity 1"
 _OWNER = "emblema 2026-11 owner identity 1"
 _PATCH = "emblema 2026-11 patch identity 2"
+_REQUEST = "emblema 2026-11 request salt 1"
 _TENANT = "emblema 2026-11 tenant identity 1"
 
 SHARED_SALT = b"emblema 2026-11 shared library 1"
@@ -65,13 +67,17 @@ def chunk_id(
     return digest.hexdigest()
 
 
+@lru_cache(maxsize=4096)
 def artifact_id(key: ArtifactKey, owner: str) -> str:
     """Return the id of one owner's artifact, 64 hexadecimal digits.
 
     Two tenants may form a patch of the same shared chunks; each keeps its own, as the text before it is its own.
     """
+    # What `canonical` gives for the list of these five; a prompt's plan asks for many ids, so texts are joined here.
+    antecedents = b"".join([_text(name) for name in key.antecedents])
+    names = _text(owner) + _text(key.written_model) + _text(key.chunk)
     digest = blake3(derive_key_context=_PATCH)
-    digest.update(canonical([owner, key.written_model, key.chunk, list(key.antecedents), key.orbit]))
+    digest.update(_field(b"l", names + _field(b"l", antecedents) + _field(b"b", bytes([key.orbit]))))
     return digest.hexdigest()
 
 
@@ -85,6 +91,14 @@ def owner_digest(salt: bytes) -> str:
     if not isinstance(salt, bytes):
         raise StoreError(f"The salt is a {type(salt).__name__}: give bytes.")
     return SHARED if salt == SHARED_SALT else blake3(salt, derive_key_context=_TENANT).hexdigest()
+
+
+def request_salt(written: str) -> bytes:
+    """Return the salt of the tenant that a request names: 32 bytes that no text can be chosen for.
+
+    A salt that comes with a request is not used as it is: it could be another tenant's, or the shared library's.
+    """
+    return blake3(written.encode("utf-8", "surrogatepass"), derive_key_context=_REQUEST).digest()
 
 
 def owner_id(model_fingerprint: str, dtype: str | torch.dtype, salt: bytes) -> str:
@@ -120,6 +134,10 @@ def canonical(value: object, place: str = "options") -> bytes:
         f"{place} is a {type(value).__name__}: an identity takes None, bool, int, float, str, bytes, lists "
         "and mappings; write it as one of these."
     )
+
+
+def _text(value: str) -> bytes:
+    return _field(b"s", value.encode("utf-8", "surrogatepass"))
 
 
 def _field(kind: bytes, body: bytes) -> bytes:

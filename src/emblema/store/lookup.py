@@ -1,7 +1,7 @@
 """Looking pieces up, in memory and on the slower tiers."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from functools import partial
@@ -11,6 +11,7 @@ from emblema.kv.artifacts import Artifact
 from emblema.store.identity import artifact_id
 from emblema.store.keys import ArtifactKey
 from emblema.store.pieces import CachedPiece
+from emblema.store.record import Name
 from emblema.store.state import CacheState
 from emblema.store.statistics import StoreCounters
 from emblema.store.tiers import StoredPiece, TierReader
@@ -132,6 +133,32 @@ class PieceLookup:
             if piece is not None:
                 return piece.chunk is not None
         return any(self._tiers.holds(id, owner) for owner in owners if not self._is_deleted(owner, id))
+
+    def held(self, owners: Owners, chunks: Collection[str]) -> dict[str, bool]:
+        """Return those of some chunks that are in memory or in the disk's index, and whether artifacts were made of
+        them; the index is asked once for all, files are not touched, and a remote tier is not asked.
+        """
+        found = {id for _, id in self._held([(owner, id) for owner in owners for id in chunks])}
+        with self._changed:
+            made = {id for id in found if any(piece.owner in owners for piece in self._table.artifacts_of(id))}
+        made |= self._tiers.with_artifacts(found - made)
+        return {id: id in made for id in found}
+
+    def held_artifacts(self, owners: Owners, keys: Iterable[ArtifactKey]) -> frozenset[ArtifactKey]:
+        """Return those of some artifacts that are in memory or in the disk's index; as `held`."""
+        names = {(owner, artifact_id(key, owner)): key for key in keys for owner in owners}
+        # A deletion of a chunk takes its artifacts out of the index too, but later.
+        return frozenset(
+            names[owner, id]
+            for owner, id in self._held(list(names))
+            if not self._is_deleted(owner, *names[owner, id].chunks)
+        )
+
+    def _held(self, names: Sequence[Name]) -> frozenset[Name]:
+        with self._changed:
+            here = frozenset(name for name in names if self._get(name[:1], name[1]) is not None)
+            asked = [name for name in names if name not in here and name not in self._table.tombstones]
+        return here | self._tiers.names_on_disk(asked)
 
     def knows(self, owner: str, id: str) -> bool:
         """Return whether an owner's piece is in memory or in the disk's index."""

@@ -165,6 +165,8 @@ class PieceTable:
         self.leased_bytes = 0
         self.leased_bytes_of: Counter[str] = Counter()
         self.tombstones = Tombstones()
+        # How often a piece was listed or unlisted.
+        self.changes = 0
         self._owner_bytes: Counter[tuple[str, MemoryTier]] = Counter()
         self._pieces: dict[Name, CachedPiece] = {}
         # By tier and rank, the least recently used first.
@@ -189,6 +191,7 @@ class PieceTable:
     def insert(self, piece: CachedPiece) -> None:
         """List a piece as the most recently used; lifts its tombstone. Its name must be free."""
         piece.listed = True
+        self.changes += 1
         self._pieces[piece.name] = piece
         self._enqueue(piece)
         self.tombstones.discard(piece.name)
@@ -202,6 +205,7 @@ class PieceTable:
             return
         self._dequeue(piece)
         piece.listed = False
+        self.changes += 1
         piece.pending.clear()
         del self._pieces[piece.name]
         for chunk in piece.sources:

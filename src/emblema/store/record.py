@@ -1,6 +1,5 @@
 """A stored piece as plain bytes: what goes into a file or over a wire. Nothing here needs torch."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ Name = tuple[str, str]
 """Owner and id: two owners' pieces never meet, even under one id."""
 
 LARGEST_PRIORITY = 2**31
+LONGEST = 1e300
+"""Seconds of a term, at most; no sum with a moment overflows."""
 _ID = re.compile(r"[0-9a-f]{64}")
 
 SHARED = "shared"
@@ -96,7 +97,7 @@ class Terms:
         if type(self.pinned) is not bool:
             raise StoreError(f"pinned is {self.pinned!r}: give True or False")
         for name, seconds in (("seconds", self.seconds), ("idle_seconds", self.idle_seconds)):
-            known = type(seconds) in (int, float) and math.isfinite(seconds) and seconds >= 0  # type: ignore[arg-type, operator]
+            known = type(seconds) in (int, float) and 0 <= seconds <= LONGEST  # type: ignore[operator]
             if seconds is not None and not known:
                 raise StoreError(f"{name}={seconds!r} is out of range: give seconds, 0 or more, or None")
 

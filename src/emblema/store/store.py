@@ -136,6 +136,19 @@ class Store:
         """
         self._deletion_listeners.append(listener)
 
+    @property
+    def version(self) -> object:
+        """What is another value after every change of what is stored, by any process; None where that is not known.
+
+        A remote tier's changes do not count.
+        """
+        with self.cache.changed:
+            changes = (self.cache.table.changes, self.cache.table.tombstones.added)
+        try:
+            return (*changes, None if self.disk is None else self.disk.version)
+        except StoreError:
+            return None
+
     def tenant_of(self, salt: bytes) -> "TenantStore":
         """Return the part of the store that a salt belongs to, the shared library's too."""
         return TenantStore(self, salt)
@@ -276,7 +289,7 @@ class TenantStore:
 
         Raises:
             CapacityError: the chunk alone is larger than the budget or the tenant's quota.
-            StoreError: the chunk is a handle whose rows are lost.
+            StoreError: the chunk is a handle whose rows are lost, or a number of it is NaN or infinite.
         """
         kept = self._cache.put(self.owner, chunk, terms).chunk
         if kept is None:
@@ -284,7 +297,9 @@ class TenantStore:
         return kept
 
     def put_unless_deleted(self, chunk: Chunk) -> bool:
-        """Keep a chunk that was made in the background unless it was deleted meanwhile; returns whether it is here.
+        """Keep a chunk that was made in the background; returns whether it is here.
+
+        It is not kept where it was deleted meanwhile, or where a number of it is NaN or infinite.
 
         Raises:
             CapacityError: as `put`.
@@ -332,14 +347,25 @@ class TenantStore:
         """Keep a patch or another artifact in place of one with the same key; returns whether it was kept.
 
         It is not kept where a chunk that it was made from is not here any more, so that a deletion during its forming
-        wins, nor where it alone is larger than the budget. It belongs to the tenant even where all its chunks are
-        shared, because the text before them was the tenant's.
+        wins, nor where it alone is larger than the budget or a number of it is NaN or infinite. It belongs to the
+        tenant even where all its chunks are shared, because the text before them was the tenant's.
         """
         return self._cache.put_artifact(self._owners, key, artifact)
 
     def has_artifact(self, key: ArtifactKey) -> bool:
         """Return whether an own artifact with this key is in memory or on disk; does not count as a use."""
         return self._lookup.knows(self.owner, artifact_id(key, self.owner))
+
+    def held(self, chunks: Iterable[str]) -> dict[str, bool]:
+        """Return those of some chunks that are in memory or on disk, and whether any artifact was made of each.
+
+        The disk's index is asked once for all, no file is touched, and a remote tier is not asked; not a use.
+        """
+        return self._lookup.held(self._owners, list(chunks))
+
+    def held_artifacts(self, keys: Iterable[ArtifactKey]) -> frozenset[ArtifactKey]:
+        """Return those of some artifacts, own or shared, that are in memory or on disk; as `held`."""
+        return self._lookup.held_artifacts(self._owners, keys)
 
     def artifact_keys(self, chunk: str) -> list[ArtifactKey]:
         """Return keys of the own and shared artifacts of a chunk, after any antecedents.

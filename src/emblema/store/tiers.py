@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, TypeVar
@@ -102,6 +102,28 @@ class TierStack:
             self.note_failure(DISK, "look-up", error, owner)
             return None
         return entry if entry is not None and entry.owner == owner else None
+
+    def names_on_disk(self, names: Collection[Name]) -> frozenset[Name]:
+        """Return those of some pieces that the disk's index has; one question for all, and files are not touched."""
+        ids = sorted({id for _, id in names if is_id(id)})
+        if self.disk is None or not ids:
+            return frozenset()
+        try:
+            return frozenset((entry.owner, entry.id) for entry in self.disk.entries_of(ids)) & frozenset(names)
+        except (EmblemaError, OSError) as error:
+            self.note_failure(DISK, "look-up", error, None)
+            return frozenset()
+
+    def with_artifacts(self, chunks: Iterable[str]) -> frozenset[str]:
+        """Return those of some chunks that any artifact on disk was made from; files are not touched."""
+        ids = [chunk for chunk in chunks if is_id(chunk)]
+        if self.disk is None or not ids:
+            return frozenset()
+        try:
+            return self.disk.has_patches(ids)
+        except (EmblemaError, OSError) as error:
+            self.note_failure(DISK, "look-up", error, None)
+            return frozenset()
 
     def entries(self, owner: str) -> "Sequence[DiskEntry]":
         """Return the disk's entries of an owner."""

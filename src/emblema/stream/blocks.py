@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.stream.buffers import host_buffer
 from emblema.stream.state import StreamState
+
+LEAST_SLAB, SLAB_SHARE = 16, 16
+"""Lines of a slab: so many at least, and one for so many that there are."""
 
 
 @dataclass(slots=True)
@@ -42,10 +46,24 @@ class Transfers:
         return {field.name: float(getattr(self, field.name)) for field in fields(self)}
 
 
+@dataclass(slots=True)
+class Block:
+    """Where a block's lines are: in a slab, from a first line on.
+
+    Attributes:
+        lines: [capacity, features], a view of the slab.
+        count: of them that are used.
+    """
+
+    lines: Tensor
+    count: int = 0
+
+
 class BlockStore:
     """The blocks of one layer, on the host.
 
-    A frame's rows are one line of a block: keys [heads, tokens, width], then values.
+    A frame's rows are one line of a block: keys [heads, tokens, width], then values. Blocks lie in slabs, and the lines
+    of one that grew or was divided are used again: no gaps come to be between them in the process's memory.
 
     Args:
         tokens: rows of a frame.
@@ -54,16 +72,19 @@ class BlockStore:
     def __init__(self, layout: LayerLayout, tokens: int, dtype: torch.dtype, transfers: Transfers) -> None:
         self.layout, self.tokens, self.transfers = layout, tokens, transfers
         self._dtype = dtype
-        self._blocks: dict[int, Tensor] = {}
-        self._counts: dict[int, int] = {}
+        self._blocks: dict[int, Block] = {}
+        self._slab = torch.empty(0, tokens * layout.features, dtype=dtype)
+        # Lines of all slabs; of the last slab, those in use. Free blocks by their capacity.
+        self._lines = self._used = 0
+        self._free: dict[int, list[Tensor]] = {}
 
     def __contains__(self, id: int) -> bool:
         return id in self._blocks
 
     @property
     def bytes(self) -> int:
-        """Bytes of all blocks, spare lines included."""
-        return sum(block.nbytes for block in self._blocks.values())
+        """Bytes of all blocks, spare lines included; what is left of the last slab is not written and takes none."""
+        return (self._lines - len(self._slab) + self._used) * self._slab.shape[1] * self._slab.element_size()
 
     def lines(self, rows: LayerRows) -> Tensor:
         """Return rows of frames [heads, frames x tokens, width] as lines [frames, features]."""
@@ -85,25 +106,46 @@ class BlockStore:
 
     def append(self, id: int, lines: Tensor) -> None:
         """Write lines from the device after those of a block; a new block is made for a new id."""
-        held = self._counts.get(id, 0)
-        self._reserve(id, held + len(lines))
-        self._blocks[id][held : held + len(lines)].copy_(lines)
-        self._counts[id] = held + len(lines)
+        self._add(id, lines)
         self.transfers.stores += 1
         self.transfers.stored_bytes += lines.nbytes
 
-    def _reserve(self, id: int, lines: int) -> None:
-        width = self.tokens * self.layout.features
+    def _add(self, id: int, lines: Tensor) -> None:
         block = self._blocks.get(id)
-        if block is None:
-            self._blocks[id] = torch.empty(max(1, lines), width, dtype=self._dtype)
-        elif lines > block.shape[0]:
-            more = torch.empty(max(lines - block.shape[0], block.shape[0] // 2), width, dtype=self._dtype)
-            self._blocks[id] = torch.cat((block, more))
+        held = 0 if block is None else block.count
+        if block is None or held + len(lines) > len(block.lines):
+            larger = Block(self._take(held + len(lines)), held)
+            if block is not None:
+                larger.lines[:held] = block.lines[:held]
+                self._give_back(block)
+            block = self._blocks[id] = larger
+        block.lines[held : held + len(lines)].copy_(lines)
+        block.count = held + len(lines)
+
+    def _take(self, lines: int) -> Tensor:
+        """Return room for so many lines, or for up to half as many more: there are few sizes, so that each returns."""
+        capacity = 1
+        while capacity < lines:
+            capacity += (capacity + 1) // 2
+        if free := self._free.get(capacity):
+            return free.pop()
+        if self._used + capacity > len(self._slab):
+            if self._used < len(self._slab):
+                rest = self._slab[self._used :]
+                self._free.setdefault(len(rest), []).append(rest)
+            lines = max(capacity, LEAST_SLAB, self._lines // SLAB_SHARE)
+            self._slab = host_buffer((lines, self._slab.shape[1]), self._dtype)
+            self._lines, self._used = self._lines + len(self._slab), 0
+        self._used += capacity
+        return self._slab[self._used - capacity : self._used]
+
+    def _give_back(self, block: Block) -> None:
+        self._free.setdefault(len(block.lines), []).append(block.lines)
 
     def copy(self, id: int, device: torch.device) -> Tensor:
         """Return a copy of a block's lines on a device, [frames, features]."""
-        return self._blocks[id][: self._counts[id]].to(device, copy=True)
+        block = self._blocks[id]
+        return block.lines[: block.count].to(device, copy=True)
 
     def fetch(self, id: int, device: torch.device) -> Tensor:
         """Return `copy`, counted as a transfer that its layer waits for."""
@@ -119,25 +161,23 @@ class BlockStore:
     def divide(self, id: int, parts: dict[int, list[int]]) -> None:
         """Divide a block on the host into new blocks: their ids, and the lines of each."""
         block = self._blocks.pop(id)
-        del self._counts[id]
         for new, lines in parts.items():
-            self._blocks[new] = block[torch.tensor(lines)]
-            self._counts[new] = len(lines)
-            self.transfers.moved_bytes += self._blocks[new].nbytes
+            moved = block.lines[torch.tensor(lines)]
+            self._add(new, moved)
+            self.transfers.moved_bytes += moved.nbytes
+        self._give_back(block)
 
     def state(self) -> StreamState:
         """Return the state for a file: all blocks joined."""
-        ids = list(self._blocks)
-        blocks = [self._blocks[id][: self._counts[id]] for id in ids]
-        facts = {"ids": ids, "counts": list(self._counts.values())}
-        return StreamState({"lines": torch.cat(blocks)} if ids else {}, facts)
+        ids, blocks = list(self._blocks), list(self._blocks.values())
+        facts = {"ids": ids, "counts": [block.count for block in blocks]}
+        return StreamState({"lines": torch.cat([block.lines[: block.count] for block in blocks])} if ids else {}, facts)
 
     def restore(self, state: StreamState) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state; there is no block yet."""
         ids, counts = state.facts["ids"], state.facts["counts"]
-        blocks = state.tensors["lines"].split(counts) if ids else ()
-        self._blocks = {id: block.clone() for id, block in zip(ids, blocks, strict=True)}
-        self._counts = dict(zip(ids, counts, strict=True))
+        for id, lines in zip(ids, state.tensors["lines"].split(counts) if ids else (), strict=True):
+            self._add(id, lines)
 
 
 CopiedBlocks = tuple[dict[int, Tensor], float]

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from emblema.errors import ModelError, PromptError
+from emblema.models.attention_switch import attending_by, stock_attend
 from emblema.models.batch import RowBatch
 from emblema.models.frames import FrameCodes
-from emblema.models.queries import attending_by, position_free
+from emblema.models.queries import position_free
 from emblema.models.table import KVTable
 from emblema.session.decoding import DecodeStart
 from emblema.stream.context import MemoryContext
@@ -43,17 +43,15 @@ class MemoryForward:
     def run(self, table: KVTable) -> Tensor:
         """Run the rows; return hidden states [rows, hidden] after the final norm.
 
-        The model must not run in another thread meanwhile; other models may.
-
         Raises:
             ModelError: a layer's attention does not go through transformers' interface, or its queries do not fit.
         """
-        adapter, stock = self.adapter, ALL_ATTENTION_FUNCTIONS["sdpa"]
+        adapter = self.adapter
 
         def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **extra: Any) -> Any:
-            return self._attend(stock, (module, query, key, value, mask), extra)
+            return self._attend(stock_attend, (module, query, key, value, mask), extra)
 
-        with attending_by(adapter, attend):
+        with attending_by(adapter.config, attend):
             hidden = adapter.forward(self.batch, table)
         if not all(self._done):
             raise ModelError(

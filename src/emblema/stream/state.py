@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from emblema.errors import StoreError, StreamError
-from emblema.store.files import write_whole
+from emblema.store.files import make_folder, write_whole
 
 VERSION = 1
 FACTS = "facts"
@@ -66,7 +66,7 @@ def write_state(path: Path, state: StreamState) -> None:
     described = json.dumps({"version": VERSION, "facts": state.facts, "checksum": _checksum(tensors)}).encode()
     tensors[FACTS] = torch.frombuffer(bytearray(described), dtype=torch.uint8)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent, mode=0o700)
         write_whole(path, [safetensors.torch.save(tensors)])
     except OSError as error:
         raise StoreError(f"the stream could not be written to {path}: {error.strerror or error}") from error

@@ -18,7 +18,7 @@ from emblema.media.source import is_address
 from emblema.models.adapter import Adapter
 from emblema.models.frames import encode_frames
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
-from emblema.session.replies import TextStream, text_pieces
+from emblema.session.replies import ReplyText
 from emblema.session.session import Session
 from emblema.stream.chunks import ChunkWriter, chunk_frames
 from emblema.stream.forward import MemoryRunner, encode_block, prefill_question
@@ -376,12 +376,12 @@ class Stream:
         began: float,
     ) -> Iterator[StreamPiece]:
         """Decode after a question; the usage is known with the first token."""
-        ends, text = self._session.end_tokens, TextStream(self._session.tokenizer, sampling.stop)
+        ends = self._session.end_tokens
+        text = ReplyText(self._session.tokenizer, ends, sampling)
         usage: StreamUsage | None = None
         moments: tuple[Moment, ...] = ()
-        made: list[int] = []
-        tokens = decode(runner, start, Sampler(sampling), ends)
-        for piece, reason in text_pieces(tokens, text, ends, made):
+        for token in decode(runner, start, Sampler(sampling), ends):
+            piece, reason = text.push(token)
             if usage is None:
                 seconds = time.perf_counter() - began
                 shares = sorted(self.memory.retrieved().items())
@@ -390,8 +390,9 @@ class Stream:
                 counts = {name: count - before.get(name, 0) for name, count in self.counts.items()}
                 usage = StreamUsage(self.method, visible.high - visible.low, len(moments), start.row, seconds, counts)
             if reason is not None:
-                usage = replace(usage, completion_tokens=len(made))
-                yield StreamPiece(piece, StreamReply(text.text, tuple(made), reason, usage, moments))
+                usage = replace(usage, completion_tokens=len(text.made))
+                yield StreamPiece(piece, StreamReply(text.text, tuple(text.made), reason, usage, moments))
+                return
             elif piece:
                 yield StreamPiece(piece)
 

@@ -27,8 +27,9 @@ from emblema.vllm import internals
 from emblema.vllm.kv_worker import KVWorker
 from emblema.vllm.model_spec import ModelSpec, files_fingerprint, model_spec_of
 from emblema.vllm.pages import Pages
-from emblema.vllm.planner import RequestPlanner
+from emblema.vllm.planner import LinkCounts, RequestPlanner
 from emblema.vllm.plugin import PluginSettings
+from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import StepMetadata
 
 PLANNER_BYTES = 256 * 2**20
@@ -37,6 +38,7 @@ COUNTERS = {
     "linked_tokens": "Rows of media taken from the store in place of computing them.",
     "linked_bytes": "Bytes of KV written into pages for them.",
     "encodings": "Encoder outputs handed over in place of running the encoder.",
+    "dropped": "Chunks and prompts whose rows were not kept, as too many bytes of rows waited to be stored.",
 }
 
 
@@ -80,11 +82,13 @@ class EmblemaConnector(KVConnectorBase_V1):
         self.planner: RequestPlanner | None = None
         self.kv_worker: KVWorker | None = None
         self._make_worker: Callable[[Callable[[ModelSpec], Pages]], KVWorker] | None = None
+        self._digests = internals.MediaDigests()
         self._hash_block_size = 0
         self._blocks: Callable[[str], tuple[list[int], ...]] | None = None
         if scheduling:
             store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
-            self.planner = RequestPlanner(spec, store, settings.strategy, settings.capture, refusal)
+            costs = StepCosts(bool(vllm_config.cache_config.enable_prefix_caching)) if settings.weigh else None
+            self.planner = RequestPlanner(spec, store, settings.strategy, settings.capture, costs, refusal)
         elif spec is not None:
             placed = StoreSettings(device=spec.device)
             store = Store(settings.store, device_bytes=settings.memory or "auto", settings=placed)
@@ -150,9 +154,16 @@ class EmblemaConnector(KVConnectorBase_V1):
         if row is not None:
             internals.rename_pages(request, row, self._hash_block_size)
 
+    def prepare(self, request: Any) -> bool:
+        """Return whether it is decided what a request takes; see `RequestPlanner.prepare`."""
+        return self._planner.prepare(request.request_id, partial(internals.describe_request, request, self._digests))
+
+    def on_new_request(self, request: Any) -> None:
+        self._planner.announce(request.request_id, partial(internals.describe_request, request, self._digests))
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        if self._planner.plan(request.request_id, partial(internals.describe_request, request)) is None:
-            return 0, False
+        if not self.prepare(request):
+            return None, False
         claim = self._planner.reserve(request.request_id, num_computed_tokens)
         if claim is None:
             return 0, False
@@ -174,7 +185,10 @@ class EmblemaConnector(KVConnectorBase_V1):
         return () if self._blocks is None else tuple(self._blocks(request_id)[0])
 
     def get_kv_connector_stats(self) -> "LinkedStats | None":
-        return None if self.planner is None else LinkedStats(asdict(self.planner.take_counts()))
+        if self.planner is not None:
+            return LinkedStats(asdict(self.planner.take_counts()))
+        dropped = 0 if self.kv_worker is None else self.kv_worker.take_dropped()
+        return LinkedStats(asdict(LinkCounts(dropped=dropped))) if dropped else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> "LinkedStats":

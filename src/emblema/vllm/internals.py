@@ -1,10 +1,15 @@
 """vLLM's private names, as they are in 0.32, but for those in `scheduler`; `docs/vllm.md` lists them all."""
 
 import secrets
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -15,8 +20,56 @@ from emblema.errors import EmblemaError
 from emblema.vllm.planner import CaptureRequest
 from emblema.vllm.request_plan import MediaItem, ServedRequest
 
+_SHOWN = "emblema 2026-11 vllm shown media 1"
+REMEMBERED_MEDIA = 1024
 
-def describe_request(request: Any) -> ServedRequest:
+
+class MediaDigests:
+    """Digests of what encoders are given, each made once while vLLM keeps that. Any thread may use it.
+
+    A feature's `identifier` may be a client's own `uuid`, so what is stored is named by this digest.
+    """
+
+    def __init__(self) -> None:
+        # By the object that vLLM keeps; the reference tells whether it is still that one.
+        self._made: OrderedDict[int, tuple[Any, str]] = OrderedDict()
+
+    def of(self, features: Sequence[Any]) -> list[str]:
+        """Return the digests of features; empty for one whose data are not there."""
+        return [self._of(feature.data) for feature in features]
+
+    def _of(self, data: Any) -> str:
+        if data is None or any(element.data is None for element in data.values()):
+            return ""
+        known, digest = self._made.get(id(data), (None, ""))
+        if known is None or known() is not data:
+            hasher = blake3(derive_key_context=_SHOWN)
+            for name in sorted(data):
+                _feed(hasher, name)
+                _feed(hasher, data[name].data)
+            digest = hasher.hexdigest()
+            self._made[id(data)] = (weakref.ref(data), digest)
+            if len(self._made) > REMEMBERED_MEDIA:
+                self._made.popitem(last=False)
+        return digest
+
+
+def _feed(hasher: Any, value: Any) -> None:
+    """Add a value to a digest: its kind and size first, so that no two values look alike."""
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu().contiguous()
+        hasher.update(f"tensor {plain.dtype} {list(plain.shape)} ".encode())
+        hasher.update(plain.reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, list | tuple):
+        hasher.update(f"list {len(value)} ".encode())
+        for item in value:
+            _feed(hasher, item)
+    else:
+        written = f"{type(value).__name__} {value!r}".encode()
+        hasher.update(f"value {len(written)} ".encode() + written)
+
+
+def describe_request(request: Any, digests: MediaDigests) -> ServedRequest:
     """Return what the plugin needs to know of vLLM's request."""
     items = tuple(
         MediaItem(
@@ -38,6 +91,7 @@ def describe_request(request: Any) -> ServedRequest:
         options if isinstance(options, dict) else {},
         _refusal(request),
         request,
+        partial(digests.of, request.mm_features),
     )
 
 
@@ -86,7 +140,10 @@ def rename_pages(request: Any, row: int, block_size: int) -> None:
 
 
 def solo_request(capture: CaptureRequest) -> Any:
-    """Return vLLM's request that prefills a chunk alone, with one token to be made and no client."""
+    """Return vLLM's request that prefills a chunk alone, with one token to be made and no client.
+
+    Its picture has a name of its own: what vLLM's caches hold under the name that a client gave is not kept.
+    """
     source, chunk = capture.shown_by.source, capture.capture.chunk
     feature = source.mm_features[capture.item.index]
     lead = int(chunk.encoded.visual.to(torch.uint8).argmax())
@@ -96,7 +153,7 @@ def solo_request(capture: CaptureRequest) -> Any:
         prompt_token_ids=chunk.encoded.token_ids.tolist(),
         sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
         pooling_params=None,
-        mm_features=[replace(feature, mm_position=place)],
+        mm_features=[replace(feature, identifier=capture.capture.identifier, mm_position=place)],
         cache_salt=capture.shown_by.salt,
         block_hasher=source._block_hasher,
     )

@@ -2,8 +2,10 @@
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
@@ -26,6 +28,13 @@ from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, Step
 
 _log = logging.getLogger(__name__)
 WAITING_PROMPTS = 16
+WAITING_BYTES = 256 * 2**20
+"""Rows that may wait to be stored or formed into patches. A piece that alone is larger waits alone."""
+IDLE_SECONDS = 0.05
+"""A worker without a step for so long is idle."""
+FORMING_SHARE = 0.05
+"""Share of the time in which patches are formed while the worker is not idle, and the same to read rows for them
+after steps of several requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,52 @@ class CopiedRows:
         return rows.slice(start - self.start, rows.tokens if stop is None else stop - self.start)
 
 
+class WaitingRows:
+    """Counts the bytes of rows that wait, and what found no room. Any thread may use it."""
+
+    def __init__(self, most: int) -> None:
+        self._lock = threading.Lock()
+        self._most, self._held, self._dropped = most, 0, 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait now."""
+        return self._held
+
+    def take(self, size: int) -> bool:
+        """Count some rows if there is room for them; those that alone are too large find room where nothing waits."""
+        with self._lock:
+            if self._held and self._held + size > self._most:
+                return False
+            self._held += size
+            return True
+
+    def leave(self, size: int) -> None:
+        """Count rows that wait no more."""
+        with self._lock:
+            self._held -= size
+
+    def drop(self) -> None:
+        """Count a piece that is not kept."""
+        with self._lock:
+            self._dropped += 1
+
+    def take_dropped(self) -> int:
+        """Return how many pieces were dropped since the last call."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+            return dropped
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPrompt:
+    """A prompt that patches are formed of: its chunks' rows by where they start, and their bytes."""
+
+    capture: PatchCapture
+    copied: dict[int, CopiedRows]
+    size: int
+
+
 def _log_failure(what: str, error: Exception) -> None:
     """Log an error; an unexpected one with its trace."""
     _log.warning("emblema: %s: %s", what, error, exc_info=not isinstance(error, EmblemaError | OSError))
@@ -47,6 +102,9 @@ def _log_failure(what: str, error: Exception) -> None:
 
 class KVWorker:
     """Loads and saves rows of one rank's pages. A thread of its own stores chunks and forms patches.
+
+    At most `WAITING_BYTES` of rows wait for that thread: what does not fit is dropped, and counted. Patches are formed
+    while the worker is idle, and else in a small share of the time.
 
     Args:
         spec: of this rank's model.
@@ -69,8 +127,10 @@ class KVWorker:
         self._make_pages, self._encoder_output = pages, encoder_output
         self._pages: Pages | None = None
         self._failed: set[int] = set()
-        # Prompts whose chunks are not all stored yet.
-        self._waiting: deque[tuple[PatchCapture, dict[int, CopiedRows]]] = deque(maxlen=WAITING_PROMPTS)
+        self.waiting = WaitingRows(WAITING_BYTES)
+        # Prompts whose chunks are not all stored yet; the thread appends, any thread may take the oldest away.
+        self._prompts: deque[WaitingPrompt] = deque()
+        self._stepped, self._form_from, self._read_from, self._closing = 0.0, 0.0, 0.0, False
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="emblema-keep", daemon=True)
         self._thread.start()
@@ -84,6 +144,7 @@ class KVWorker:
 
     def load(self, step: StepMetadata) -> None:
         """Write cached rows into pages, before the forward."""
+        self._stepped = time.monotonic()
         for load in step.loads:
             try:
                 self._load(load)
@@ -120,6 +181,7 @@ class KVWorker:
 
     def save(self, step: StepMetadata) -> None:
         """Read what the forward made, after it; the thread stores it."""
+        self._stepped = time.monotonic()
         try:
             self._save(step)
         except Exception as error:
@@ -127,19 +189,57 @@ class KVWorker:
             _log_failure("rows could not be read", error)
 
     def _save(self, step: StepMetadata) -> None:
+        row = self._spec.dtype.itemsize * sum(layout.features for layout in self._spec.layouts)
         for capture in step.chunks:
-            rows = self._read(capture.blocks, 0, capture.chunk.tokens)
-            chunk = replace(capture.chunk, encoded=self._encoded(capture), rows=rows)
-            self._work.put(partial(self._put, capture.salt, chunk))
+            size = capture.chunk.tokens * row
+            if self._take_room(size):
+                with self._leaving_on_error(size):
+                    rows = self._read(capture.blocks, 0, capture.chunk.tokens)
+                    chunk = replace(capture.chunk, encoded=self._encoded(capture), rows=rows)
+                self._work.put(partial(self._put, capture.salt, chunk, size))
         for prompt in step.patches:
+            began = time.monotonic()
+            if not prompt.alone and began < self._read_from:
+                self.waiting.drop()
+                continue
             wanted = {key.chunk for key, _, _ in prompt.needs}
-            copied = {
-                segment.start: CopiedRows(segment.start, self._read(prompt.blocks, segment.start, segment.stop))
-                for segment, chunk in prompt.prompt.chunk_segments
-                if chunk.id in wanted
-            }
-            self._work.put(partial(self._waiting.append, (prompt, copied)))
-            self._work.put(self._form_patches)
+            segments = [segment for segment, chunk in prompt.prompt.chunk_segments if chunk.id in wanted]
+            size = row * sum(segment.stop - segment.start for segment in segments)
+            if self._take_room(size):
+                with self._leaving_on_error(size):
+                    copied = {
+                        segment.start: CopiedRows(segment.start, self._read(prompt.blocks, segment.start, segment.stop))
+                        for segment in segments
+                    }
+                self._work.put(partial(self._await_chunks, WaitingPrompt(prompt, copied, size)))
+                self._read_from = began + (time.monotonic() - began) / FORMING_SHARE
+
+    def _take_room(self, size: int) -> bool:
+        """Count rows that are to be read, if there is room; the oldest prompts that wait for chunks make it."""
+        while not self.waiting.take(size):
+            try:
+                oldest = self._prompts.popleft()
+            except IndexError:
+                self.waiting.drop()
+                return False
+            self._forget(oldest)
+        return True
+
+    @contextmanager
+    def _leaving_on_error(self, size: int) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.waiting.leave(size)
+            raise
+
+    def _forget(self, prompt: WaitingPrompt) -> None:
+        self.waiting.leave(prompt.size)
+        self.waiting.drop()
+
+    def take_dropped(self) -> int:
+        """Return how many chunks and prompts were not kept for want of room since the last call."""
+        return self.waiting.take_dropped()
 
     def _encoded(self, capture: ChunkCapture) -> Encoded:
         """Return the chunk's encoding, with the encoder's output in the rows of its media tokens."""
@@ -163,6 +263,7 @@ class KVWorker:
 
     def close(self) -> None:
         """Store what was read and close the store."""
+        self._closing = True
         self._work.put(None)
         self._thread.join()
         self.store.close()
@@ -178,19 +279,36 @@ class KVWorker:
                 # The server goes on without this piece.
                 _log_failure("a piece could not be kept", error)
 
-    def _put(self, salt: bytes, chunk: Chunk) -> None:
-        self.store.tenant(salt).put(chunk)
+    def _put(self, salt: bytes, chunk: Chunk, size: int) -> None:
+        try:
+            self.store.tenant(salt).put(chunk)
+        finally:
+            self.waiting.leave(size)
+        self._form_patches()
+
+    def _await_chunks(self, prompt: WaitingPrompt) -> None:
+        self._prompts.append(prompt)
+        if len(self._prompts) > WAITING_PROMPTS:
+            with suppress(IndexError):
+                self._forget(self._prompts.popleft())
         self._form_patches()
 
     def _form_patches(self) -> None:
         """Form the patches of prompts whose chunks are all stored by now; the others wait."""
-        for _ in range(len(self._waiting)):
-            prompt, copied = self._waiting.popleft()
-            store = self.store.tenant(prompt.salt)
-            if all(chunk.id in store for _, chunk in prompt.prompt.chunk_segments):
-                self._form(prompt, copied, store)
-            else:
-                self._waiting.append((prompt, copied))
+        for _ in range(len(self._prompts)):
+            try:
+                prompt = self._prompts.popleft()
+            except IndexError:
+                return
+            store = self.store.tenant(prompt.capture.salt)
+            held = store.held(chunk.id for _, chunk in prompt.capture.prompt.chunk_segments)
+            if any(chunk.id not in held for _, chunk in prompt.capture.prompt.chunk_segments):
+                self._prompts.append(prompt)
+                continue
+            try:
+                self._form(prompt.capture, prompt.copied, store)
+            finally:
+                self.waiting.leave(prompt.size)
 
     def _form(self, prompt: PatchCapture, copied: dict[int, CopiedRows], store: TenantStore) -> None:
         places: dict[tuple[str, tuple[str, ...]], Segment] = {}
@@ -200,9 +318,20 @@ class KVWorker:
             place = places.get((key.chunk, key.antecedents))
             if place is None:
                 continue
+            self._rest()
+            began = time.thread_time()
             with store.lease([key.chunk]) as lease:
                 if lease.missing:
                     raise LoadError(key.chunk, "it is not in the store any more")
                 rows = lease.rows[key.chunk]
                 deficits = deficits_of(self._spec, copied[place.start], prompt.prompt, place, rows, set(layers))
                 store.put_artifact(key, form_patch(deficits, rank, self._spec.dtype))
+            self._form_from = time.monotonic() + (time.thread_time() - began) * (1 / FORMING_SHARE - 1)
+
+    def _rest(self) -> None:
+        """Wait until the worker is idle, or forming has its share of the time again."""
+        while not self._closing:
+            now = time.monotonic()
+            if now >= self._form_from or now - self._stepped >= IDLE_SECONDS:
+                return
+            time.sleep(IDLE_SECONDS / 5)

@@ -82,7 +82,7 @@ def model_spec_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dty
         kit = Toolkit(config, None)
         before, after = family.markers(kit, "image")
         markers, merge = (tuple(before), tuple(after)), family.merge(kit)
-    version = f"vllm-1/{family.name}/{family.version()}"
+    version = f"vllm-2/{family.name}/{family.version()}"
     return ModelSpec(version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device)
 
 

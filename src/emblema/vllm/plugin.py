@@ -58,12 +58,14 @@ class PluginSettings:
         strategy: for requests that name none.
         capture: whether pictures and patches are captured from what the server computes.
         memory: bytes of rows kept in memory beside the pages; None for a quarter of what is free.
+        weigh: whether `auto` links only what is expected to pay by the costs measured here.
     """
 
     store: Path
     strategy: str = "auto"
     capture: bool = True
     memory: int | None = None
+    weigh: bool = True
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "PluginSettings":
@@ -72,7 +74,7 @@ class PluginSettings:
         Raises:
             EmblemaError: a key is unknown, the store is not named, or a value is not right.
         """
-        known = ("capture", "memory", "store", "strategy")
+        known = ("capture", "memory", "store", "strategy", "weigh")
         unknown = sorted(set(given) - set(known))
         if unknown:
             raise EmblemaError(f"kv_connector_extra_config has {unknown[0]!r}: emblema takes {', '.join(known)}.")
@@ -80,8 +82,10 @@ class PluginSettings:
             raise EmblemaError('kv_connector_extra_config lacks "store": name the folder where chunks are kept.')
         strategy, capture, memory = given.get("strategy", "auto"), given.get("capture", True), given.get("memory")
         parse(strategy)
-        if type(capture) is not bool:
-            raise EmblemaError(f"capture is {capture!r}: give true or false.")
+        weigh = given.get("weigh", True)
+        for name, value in (("capture", capture), ("weigh", weigh)):
+            if type(value) is not bool:
+                raise EmblemaError(f"{name} is {value!r}: give true or false.")
         if memory is not None and (type(memory) is not int or memory <= 0):
             raise EmblemaError(f"memory is {memory!r}: give bytes.")
-        return cls(Path(given["store"]), strategy, capture, memory)
+        return cls(Path(given["store"]), strategy, capture, memory, weigh)

@@ -1,13 +1,16 @@
 """From a request that vLLM serves to a plan: its prompt as chunks and text, and the rows that its pages can take."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
 from emblema.errors import EmblemaError
+from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.choosing import rank_of
@@ -17,12 +20,16 @@ from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
-from emblema.store.identity import chunk_id
-from emblema.store.keys import ArtifactKey
+from emblema.store.identity import SHARED_SALT, chunk_id, request_salt
+from emblema.store.keys import ArtifactKey, orbit_key
 from emblema.store.store import TenantStore
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.spans import CachedSpans, Claim, unsupported_reason
 from emblema.vllm.step_metadata import PatchNeed
+from emblema.vllm.stored import StoreMemory
+
+REMEMBERED_STUBS = 1024
+COSTS_MORE = "linking was expected to cost more than it saves"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +39,11 @@ class MediaItem:
     Attributes:
         index: its number among the request's media.
         kind: `image`, `video`, ….
-        identifier: vLLM's digest of its content and of the processor's options.
+        identifier: vLLM's name of it: a digest of its content, or what the client gave as such.
         start: row of its first token.
         tokens: how many rows it takes.
         grid: frames, height and width in patches, where the model places media on a grid.
+        digest: of what the model is shown, made here; empty where that is not there.
     """
 
     index: int
@@ -44,6 +52,7 @@ class MediaItem:
     start: int
     tokens: int
     grid: tuple[int, int, int] | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,7 @@ class ServedRequest:
         options: `kv_transfer_params["emblema"]`.
         refusal: why it has to be computed plainly, whatever is stored; None if it may be linked.
         source: vLLM's own request, for `internals` alone.
+        digests: makes the digests of the items, which takes a while; None where they have theirs.
     """
 
     token_ids: Sequence[int]
@@ -65,11 +75,27 @@ class ServedRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     refusal: str | None = None
     source: Any = None
+    digests: Callable[[], Sequence[str]] | None = None
+
+    def checked(self) -> "ServedRequest":
+        """Return the request with the digests of its items."""
+        if self.digests is None:
+            return self
+        named = zip(self.items, self.digests(), strict=True)
+        return replace(self, items=tuple(replace(item, digest=digest) for item, digest in named), digests=None)
+
+    def why_plain(self) -> str | None:
+        """Return why it has to be computed plainly, whatever is stored; None if it may be linked."""
+        if self.salt == SHARED_SALT.decode():
+            return "its cache_salt is the shared library's"
+        if not all(item.digest for item in self.items):
+            return "a picture is not there to be checked against its name"
+        return self.refusal
 
     @property
     def store_salt(self) -> bytes:
-        """The salt of the tenant's store."""
-        return b"" if self.salt is None else self.salt.encode()
+        """The salt of the tenant's store, derived from `cache_salt`."""
+        return request_salt(self.salt) if self.salt else b""
 
 
 @dataclass(slots=True)
@@ -85,7 +111,9 @@ class RequestPlan:
         needs: patches to form from this request's rows, once they are computed.
         lacking: whether patches are lacking, those that are not worth forming yet included.
         remark: why the plan is not what was asked for; None if it is.
+        encodings: what the encoder made of pictures whose rows are computed, by vLLM's digest, where that is stored.
         linked: cached rows that were taken so far.
+        weighed: whether it was decided if linking pays.
     """
 
     request: ServedRequest
@@ -96,7 +124,9 @@ class RequestPlan:
     needs: tuple[PatchNeed, ...] = ()
     remark: str | None = None
     lacking: bool = False
+    encodings: Mapping[str, Tensor] = field(default_factory=dict)
     linked: int = field(default=0, init=False)
+    weighed: bool = field(default=False, init=False)
 
     def restart(self) -> None:
         """Count from the start, as vLLM schedules the request for the first time or after a preemption."""
@@ -107,42 +137,82 @@ class RequestPlan:
         self.linked += claim.cached_rows
         return claim.cached_rows
 
+    def decline(self, remark: str) -> None:
+        """Have the whole request computed."""
+        self.cached, self.remark = CachedSpans(), remark
+
     def fail(self) -> None:
         """Have the rest of the request computed, as its cached rows could not be loaded."""
         self.cached, self.linked = CachedSpans(), 0
         self.remark = "stored rows could not be loaded; they were computed"
 
 
+class ChunkStubs:
+    """Chunks that have an id and a geometry, and no rows; those made last are remembered.
+
+    Args:
+        spec: of the model.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._made: OrderedDict[Hashable, Chunk] = OrderedDict()
+
+    def make(self, item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes) -> Chunk:
+        """Return the chunk of a picture; `lead` tokens come before its media tokens."""
+        key = (item.kind, item.digest, item.tokens, item.grid, tuple(token_ids), lead, salt)
+        chunk = self._made.get(key)
+        if chunk is None:
+            chunk = self._made[key] = _chunk_stub(item, token_ids, lead, salt, self.spec)
+            if len(self._made) > REMEMBERED_STUBS:
+                self._made.popitem(last=False)
+        else:
+            self._made.move_to_end(key)
+        return chunk
+
+
 def plan_request(
     request: ServedRequest,
-    spec: ModelSpec,
+    stubs: ChunkStubs,
     store: TenantStore,
+    memory: StoreMemory,
     default: str,
     log_once: Callable[[str], None],
     met: FrequencySketch,
+    pays: Callable[[CachedSpans, int], bool] = lambda spans, rows: True,
 ) -> RequestPlan:
-    """Plan a request, as far as the store and the pages allow.
+    """Plan a request, as far as the store and the pages allow. It reads the store, so no step should wait for it.
 
     Args:
+        stubs: of the model, make the request's chunks.
+        store: the tenant's.
+        memory: of that store, up to date.
         default: the strategy, where the request names none.
         log_once: is told of strategies that pages do not support.
         met: the tenant's chunks by their antecedents, as they were met lately; the request's are counted here.
+        pays: returns whether taking some spans of a prompt of so many rows is expected to pay; `auto` asks it.
     """
-    prompt = build_prompt(request, spec)
+    spec = stubs.spec
+    prompt = build_prompt(request, stubs)
     plain = LinkPlan("plain", prompt.tokens, len(spec.layouts), ())
+    held = memory.held(store, [chunk.id for _, chunk in prompt.chunk_segments])
+    missing = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in held}
     name = request.options.get("strategy", default)
+    # Nothing is measured of a lane here, so `auto` decides by the default policy.
+    artifacts = StoredArtifacts(prompt, spec, store, memory, held)
+    knowledge = Knowledge(spec.fingerprint, spec.layouts, artifacts.find, lambda prompt: None)
+    if name == "auto" and all(segment.start for segment, _ in prompt.chunk_segments):
+        # Without a patch of its own `auto` computes a picture in its place.
+        known = [segment.rows for segment, chunk in prompt.chunk_segments if artifacts.serve(chunk.id, segment.start)]
+        if not known or not pays(CachedSpans(tuple(known)), prompt.tokens):
+            return _all_computed(request, prompt, plain, missing, knowledge, artifacts, _count_sightings(prompt, met))
     try:
         if not isinstance(name, str):
             raise EmblemaError(f"strategy is {name!r}: give a name")
-        # Nothing is measured of a lane here, so `auto` decides by the default policy.
-        knowledge = Knowledge(
-            spec.fingerprint, spec.layouts, store.find_artifact, lambda prompt: None, artifact_keys=store.artifact_keys
-        )
         plan = parse(name).plan(prompt, knowledge)
     except EmblemaError as error:
         return RequestPlan(request, prompt, plain, remark=str(error))
     sightings = _count_sightings(prompt, met)
-    missing = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in store}
     linked = plain
     needs: tuple[PatchNeed, ...] = ()
     lacking: tuple[PatchNeed, ...] = ()
@@ -165,6 +235,86 @@ def plan_request(
     return RequestPlan(
         request, prompt, linked, tuple(missing.values()), CachedSpans.of(linked), needs, remark, bool(lacking or needs)
     )
+
+
+class StoredArtifacts:
+    """The stored artifacts of one plan: the prompt's own patches are looked up together, and each is read once.
+
+    Args:
+        prompt: the prompt.
+        spec: of the model.
+        store: the tenant's.
+        memory: of that store.
+        held: the prompt's chunks that are stored, and whether any artifact was made of each.
+    """
+
+    def __init__(
+        self, prompt: Prompt, spec: ModelSpec, store: TenantStore, memory: StoreMemory, held: Mapping[str, bool]
+    ) -> None:
+        self._store, self._held = store, held
+        # By chunk and row, the keys that its patch may have.
+        self._keys: dict[tuple[str, int], tuple[ArtifactKey, ...]] = {}
+        for segment, chunk in prompt.chunk_segments:
+            if held.get(chunk.id):
+                before = prompt.antecedents(segment)
+                own = ArtifactKey(spec.fingerprint, chunk.id, before)
+                self._keys[chunk.id, segment.start] = (own, orbit_key(spec.fingerprint, chunk.id, before))
+        self._asked = {key for keys in self._keys.values() for key in keys}
+        self._here = memory.held_artifacts(store, self._asked)
+        self._read: dict[ArtifactKey, Artifact | None] = {}
+
+    def serve(self, chunk: str, start: int) -> bool:
+        """Return whether a chunk has a patch, or an orbit patch, for what is before it at a row."""
+        return any(key in self._here for key in self._keys.get((chunk, start), ()))
+
+    def find(self, key: ArtifactKey) -> Artifact | None:
+        """Return the artifact of a key; None where it is not stored."""
+        if not self._held.get(key.chunk) or (key in self._asked and key not in self._here):
+            return None
+        if key not in self._read:
+            self._read[key] = self._store.find_artifact(key)
+        return self._read[key]
+
+
+def _all_computed(
+    request: ServedRequest,
+    prompt: Prompt,
+    plain: LinkPlan,
+    missing: Mapping[str, Chunk],
+    knowledge: Knowledge,
+    artifacts: StoredArtifacts,
+    sightings: Mapping[tuple[str, tuple[str, ...]], int],
+) -> RequestPlan:
+    """Return the plan of `auto` where no patch is stored, or too few to pay: what came often enough leaves a patch."""
+    policy = knowledge.policy_inputs.policy
+    needs: dict[ArtifactKey, PatchNeed] = {}
+    lacking, served = False, False
+    # By how many tokens a chunk has, which alone decides.
+    ranks = {chunk.tokens: rank_of(chunk, knowledge, policy) for _, chunk in prompt.chunk_segments}
+    for segment, chunk in prompt.chunk_segments:
+        before, rank = prompt.antecedents(segment), ranks[chunk.tokens]
+        if artifacts.serve(chunk.id, segment.start):
+            served = True
+            continue
+        lacking = lacking or rank > 0
+        if rank > 0 and sightings[chunk.id, before] >= policy.sightings:
+            key = ArtifactKey(knowledge.model, chunk.id, before)
+            needs[key] = (key, rank, tuple(range(knowledge.layers)))
+    kept = tuple(missing.values())
+    remark = COSTS_MORE if served else None
+    return RequestPlan(request, prompt, plain, kept, needs=tuple(needs.values()), remark=remark, lacking=lacking)
+
+
+def stored_encodings(plan: RequestPlan, store: TenantStore, memory: StoreMemory) -> dict[str, Tensor]:
+    """Return what the encoder made of pictures whose rows a plan computes [media tokens, width], where it is stored."""
+    found: dict[str, Tensor] = {}
+    missing = {chunk.id for chunk in plan.missing}
+    for item, (segment, stub) in zip(plan.request.items, plan.prompt.chunk_segments, strict=True):
+        taken = any(start <= segment.start and segment.stop <= stop for start, stop in plan.cached.spans)
+        output = None if taken or stub.id in missing else memory.encoding(store, stub.id)
+        if output is not None:
+            found[item.identifier] = output
+    return found
 
 
 def _count_sightings(prompt: Prompt, met: FrequencySketch) -> dict[tuple[str, tuple[str, ...]], int]:
@@ -205,12 +355,12 @@ def _needs_of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) ->
     return tuple(needs.values())
 
 
-def build_prompt(request: ServedRequest, spec: ModelSpec) -> Prompt:
+def build_prompt(request: ServedRequest, stubs: ChunkStubs) -> Prompt:
     """Return the request's prompt, with a chunk for each picture that has an id, tokens and positions, and no rows.
 
     A chunk has the family's markers around its picture too, where the prompt has them.
     """
-    tokens, (before, after) = request.token_ids, spec.markers
+    tokens, (before, after) = request.token_ids, stubs.spec.markers
     parts: list[Part] = []
     row = 0
     for item in request.items:
@@ -218,13 +368,12 @@ def build_prompt(request: ServedRequest, spec: ModelSpec) -> Prompt:
         if start < 0 or (*tokens[start : item.start], *tokens[item.start + item.tokens : stop]) != (*before, *after):
             start, stop = item.start, item.start + item.tokens
         parts.append(TextPart(tuple(tokens[row:start])))
-        parts.append(ChunkPart(chunk_stub(item, tokens[start:stop], item.start - start, request.store_salt, spec)))
+        parts.append(ChunkPart(stubs.make(item, tokens[start:stop], item.start - start, request.store_salt)))
         row = stop
-    return Prompt.of([*parts, TextPart(tuple(tokens[row:]))], spec.axes)
+    return Prompt.of([*parts, TextPart(tuple(tokens[row:]))], stubs.spec.axes)
 
 
-def chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes, spec: ModelSpec) -> Chunk:
-    """Return a chunk that has an id and a geometry, and no rows; `lead` tokens come before its media tokens."""
+def _chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes, spec: ModelSpec) -> Chunk:
     tokens = len(token_ids)
     grids: tuple[Grid, ...] = ()
     if item.grid is not None and spec.axes > 1:
@@ -243,7 +392,7 @@ def chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes
         torch.full((tokens,), -1, dtype=torch.int64),
     )
     name = chunk_id(
-        (item.kind.encode(), item.identifier.encode(), numpy.asarray(token_ids, dtype="<i8").tobytes()),
+        (item.kind.encode(), item.digest.encode(), numpy.asarray(token_ids, dtype="<i8").tobytes()),
         options={},
         model_fingerprint=spec.fingerprint,
         dtype=spec.dtype,

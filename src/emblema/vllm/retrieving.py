@@ -1,10 +1,12 @@
 """Linking while decoding, on a server: a reply stops where the model asks for a picture, and a new request goes on.
 
-A middleware before vLLM's chat completions. The continuation is a request like any other (the conversation, the reply
-so far and the pictures that were found), so its pictures are linked as they are anywhere in a prompt. The client sees
-one reply, streamed or whole.
+A middleware around vLLM's chat completions. It reads a body when the server asks for it, so after the server's own
+checks, such as that of the API key; what takes time is done on other threads than the event loop's. The continuation is
+a request like any other (the conversation, the reply so far and the pictures that were found), so its pictures are
+linked as they are anywhere in a prompt. The client sees one reply, streamed or whole.
 """
 
+import asyncio
 import base64
 import json
 import logging
@@ -18,6 +20,8 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from emblema.engine.retrieval import RetrievalRules, question_of
 from emblema.errors import EmblemaError, StoreError
 
@@ -27,12 +31,26 @@ RETRIEVAL_VARIABLE = "EMBLEMA_VLLM_RETRIEVAL"
 PATH = "/v1/chat/completions"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 LARGEST_TEXT = 2**20
+LARGEST_BODY = 128 * 2**20
+"""Bytes of a chat request."""
+LARGEST_WISH = {"count": 8, "most": 4}
+"""What a request may ask for, where the operator's own rules do not allow more."""
+LONGEST_WORDS = 1000
+"""Characters of a request's own `end`, `start` and `after`."""
+REPLY_PICTURES, REPLY_BYTES, REPLY_TOKENS = 16, 16 * 2**20, 16384
+"""Most pictures that one reply looks up, their files' bytes, and their tokens as `TOKEN_PIXELS` counts them."""
+TOKEN_PIXELS = 28 * 28
+"""Pixels of a picture for each token: those of Qwen-VL models."""
 NOT_CONTINUED = ("tools", "stop", "continue_final_message", "prompt_logprobs", "use_beam_search")
 """Options of requests whose replies cannot be continued by another request."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class BadRequestError(EmblemaError):
+    """A chat request that is answered with status 400."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +106,17 @@ class PictureRetrieval(RetrievalRules):
         unknown = sorted(set(option) - {"end", "start", "count", "most", "after"})
         if unknown:
             raise EmblemaError(f"retrieval has {unknown[0]!r}: a request may give end, start, count, most and after")
-        return replace(self, **option)
+        wanted = replace(self, **option)
+        for name, largest in LARGEST_WISH.items():
+            largest = max(largest, getattr(self, name))
+            if getattr(wanted, name) > largest:
+                raise EmblemaError(
+                    f"retrieval: {name} is {getattr(wanted, name)}: a request may give {largest} at most"
+                )
+        for name in ("end", "start", "after"):
+            if len(option.get(name) or "") > LONGEST_WORDS:
+                raise EmblemaError(f"retrieval: {name} has more than {LONGEST_WORDS} characters")
+        return wanted
 
     def for_chat(self, body: Any) -> "PictureRetrieval | None":
         """Return the retrieval that a chat request asks for; None where it is to be passed on unchanged.
@@ -108,7 +136,8 @@ class PictureRetrieval(RetrievalRules):
 class PictureFolder:
     """The pictures of a folder as they are when it is opened, found by words: a server has no model to search with.
 
-    A picture's words are those of its file's name, and of a text file of the same name beside it.
+    A picture's words are those of its file's name, and of a text file of the same name beside it. Its size in pixels is
+    read from the file's header.
 
     Raises:
         StoreError: there is no such folder, no picture in it, or a text that cannot be read.
@@ -123,6 +152,7 @@ class PictureFolder:
         self._words = {path: _words(f"{path.stem} {_text_beside(path)}") for path in paths}
         spread = Counter(word for words in self._words.values() for word in words)
         self._weights = {word: log(1 + len(paths) / count) for word, count in spread.items()}
+        self._tokens = {path: _tokens_of(path) for path in paths}
 
     def search(self, query: str, count: int) -> list[Path]:
         """Return the pictures that share the rarest words with a query, the best first; only those that share any."""
@@ -130,6 +160,18 @@ class PictureFolder:
         scores = {path: sum(self._weights[word] for word in wanted & words) for path, words in self._words.items()}
         found = sorted((path for path in scores if scores[path] > 0), key=lambda path: (-scores[path], path.name))
         return found[:count]
+
+    def tokens(self, picture: Path) -> int:
+        """Return about how many tokens a picture of the folder has."""
+        return self._tokens[picture]
+
+
+def _tokens_of(picture: Path) -> int:
+    try:
+        with Image.open(picture) as image:
+            return -(-image.width * image.height // TOKEN_PIXELS)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise StoreError(f"{picture} is no picture that can be read: {error}") from error
 
 
 def data_url(path: Path) -> str:
@@ -169,13 +211,23 @@ class ChatReply:
 
     Attributes:
         body: the request to send next.
-        found: the query and the pictures' names of each request that was answered.
+        found: the query and the pictures' names of each request that was answered; `left_out` counts those for which
+            the reply had no room.
+
+    Raises:
+        BadRequestError: the request is malformed where a reply depends on it.
     """
 
     def __init__(self, body: dict[str, Any], retrieval: PictureRetrieval, library: PictureFolder) -> None:
         self.retrieval, self.library = retrieval, library
+        if not isinstance(body.get("stream"), bool | None):
+            raise BadRequestError(f"stream is {str(body['stream'])[:40]!r}: give true or false")
+        given = body.get("stream_options")
+        if not isinstance(given, Mapping | None):
+            raise BadRequestError(f"stream_options is {str(given)[:40]!r}: give an object")
+        options = dict(given or {})
         self.stream = bool(body.get("stream"))
-        self.usage_wanted = bool((body.get("stream_options") or {}).get("include_usage"))
+        self.usage_wanted = bool(options.get("include_usage"))
         self.found: list[dict[str, Any]] = []
         self._turns = list(body["messages"])
         users = [turn for turn in self._turns if isinstance(turn, Mapping) and turn.get("role") == "user"]
@@ -184,7 +236,8 @@ class ChatReply:
         self._turn = self._said = ""
         self.body = body | {"stop": [retrieval.end], "include_stop_str_in_output": True}
         if self.stream:
-            self.body["stream_options"] = (body.get("stream_options") or {}) | {"include_usage": True}
+            self.body["stream_options"] = options | {"include_usage": True}
+        self._room = {"pictures": REPLY_PICTURES, "bytes": REPLY_BYTES, "tokens": REPLY_TOKENS}
 
     def proceed(self, text: str, tokens: int) -> bool:
         """Add an answer that stopped where the model asks; return whether there is another request to send.
@@ -195,7 +248,7 @@ class ChatReply:
         query = self.retrieval.query(text.removesuffix(self.retrieval.end), self._question, self._said)
         self._turn += text
         self._said += text
-        limits = [name for name in ("max_tokens", "max_completion_tokens") if isinstance(self.body.get(name), int)]
+        limits = [name for name in ("max_tokens", "max_completion_tokens") if type(self.body.get(name)) is int]
         left = {name: self.body[name] - tokens for name in limits}
         if any(count < 1 for count in left.values()):
             return False
@@ -215,11 +268,28 @@ class ChatReply:
 
     def _look_up(self, query: str) -> list[dict[str, Any]]:
         """Return the content of a user's turn with the pictures that were found; empty if there are none."""
-        pictures = self.library.search(query, self.retrieval.count)
-        shown = [{"type": "image_url", "image_url": {"url": data_url(path)}} for path in pictures]
+        pictures, shown = [], []
+        found = self.library.search(query, self.retrieval.count)
+        for path in found:
+            if self._take_room(path):
+                pictures.append(path)
+                shown.append({"type": "image_url", "image_url": {"url": data_url(path)}})
         self.found.append({"query": query, "items": [path.name for path in pictures]})
+        if len(pictures) < len(found):
+            self.found[-1]["left_out"] = len(found) - len(pictures)
         after = self._question if self.retrieval.after is None else self.retrieval.after
         return [*shown, {"type": "text", "text": after}] if shown and after else shown
+
+    def _take_room(self, picture: Path) -> bool:
+        """Count a picture against what a reply may show, if it fits."""
+        try:
+            needed = {"pictures": 1, "bytes": picture.stat().st_size, "tokens": self.library.tokens(picture)}
+        except OSError as error:
+            raise StoreError(f"{picture} cannot be read: {error}") from error
+        if any(self._room[name] < count for name, count in needed.items()):
+            return False
+        self._room = {name: left - needed[name] for name, left in self._room.items()}
+        return True
 
 
 class Retrieving:
@@ -241,33 +311,99 @@ class Retrieving:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(PATH):
             await self.app(scope, receive, send)
             return
-        raw = await _read_body(receive)
+        await ChatExchange(self, scope, receive, send).run()
+
+
+class ChatExchange:
+    """A chat request and its reply, over as many requests to the server as it takes.
+
+    The server is called before the body is read: a request that it refuses by its path or headers is never looked at.
+
+    Args:
+        middleware: what is around the server.
+        scope, receive, send: of the client's request.
+    """
+
+    def __init__(self, middleware: Retrieving, scope: Message, receive: Receive, send: Send) -> None:
+        self._middleware, self._scope, self._receive, self._send = middleware, scope, receive, send
+        self._read = False
+        self._refusal: str | None = None
+        self._reply: ChatReply | None = None
+        self._relay: WholeRelay | StreamRelay | None = None
+
+    async def run(self) -> None:
+        """Answer the request."""
+        app = self._middleware.app
         try:
-            body = json.loads(raw)
-        except ValueError:
-            body = None
-        try:
-            retrieval = self.retrieval.for_chat(body)
-        except EmblemaError as error:
-            await _send_json(send, 400, {"error": {"message": str(error), "type": "BadRequestError", "code": 400}})
+            await app(self._scope, self._receive_body, self._catch)
+        except BadRequestError:
+            if self._refusal is None:
+                raise
+        if self._refusal is not None:
+            error = {"message": self._refusal, "type": "BadRequestError", "code": 400}
+            await _send_json(self._send, 400, {"error": error})
             return
-        if retrieval is None:
-            await self.app(scope, _with_body(raw, receive), send)
+        reply, relay = self._reply, self._relay
+        if reply is None or relay is None:
             return
-        reply = ChatReply(body, retrieval, self.library)
-        relay = StreamRelay(reply, send) if reply.stream else WholeRelay(reply, send)
         while True:
-            await self.app(scope, _with_body(json.dumps(reply.body).encode(), receive), relay.catch)
             answer = relay.take_answer()
-            if answer is None or answer.stopped_by != retrieval.end:
+            if answer is None or answer.stopped_by != reply.retrieval.end:
                 break
             try:
-                if not reply.proceed(answer.text, answer.tokens):
+                if not await asyncio.to_thread(reply.proceed, answer.text, answer.tokens):
                     break
             except EmblemaError as error:
                 _log.warning("emblema: a reply ends where its model asked: %s", error)
                 break
+            body = await asyncio.to_thread(_written, reply.body)
+            await app(self._scope, _with_body(body, self._receive), relay.catch)
         await relay.end()
+
+    async def _receive_body(self) -> Message:
+        """Give the server the body that it is to answer, and later what the client sends: that it has gone."""
+        if self._read:
+            return await self._receive()
+        self._read = True
+        try:
+            raw = await _read_body(self._receive)
+            body = await asyncio.to_thread(self._begin, raw)
+        except EmblemaError as error:
+            # The server is left; what it would say of this is not sent.
+            self._refusal = str(error)
+            raise BadRequestError(str(error)) from error
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    def _begin(self, raw: bytes) -> bytes:
+        """Read a request; return the body for the server, which is the client's own where nothing is looked up.
+
+        Raises:
+            EmblemaError: the request is malformed.
+        """
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(f"the body is no JSON that can be read: {error}") from error
+        retrieval = self._middleware.retrieval.for_chat(body)
+        if retrieval is None:
+            return raw
+        reply = ChatReply(body, retrieval, self._middleware.library)
+        written = _written(reply.body)
+        self._reply = reply
+        self._relay = StreamRelay(reply, self._send) if reply.stream else WholeRelay(reply, self._send)
+        return written
+
+    async def _catch(self, message: Message) -> None:
+        if self._refusal is not None:
+            return
+        await (self._send(message) if self._relay is None else self._relay.catch(message))
+
+
+def _written(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body).encode()
+    except RecursionError as error:
+        raise BadRequestError("the body is nested too deeply") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +538,7 @@ class StreamRelay:
         await self.send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _send_event(self, event: dict[str, Any]) -> None:
-        body = f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+        body = f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode(errors="replace")
         await self.send({"type": "http.response.body", "body": body, "more_body": True})
 
 
@@ -411,10 +547,14 @@ def _usage(first: dict[str, Any], made: int) -> dict[str, Any]:
 
 
 async def _read_body(receive: Receive) -> bytes:
-    parts = []
+    parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > LARGEST_BODY:
+            raise BadRequestError(f"the body has more than {LARGEST_BODY} bytes")
         if message["type"] != "http.request" or not message.get("more_body"):
             return b"".join(parts)
 
@@ -430,7 +570,7 @@ def _with_body(body: bytes, receive: Receive) -> Receive:
 
 
 async def _send_json(send: Send, status: int, content: dict[str, Any]) -> None:
-    body = json.dumps(content, ensure_ascii=False).encode()
+    body = json.dumps(content, ensure_ascii=False).encode(errors="replace")
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -7,8 +7,8 @@ computed rows as come before the span. Every layer writes the whole batch's rows
 rows attend all rows before them, in one forward.
 """
 
+import time
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,11 +17,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from emblema.errors import EmblemaError
 from emblema.vllm.connectors import EmblemaConnector, EmblemaEncoderConnector
-from emblema.vllm.internals import describe_request, solo_request, virtual_request
+from emblema.vllm.internals import solo_request, virtual_request
 from emblema.vllm.planner import StepBudget
 from emblema.vllm.spans import Claim
+from emblema.vllm.step_costs import StepWork
 
 CAPTURES_AT_ONCE = 4
+CAPTURE_SHARE = 0.05
+"""Share of the time in which pictures are prefilled alone while answers are decoded."""
 PLANNED_AHEAD = 16
 
 
@@ -40,6 +43,12 @@ class LinkingScheduler(Scheduler):
             raise EmblemaError("LinkingScheduler needs the connector EmblemaConnector: set --kv-transfer-config too.")
         self._linking: EmblemaConnector = self.connector
         self.planner = self._linking.bind_scheduler(self.hash_block_size)
+        # What the step under way does, and when it began.
+        self._work: StepWork | None = None
+        self._began = 0.0
+        # When captures began that are under way, and from when on there may be others beside answers.
+        self._capture_began: float | None = None
+        self._capture_from = 0.0
         self._encoder_outputs = self.ec_connector if isinstance(self.ec_connector, EmblemaEncoderConnector) else None
         if self._encoder_outputs is not None:
             self._encoder_outputs.bind_planner(self.planner)
@@ -62,10 +71,10 @@ class LinkingScheduler(Scheduler):
             if plan is not None and request.num_computed_tokens in plan.cached:
                 needed += plan.cached.compute_rows(request.num_computed_tokens)
         for request in islice(self.waiting, PLANNED_AHEAD):
-            plan = planner.plan(request.request_id, partial(describe_request, request))
+            plan = planner.get(request.request_id) if self._linking.prepare(request) else None
             needed += 0 if plan is None else plan.cached.compute_rows(0)
         reserve = min(needed, whole // 2)
-        with planner.scheduling(reserve, lambda: self.max_num_running_reqs - len(self.running)) as step:
+        with planner.scheduling(reserve, self._free_slots, lambda: len(self.waiting)) as step:
             before = self._skip_spans(step)
             self.max_num_scheduled_tokens = whole - reserve
             try:
@@ -79,7 +88,14 @@ class LinkingScheduler(Scheduler):
             for name, claim in step.claims.items():
                 if name in output.num_scheduled_tokens:
                     self._add_virtual_requests(output, self.requests[name], claim)
+            taken = [claim.cached_rows for claim in step.claims.values()]
+        rows, requests = output.total_num_scheduled_tokens, len(output.scheduled_new_reqs)
+        self._work = StepWork(rows, requests, len(taken), sum(taken))
+        self._began = time.perf_counter()
         return output
+
+    def _free_slots(self) -> int:
+        return int(self.max_num_running_reqs - len(self.running))
 
     def _skip_spans(self, step: StepBudget) -> dict[str, int]:
         """Move running requests at a cached span past the last span within reach; return their rows before it."""
@@ -167,6 +183,10 @@ class LinkingScheduler(Scheduler):
                     if plan is not None:
                         plan.fail()
                     self._correct_stats(request)
+        if self.planner.costs is not None and self._work is not None:
+            # Nothing else runs between a step's schedule and its outcome, as scheduling is not asynchronous here.
+            self.planner.costs.observe_step(self._work, time.perf_counter() - self._began)
+            self._work = None
         captures = set(self.planner.capturing)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
@@ -175,11 +195,18 @@ class LinkingScheduler(Scheduler):
         return outputs
 
     def _capture(self) -> None:
-        """In idle moments, prefill alone what requests showed and the store lacks."""
-        planner = self.planner
+        """In idle moments, prefill alone what requests showed and the store lacks; beside answers one at a time."""
+        planner, now = self.planner, time.monotonic()
+        if self._capture_began is not None and not planner.capturing:
+            # A share of the time alone: whoever waits for a token waits for captures too.
+            self._capture_from = now + (now - self._capture_began) * (1 / CAPTURE_SHARE - 1)
+            self._capture_began = None
         if self.waiting or planner.capturing or any(request.is_prefill_chunk for request in self.running):
             return
-        for capture in planner.next_captures(CAPTURES_AT_ONCE):
+        if self.running and now < self._capture_from:
+            return
+        for capture in planner.next_captures(1 if self.running else CAPTURES_AT_ONCE):
+            self._capture_began = now
             request = solo_request(capture)
             planner.start_capture(request.request_id, capture)
             self.add_request(request)

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,15 +17,30 @@ RETRIEVING = "emblema.vllm.retrieving.Retrieving"
 MODULE = "vllm.entrypoints.openai.api_server"
 RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 """The environment: where there is Triton, vLLM's default is its second model runner, on which nothing is linked."""
+PLUGINS = "VLLM_PLUGINS"
+"""vLLM's list of the plugins that it loads; endpoint plugins have to be in it."""
+SERVICE_GROUP, SERVICE = "vllm.endpoint_plugins", "emblema_service"
+DEFAULTS: Mapping[str, str | None] = {"--host": "127.0.0.1", "--enable-prompt-tokens-details": None}
+"""vLLM's options with the plugin, where the caller gives none."""
+BUNDLED_DEFAULTS: Mapping[str, str | None] = {
+    "--dtype": "float32",
+    "--max-model-len": "8192",
+    "--gpu-memory-utilization": "0.3",
+    "--kv-cache-memory-bytes": str(512 * 2**20),
+    "--enforce-eager": None,
+}
+"""Of a bundled model. vLLM would take nearly all memory, and compile for longer than such a model ever runs."""
 
 
-def transfer_config(store: Path, strategy: str = "auto", capture: bool = True) -> dict[str, object]:
-    """Return the value of `--kv-transfer-config`.
+def transfer_config(store: Path, strategy: str = "auto", capture: bool = True, weigh: bool = True) -> dict[str, object]:
+    """Return the value of `--kv-transfer-config`; the arguments are those of `PluginSettings`.
 
     Raises:
         EmblemaError: there is no such strategy.
     """
-    extra = {"store": str(store), "strategy": strategy, "capture": capture}
+    extra: dict[str, object] = {"store": str(store), "strategy": strategy, "capture": capture}
+    if not weigh:
+        extra["weigh"] = False
     PluginSettings.read(extra)
     return {
         "kv_connector": "EmblemaConnector",
@@ -41,11 +57,13 @@ def command(
     capture: bool = True,
     more: Sequence[str] = (),
     retrieving: bool = False,
+    weigh: bool = True,
 ) -> list[str]:
     """Return the command line of a server; without a store that of plain vLLM.
 
     Args:
         more: options for vLLM itself.
+        weigh: whether `auto` links only what is expected to pay.
         retrieving: whether its model's requests for pictures are answered; see `retrieving.PictureRetrieval`.
 
     Raises:
@@ -58,9 +76,68 @@ def command(
     source = str(bundled_folder(model)) if model in BUNDLED else model
     line = [sys.executable, "-m", MODULE, "--model", source, "--served-model-name", model]
     if store is not None:
-        config = json.dumps(transfer_config(store, strategy, capture))
+        config = json.dumps(transfer_config(store, strategy, capture, weigh))
         line += ["--kv-transfer-config", config, "--ec-transfer-config", json.dumps(ENCODINGS)]
         line += ["--scheduler-cls", SCHEDULER, "--no-async-scheduling"]
     if retrieving:
         line += ["--middleware", RETRIEVING]
+    defaults = {**(DEFAULTS if store is not None else {}), **(BUNDLED_DEFAULTS if model in BUNDLED else {})}
+    given = {_positive(option) for option in more if option.startswith("--")}
+    for name, value in defaults.items():
+        # What a file of vLLM's own says would be overridden by an option.
+        if not given & {name, "--config"}:
+            line += [name] if value is None else [name, value]
     return [*line, *more]
+
+
+def _positive(option: str) -> str:
+    """Return the name of an option as vLLM's help has it: of `--no_enforce_eager=…` `--enforce-eager`."""
+    name = option.partition("=")[0].replace("_", "-")
+    return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
+
+
+def value_of(options: Sequence[str], name: str) -> str | None:
+    """Return the value that vLLM's options give to a name such as `--host`, the last one; None without."""
+    value = None
+    for index, option in enumerate(options):
+        if option.startswith("--") and option.partition("=")[0].replace("_", "-") == name:
+            value = option.partition("=")[2] if "=" in option else next(iter(options[index + 1 : index + 2]), None)
+    return value
+
+
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what a server's environment says beside what is given.
+
+    `VLLM_PLUGINS` becomes a list of all that would be loaded anyway, and the service: an endpoint plugin is not loaded
+    unless it is in that list, and the list is for plugins of all groups.
+    """
+    listed = given.get(PLUGINS)
+    if listed is None:
+        groups = ("general", "io_processor", "platform", "stat_logger")
+        names = {point.name for group in groups for point in entry_points(group=f"vllm.{group}_plugins")}
+    else:
+        names = {name for name in listed.split(",") if name}
+    runner = {name: given.get(name, value) for name, value in RUNNER.items()}
+    return runner | {PLUGINS: ",".join(sorted(names | {"emblema", SERVICE}))}
+
+
+def check_start(store: Path, options: Sequence[str], given: Mapping[str, str]) -> None:
+    """Refuse what a server would refuse once it has loaded its model.
+
+    Args:
+        store: folder of the store.
+        options: of vLLM.
+        given: the environment.
+
+    Raises:
+        EmblemaError: the installed package does not tell vLLM of the service, or others would be let in without a key.
+    """
+    from emblema.serve.keys import KeyRing
+    from emblema.serve.settings import ServeSettings
+    from emblema.vllm.host import check_access
+
+    if SERVICE not in {point.name for point in entry_points(group=SERVICE_GROUP)}:
+        raise EmblemaError("the installed emblema does not name its plugins to vLLM: install it again with pip")
+    settings = ServeSettings.read(store=store, host=value_of(options, "--host"))
+    own_key = bool(value_of(options, "--api-key") or given.get("VLLM_API_KEY"))
+    check_access(settings, KeyRing(settings.folder), own_key)

@@ -37,7 +37,7 @@ class ChunkCapture:
     Attributes:
         salt: of the tenant's store.
         chunk: ids and geometry, without rows.
-        identifier: vLLM's digest of the picture, by which its encoder output is found.
+        identifier: the picture's name while it is prefilled alone, by which its encoder output is found.
         blocks: the pages of the request that prefilled it, in order.
     """
 
@@ -56,12 +56,14 @@ class PatchCapture:
         prompt: whose rows the pages hold.
         needs: the patches to form.
         blocks: the request's pages in order.
+        alone: whether no other request is in the step, so that reading its rows holds none up.
     """
 
     salt: bytes
     prompt: Prompt
     needs: tuple[PatchNeed, ...]
     blocks: tuple[int, ...]
+    alone: bool = True
 
 
 @dataclass(frozen=True, slots=True)

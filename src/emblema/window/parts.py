@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from emblema.kv.artifacts import artifact_finite
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.patch import Patch
 
@@ -77,6 +78,12 @@ class WrittenRows:
     @property
     def repair_bytes(self) -> int:
         return sum(patch.bytes for patch in self.repairs if patch is not None)
+
+    @property
+    def finite(self) -> bool:
+        """Whether no number of the rows or of their repairs is NaN or infinite."""
+        repaired = all(artifact_finite(patch) for patch in self.repairs if patch is not None)
+        return repaired and all(piece.finite for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

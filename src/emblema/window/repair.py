@@ -87,13 +87,13 @@ def repair_parts(
 def _repair_rows(geometry: ModelGeometry, first: WrittenRows, new: WrittenRows, rank: RepairRank) -> WrittenRows:
     """Return rows as first written, with patches that bring them close to new rows, which are dropped.
 
-    A piece too short for a share has the new rows instead. The first rows may hold something of what has left, so they
-    still count as having absorbed it.
+    A piece too short for a share, or with numbers that are NaN or infinite, has the new rows instead. The first rows
+    may hold something of what has left, so they still count as having absorbed it.
     """
     pieces: list[Chunk] = []
     repairs: list[Patch | None] = []
     for old_piece, new_piece in zip(first.pieces, new.pieces, strict=True):
-        directions = rank.for_tokens(old_piece.tokens, geometry)
+        directions = rank.for_tokens(old_piece.tokens, geometry) if old_piece.finite else 0
         pieces.append(old_piece if directions else new_piece)
         repairs.append(_form_repair(geometry, old_piece, new_piece, directions) if directions else None)
     return replace(new, pieces=tuple(pieces), repairs=tuple(repairs), absorbed=first.absorbed | new.absorbed)

@@ -1,6 +1,6 @@
 """Which rows each part takes in a prompt: its written ones first, and stored ones before computing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from emblema.link.prompt import RowState
 from emblema.session.session import Session
@@ -44,6 +44,12 @@ def question_sources(session: Session, state: WindowState, cascade: Cascade, str
 def clean_sources(state: WindowState) -> dict[int, RowState]:
     """Return canonical rows for every chunk; text is computed over them."""
     return {part.number: RowState.CANONICAL if part.sources else RowState.MISSING for part in state.all_parts}
+
+
+def find_broken(parts: Sequence[WindowPart], sources: Mapping[int, RowState]) -> set[int]:
+    """Return numbers of the parts whose written rows were taken, and hold numbers that are NaN or infinite."""
+    taken = ((part.number, part.rows) for part in parts if sources[part.number] == RowState.WRITTEN)
+    return {number for number, rows in taken if rows is not None and not rows.finite}
 
 
 def _has_orbits(session: Session, part: WindowPart, staleness: Staleness, before: Sequence[str]) -> bool:

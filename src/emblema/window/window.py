@@ -27,7 +27,7 @@ from emblema.window.part_reader import PartReader
 from emblema.window.parts import PartHandle, WindowPart
 from emblema.window.placement.problem import Placement
 from emblema.window.repair import RepairRank, repair_parts
-from emblema.window.row_sources import AUTO, EXACT, clean_sources, question_sources
+from emblema.window.row_sources import AUTO, EXACT, clean_sources, find_broken, question_sources
 from emblema.window.staleness import Cascade, Staleness, find_dependents, find_stale, find_uncomputed, measured_cascade
 from emblema.window.state import RowView, WindowFamily, WindowMemory, WindowSnapshot, WindowState, count_bytes
 
@@ -382,7 +382,8 @@ class Window:
                 `prefix` compute everything, as a prefill of the same parts does.
             stream: return the pieces as they are made. The question is put when the first is asked for, and logged
                 when the last was given; the window may change in between, and the answer is of the window as it was.
-            keep: if false, leave the window as it was, parts without rows included.
+            keep: if false, leave the window as it was, parts without rows included; only rows that turn out not to be
+                finite are dropped.
             knobs: as `Engine.generate`.
 
         Returns:
@@ -464,7 +465,11 @@ class Window:
         return reply
 
     def _prefill(self, question: WindowQuestion, keep: bool, entry: LogEntry) -> Prefill:
-        """Link a question, and keep the rows that it computed for parts."""
+        """Link a question, and keep the rows that it computed for parts.
+
+        Where the logits were not finite at first, everything was computed after all: rows that were taken and are not
+        finite are dropped, and with `keep` replaced.
+        """
         state, name = self._state, strategy_name(question.strategy)
         if self._view == "clean":
             if name not in (AUTO, "blind"):
@@ -472,8 +477,11 @@ class Window:
             return self._linker.link_question(state, clean_sources(state), replace(question, strategy="blind"), entry)
         sources = question_sources(self._session, state, self._cascade_for(question.strategy), name)
         prefill = self._linker.link_question(state, sources, question, entry)
+        broken = set() if prefill.usage.finite else find_broken(state.all_parts, sources)
+        if broken and not keep:
+            self._state = state.rewrite(dict.fromkeys(broken))
         if keep:
-            new = {
+            new = broken | {
                 part.number
                 for part in state.all_parts
                 if part.rows is None or (sources[part.number] != RowState.WRITTEN and name not in EXACT)

@@ -23,10 +23,10 @@ from typing import Any
 from emblema.store.disk import DiskTier
 from emblema.store.disk.index import remove_index
 from tests.store.disk.records import check, piece_files, temporary_files
+from tests.store.disk.writer import LARGEST_PIECE
 
 ROOT = Path(__file__).parents[3]
 LARGE, SMALL = 2**40, 1_500_000
-LARGEST_PIECE = 210_000
 
 
 @dataclass
@@ -124,24 +124,30 @@ def _round(folder: Path, number: int, chance: random.Random, known: dict[str, Pi
             # The second goes on for a while after the first was killed.
             writer.end(kill=True)
             time.sleep(chance.random() * 0.2)
-    pending = [_replay(writer.said, known, report) for writer in writers]
+    pending = [replay(writer.said, known, report) for writer in writers]
     if chance.random() < 0.3:
         remove_index(folder / "index.sqlite")
         report.rebuilt_from_files += 1
     if alone:
-        _check(folder, known, pending, report)
+        check_store(folder, known, pending, report)
     else:
         # What the two did to each other's pieces has no order in what they said.
         known.clear()
-        _check(folder, None, pending, report)
+        check_store(folder, None, pending, report)
         with_new_eyes = DiskTier(folder, LARGE)
         known.update(_observed(with_new_eyes))
         with_new_eyes.close()
     report.rounds += 1
 
 
-def _replay(said: list[dict[str, Any]], known: dict[str, Piece], report: Report) -> dict[str, Any]:
-    """Bring `known` up to what was acknowledged; the operation that was under way, `{"do": "nothing"}` if none."""
+def replay(
+    said: list[dict[str, Any]], known: dict[str, Piece], report: Report, evicted: dict[str, list[Piece]] | None = None
+) -> dict[str, Any]:
+    """Bring `known` up to what was acknowledged; the operation that was under way, `{"do": "nothing"}` if none.
+
+    Args:
+        evicted: takes the pieces that were evicted since their id was last written or deleted.
+    """
     intent: dict[str, Any] = {"do": "nothing"}
     dying = None
     for line in said:
@@ -151,7 +157,15 @@ def _replay(said: list[dict[str, Any]], known: dict[str, Piece], report: Report)
             intent = line
         else:
             report.operations += 1
+            for id in line["evicted"]:
+                if evicted is not None and id in known:
+                    evicted.setdefault(id, []).append(known[id])
             _apply(intent, line["evicted"], known)
+            if evicted is not None and intent["do"] in ("put", "delete"):
+                evicted.pop(intent["id"], None)
+            if evicted is not None and intent["do"] == "delete":
+                # A deletion makes every eviction before it durable, a patch's above all.
+                evicted.clear()
             intent = {"do": "nothing"}
     phase = intent["do"] if said else "start"
     if intent["do"] == "put" and intent["id"] in known:
@@ -187,8 +201,18 @@ def _observed(tier: DiskTier) -> dict[str, Piece]:
     return found
 
 
-def _check(folder: Path, known: dict[str, Piece] | None, pending: list[dict[str, Any]], report: Report) -> None:
-    """Open the store again: everything promised holds; then `known` is what is there."""
+def check_store(
+    folder: Path,
+    known: dict[str, Piece] | None,
+    pending: list[dict[str, Any]],
+    report: Report,
+    evicted: dict[str, list[Piece]] | None = None,
+) -> None:
+    """Open the store again: everything promised holds; then `known` is what is there.
+
+    Args:
+        evicted: pieces that may be back, as an eviction need not be durable.
+    """
     tier = DiskTier(folder, LARGE)
     try:
         assert tier.report.skipped == (), f"skipped {tier.report.skipped}"
@@ -210,6 +234,9 @@ def _check(folder: Path, known: dict[str, Piece] | None, pending: list[dict[str,
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
     if known is not None:
+        for id, pieces in (evicted or {}).items():
+            if id not in known and id in there:
+                known[id] = next((piece for piece in pieces if piece.version == there[id].version), pieces[-1])
         _compare(known, there, pending[0])
         known.clear()
         known.update(there)

@@ -6,7 +6,10 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from emblema.errors import LoadError, StoreError
 from emblema.store.disk import DiskTier
 from emblema.store.record import Terms
 from tests.store.disk.crash import ROOT
+from tests.store.disk.filelayer import FullDisk
 from tests.store.disk.records import (
     ALICE,
     check,
@@ -26,30 +30,118 @@ from tests.store.disk.records import (
     temporary_files,
 )
 
-Mount = Callable[[str], Path]
+NOBODY = 65534
 
 
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    """Mounts a file system in memory, with options; skips where that is not permitted."""
-    mounted: list[Path] = []
+@pytest.fixture(params=["mounted", "permissions"])
+def read_only_disk(request: pytest.FixtureRequest) -> Iterator["ReadOnlyDisk"]:
+    """A disk that can be made read-only: a file system in memory, where mounting is permitted, or a folder's modes."""
+    disk = MountedDisk() if request.param == "mounted" else ClosedFolder()
+    with disk:
+        yield disk
 
-    def make(options: str) -> Path:
-        folder = tmp_path / f"mount {len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+
+class ReadOnlyDisk(ABC):
+    """A folder that the tests may make read-only.
+
+    Attributes:
+        path: of the folder, absolute.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="emblema-disk-"))
+
+    @abstractmethod
+    def close_all(self, *, while_open: bool = False) -> None:
+        """Let nothing in the folder be written any more; `while_open`: there are files open for writing."""
+
+    @abstractmethod
+    def open_all(self) -> None:
+        """Let everything be written again."""
+
+    def __enter__(self) -> "ReadOnlyDisk":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.open_all()
+        shutil.rmtree(self.path)
+
+    def refuses(self) -> None:
+        """Fail the test where the folder can be written all the same: then it would show nothing."""
         try:
-            done = subprocess.run(command, capture_output=True)
-        except FileNotFoundError:
-            pytest.skip("there is no mount")
-        if done.returncode:
-            pytest.skip("mounting is not permitted")
-        mounted.append(folder)
-        return folder
+            (self.path / "probe").touch()
+        except OSError:
+            return
+        pytest.fail(f"{self.path} was to be read-only and can be written: nothing was tested")
 
-    yield make
-    for folder in mounted:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+class MountedDisk(ReadOnlyDisk):
+    """A file system in memory; skips where mounting is not permitted, as the other disk needs no rights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(self.path)]
+        try:
+            mounted = subprocess.run(command, capture_output=True).returncode == 0
+        except FileNotFoundError:
+            mounted = False
+        if not mounted:
+            self.path.rmdir()
+            pytest.skip("mounting is not permitted; folders without rights are tested instead")
+        self._bound = False
+
+    def close_all(self, *, while_open: bool = False) -> None:
+        if while_open:
+            # What is open for writing keeps a file system from becoming read-only: this binds another view over it.
+            subprocess.run(["mount", "--bind", str(self.path), str(self.path)], check=True)
+            self._bound = True
+        options = "remount,ro,bind" if while_open else "remount,ro"
+        subprocess.run(["mount", "-o", options, str(self.path)], check=True)
+        self.refuses()
+
+    def open_all(self) -> None:
+        if self._bound:
+            subprocess.run(["umount", "-l", str(self.path)], check=True)
+            self._bound = False
+        else:
+            subprocess.run(["mount", "-o", "remount,rw", str(self.path)], check=True)
+
+    def __exit__(self, *error: object) -> None:
+        self.open_all()
+        subprocess.run(["umount", "-l", str(self.path)], check=True)
+        self.path.rmdir()
+
+
+class ClosedFolder(ReadOnlyDisk):
+    """A folder whose modes refuse writing. Root, whom modes do not stop, is nobody meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._root = os.geteuid() == 0
+        if self._root:
+            os.chown(self.path, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+
+    def close_all(self, *, while_open: bool = False) -> None:
+        self._set_modes(0o500, 0o400)
+        self.refuses()
+
+    def open_all(self) -> None:
+        self._set_modes(0o700, 0o600)
+
+    def _set_modes(self, folders: int, files: int) -> None:
+        for path in [*self.path.rglob("*")]:
+            if not path.is_dir():
+                path.chmod(files)
+        for path in sorted((self.path, *self.path.rglob("*")), reverse=folders == 0o500):
+            if path.is_dir():
+                path.chmod(folders)
+
+    def __exit__(self, *error: object) -> None:
+        self.open_all()
+        if self._root:
+            os.seteuid(0)
+        shutil.rmtree(self.path)
 
 
 def _intact(tier: DiskTier, folder: Path, names: list[str]) -> None:
@@ -61,44 +153,65 @@ def _intact(tier: DiskTier, folder: Path, names: list[str]) -> None:
     assert temporary_files(folder) == []
 
 
-def test_a_disk_that_is_full(mount: Mount) -> None:
-    folder = mount("size=1m") / "store"
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    folder, kept = tmp_path / "store", list[str]()
     tier = DiskTier(folder, 10**9)
-    kept = []
-    with pytest.raises(StoreError, match="No space left"):
-        for number in range(100):
-            tier.write(record(number, 100_000), Terms())
-            kept.append(str(number))
-    assert kept
-    assert tier.statistics.failed_writes == 1
-    _intact(tier, folder, kept)
-    # There is room again once something goes.
-    assert tier.delete(id_of(kept[0]), ALICE)
-    tier.write(record("small", 50_000), Terms())
-    _intact(tier, folder, [*kept[1:], "small"])
-    tier.close()
+    full = FullDisk(folder, 10**6)
+    with full():
+        with pytest.raises(StoreError, match="No space left"):
+            for number in range(100):
+                tier.write(record(number, 100_000), Terms())
+                kept.append(str(number))
+        assert len(kept) == 9 and full.failed
+        assert tier.statistics.failed_writes == 1
+        _intact(tier, folder, kept)
+        # There is room again once something goes.
+        assert tier.delete(id_of(kept[0]), ALICE)
+        tier.write(record("small", 50_000), Terms())
+        _intact(tier, folder, [*kept[1:], "small"])
+        tier.close()
     again = DiskTier(folder, 10**9)
     _intact(again, folder, [*kept[1:], "small"])
     again.close()
 
 
-def test_a_disk_that_is_full_to_the_last_block_when_the_store_opens(mount: Mount) -> None:
-    disk = mount("size=1m")
-    tier = DiskTier(disk / "store", 10**9)
+def test_a_disk_that_is_full_to_the_last_byte_when_the_store_opens(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path / "store", 10**9)
     tier.write(record("kept", 5000), Terms())
     tier.close()
-    with pytest.raises(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
-        while ballast.write(bytes(512)):
-            pass
-    tier = DiskTier(disk / "store", 10**9)
-    check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
-    with pytest.raises(StoreError):
-        tier.write(record("more", 5000), Terms())
-    tier.close()
-    (disk / "ballast").unlink()
-    tier = DiskTier(disk / "store", 10**9)
+    full = FullDisk(tmp_path / "store", 0)
+    with full():
+        tier = DiskTier(tmp_path / "store", 10**9)
+        check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
+        with pytest.raises(StoreError):
+            tier.write(record("more", 5000), Terms())
+        tier.close()
+    assert full.failed
+    tier = DiskTier(tmp_path / "store", 10**9)
     tier.write(record("more", 5000), Terms())
-    _intact(tier, disk / "store", ["kept", "more"])
+    _intact(tier, tmp_path / "store", ["kept", "more"])
+    tier.close()
+
+
+@pytest.mark.parametrize("bytes", [512, 5000, 40_000])
+def test_no_file_can_grow_beyond_a_limit(tmp_path: Path, bytes: int) -> None:
+    """The system's own limit of a file's size, which holds for the index's log too and needs no rights."""
+    tier = DiskTier(tmp_path, 10**9)
+    tier.write(record("kept", 200), Terms())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, hard))
+    try:
+        with pytest.raises(StoreError, match="File too large|full|disk I/O"):
+            tier.write(record("large", 100_000), Terms())
+        check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
+        for maintain in (tier.gc, tier.files.scan, tier.record_uses):
+            with suppress(StoreError):
+                maintain()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
+    tier.write(record("large", 100_000), Terms())
+    _intact(tier, tmp_path, ["kept", "large"])
     tier.close()
 
 
@@ -172,15 +285,15 @@ def test_a_delete_that_fails_is_no_acknowledgement(tmp_path: Path, monkeypatch: 
     tier.close()
 
 
-def test_a_read_only_folder_is_read(mount: Mount) -> None:
-    disk = mount("size=4m")
+def test_a_read_only_folder_is_read(read_only_disk: ReadOnlyDisk) -> None:
+    disk = read_only_disk.path
     tier = DiskTier(disk / "store", 10**9)
     tier.write(record("kept"), Terms(pinned=True))
     tier.write(record("damaged"), Terms())
     tier.close()
     path = piece_path(disk / "store", id_of("damaged"))
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    read_only_disk.close_all()
     tier = DiskTier(disk / "store", 10**9)
     assert "cannot be written" in str(tier.report)
     check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
@@ -206,19 +319,15 @@ def test_a_read_only_folder_is_read(mount: Mount) -> None:
     tier.close()
 
 
-def test_a_folder_that_becomes_read_only(mount: Mount) -> None:
-    disk = mount("size=4m")
+def test_a_folder_that_becomes_read_only(read_only_disk: ReadOnlyDisk) -> None:
+    disk = read_only_disk.path
     tier = DiskTier(disk / "store", 10**9)
     tier.write(record("kept"), Terms())
-    # What is open for writing keeps a file system from becoming read-only: this binds another view over it.
-    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", str(disk)], check=True)
-        with pytest.raises(StoreError):
-            tier.write(record("new"), Terms())
-        check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+    read_only_disk.close_all(while_open=True)
+    with pytest.raises(StoreError):
+        tier.write(record("new"), Terms())
+    check(tier.open(id_of("kept"), ALICE), id_of("kept"), 0)
+    read_only_disk.open_all()
     tier.write(record("new"), Terms())
     _intact(tier, disk / "store", ["kept", "new"])
     tier.close()

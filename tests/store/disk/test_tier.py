@@ -45,6 +45,23 @@ def test_a_record_comes_back_as_it_was_after_a_restart(tier: DiskTier, tmp_path:
     tier.close()
 
 
+def test_a_restart_reads_no_header_after_uses_and_one_after_a_use_in_the_future(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, MEBIBYTE)
+    for name in "abcdef":
+        put(tier, name)
+        tier.touch([id_of(name), id_of("a")])
+        tier.record_uses()
+    tier.close()
+    found = []
+    for _ in range(3):
+        tier = DiskTier(tmp_path, MEBIBYTE)
+        found.append(tier.report.added)
+        tier.close()
+        if len(found) == 1:
+            os.utime(piece_path(tmp_path, id_of("b")), (2e9, 9e9))
+    assert found == [0, 1, 0]
+
+
 def test_the_index_is_made_again_from_the_files_alone(tier: DiskTier, tmp_path: Path, clock: Clock) -> None:
     put(tier, "a", Terms(priority=-3, seconds=50.0, idle_seconds=20.0))
     tier.write(record("patch", chunks=[id_of("a"), id_of("b")]), Terms())

@@ -12,7 +12,7 @@ from PIL import Image
 
 from emblema.errors import MediaError
 from emblema.media import DEFAULT_LIMITS, load_image, sample_frames
-from emblema.media.container import open_container
+from emblema.media.container import read_container
 from emblema.media.source import is_address, open_source
 
 UNBOUNDED = replace(
@@ -89,6 +89,6 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def _count(video: str, fps: float) -> int | None:
-    with open_source(video, UNBOUNDED) as stream, open_container(stream, repr(video)) as container:
-        microseconds = container.duration
-    return None if microseconds is None else max(1, math.ceil(microseconds / 1e6 * fps - 1e-3))
+    with open_source(video, UNBOUNDED) as file:
+        seconds = read_container(file, repr(video), UNBOUNDED).seconds
+    return None if seconds is None else max(1, math.ceil(seconds * fps - 1e-3))

@@ -170,7 +170,7 @@ class Chooser:
                 key = orbit_key(model, chunk.id, before)
                 if self.knowledge.holds(PatchUse(key, rank)):
                     yield Lane.ORBIT, "this set of antecedents is known", key, rank
-            for key, drift in self._stored(chunk, before):
+            for key, drift in self._stored(chunk, before, self.policy.drift):
                 changed_little = drift.change is not Change.SAME and drift.small(self.policy.drift)
                 if changed_little and self.knowledge.holds(PatchUse(key, rank)):
                     yield Lane.DRIFT, str(drift), key, rank
@@ -198,11 +198,14 @@ class Chooser:
     def _may_query(self, chunk: Chunk, before: tuple[str, ...]) -> bool:
         """Whether a chunk may be served by a second pass.
 
-        One that comes again after the same antecedents is computed, so that it leaves a prefix and a patch.
+        One that comes again after the same antecedents is computed, so that it leaves a prefix and a patch; under a
+        policy that keeps no patches of these, only where all of the prompt's chunks come again.
         """
         if self.policy.query_share == 0 or not self.knowledge.second_pass:
             return False
-        return self.trial is not None or not self.knowledge.policy_inputs.recurs((*before, chunk.id))
+        every = [part.name for part in self.prompt.chunk_parts]
+        again = (*before, chunk.id) if self.policy.recurring else every
+        return self.trial is not None or not self.knowledge.policy_inputs.recurs(again)
 
     def _computed(self, segment: Segment, chunk: Chunk) -> tuple[Lane, str, ArtifactKey | None]:
         if rank_of(chunk, self.knowledge, self.policy) == 0:
@@ -214,9 +217,17 @@ class Chooser:
                 return Lane.REFRESH, f"its antecedents changed ({drift})", key
         return Lane.FULL, "its antecedents are not known", None
 
-    def _stored(self, chunk: Chunk, before: tuple[str, ...]) -> list[tuple[ArtifactKey, Drift]]:
-        """Return the chunk's plain patches of this model, the nearest antecedents first."""
+    def _stored(
+        self, chunk: Chunk, before: tuple[str, ...], share: float | None = None
+    ) -> list[tuple[ArtifactKey, Drift]]:
+        """Return the chunk's plain patches of this model, the nearest antecedents first.
+
+        With a share, those are left out whose drift cannot be small by it, as they have too many or too few.
+        """
         keys = [key for key in self.knowledge.artifact_keys(chunk.id) if key.model == self.knowledge.model]
+        if share is not None:
+            counts = [(key, len(key.antecedents)) for key in keys]
+            keys = [key for key, count in counts if abs(count - len(before)) <= share * count]
         return nearest(keys, before)
 
     def _verdict(self, chunk: Chunk, lane: Lane, key: ArtifactKey | None) -> LaneVerdict:

@@ -33,12 +33,13 @@ class Costs:
         self._lock = threading.Lock()
         self._seen: deque[tuple[float, float, float, float, float]] = deque(maxlen=KEPT)
         self._fit: tuple[np.ndarray, np.ndarray] | None = None
+        self._is_fitted = False
 
     def observe(self, computed: int, taken: int, patch_bytes: int, seconds: float, forwards: int = 1) -> None:
         """Add the seconds that linking one prompt took; rows that ran in two forwards are counted twice."""
         with self._lock:
             self._seen.append((float(forwards), float(computed), float(taken), patch_bytes / MEGABYTE, seconds))
-            self._fit = None
+            self._is_fitted = False
 
     @property
     def rates(self) -> Rates | None:
@@ -71,8 +72,8 @@ class Costs:
 
     def _fitted(self) -> tuple[np.ndarray, np.ndarray] | None:
         with self._lock:
-            if self._fit is None and len(self._seen) >= LEAST:
-                self._fit = _fit(np.array(self._seen))
+            if not self._is_fitted and len(self._seen) >= LEAST:
+                self._fit, self._is_fitted = _fit(np.array(self._seen)), True
             return self._fit
 
 

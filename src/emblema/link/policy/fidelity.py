@@ -11,11 +11,15 @@ without the worst of them break the bound. A lane that is closed again has to pr
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Self, TypeVar
 
-from emblema.errors import StoreError
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from emblema.errors import EmblemaError, StoreError
 from emblema.link.policy.margins import CONFIDENCE, DEFAULT, MarginSample, MarginStats, wilson_interval
 from emblema.link.policy.policy import UNSURE, Lane, LaneVerdict, Policy, unmeasured
 
@@ -29,6 +33,10 @@ VERSION = 1
 """Of the log's file."""
 MOST_LANES = 4096
 """Lanes in one file, at most."""
+UNSAVED = 4096
+"""Changes that are remembered until they are written: the latest."""
+
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,45 @@ class Sample:
 
     kl: float
     agrees: bool
+
+    @classmethod
+    def of(cls, reference: ArrayLike, method: ArrayLike) -> Self:
+        """Return the sample of logits [vocab] by re-prefill and by a lane; what is not finite agrees with nothing."""
+        token = first_token(reference)
+        return cls(divergence(reference, method), token >= 0 and token == first_token(method))
+
+
+def first_token(logits: ArrayLike) -> int:
+    """Return the likeliest token of logits [vocab]; -1 where they are not finite, as `divergence` has it."""
+    values = np.asarray(logits)
+    token = int(values.argmax())
+    return token if math.isfinite(values[token]) else -1
+
+
+def divergence(reference: ArrayLike, method: ArrayLike) -> float:
+    """Return KL(reference || method) in nats, from logits [vocab]; never below zero.
+
+    It is infinite where a logit of either is NaN or infinite, but for tokens of logit -inf, which are never said; also
+    where the method never says a token that the reference does.
+
+    Raises:
+        EmblemaError: the two have different vocabularies.
+    """
+    left, right = np.asarray(reference, dtype=np.float64), np.asarray(method, dtype=np.float64)
+    if left.shape != right.shape:
+        raise EmblemaError(f"logits over {left.size} and over {right.size} tokens cannot be compared")
+    # The largest is NaN where any is.
+    if not (np.isfinite(left.max()) and np.isfinite(right.max())):
+        return math.inf
+    left, right = _log_softmax(left), _log_softmax(right)
+    likely = np.exp(left)
+    said = likely > 0
+    return max(0.0, float(np.sum(likely[said] * (left[said] - right[said]))))
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = logits - logits.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()), dtype=np.float64)
 
 
 @dataclass(slots=True)
@@ -99,13 +146,13 @@ class LaneStats:
             "measured": self.measured,
             "turns": self.turns,
             "bounds": list(self.bounds),
-            "samples": [[sample.kl, sample.agrees] for sample in self.samples],
+            "samples": [[sample.kl if math.isfinite(sample.kl) else None, sample.agrees] for sample in self.samples],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "LaneStats":
         """Return the measurements of plain data; ValueError, TypeError or KeyError where it is malformed."""
-        samples = [Sample(_number(kl), _flag(agrees)) for kl, agrees in data["samples"]]
+        samples = [Sample(math.inf if kl is None else _number(kl), _flag(agrees)) for kl, agrees in data["samples"]]
         low, high = (None if bound is None else _number(bound) for bound in data["bounds"])
         if len(samples) > KEPT:
             raise ValueError("too many samples")
@@ -133,10 +180,17 @@ class FidelityLog:
     """One tenant's measurements by model, kind of content and lane, and each model's rank plateau. Thread-safe.
 
     Tenants have logs of their own, as their contents differ.
+
+    Args:
+        shared: whether others measure for the same tenant: changes are remembered until `forget`, so that `merge` can
+            add them to what the others measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
         self._lock = threading.Lock()
+        # Changes that are written nowhere yet, with their numbers.
+        self._unsaved: deque[tuple[int, Callable[[], object]]] | None = deque(maxlen=UNSAVED) if shared else None
+        self._changes = 0
         self._lanes: dict[tuple[str, str, Lane], LaneStats] = {}
         self._plateaus: dict[str, int] = {}
         self._margins: dict[tuple[str, str], MarginStats] = {}
@@ -145,8 +199,7 @@ class FidelityLog:
         """Add the margin of an answer about some kinds of content; a check's stood and was compared."""
         with self._lock:
             for kind in kinds:
-                stats = self._margins.setdefault((model, kind), MarginStats())
-                (stats.checks if check else stats.passes).append(sample)
+                self._change(partial(self._add_margin, model, kind, sample, check))
 
     def least_margin(self, model: str, kinds: Iterable[str]) -> float:
         """Return the margin that an answer about some kinds of content has to have: the largest of theirs."""
@@ -164,10 +217,7 @@ class FidelityLog:
     def record(self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy) -> bool:
         """Add a measurement; return whether it closed or opened the lane."""
         with self._lock:
-            stats = self._lanes.get((model, kind, lane))
-            if stats is None:
-                stats = self._lanes[model, kind, lane] = LaneStats(not unmeasured(kind, lane, policy).open)
-            return stats.add(sample, policy, expensive=lane is Lane.SURVIVOR)
+            return self._change(partial(self._add_sample, model, kind, lane, sample, policy))
 
     def verdict(self, model: str, kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
         """Return whether a lane may be taken."""
@@ -182,7 +232,7 @@ class FidelityLog:
     def set_plateau(self, model: str, rank: int) -> None:
         """Keep a measured plateau."""
         with self._lock:
-            self._plateaus[model] = rank
+            self._change(partial(self._add_plateau, model, rank))
 
     def plateaus(self) -> dict[str, int]:
         """Return every model's plateau."""
@@ -193,6 +243,55 @@ class FidelityLog:
         """Return what was measured, by model, kind and lane."""
         with self._lock:
             return [_report(*name, stats) for name, stats in sorted(self._lanes.items()) if stats.samples]
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether there are changes to be merged and written."""
+        return bool(self._unsaved)
+
+    def merge(self, stored: Any | None) -> int:
+        """Take the log that others wrote in place of this one, with this one's unsaved changes added to it.
+
+        Args:
+            stored: plain data as `to_json` gives it; None for an empty log.
+
+        Returns:
+            The number of the last change that was added, to be forgotten once the outcome is written.
+
+        Raises:
+            StoreError: it is not a log.
+        """
+        others = FidelityLog() if stored is None else FidelityLog.from_json(stored)
+        with self._lock:
+            self._lanes, self._plateaus, self._margins = others._lanes, others._plateaus, others._margins
+            for _, change in self._unsaved or ():
+                change()
+            return self._changes
+
+    def forget(self, last: int) -> None:
+        """Forget the changes up to a number, which are written now."""
+        with self._lock:
+            while self._unsaved and self._unsaved[0][0] <= last:
+                self._unsaved.popleft()
+
+    def _change(self, change: Callable[[], Outcome]) -> Outcome:
+        self._changes += 1
+        if self._unsaved is not None:
+            self._unsaved.append((self._changes, change))
+        return change()
+
+    def _add_sample(self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy) -> bool:
+        stats = self._lanes.get((model, kind, lane))
+        if stats is None:
+            stats = self._lanes[model, kind, lane] = LaneStats(not unmeasured(kind, lane, policy).open)
+        return stats.add(sample, policy, expensive=lane is Lane.SURVIVOR)
+
+    def _add_margin(self, model: str, kind: str, sample: MarginSample, check: bool) -> None:
+        stats = self._margins.setdefault((model, kind), MarginStats())
+        (stats.checks if check else stats.passes).append(sample)
+
+    def _add_plateau(self, model: str, rank: int) -> None:
+        self._plateaus[model] = rank
 
     def to_json(self) -> dict[str, Any]:
         """Return the log as plain data."""
@@ -236,7 +335,8 @@ def broken(samples: Sequence[Sample], policy: Policy) -> bool:
     if len(samples) < LEAST_TO_CLOSE:
         return False
     mean, error = divergence_of(samples)
-    if policy.max_kl is not None and mean - CONFIDENCE * error > policy.max_kl:
+    endless = sum(math.isinf(sample.kl) for sample in samples) >= 2
+    if policy.max_kl is not None and (endless or mean - CONFIDENCE * error > policy.max_kl):
         return True
     wrong = sum(not sample.agrees for sample in samples)
     return policy.min_agreement is not None and wrong >= 2 and _most_agreeing(samples) < policy.min_agreement
@@ -269,10 +369,10 @@ def met(samples: Sequence[Sample], policy: Policy) -> bool:
 
 
 def divergence_of(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Return the mean divergence and its standard error, in nats."""
+    """Return the mean divergence and its standard error, in nats; both are infinite where any sample is."""
     values = [sample.kl for sample in samples]
     mean = math.fsum(values) / len(values)
-    if len(values) < 2:
+    if len(values) < 2 or math.isinf(mean):
         return mean, math.inf
     spread = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return mean, math.sqrt(spread / len(values))

@@ -25,11 +25,17 @@ class Policy:
         drift: share of the antecedents that may be gone, or present twice, for a stored patch to be used.
         forming: whether patches are formed in the background from rows that were computed in context.
         sightings: how often a chunk has to be met after the same antecedents for a patch to be formed.
+        recurring: whether a chunk that comes again after the same antecedents is computed, to leave such a patch; else
+            it is served by pairs or by the question as in any other combination, and leaves a patch only where it is
+            computed anyway.
         rank: of those patches; None for the largest whose bytes are `share` of the chunk's.
         share: see `rank`; also how large a stored patch has to be for `auto` to take it.
         refresh_rank: of an update to a stored patch.
         forming_bytes: most bytes of rows that wait to be formed into patches; rows beyond that are not formed.
         forming_seconds: most CPU seconds that forming takes in a minute; None for no bound.
+        learning_share: seconds of the processor that go into the memory of pairs and into checks, over those of linking
+            prompts, at most; None for no bound. Checks are counted, and not held back by it.
+        learning_ahead: what so many answers will earn of that share may be spent in advance, on what is new.
         query_share: share of the rows of pages in an unknown combination that are computed again for a question; 0
             computes such pages in full.
         pair_share: the same share for pages that were met with each of those before them: what they take from these is
@@ -38,6 +44,7 @@ class Policy:
             stand; the prompt is computed in full otherwise. None: 0.5, and what is learnt from then on.
         inline_media_rows: rows prefilled alone after answers, of media that came with a prompt for the second time, as
             a share of the rows computed for answers, at most; 0 leaves them as they come, as does `forming` off.
+        inline_media_at_once: whether that is done when they come for the first time.
 
     Raises:
         EmblemaError: a bound is out of range.
@@ -50,15 +57,19 @@ class Policy:
     drift: float = 1 / 3
     forming: bool = True
     sightings: int = 2
+    recurring: bool = False
     rank: int | None = None
     share: float = 0.25
     refresh_rank: int = 32
     forming_bytes: int = 256 * 2**20
     forming_seconds: float | None = 3.0
+    learning_share: float | None = 0.05
+    learning_ahead: int = 512
     query_share: float = 0.12
     pair_share: float = 0.03
     query_margin: float | None = None
     inline_media_rows: float = 1.0
+    inline_media_at_once: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high, optional in _RANGES:
@@ -68,7 +79,7 @@ class Policy:
             number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
             if not number or not low <= value <= high:
                 raise EmblemaError(f"policy: {name} is {value!r}: give a number from {low:g} to {high:g}")
-        for name in ("rank", "sightings", "refresh_rank", "forming_bytes"):
+        for name in ("rank", "sightings", "refresh_rank", "forming_bytes", "learning_ahead"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), int):
                 raise EmblemaError(f"policy: {name} is {getattr(self, name)!r}: give a whole number")
         if not self.share > 0:
@@ -81,7 +92,7 @@ class Policy:
 
     def keeping(self) -> Self:
         """Return the policy for prompts that will come again: what is unknown is computed in full and kept at once."""
-        return replace(self, sightings=1, query_share=0)
+        return replace(self, sightings=1, query_share=0, pair_share=0, inline_media_at_once=True)
 
     @property
     def exact_only(self) -> bool:
@@ -101,6 +112,8 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("refresh_rank", 1, 65_536, False),
     ("forming_bytes", 0, math.inf, False),
     ("forming_seconds", 0, math.inf, True),
+    ("learning_share", 0, math.inf, True),
+    ("learning_ahead", 0, math.inf, False),
     ("query_share", 0, 1, False),
     ("pair_share", 0, 1, False),
     ("query_margin", 0, 1, True),

@@ -46,13 +46,7 @@ class Auto:
         decisions = tuple(chooser.decide(segment, chunk) for segment, chunk in prompt.chunk_segments)
         if self.trial is None and not _query_pays(prompt, decisions, policy, knowledge.policy_inputs):
             decisions = tuple(
-                replace(
-                    decision,
-                    lane=Lane.FULL,
-                    key=None,
-                    rank=0,
-                    reason="a second pass would cost as much as computing its rows",
-                )
+                replace(decision, lane=Lane.FULL, key=None, rank=0, reason=NO_GAIN)
                 if decision.lane in REPEATED
                 else decision
                 for decision in decisions

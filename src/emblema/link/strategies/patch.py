@@ -1,8 +1,10 @@
 """`patch-M`, `patch-P%`, `patch-M-deep`: relocated chunks with a stored conditioning patch (Kamera, equation 1)."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from emblema.kv.chunk import Chunk
+from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import rank_for_share
 from emblema.link.plan import LinkPlan, PatchUse, RowRange
 from emblema.link.prompt import Prompt, Segment
@@ -45,11 +47,16 @@ class PatchStrategy:
 
     def rank_for(self, tokens: int, knowledge: Knowledge) -> int:
         """Return the rank for a chunk of so many tokens, at most full rank; 0 where not even one fits the share."""
-        layouts = knowledge.layouts
-        layers = range(len(layouts) // 2 if self.deep else 0, len(layouts))
-        slots = [slot for layout in layouts[layers.start :] for slot in (layout.keys, layout.values)]
-        wanted = self.rank if self.rank is not None else rank_for_share(self.share or 1.0, tokens, layouts, layers)
-        return min(wanted, tokens, max(heads * width for heads, width in slots))
+        return _rank_for(self, tokens, knowledge.layouts)
+
+
+@lru_cache(maxsize=256)
+def _rank_for(strategy: PatchStrategy, tokens: int, layouts: tuple[LayerLayout, ...]) -> int:
+    layers = range(len(layouts) // 2 if strategy.deep else 0, len(layouts))
+    slots = [slot for layout in layouts[layers.start :] for slot in (layout.keys, layout.values)]
+    share = strategy.share or 1.0
+    wanted = strategy.rank if strategy.rank is not None else rank_for_share(share, tokens, layouts, layers)
+    return min(wanted, tokens, max(heads * width for heads, width in slots))
 
 
 def patched(segment: Segment, chunk: Chunk, layers: int, use: PatchUse, first: int = 0) -> list[RowRange]:

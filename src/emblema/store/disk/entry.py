@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from emblema.errors import LoadError, StoreError
-from emblema.store.record import SHARED, Array, RecordHeader, RecordKind, RecordReader, Terms, check_id
+from emblema.store.record import LONGEST, SHARED, Array, RecordHeader, RecordKind, RecordReader, Terms, check_id
 
 TERMS = "terms"
 """The key of a header's meta under which the tier keeps a piece's terms, so that they outlast the index."""
@@ -150,6 +150,6 @@ def terms_of(header: RecordHeader, usual: Terms) -> Terms:
 def _terms_of(header: RecordHeader) -> Mapping[str, Any]:
     kept = header.meta.get(TERMS, {})
     moments = [kept.get("expires"), kept.get("written")] if isinstance(kept, Mapping) else [math.nan]
-    if not all(moment is None or (type(moment) in (int, float) and math.isfinite(moment)) for moment in moments):
+    if not all(moment is None or (type(moment) in (int, float) and abs(moment) <= 2 * LONGEST) for moment in moments):
         raise ValueError("the terms in its header are malformed")
     return kept  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ from typing import Self
 from xxhash import xxh3_64
 
 from emblema.errors import StoreError
-from emblema.store.files import hold_lock
+from emblema.store.files import hold_lock, make_folder, sync_folder
 from emblema.store.record import check_id, is_id
 
 VERSION = 1
@@ -38,6 +38,8 @@ _FOLDERS = (PIECES, PINNED, TEMPORARY, QUARANTINE)
 _INDEXES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal")
 KNOWN = frozenset({FORMAT, LOCK, *_INDEXES, LIBRARIES, STREAMS, *_FOLDERS})
 
+_REMOVED = range(1, 33)
+"""Bytes of the lock file: a bit for each folder of pieces; the byte before them says that a change is unfinished."""
 _FORMAT_LINE = re.compile(rb"emblema store, format (\d{1,9}), checksum ([0-9a-f]{16})\n")
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -96,10 +98,13 @@ class Temporary:
         os.fsync(self.file.fileno())
 
     def discard(self) -> None:
-        """Delete it unless it has been put in its place; may be called more than once."""
-        with suppress(FileNotFoundError):
+        """Delete it unless it has been put in its place; may be called more than once.
+
+        Where it cannot be deleted, the next scan does it: nobody holds its lock by then.
+        """
+        with suppress(OSError):
             os.unlink(self._path)
-        # A full disk makes closing fail again on what could not be written; the file is deleted by then.
+        # A full disk makes closing fail again on what could not be written; the descriptor is closed even then.
         with suppress(OSError):
             self.file.close()
 
@@ -144,7 +149,7 @@ class Folder:
         self.read_only: str | None = None
         self._lock: int | None = None
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.path, mode=0o700)
             self._prepare()
         except (FileExistsError, NotADirectoryError) as error:
             raise StoreError(f"{error.filename or self.path} is not a folder: give the store one of its own") from error
@@ -157,6 +162,11 @@ class Folder:
             with self.locked():
                 for name in _FOLDERS:
                     self._make(self.path / name)
+                # A process that was killed may have made folders whose names are not durable yet.
+                with suppress(PermissionError):
+                    sync_folder(self.path.parent)
+                sync_folder(self.path)
+                sync_folder(self.path / PIECES)
                 self._check_format()
         except (FileExistsError, NotADirectoryError):
             raise
@@ -177,16 +187,18 @@ class Folder:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def _make(self, path: Path) -> None:
-        with suppress(FileExistsError):
+        try:
             path.mkdir(mode=0o700)
-        if stat.S_ISDIR(path.lstat().st_mode):
-            return
-        if path.name == PIECES:
-            raise FileExistsError(17, "not a folder", str(path))
-        # The store can do without the contents of the others.
-        clear(path)
-        path.mkdir(mode=0o700)
-        self.notes.append(f"{path.name} was no folder and was made again")
+        except FileExistsError:
+            if stat.S_ISDIR(path.lstat().st_mode):
+                return
+            if path.name == PIECES:
+                raise FileExistsError(17, "not a folder", str(path)) from None
+            # The store can do without the contents of the others.
+            clear(path)
+            path.mkdir(mode=0o700)
+            self.notes.append(f"{path.name} was no folder and was made again")
+        sync_folder(self.path)
 
     def _check_format(self) -> None:
         path = self.path / FORMAT
@@ -270,36 +282,65 @@ class Folder:
         except FileExistsError:
             pass
         else:
-            sync(path.parent)
+            try:
+                sync_folder(path.parent)
+            except OSError:
+                # Made again by the next write, which makes its name durable.
+                with suppress(OSError):
+                    path.rmdir()
+                raise
         if self.piece(id).is_dir():
             clear(self.piece(id))
         with open_folder(path) as folder:
             temporary.place(folder, id + SUFFIX)
 
-    def remove(self, ids: Iterable[str], durable: bool = True) -> int:
-        """Delete the files of pieces, in this order; return how many there were. If not durable, they may come back."""
-        removed = 0
-        changed: dict[str, None] = {}
+    def remove(self, ids: Collection[str], durable: bool = True) -> int:
+        """Delete the files of pieces, in this order, with the folder locked; return how many there were.
+
+        If not durable, they may come back after a power cut; if it is, neither these do nor any that were deleted
+        before, by any process. Their pins go last: a piece that a power cut brings back has its own.
+        """
+        self._removed |= sum(1 << number for number in {int(id[:2], 16) for id in ids})
+        removed = sum(map(self._unlink, ids))
+        if durable:
+            self._sync_removed()
         for id in ids:
-            shard = self.piece(id).parent
-            try:
-                with open_folder(shard) as folder:
-                    os.unlink(id + SUFFIX, dir_fd=folder)
-            except FileNotFoundError:
-                pass
-            else:
-                removed += 1
-                changed[str(shard)] = None
             self.pin(id, False)
-        for path in changed if durable else ():
-            sync(Path(path))
         return removed
+
+    def _unlink(self, id: str) -> bool:
+        """Delete a piece's file; return whether there was one."""
+        with suppress(FileNotFoundError), open_folder(self.piece(id).parent) as folder:
+            os.unlink(id + SUFFIX, dir_fd=folder)
+            return True
+        return False
+
+    @property
+    def _removed(self) -> int:
+        """Which folders of pieces have had files deleted that may still come back: a bit each, for all processes."""
+        return (
+            0 if self._lock is None else int.from_bytes(os.pread(self._lock, len(_REMOVED), _REMOVED.start), "little")
+        )
+
+    @_removed.setter
+    def _removed(self, bits: int) -> None:
+        if self._lock is not None and bits != self._removed:
+            os.pwrite(self._lock, bits.to_bytes(len(_REMOVED), "little"), _REMOVED.start)
+
+    def _sync_removed(self) -> None:
+        bits = self._removed
+        for number in range(256):
+            if bits >> number & 1:
+                with suppress(FileNotFoundError):
+                    sync_folder(self.path / PIECES / f"{number:02x}")
+        self._removed = 0
 
     def withdraw(self, id: str, inode: int) -> None:
         """Delete a piece's file if it has this inode; errors are ignored."""
         with suppress(OSError):
-            if self.piece(id).lstat().st_ino == inode:
-                self.remove([id])
+            if self.piece(id).lstat().st_ino == inode and self._unlink(id):
+                sync_folder(self.piece(id).parent)
+                self.pin(id, False)
 
     def set_accessed(self, id: str, moment: float) -> None:
         """Set a piece's last use as its file's modification time, which outlasts the index."""
@@ -413,12 +454,6 @@ def open_folder(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def sync(path: Path) -> None:
-    """Make the names in a folder durable."""
-    with open_folder(path) as folder:
-        os.fsync(folder)
 
 
 def files(path: Path) -> Iterator[tuple[str, os.stat_result]]:

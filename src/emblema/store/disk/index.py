@@ -4,8 +4,8 @@ import sqlite3
 import stat
 import struct
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,22 +200,22 @@ class Index:
         self._writing = threading.RLock()
         self._reading = self._writing if path is None else threading.RLock()
         self._changer: int | None = None
-        self._writer = self._connect()
-        try:
+        with ExitStack() as opened:
+            self._writer = self._connect(opened)
             self._prepare()
-            self._reader = self._writer if path is None else self._connect()
+            self._reader = self._writer if path is None else self._connect(opened)
             if path is not None:
                 self._reader.execute("PRAGMA query_only = 1")
-        except BaseException:
-            self._writer.close()
-            raise
-        self.inode = None if path is None else path.stat().st_ino
+            self.inode = None if path is None else path.stat().st_ino
+            opened.pop_all()
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, opened: ExitStack) -> sqlite3.Connection:
+        """Return a connection that `opened` closes."""
         name = ":memory:" if self.path is None else f"{self.path.as_uri()}?mode=rwc"
         connection = sqlite3.connect(
             name, timeout=_WAIT, isolation_level=None, check_same_thread=False, factory=Connection, uri=True
         )
+        opened.callback(connection.close)
         connection.create_function("summed", 4, summed, deterministic=True)
         connection.execute(f"PRAGMA cache_size = -{_CACHE // 1024}")
         return connection
@@ -267,6 +267,28 @@ class Index:
         with self._view() as connection:
             row = connection.execute(f"{_SELECT} id = ?", (bytes.fromhex(id),)).fetchone()
         return None if row is None else entry_of_row(IndexRow._make(row))
+
+    def get_many(self, ids: Sequence[str]) -> list[DiskEntry]:
+        """Return the entries of those of some ids that are here."""
+        found: list[DiskEntry] = []
+        for start in range(0, len(ids), _PAGE):
+            given = [bytes.fromhex(id) for id in ids[start : start + _PAGE]]
+            with self._view() as connection:
+                rows = connection.execute(f"{_SELECT} id IN ({', '.join('?' * len(given))})", given).fetchall()
+            found += [entry_of_row(IndexRow._make(row)) for row in rows]
+        return found
+
+    def version(self) -> int:
+        """Return a number that is another after every change, by any process."""
+        with self._view() as connection:
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            return int(version) if self.path is not None else connection.total_changes
+
+    def has_patches(self, chunk: str) -> bool:
+        """Return whether any patch was made from a chunk."""
+        with self._view() as connection:
+            query = "SELECT 1 FROM parts WHERE chunk = ? LIMIT 1"
+            return connection.execute(query, (bytes.fromhex(chunk),)).fetchone() is not None
 
     def page(self, after: str, owner: str | None = None, kind: str | None = None) -> list[DiskEntry]:
         """Return the next entries by id, those after an id ("" for the first); none at the end."""
@@ -333,10 +355,6 @@ class Index:
             "UPDATE pieces SET accessed = ?2 WHERE id = ?1 AND accessed < ?2",
             [(bytes.fromhex(id), moment) for id, moment in moments.items()],
         )
-
-    def set_row_accessed(self, id: bytes, moment: float) -> None:
-        """Set when a piece was last used, as its file has it."""
-        self._writer.execute("UPDATE pieces SET accessed = ? WHERE id = ?", (moment, id))
 
     def victims(self, bytes: int, spared: Collection[str], owner: str | None = None) -> dict[str, int]:
         """Return ids, with their bytes, to evict for `bytes` bytes: low priorities and the least recently used first.

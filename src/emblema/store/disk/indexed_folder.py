@@ -46,7 +46,11 @@ class IndexedFolder:
         self._lock = threading.RLock()
         self._depth = 0
         self._closed = False
-        self._index, self.report = self._attach()
+        try:
+            self._index, self.report = self._attach()
+        except BaseException:
+            self.folder.close()
+            raise
 
     @contextmanager
     def idle(self) -> Iterator[bool]:
@@ -88,12 +92,15 @@ class IndexedFolder:
             if self._depth:
                 yield self._index
                 return
-            with self._transaction() as index:
-                self._depth += 1
-                try:
-                    yield index
-                finally:
-                    self._depth -= 1
+            try:
+                with self._transaction() as index:
+                    self._depth += 1
+                    try:
+                        yield index
+                    finally:
+                        self._depth -= 1
+            except OSError as error:
+                raise StoreError(f"{self._path} cannot be changed: {error.strerror or error}") from error
 
     @contextmanager
     def files_alone(self) -> Iterator[Folder]:
@@ -153,13 +160,15 @@ class IndexedFolder:
     def remove(self, index: Index, ids: Collection[str], *, durable: bool = True) -> None:
         """Delete pieces and their files in this order, within a change.
 
-        After a power cut, files whose deletion was not durable may be back; the scan at the next start finds them.
+        After a power cut, files whose deletion was not durable may be back; the scan at the next start finds them. A
+        durable deletion, of no pieces too, makes durable what was deleted before it.
         """
         if ids:
             self.folder.unfinished = True
+        if ids or durable:
             self.folder.remove(ids, durable)
-            for id in ids:
-                index.remove(id)
+        for id in ids:
+            index.remove(id)
 
     def checkpoint(self) -> None:
         """Write the index's log into its file."""
@@ -215,8 +224,11 @@ class IndexedFolder:
                     folder.notes.append(folder.read_only)
         _LOG.warning("%s; what is there is read", folder.read_only)
         index = Index(None)
-        with index.transaction():
-            return index, self._scan(index).run()
+        try:
+            with index.transaction():
+                return index, self._scan(index).run()
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read: {error.strerror or error}") from error
 
     def _open(self, damaged_inode: int | None) -> tuple[Index, ScanReport]:
         folder = self.folder
@@ -226,28 +238,37 @@ class IndexedFolder:
                 raise sqlite3.DatabaseError("it is not a plain file")
             if damaged_inode is not None and _inode(path) == damaged_inode:
                 raise sqlite3.DatabaseError("it is damaged")
-            index = Index(path)
-            try:
-                if not index.fresh:
-                    index.check()
-                with index.transaction():
-                    report = self._scan(index).run()
-            except BaseException:
-                index.close()
-                raise
+            index, report = self._scanned(path)
             if index.fresh and report.restored:
                 self.rebuilt += 1
         except sqlite3.Error as error:
-            if not is_damage(error) and getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CANTOPEN:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            # A file that may be written, and says of itself that it may not, is damaged in its first bytes.
+            locked_by_itself = code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK)
+            if not (is_damage(error) or locked_by_itself or code == sqlite3.SQLITE_CANTOPEN):
                 raise
             self.rebuilt += 1
             folder.notes.append(f"made the index again ({error})")
             remove_index(path)
-            index = Index(path)
-            with index.transaction():
-                report = self._scan(index).run()
-        folder.unfinished = False
+            index, report = self._scanned(path)
+        try:
+            folder.unfinished = False
+        except OSError:
+            index.close()
+            raise
         return index, report
+
+    def _scanned(self, path: Path) -> tuple[Index, ScanReport]:
+        """Open the index, check it and compare it with the files; it is closed where that fails."""
+        index = Index(path)
+        try:
+            if not index.fresh:
+                index.check()
+            with index.transaction():
+                return index, self._scan(index).run()
+        except BaseException:
+            index.close()
+            raise
 
     def _scan(self, index: Index) -> Scan:
         return Scan(self.folder, index, self._clock, self._quarantine_bytes)

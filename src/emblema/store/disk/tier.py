@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -75,14 +75,22 @@ class DiskTier:
         self.files = IndexedFolder(os.fspath(folder), self._clock, limit)
         self.report: ScanReport = self.files.report
         """What the scan found when the tier was opened."""
+        try:
+            self.capacity_bytes = self._fit(capacity_bytes)
+        except BaseException:
+            self.files.close()
+            raise
+        (_LOG.warning if self.report.skipped or self.report.lost else _LOG.info)("%s: %s", folder, self.report)
+
+    def _fit(self, capacity_bytes: int | None) -> int:
+        """Return the tier's capacity after what is beyond it was evicted."""
         if capacity_bytes is None:
             free = shutil.disk_usage(self.path).free
             capacity_bytes = min(_LARGEST_DEFAULT, (free + self.bytes) // 2)
-        self.capacity_bytes = capacity_bytes
         if self._folder.read_only is None:
             with self.files.change() as index:
                 self._evict(index, index.victims(index.totals()[1] - capacity_bytes, ()))
-        (_LOG.warning if self.report.skipped or self.report.lost else _LOG.info)("%s: %s", folder, self.report)
+        return capacity_bytes
 
     @property
     def path(self) -> Path:
@@ -153,6 +161,34 @@ class DiskTier:
         except FolderAwayError:
             self._count("failed_reads")
             return None
+
+    def entries_of(self, ids: Sequence[str]) -> list[DiskEntry]:
+        """Return the entries of those of some ids that are here and have not expired; one question to the index.
+
+        Raises:
+            FolderAwayError: the folder does not answer.
+        """
+        now = self._clock.now()
+        found = self.files.read(lambda index: index.get_many([check_id(id) for id in ids]))
+        return [entry for entry in found if entry.ends > now and entry.id not in self._distrusted]
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Return what is another value after every change of the folder, by any process.
+
+        Raises:
+            FolderAwayError: the folder does not answer.
+        """
+        return self.files.read(lambda index: (id(index), index.version()))
+
+    def has_patches(self, chunks: Iterable[str]) -> frozenset[str]:
+        """Return those of some chunks that any patch was made from.
+
+        Raises:
+            FolderAwayError: the folder does not answer.
+        """
+        asked = [check_id(chunk) for chunk in chunks]
+        return self.files.read(lambda index: frozenset(chunk for chunk in asked if index.has_patches(chunk)))
 
     def _find(self, id: str) -> DiskEntry | None:
         found = self.files.read(lambda index: index.get(id))
@@ -274,17 +310,21 @@ class DiskTier:
                 raise StoreError(f"its file was to have {size} bytes and has others")
             temporary.finish(now)
             entry = entry_of(record.header, bytes=size, accessed=now, pinned=terms.pinned)
+            again = False
             try:
                 with self.files.change() as index:
-                    folder = self._folder
-                    _check_owner(index.get(header.id), header.owner)
+                    folder, earlier = self._folder, index.get(header.id)
+                    _check_owner(earlier, header.owner)
+                    again = earlier is not None
                     folder.unfinished = True
                     index.put(entry, temporary.inode)
                     folder.place(temporary, header.id)
                     folder.pin(header.id, terms.pinned)
             except (StoreError, OSError):
-                # The file may be in its place but not in the index: it counts as not written.
-                self._folder.withdraw(header.id, temporary.inode)
+                # The file may be in its place but not in the index: it counts as not written. In an earlier file's
+                # place it stays, as that one was acknowledged.
+                if not again:
+                    self._folder.withdraw(header.id, temporary.inode)
                 raise
         with self._lock:
             self._touched.pop(header.id, None)
@@ -350,15 +390,20 @@ class DiskTier:
 
     def _delete(self, id: str, owner: str) -> int:
         with self.files.change() as index:
-            going = _deleted_with(id, owner, index)
-            self.files.remove(index, going)
-            return len(going)
+            patches, chunks = _deleted_with(id, owner, index)
+            # No power cut may leave a patch of a chunk that is gone, not even one that was evicted before.
+            self.files.remove(index, patches)
+            if chunks:
+                self.files.remove(index, chunks)
+            return len(patches) + len(chunks)
 
     def _delete_files(self, id: str, owner: str, error: FolderAwayError) -> int:
         """Delete the files where the index cannot be changed; the index follows later."""
-        going = self.files.read(partial(_deleted_with, id, owner))
+        patches, chunks = self.files.read(partial(_deleted_with, id, owner))
+        going = [*patches, *chunks]
         with self.files.files_alone() as folder:
-            folder.remove(going)
+            folder.remove(patches)
+            folder.remove(chunks)
             self._distrusted.update(going)
         _LOG.warning("%s: %d files were deleted; the index follows later: %s", self.path, len(going), error)
         return len(going)
@@ -415,8 +460,11 @@ class DiskTier:
             self._record(index)
             in_use = set(self._in_use())
             ended = [id for id in index.ended(self._clock.now()) if id not in in_use]
-            going = dict.fromkeys([*(patch for id in ended for patch in index.patches_of(id)), *ended])
-            self.files.remove(index, going.keys())
+            patches = dict.fromkeys(patch for id in ended for patch in index.patches_of(id))
+            going = [*patches, *(id for id in ended if id not in patches)]
+            if going:
+                self.files.remove(index, patches.keys())
+                self.files.remove(index, going[len(patches) :])
         self._count("expired", len(going))
         return len(going)
 
@@ -485,6 +533,8 @@ class DiskTier:
                 if self.entry(entry.id) is not None:
                     damaged.append((entry.id, "its file is gone"))
                 continue
+            except OSError as error:
+                damaged.append((entry.id, str(error)))
             except LoadError as error:
                 damaged.append((entry.id, error.reason))
                 if repair and not is_passing(error):
@@ -529,13 +579,13 @@ def _check_owner(found: DiskEntry | None, owner: str) -> None:
         raise StoreError(f"{found.id[:12]} belongs to another owner: delete it there first")
 
 
-def _deleted_with(id: str, owner: str, index: Index) -> list[str]:
-    """Return the ids that are deleted when an owner deletes an id, its patches first."""
+def _deleted_with(id: str, owner: str, index: Index) -> tuple[list[str], list[str]]:
+    """Return what is deleted when an owner deletes an id: its patches, and itself where it is here."""
     found = index.get(id)
     if found is not None and found.owner != owner:
-        return []
+        return [], []
     patches = index.patches_of(id)
     if found is None and owner != SHARED:
         # The chunk is not here, so its owner is not known: only the tenant's own patches go.
         patches = [patch for patch in patches if (p := index.get(patch)) is not None and p.owner == owner]
-    return [*patches, *([id] if found is not None else [])]
+    return patches, [] if found is None else [id]

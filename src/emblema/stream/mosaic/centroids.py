@@ -8,6 +8,7 @@ values. The centre is what all keys of a layer have in common; it is often much 
 import torch
 from torch import Tensor
 
+from emblema.stream.buffers import grown, host_buffer
 from emblema.stream.state import StreamState
 
 KEY_MOST, VALUE_MOST, SCALES = 7, 127, torch.bfloat16
@@ -68,7 +69,7 @@ class QuantizedCentroids:
 
     def reserve(self, more: int) -> None:
         """Make room for more rows."""
-        self._keys, self._values, self._key_scales, self._value_scales = (_grown(held, more) for held in self._rows)
+        self._keys, self._values, self._key_scales, self._value_scales = (grown(held, more) for held in self._rows)
 
     def keys(self, count: int) -> Tensor:
         """Return the mean key of all parts of the first rows, [heads, count, width] float32."""
@@ -121,8 +122,8 @@ class CentroidIndex:
 
     @property
     def bytes(self) -> int:
-        """Bytes on the host, spare rows included."""
-        return self._means.nbytes + self._lengths.nbytes + self._facts.nbytes
+        """Bytes on the host; spare rows are not written and take none."""
+        return sum(held[: len(self)].nbytes for held in (self._means, self._lengths, self._facts))
 
     @property
     def means(self) -> Tensor:
@@ -189,8 +190,8 @@ class CentroidIndex:
         if rows <= have:
             return
         more = max(rows, int(have * GROWTH), 16) - have
-        self._means, self._lengths = _grown(self._means, more), _grown(self._lengths, more)
-        self._facts = _grown(self._facts, more)
+        self._means, self._lengths = grown(self._means, more), grown(self._lengths, more)
+        self._facts = grown(self._facts, more)
         if self.quantized is not None:
             self.quantized.reserve(more)
 
@@ -214,14 +215,15 @@ class FrameVectors:
 
     @property
     def bytes(self) -> int:
-        return self._vectors.nbytes
+        """Bytes on the host; spare rows are not written and take none."""
+        return self._vectors[: self.count].nbytes
 
     def add(self, frame: int, vector: Tensor) -> None:
         """Add the vector of the next frame."""
         if self.count == 0:
-            self.first, self._vectors = frame, torch.zeros(16, vector.shape[0])
+            self.first, self._vectors = frame, host_buffer((16, vector.shape[0]), torch.float32)
         if self.count == len(self._vectors):
-            self._vectors = _grown(self._vectors, max(16, len(self._vectors) // 2))
+            self._vectors = grown(self._vectors, max(16, len(self._vectors) // 2))
         self._vectors[self.count] = vector.to("cpu")
         self.count += 1
 
@@ -237,10 +239,6 @@ class FrameVectors:
         """Go on from a saved state."""
         self._vectors, self.first = state.tensors["held"], state.facts["first"]
         self.count = len(self._vectors)
-
-
-def _grown(held: Tensor, more: int) -> Tensor:
-    return torch.cat((held, held.new_zeros(more, *held.shape[1:])))
 
 
 def _rounded(vectors: Tensor, most: int) -> tuple[Tensor, Tensor]:

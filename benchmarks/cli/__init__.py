@@ -1,0 +1,1 @@
+"""`python -m benchmarks …`: commands in groups, and the options that several of them take."""

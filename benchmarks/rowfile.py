@@ -1,0 +1,115 @@
+"""A run's figures in a file: JSON in which rows are a table that names its columns once, and a row is a line.
+
+A list of objects that is named `rows` is written as `{"columns": […], "rows": [[…], …]}`. A column is a name or, where
+its cells are objects with the same names, a name with those: `["intervals", ["accuracy", "eta"]]`; the cells are lists
+then. Where a row has nothing in a column, its cell is null.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from emblema.eval.figures import environment, plain
+
+DIGITS = 6
+"""Significant digits of figures in rows."""
+WIDTH = 120
+"""Characters up to which anything is one line."""
+
+
+def write_rows(found: Mapping[str, Any], path: Path) -> Path:
+    """Write figures with the environment that they were made in; returns the path. A NaN is written as null.
+
+    The `rows` of the run keep `DIGITS` digits.
+    """
+    made = plain({"environment": environment(), **found})
+    made = _packed({name: _rounded(part) if name == "rows" else part for name, part in made.items()})
+    path.write_text(_text(made, 0) + "\n", encoding="utf-8")
+    return path
+
+
+def read_rows(path: Path) -> dict[str, Any]:
+    """Return figures as they were written, with None where a row had nothing.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else than figures.
+    """
+    found = _unpacked(json.loads(path.read_text(encoding="utf-8")))
+    if not isinstance(found, dict):
+        raise ValueError("it holds no object")
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _packed(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {inner: _packed(part, inner) for inner, part in value.items()}
+    if not isinstance(value, list):
+        return value
+    if name == "rows" and value and all(isinstance(row, dict) for row in value):
+        columns = _columns(value)
+        return {"columns": columns, "rows": [[_cell(row, column) for column in columns] for row in value]}
+    return [_packed(part) for part in value]
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    columns: list[Any] = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        cells = [row[name] for row in rows if row.get(name) is not None]
+        alike = all(isinstance(cell, dict) and cell and cell.keys() == cells[0].keys() for cell in cells)
+        columns.append([name, _columns(cells)] if cells and alike else name)
+    return columns
+
+
+def _cell(row: Mapping[str, Any], column: Any) -> Any:
+    if isinstance(column, str):
+        return _packed(row.get(column), column)
+    name, columns = column
+    held = row.get(name)
+    return None if held is None else [_cell(held, part) for part in columns]
+
+
+def _unpacked(value: Any, name: str = "") -> Any:
+    if isinstance(value, list):
+        return [_unpacked(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if name == "rows" and value.keys() == {"columns", "rows"}:
+        return [_row(value["columns"], row) for row in value["rows"]]
+    return {inner: _unpacked(part, inner) for inner, part in value.items()}
+
+
+def _row(columns: Iterable[Any], cells: Iterable[Any]) -> dict[str, Any]:
+    row = {}
+    for column, cell in zip(columns, cells, strict=True):
+        if isinstance(column, str):
+            row[column] = _unpacked(cell, column)
+        else:
+            name, inner = column
+            row[name] = None if cell is None else _row(inner, cell)
+    return row
+
+
+def _text(value: Any, depth: int) -> str:
+    """Return JSON without blanks; what is long and holds objects, or rows, has its parts in lines of their own."""
+    line = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    parted = "{" in line or (isinstance(value, list) and all(isinstance(part, list) for part in value))
+    if len(line) <= WIDTH or not parted:
+        return line
+    if isinstance(value, dict):
+        first, last = "{}"
+        parts = [f"{json.dumps(name, ensure_ascii=False)}:{_text(part, depth + 1)}" for name, part in value.items()]
+    else:
+        first, last = "[]"
+        parts = [_text(part, depth + 1) for part in value]
+    indent = "\n" + " " * (depth + 1)
+    return first + indent + f",{indent}".join(parts) + "\n" + " " * depth + last

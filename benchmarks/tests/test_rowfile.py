@@ -1,0 +1,67 @@
+"""Files of figures: what is written is read again, each name of a column is there once, and a row is a line."""
+
+import json
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.rowfile import read_rows, write_rows
+
+NAMES = st.text("abc", min_size=1, max_size=3)
+CELLS = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.lists(st.integers(0, 9), max_size=3))
+OBJECTS = st.recursive(
+    st.dictionaries(NAMES, CELLS, min_size=1, max_size=4),
+    lambda inner: st.dictionaries(NAMES, inner | CELLS, min_size=1, max_size=4),
+    max_leaves=8,
+)
+WHERE = {"environment": {"cores": 2}}
+
+
+def uniform(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that all have the same names, with None where a row has nothing."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+@given(st.lists(OBJECTS, max_size=5))
+def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
+    path = tmp_path_factory.mktemp("rows") / "rows.json"
+    found = {**WHERE, "asked": rows, "rows": [{"within": [{"rows": rows}], "mixed": part} for part in rows]}
+    write_rows(found, path)
+    found["rows"] = [{"within": [{"rows": uniform(rows)}], "mixed": part} for part in rows]
+    assert read_rows(path) == found
+    once = path.read_bytes()
+    assert write_rows(read_rows(path), path).read_bytes() == once
+
+
+def test_rows_have_six_digits_and_none_for_what_is_no_number(tmp_path: Path) -> None:
+    rows = [{"eta": 1 / 3, "intervals": {"eta": [nan, 2e7 / 3]}}, {"eta": nan, "flips": 0.0}]
+    path = write_rows({**WHERE, "found": [2 / 3, nan], "tables": [{"rows": rows}], "rows": rows}, tmp_path / "f.json")
+    found = read_rows(path)
+    assert found["environment"] == WHERE["environment"] and found["found"] == [2 / 3, None]
+    assert found["rows"] == [
+        {"eta": 0.333333, "intervals": {"eta": [None, 6666670.0]}, "flips": None},
+        {"eta": None, "intervals": None, "flips": 0.0},
+    ]
+    assert found["tables"][0]["rows"][0] == {"eta": 1 / 3, "intervals": {"eta": [None, 2e7 / 3]}, "flips": None}
+
+
+def test_a_row_is_a_line_and_columns_are_named_once(tmp_path: Path) -> None:
+    rows = [{"strategy": f"patch-{rank}", "eta": 1 / rank, "intervals": {"eta": [0.0, 1.0]}} for rank in range(1, 30)]
+    path = write_rows({**WHERE, "rows": [{"model": "one", "rows": rows}]}, tmp_path / "f.json")
+    text = path.read_text(encoding="utf-8")
+    assert all(sum(f'"{row["strategy"]}"' in line for line in text.splitlines()) == 1 for row in rows)
+    assert len(text.splitlines()) < len(rows) + 20 and text.count('"strategy"') == 1
+    json.loads(text, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rows":{"columns":["a","b"],"rows":[[1]]}}', "\ud800"])
+def test_what_is_no_file_of_figures_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "f.json"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ValueError, match=r"."):
+        read_rows(path)

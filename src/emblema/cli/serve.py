@@ -1,0 +1,87 @@
+"""The commands `emblema serve` and `emblema keys`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from emblema.cli.options import Json, Plain, StoreFolder
+
+keys = typer.Typer(help="Keys of a server: whose requests are whose.", no_args_is_help=True)
+
+
+def serve(
+    model: Annotated[str | None, typer.Argument(help="A bundled name, a folder or a Hugging Face id.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen at; 127.0.0.1 by default.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 8000 by default, 0 takes a free one.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder of chunks, files and keys.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="Of requests that name none; auto by default.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other setting, as NAME=VALUE; may be repeated.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings and leave.")] = False,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's clients expect it."""
+    from emblema.extras import import_extra
+
+    import_extra("uvicorn", "serve")
+    from emblema.serve.running import run
+    from emblema.serve.settings import ServeSettings
+
+    flags: dict[str, Any] = dict(pair.partition("=")[::2] for pair in set_ or ())
+    flags |= {
+        "model": model, "host": host, "port": port, "store": store, "device": device, "dtype": dtype,
+        "strategy": strategy,
+    }  # fmt: skip
+    settings = ServeSettings.read(config, **flags)
+    if print_config:
+        typer.echo(settings.model_dump_json(indent=2))
+        return
+    run(settings)
+
+
+@keys.command("add")
+def add(
+    tenant: Annotated[str, typer.Argument(help="Whose it is; several keys may be one tenant's.")],
+    store: StoreFolder = Path("emblema-store"),
+    administrator: Annotated[bool, typer.Option(help="May write shared collections.")] = False,
+    quota: Annotated[int | None, typer.Option(help="Bytes of its files.")] = None,
+) -> None:
+    """Make a key and print it. It is shown once."""
+    from emblema.serve.keys import KeyRing
+
+    typer.echo(KeyRing(store / "serve").add(tenant, administrator, quota))
+
+
+@keys.command("list")
+def list_(store: StoreFolder = Path("emblema-store"), json: Json = False, plain: Plain = False) -> None:
+    """List the keys, without what they are."""
+    from dataclasses import asdict
+
+    from emblema.cli.screen import console
+    from emblema.serve.keys import KeyRing
+
+    entries = KeyRing(store / "serve").list()
+    shown = console(plain)
+    if json:
+        shown.print_json(data=[asdict(entry) for entry in entries])
+        return
+    for entry in entries:
+        role = "administrator" if entry.administrator else "user"
+        shown.print(f"{entry.id}  {entry.tenant}  {role}", markup=False, soft_wrap=True)
+
+
+@keys.command("revoke")
+def revoke(
+    id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")],
+    store: StoreFolder = Path("emblema-store"),
+) -> None:
+    """Take a key back."""
+    from emblema.errors import EmblemaError
+    from emblema.serve.keys import KeyRing
+
+    if not KeyRing(store / "serve").revoke(id):
+        raise EmblemaError(f"there is no key {id!r}: see `emblema keys list`")

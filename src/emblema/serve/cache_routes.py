@@ -1,0 +1,104 @@
+"""Routes of caches."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from emblema.errors import DeadlineError
+from emblema.serve.caches import CacheEntry
+from emblema.serve.faults import ServeError, missing
+from emblema.serve.host import Owner
+from emblema.serve.messages import LONGEST_KEPT, MediaContent, TextContent, refuse_large, text_length
+from emblema.serve.service import Served
+
+
+class CacheTime(BaseModel):
+    """How long a cache is kept, in seconds from now."""
+
+    ttl: int = Field(3_600, ge=1, le=LONGEST_KEPT)
+
+
+class CacheBody(CacheTime):
+    """The body of `POST /v1/caches`. Fields that are not known are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    content: list[Annotated[TextContent | MediaContent, Field(discriminator="type")]] = Field(
+        min_length=1, max_length=10_000
+    )
+    model: str | None = Field(None, max_length=1_000)
+    name: str | None = Field(None, max_length=200)
+
+
+def cache_routes() -> APIRouter:
+    """Return the routes of caches."""
+    router = APIRouter()
+    router.post("/v1/caches")(make)
+    router.get("/v1/caches")(caches)
+    router.get("/v1/caches/{id}")(cache)
+    router.patch("/v1/caches/{id}")(extend)
+    router.delete("/v1/caches/{id}")(delete)
+    return router
+
+
+async def make(body: CacheBody, service: Served, tenant: Owner) -> dict[str, Any]:
+    """Keep the rows of some parts, and the patches of their order; on disk when this is answered."""
+    if body.model not in (None, service.settings.name):
+        raise missing("model", body.model or "")
+    media = sum(not isinstance(part, TextContent) for part in body.content)
+    if media == 0:
+        raise ServeError(400, "a cache needs a part with media: text alone is not kept", None, "content")
+    refuse_large(service.settings, media, text_length(body.content))
+    try:
+        async with asyncio.timeout(service.settings.deadline):
+            entry = await service.content.make_cache(tenant, body.content, body.name, body.ttl)
+    except TimeoutError as error:
+        raise DeadlineError("the cache was not made by its deadline: give it fewer parts, or ask again") from error
+    return _body(service.settings.name, entry) | _content(entry)
+
+
+async def caches(service: Served, tenant: Owner) -> dict[str, Any]:
+    """List the tenant's caches, the newest first."""
+    found = await asyncio.to_thread(service.caches.entries, tenant)
+    return {"object": "list", "data": [_body(service.settings.name, entry) for entry in found], "has_more": False}
+
+
+async def cache(id: str, service: Served, tenant: Owner) -> dict[str, Any]:
+    """Return what is known of a cache."""
+    entry = service.caches.entry(tenant, id)
+    return _body(service.settings.name, entry) | _content(entry)
+
+
+async def extend(id: str, body: CacheTime, service: Served, tenant: Owner) -> dict[str, Any]:
+    """Let a cache end so many seconds from now."""
+    entry = await service.content.extend_cache(tenant, id, body.ttl)
+    return _body(service.settings.name, entry) | _content(entry)
+
+
+async def delete(id: str, service: Served, tenant: Owner) -> dict[str, Any]:
+    """Delete a cache; its files stay."""
+    await asyncio.to_thread(service.caches.delete, tenant, id)
+    return {"id": id, "object": "cache", "deleted": True}
+
+
+def _body(model: str, entry: CacheEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "object": "cache",
+        "model": model,
+        "name": entry.name,
+        "created_at": int(entry.created),
+        "expires_at": int(entry.expires),
+        "tokens": entry.tokens,
+        "bytes": entry.bytes,
+    }
+
+
+def _content(entry: CacheEntry) -> dict[str, Any]:
+    parts = [
+        {"type": "text", "text": value} if kind == "text" else {"type": "file", "file": {"file_id": value}}
+        for kind, value in entry.parts
+    ]
+    return {"content": parts}

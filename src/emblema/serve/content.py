@@ -1,0 +1,204 @@
+"""The parts of requests: files, addresses and caches become texts, chunks, and media that are decoded."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from emblema.engine.async_engine import AsyncEngine
+from emblema.engine.engine import Engine
+from emblema.engine.warming import WarmParts, warm
+from emblema.errors import CapacityError
+from emblema.kv.chunk import Chunk, Clip
+from emblema.media import MediaLimits
+from emblema.media.load import load_media
+from emblema.media.source import is_address, read_source
+from emblema.serve.caches import CacheEntry, CachePart, CacheStore
+from emblema.serve.faults import ServeError
+from emblema.serve.files import PROCESSED, FileEntry, FileStore
+from emblema.serve.keys import Tenant
+from emblema.serve.messages import CacheContent, FileContent, ImageContent, MediaContent, MediaItem, TextContent
+
+_DOWNLOADS = 8
+"""Media that are fetched or decoded from text at once."""
+_SHORTEST_FILE = 3_600
+"""Seconds that a file is kept at least that comes with a cache, so that it is there until the cache is made."""
+_MADE_AT_ONCE = 2
+"""Caches that are made at once: each waits on a thread for its patches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPart:
+    """What a part of a request stands for in a prompt.
+
+    Attributes:
+        items: texts, pieces that are known, and content items with media.
+        written: rows of chunks that were made to keep it.
+        remark: why it is not kept.
+    """
+
+    items: Sequence[str | MediaItem]
+    written: int = 0
+    remark: str | None = None
+
+
+class ContentReader:
+    """Reads the parts of requests, and makes caches of them.
+
+    Args:
+        files, caches: of all tenants.
+        engine_of: returns a tenant's engine.
+        limits: bounds on media.
+        model: fingerprint of the model.
+    """
+
+    def __init__(
+        self,
+        files: FileStore,
+        caches: CacheStore,
+        engine_of: Callable[[Tenant], AsyncEngine],
+        limits: MediaLimits,
+        model: str,
+    ) -> None:
+        self._files, self._caches, self._engine_of = files, caches, engine_of
+        self._limits, self._model = limits, model
+        self._downloads, self._making = asyncio.Semaphore(_DOWNLOADS), asyncio.Semaphore(_MADE_AT_ONCE)
+
+    async def read(self, tenant: Tenant, part: MediaContent | CacheContent, seconds: float | None = None) -> ReadPart:
+        """Return what a part of a request stands for.
+
+        Args:
+            tenant: whose it is.
+            part: a part with media, or a cache.
+            seconds: how long the store keeps the part at least, wherever it stands; None for no such promise.
+
+        Raises:
+            ServeError: there is no such file or cache.
+            MediaError: an address cannot be fetched or is refused, or the file cannot be decoded.
+        """
+        if isinstance(part, CacheContent):
+            entry = self._caches.entry(tenant, part.cache.cache_id)
+            items = [value if kind == "text" else await self._file_item(tenant, value) for kind, value in entry.parts]
+            return ReadPart(items)
+        item = await self._item(tenant, part)
+        if seconds is None:
+            return ReadPart([item])
+        piece, written = await self._made(tenant, item)
+        chunks = (piece,) if isinstance(piece, Chunk) else piece.chunks
+        held = {chunk.id: chunk.bytes + chunk.encoded.bytes for chunk in chunks}
+        try:
+            made = WarmParts(piece.tokens, held)
+            await asyncio.to_thread(self._caches.keep_part, tenant, seconds, made, written > 0)
+        except (ServeError, CapacityError) as error:
+            return ReadPart([piece], written, f"a part is not kept: {error}")
+        return ReadPart([piece], written)
+
+    async def make_cache(
+        self, tenant: Tenant, content: Sequence[TextContent | MediaContent], name: str | None, seconds: float
+    ) -> CacheEntry:
+        """Prefill parts in their order, and keep their rows and patches for some time.
+
+        Media that come by an address become files of the tenant, and no file of the cache expires before it.
+
+        Raises:
+            ServeError: there is no such file, or the tenant has too many caches or files.
+            EmblemaError: media cannot be read, or the parts are longer than the model's context.
+        """
+        parts: list[CachePart] = []
+        for part in content:
+            if isinstance(part, TextContent):
+                parts.append(("text", part.text))
+            else:
+                parts.append(("file", await self._file_of(tenant, part, seconds)))
+        pieces = [value if kind == "text" else await self.prefill_file(tenant, value) for kind, value in parts]
+        async with self._making:
+            made = await warm(self._engine_of(tenant), pieces)
+        entry = await asyncio.to_thread(self._caches.put, tenant, parts, name, seconds, made)
+        await asyncio.to_thread(self._files.keep_until, tenant, entry.files, entry.expires)
+        return entry
+
+    async def extend_cache(self, tenant: Tenant, id: str, seconds: float) -> CacheEntry:
+        """Let a cache, and its files, end so many seconds from now or later.
+
+        Raises:
+            ServeError: there is no such cache.
+        """
+        entry = await asyncio.to_thread(self._caches.extend, tenant, id, seconds)
+        await asyncio.to_thread(self._files.keep_until, tenant, entry.files, entry.expires)
+        return entry
+
+    async def prefill_file(self, tenant: Tenant, id: str) -> Chunk | Clip:
+        """Return a file's chunks; made now where they are not known.
+
+        Raises:
+            ServeError: there is no such file.
+            MediaError: it cannot be decoded.
+        """
+        item = await self._file_item(tenant, id)
+        piece, _ = await self._made(tenant, item)
+        if piece is not item:
+            chunks = [piece.id] if isinstance(piece, Chunk) else [chunk.id for chunk in piece]
+            await asyncio.to_thread(self._files.note, tenant, id, PROCESSED, None, piece.kind, chunks)
+        return piece
+
+    async def _file_of(self, tenant: Tenant, part: MediaContent, seconds: float) -> str:
+        """Return the id of a part's file; one that comes by an address is kept as a file."""
+        if isinstance(part, FileContent) and part.file.file_id is not None:
+            return self._files.entry(tenant, part.file.file_id).id
+        kind, data = await self._fetched(part)
+        await asyncio.to_thread(load_media, data, kind, limits=self._limits)
+        name = (part.file.filename if isinstance(part, FileContent) else None) or "part of a cache"
+        add, kept = self._files.add, max(seconds, _SHORTEST_FILE)
+        return (await asyncio.to_thread(add, tenant, data, name[:200], "user_data", kept, renew=False)).id
+
+    async def _made(self, tenant: Tenant, item: MediaItem) -> tuple[Chunk | Clip, int]:
+        """Return the chunks of an item with media, and how many of their rows were prefilled for it."""
+        if isinstance(item, Chunk | Clip):
+            return item, 0
+        source = item[item["type"]]
+
+        def add(engine: Engine) -> tuple[Chunk | Clip, int]:
+            builder = engine.session.chunk_builder
+            before = builder.captured_tokens
+            return engine.add(source), builder.captured_tokens - before
+
+        return await self._engine_of(tenant).run(add)
+
+    async def _item(self, tenant: Tenant, part: MediaContent) -> MediaItem:
+        """Return a file's chunks where they are known, else a content item with what was decoded."""
+        if isinstance(part, FileContent) and part.file.file_id is not None:
+            return await self._file_item(tenant, part.file.file_id)
+        kind, data = await self._fetched(part)
+        # Not on the model's thread: what is slow to decode holds up its own request alone.
+        media = await asyncio.to_thread(load_media, data, kind, limits=self._limits)
+        return {"type": kind or "file", kind or "file": media}
+
+    async def _file_item(self, tenant: Tenant, id: str) -> MediaItem:
+        entry = self._files.entry(tenant, id)
+        piece = self._known(tenant, entry)
+        if piece is not None:
+            return piece
+        data = await asyncio.to_thread(self._files.read, tenant, entry.id)
+        return {"type": "file", "file": await asyncio.to_thread(load_media, data, limits=self._limits)}
+
+    async def _fetched(self, part: MediaContent) -> tuple[str | None, bytes]:
+        """Return what a part has to be, None for anything, and the bytes at its address."""
+        if isinstance(part, FileContent):
+            kind, address = None, part.file.file_data
+        elif isinstance(part, ImageContent):
+            kind, address = "image", part.image_url.url
+        else:
+            kind, address = "video", part.video_url.url
+        if address is None or not is_address(address):
+            raise ServeError(400, f"a part of type {part.type} needs a file_id, or a data, http or https address")
+        async with self._downloads:
+            return kind, await asyncio.to_thread(read_source, address, self._limits)
+
+    def _known(self, tenant: Tenant, entry: FileEntry) -> Chunk | Clip | None:
+        """Return the chunks of a file that was prefilled; None where one is gone, or another model's."""
+        store = self._engine_of(tenant).store
+        chunks = [chunk for chunk in map(store.find, entry.chunks) if chunk is not None]
+        if not chunks or len(chunks) < len(entry.chunks) or any(chunk.model != self._model for chunk in chunks):
+            return None
+        if entry.kind in ("video", "document"):
+            return Clip(entry.id, "video" if entry.kind == "video" else "document", tuple(chunks))
+        return chunks[0]

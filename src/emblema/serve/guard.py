@@ -1,0 +1,142 @@
+"""What stands before every route, on the server of any engine."""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from starlette.exceptions import HTTPException
+
+from emblema.serve import faults
+from emblema.serve.faults import ServeError
+from emblema.serve.host import Host, key_of
+from emblema.serve.settings import LOOPBACK, ServeSettings
+
+_LOG = logging.getLogger("emblema.serve")
+Message = MutableMapping[str, Any]
+App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+
+
+class Guard:
+    """What stands before every route: the body's size, pages of other origins, a request's id, its line in the log.
+
+    Args:
+        app: the application.
+        settings: of the server.
+        origins: other origins whose pages may use the server.
+    """
+
+    def __init__(self, app: App, settings: ServeSettings, origins: Collection[str] = ()) -> None:
+        self._app, self._settings, self._origins = app, settings, origins
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, id = time.perf_counter(), f"req_{uuid.uuid4().hex[:16]}"
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        scope.setdefault("state", {})["lane"] = None
+        most = self._settings.file_bytes if scope["path"] == "/v1/files" else self._settings.body_bytes
+        status, read = 0, 0
+
+        async def counted() -> Message:
+            nonlocal read
+            message: Message = await receive()
+            read += len(message.get("body", b""))
+            if read > most:
+                # Of this kind, so that whoever reads the body passes it on as it is.
+                raise HTTPException(413, str(_too_large(most)))
+            return message
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", id.encode())]
+            await send(message)
+
+        refusal = self._refusal(headers, most) or _without_key(scope, headers)
+        try:
+            if refusal is None:
+                await self._app(scope, counted, answer)
+            else:
+                await refuse(refusal, answer)
+        finally:
+            state = scope["state"]
+            line = {
+                "request": id, "method": scope["method"], "path": scope["path"][:200], "status": status or 499,
+                "seconds": round(time.perf_counter() - began, 4), "bytes": read, "lane": state.get("lane"),
+            }  # fmt: skip
+            _LOG.info(json.dumps(line))
+            self._count(scope, status or 499)
+
+    def _count(self, scope: Message, status: int) -> None:
+        host = _ready(scope)
+        if host is not None:
+            # The route's own path, so that clients cannot make names.
+            path = getattr(scope.get("route"), "path", "other")
+            host.requests.labels(path, str(status)).inc()
+
+    def _refusal(self, headers: dict[str, str], most: int) -> ServeError | None:
+        """Return why a request goes no further."""
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length[:20]) > most:
+            return _too_large(most)
+        origin = headers.get("origin")
+        if origin not in (None, *self._origins) and _split(origin).netloc != headers.get("host"):
+            return ServeError(403, "pages of other origins may not use this server", "foreign_origin")
+        # A name that was made to lead here would let a page of its owner in.
+        if self._settings.loopback and _split(f"//{headers.get('host', '')}").hostname not in LOOPBACK:
+            return ServeError(403, "this server answers to localhost alone", "foreign_host")
+        return None
+
+
+def _split(address: str | None) -> SplitResult:
+    """Return an address in its parts; one that cannot be read has none."""
+    try:
+        return urlsplit(address or "")
+    except ValueError:
+        return urlsplit("")
+
+
+def _without_key(scope: Message, headers: dict[str, str]) -> ServeError | None:
+    """Return the refusal of a request that lacks a key, before its body is read."""
+    host = _ready(scope)
+    if host is None or not scope["path"].startswith("/v1/"):
+        return None
+    try:
+        host.tenant_of(key_of(headers))
+    except ServeError as error:
+        return error
+    return None
+
+
+def _ready(scope: Message) -> Host | None:
+    """Return the server; None while its model is not loaded."""
+    try:
+        host: Host = scope["app"].state.host()
+    except ServeError:
+        return None
+    return host
+
+
+def _too_large(most: int) -> ServeError:
+    return ServeError(413, f"the body is larger than {most} bytes", "body_too_large")
+
+
+async def refuse(error: Exception, send: Any) -> None:
+    """Answer a request with an error, in the form of OpenAI."""
+    if faults.status_of(error) == 500:
+        _LOG.error("a request failed", exc_info=error)
+    body = json.dumps(faults.error_body(error)).encode()
+    # Closed, so that a body that nobody wants is not read to its end.
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": faults.status_of(error), "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,165 @@
+"""Keys of a server: whose requests are whose."""
+
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from emblema.errors import EmblemaError, StoreError
+from emblema.serve.database import Database
+from emblema.store.files import sync_folder, write_whole
+from emblema.store.identity import owner_digest
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS keys (
+    id TEXT PRIMARY KEY, digest BLOB NOT NULL, tenant TEXT NOT NULL, administrator INTEGER NOT NULL,
+    quota INTEGER, created REAL NOT NULL
+)
+"""
+_SALT = "emblema 2026-11 tenant salt 1"
+_PREFIX = "emb"
+_DUMMY = hashlib.sha256(b"").digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whose a request is.
+
+    Attributes:
+        name: of the tenant.
+        salt: the tenant's secret; ids made under different salts never meet.
+        quota: bytes of its files; None for the server's.
+        administrator: whether it may write shared collections.
+    """
+
+    name: str
+    salt: bytes
+    quota: int | None = None
+    administrator: bool = False
+
+
+LOCAL = Tenant("local", b"", administrator=True)
+"""The tenant of a server without keys, which listens on loopback alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """A key as it is listed; the key itself is shown once, when it is made."""
+
+    id: str
+    tenant: str
+    administrator: bool
+    quota: int | None
+    created: float
+
+
+class KeyRing:
+    """The keys in a store's folder. Kept are digests; a tenant's salt follows from its name and the folder's secret.
+
+    Args:
+        folder: of the server.
+
+    Raises:
+        StoreError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._database = Database(folder / "keys.sqlite", _TABLES)
+        self._secret = _secret_of(folder / "serve-secret")
+
+    def add(self, tenant: str, administrator: bool = False, quota: int | None = None) -> str:
+        """Make a key for a tenant and return it.
+
+        Raises:
+            EmblemaError: this is no name, or no quota.
+        """
+        if not tenant or len(tenant) > 64 or not tenant.isprintable():
+            raise EmblemaError(f"{tenant[:80]!r} is no tenant's name: give 1 to 64 printable characters")
+        if quota is not None and quota < 1:
+            raise EmblemaError(f"a quota of {quota} bytes is none: give 1 or more")
+        id, rest = secrets.token_hex(6), secrets.token_urlsafe(32)
+        with self._database.transaction() as connection:
+            row = (id, _digest(rest), tenant, administrator, quota, time.time())
+            connection.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", row)
+        return f"{_PREFIX}-{id}-{rest}"
+
+    def list(self) -> tuple[KeyEntry, ...]:
+        """Return all keys, the oldest first."""
+        with self._database.transaction() as connection:
+            rows = connection.execute("SELECT id, tenant, administrator, quota, created FROM keys ORDER BY created")
+            return tuple(
+                KeyEntry(row["id"], row["tenant"], bool(row["administrator"]), row["quota"], row["created"])
+                for row in rows
+            )
+
+    def revoke(self, id: str) -> bool:
+        """Take a key back, by its id; return whether there was one."""
+        with self._database.transaction() as connection:
+            return connection.execute("DELETE FROM keys WHERE id = ?", (id,)).rowcount > 0
+
+    def __len__(self) -> int:
+        with self._database.transaction() as connection:
+            return int(connection.execute("SELECT COUNT(*) FROM keys").fetchone()[0])
+
+    def tenant(self, key: str) -> Tenant | None:
+        """Return whose a key is; None for a key that is not known. Digests are compared in constant time."""
+        prefix, _, rest = key.partition("-")
+        id, _, rest = rest.partition("-")
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                "SELECT digest, tenant, administrator, quota FROM keys WHERE id = ?", (id,)
+            ).fetchone()
+        same = hmac.compare_digest(_digest(rest), _DUMMY if row is None else row["digest"])
+        if row is None or not same or prefix != _PREFIX:
+            return None
+        return Tenant(row["tenant"], self.salt(row["tenant"]), row["quota"], bool(row["administrator"]))
+
+    def salt(self, tenant: str) -> bytes:
+        """Return a tenant's salt."""
+        return blake3(tenant.encode(), key=blake3(self._secret, derive_key_context=_SALT).digest()).digest()
+
+    def tenants_named(self, name: str, owner: str) -> Iterator[Tenant]:
+        """Yield the tenant of a name, if the owner is its; none where the folder's secret is another than it was."""
+        tenants = (LOCAL, Tenant(name, self.salt(name)))
+        return (tenant for tenant in tenants if owner_digest(tenant.salt) == owner)
+
+
+def _digest(text: str) -> bytes:
+    # Keys hold 256 random bits: a plain digest cannot be searched.
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _secret_of(path: Path) -> bytes:
+    """Return the folder's secret; made once, for its owner alone to read.
+
+    Raises:
+        StoreError: it cannot be made or read, or is not whole.
+    """
+    try:
+        if not path.exists():
+            _make_secret(path)
+        secret = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"the server's secret cannot be kept: {error}") from error
+    if len(secret) != 32:
+        raise StoreError(f"{path} is no secret of a server: restore it, or delete the folder's keys with it")
+    return secret
+
+
+def _make_secret(path: Path) -> None:
+    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        write_whole(made, [secrets.token_bytes(32)])
+        # Whoever is first gives it its name; everybody reads the same.
+        with suppress(FileExistsError):
+            os.link(made, path)
+    finally:
+        made.unlink(missing_ok=True)
+    sync_folder(path.parent)

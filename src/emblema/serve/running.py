@@ -1,0 +1,49 @@
+"""Running a server: its socket and its end."""
+
+import socket
+
+import uvicorn
+
+from emblema.errors import EmblemaError
+from emblema.serve.app import make_app
+from emblema.serve.logs import log_lines
+from emblema.serve.settings import ServeSettings
+
+_BACKLOG = 1_024
+
+
+def run(settings: ServeSettings) -> None:
+    """Serve until the process is told to end.
+
+    Raises:
+        EmblemaError: the address is not free, or the model cannot be loaded.
+    """
+    log_lines("emblema", "uvicorn.error")
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        raise EmblemaError(f"{settings.host}:{settings.port} cannot be listened at: {error.strerror}") from error
+    host, port = listening.getsockname()[:2]
+    print(f"Emblema serves {settings.name} on http://{host}:{port}", flush=True)
+    failures: list[None] = []
+
+    def fail() -> None:
+        failures.append(None)
+        server.should_exit = True
+
+    config = uvicorn.Config(
+        make_app(settings, fail),
+        log_config=None,
+        access_log=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=max(1, round(settings.grace)),
+        h11_max_incomplete_event_size=64 * 2**10,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listening])
+    if failures:
+        raise EmblemaError("the server could not start: its log says why")

@@ -1,0 +1,174 @@
+"""What the routes of a server share: one model, its tenants, their files and caches, and what is counted."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from emblema.engine.async_engine import AsyncEngine
+from emblema.engine.engine import Engine
+from emblema.engine.request_queue import SchedulerLimits
+from emblema.errors import EmblemaError, MediaError
+from emblema.serve.caches import CacheStore
+from emblema.serve.content import ContentReader
+from emblema.serve.files import FAILED, FileStore
+from emblema.serve.host import authenticate, check_open
+from emblema.serve.keys import LOCAL, KeyRing, Tenant
+from emblema.serve.metrics import Metrics
+from emblema.serve.settings import ServeSettings
+from emblema.store.remote.redis import RedisTier
+from emblema.store.store import Store, TenantStore
+
+_LOG = logging.getLogger("emblema.serve")
+_TENANTS = 1_000
+"""Tenants whose engines are kept ready."""
+_SWEEP_SECONDS = 60.0
+"""Seconds between two looks for what has expired."""
+
+
+class Service:
+    """One model with its tenants.
+
+    Args:
+        settings: of the server.
+        engine: on the store's folder, for the tenant without a key.
+        keys: of the server.
+    """
+
+    def __init__(self, settings: ServeSettings, engine: AsyncEngine, keys: KeyRing) -> None:
+        self.settings, self.engine, self.keys = settings, engine, keys
+        self.shared = engine.on(engine.store.parent.shared)
+        self.files = FileStore(settings.folder, settings.quota_bytes, forget=self._forget)
+        self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
+        self.metrics = Metrics(engine.engine, engine.scheduler)
+        self.requests = self.metrics.requests
+        self.content = ContentReader(
+            self.files, self.caches, self.engine_of, engine.engine.session.limits, engine.engine.adapter.fingerprint
+        )
+        self._engines: OrderedDict[str, AsyncEngine] = OrderedDict()
+        self._background: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(cls, settings: ServeSettings) -> "Service":
+        """Load the model and return the service.
+
+        Raises:
+            EmblemaError: the model, the store or a setting is not right, or others would be let in without a key.
+        """
+        keys = KeyRing(settings.folder)
+        check_open(keys, settings)
+        scheduler = SchedulerLimits(waiting=settings.waiting, batch_rows=settings.batch_rows)
+        options: dict[str, Any] = {"device": settings.device, "dtype": settings.dtype, "limits": settings.media_limits}
+        store = settings.store if settings.redis is None else Store(settings.store, remote=RedisTier(settings.redis))
+        engine = await AsyncEngine.load(settings.model, scheduler=scheduler, store=store, **options)
+        service = cls(settings, engine, keys)
+        service.resume()
+        return service
+
+    def resume(self) -> None:
+        """Have files prefilled that were uploaded before the server ended, and look for what expires from now on."""
+        for owner, name, id in self.files.unprocessed():
+            for tenant in self.keys.tenants_named(name, owner):
+                self.read_later(tenant, id)
+        self._begin(self._sweep())
+
+    def _stores_of(self, owner: str, name: str) -> Iterator[TenantStore]:
+        return (self.engine.store.parent.tenant(tenant.salt) for tenant in self.keys.tenants_named(name, owner))
+
+    def _forget(self, owner: str, name: str, chunks: Sequence[str]) -> None:
+        """Delete the chunks of a file that has expired; those that a cache holds stay."""
+        held = self.caches.held(owner)
+        for store in self._stores_of(owner, name):
+            for chunk in chunks:
+                if chunk not in held:
+                    store.delete(chunk)
+
+    def _set_pins(self, owner: str, name: str, pieces: Iterable[str], pinned: bool) -> None:
+        for store in self._stores_of(owner, name):
+            for piece in pieces:
+                store.pin(piece) if pinned else store.unpin(piece)
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self.caches.expire)
+                await asyncio.to_thread(self.files.expire)
+            except EmblemaError as error:
+                _LOG.warning("what has expired could not be deleted, it is tried again: %s", error)
+            await asyncio.sleep(_SWEEP_SECONDS)
+
+    def tenant_of(self, authorization: str | None) -> Tenant:
+        """Return whose a request is, by its header.
+
+        Raises:
+            ServeError: a key is needed and there is none, or it is not known.
+        """
+        return authenticate(self.keys, authorization, self.settings.loopback)
+
+    def engine_of(self, tenant: Tenant) -> AsyncEngine:
+        """Return a tenant's engine."""
+        if tenant is LOCAL:
+            return self.engine
+        found = self._engines.get(tenant.name)
+        if found is None:
+            found = self.engine.on(self.engine.store.parent.tenant(tenant.salt))
+            self._engines[tenant.name] = found
+            if len(self._engines) > _TENANTS:
+                self._engines.popitem(last=False)
+        self._engines.move_to_end(tenant.name)
+        return found
+
+    def read_later(self, tenant: Tenant, id: str) -> None:
+        """Have an upload encoded and prefilled, after what waits already."""
+        self._begin(self._prefill(tenant, id))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _prefill(self, tenant: Tenant, id: str) -> None:
+        try:
+            await self.content.prefill_file(tenant, id)
+        except MediaError as error:
+            self.files.note(tenant, id, FAILED, str(error), None, ())
+        except EmblemaError as error:
+            _LOG.warning("%s could not be prefilled, it is read when it is asked for: %s", id, error)
+
+    async def delete_file(self, tenant: Tenant, id: str) -> None:
+        """Delete a file and what was made of it.
+
+        Raises:
+            ServeError: there is no such file.
+        """
+        chunks = (await asyncio.to_thread(self.files.entry, tenant, id)).chunks
+
+        def forget(engine: Engine) -> None:
+            for chunk in chunks:
+                engine.store.delete(chunk)
+
+        await self.engine_of(tenant).run(forget)
+        await asyncio.to_thread(self.files.delete, tenant, id)
+
+    async def close(self) -> None:
+        """Let the replies under way end within the grace, and close the engine and its store."""
+        for task in self._background:
+            task.cancel()
+        await self.engine.close(self.settings.grace)
+        await asyncio.to_thread(self.engine.store.parent.close)
+
+
+def service_of(request: Request) -> Service:
+    """Return the service of an application.
+
+    Raises:
+        ServeError: its model is not loaded yet, or could not be.
+    """
+    service: Service = request.app.state.host()
+    return service
+
+
+Served = Annotated[Service, Depends(service_of)]

@@ -1,0 +1,32 @@
+"""Buffers on the host that grow with a stream, each large one in a mapping of its own.
+
+A large buffer in the allocator's heap leaves a gap when it is replaced by a larger one, and what comes to lie in the
+gap keeps it from being given back: the process then grows by more than its buffers do. A mapping goes back whole, and
+its pages take memory once they are written.
+"""
+
+import math
+import mmap
+
+import torch
+from torch import Tensor
+
+LEAST_MAPPED = 128 * 2**10
+"""Bytes of a buffer that has a mapping of its own, at least: the allocator's own bound before it moves."""
+
+
+def host_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros on the host."""
+    count = math.prod(shape)
+    if count * dtype.itemsize < LEAST_MAPPED:
+        return torch.zeros(shape, dtype=dtype)
+    mapping = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(mapping, dtype=dtype).view(shape)
+
+
+def grown(held: Tensor, more: int) -> Tensor:
+    """Return a buffer with `more` rows of zeros after those of `held`, on its device."""
+    shape = (len(held) + more, *held.shape[1:])
+    larger = host_buffer(shape, held.dtype) if held.device.type == "cpu" else held.new_zeros(shape)
+    larger[: len(held)] = held
+    return larger

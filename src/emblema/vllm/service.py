@@ -1,0 +1,69 @@
+"""The service's files and keys inside vLLM's own server: `vllm.endpoint_plugins` names `ServicePlugin`."""
+
+from argparse import Namespace
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import FastAPI
+
+from emblema.errors import EmblemaError
+from emblema.serve.faults import answer_error
+from emblema.serve.file_routes import file_routes
+from emblema.serve.guard import Guard
+from emblema.serve.logs import log_lines
+from emblema.serve.settings import ServeSettings
+from emblema.vllm.host import VllmHost
+from emblema.vllm.plugin import PluginSettings
+from emblema.vllm.resolving import Resolving
+
+
+def settings_of(args: Namespace) -> ServeSettings:
+    """Return the service's settings by vLLM's options, and by `EMBLEMA_…` variables for what vLLM does not know.
+
+    Raises:
+        EmblemaError: the server has no store of the plugin, or a setting is not right.
+    """
+    config: Any = args.kv_transfer_config
+    if config is None or config.kv_connector != "EmblemaConnector":
+        raise EmblemaError("the service needs the plugin's store: start the server with `emblema vllm-serve`")
+    store = PluginSettings.read(config.kv_connector_extra_config).store
+    name = (args.served_model_name or [args.model])[0]
+    # Where vLLM is told no host, it listens at every address.
+    return ServeSettings.read(store=store, host=args.host or "0.0.0.0", model=args.model, served_name=name)
+
+
+def mount(app: FastAPI, host: VllmHost, origins: Iterable[str] = ()) -> None:
+    """Add the service to vLLM's application, which has not started yet.
+
+    Args:
+        app: the application.
+        host: of the service.
+        origins: whose pages may use the server, beside its own.
+    """
+    app.state.host = lambda: host
+    app.include_router(file_routes())
+    app.add_exception_handler(EmblemaError, answer_error)
+    app.add_middleware(Resolving, host=host)
+    app.add_middleware(Guard, settings=host.settings, origins=frozenset(origins) - {"*"})
+
+
+class ServicePlugin:
+    """An endpoint plugin of vLLM; vLLM takes it where `VLLM_PLUGINS` names it."""
+
+    name = "emblema_service"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add routes and middleware to vLLM's application.
+
+        Raises:
+            EmblemaError: the server's options do not fit together, or others would be let in without a key.
+        """
+        from vllm import envs
+
+        args = app.state.args
+        log_lines("emblema.serve")
+        mount(app, VllmHost(settings_of(args), bool(args.api_key or envs.VLLM_API_KEY)), args.allowed_origins)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """Do nothing: the service asks nothing of the engine but through vLLM's own routes."""

@@ -1,0 +1,67 @@
+"""What the store has, remembered until it changes: prompts of one conversation ask for the same pieces again."""
+
+import time
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from emblema.store import Store
+from emblema.store.keys import ArtifactKey
+from emblema.store.store import TenantStore
+
+REMEMBERED_SECONDS = 10.0
+"""How long answers are kept at most: that a piece expires changes nothing in the store."""
+MOST_ANSWERS = 2**16
+
+
+class StoreMemory:
+    """Answers of one store, also those that something is not there; for one thread.
+
+    Args:
+        store: is asked what is not remembered.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._version: object = None
+        self._until = 0.0
+        self._chunks: dict[tuple[str, str], bool | None] = {}
+        self._artifacts: dict[tuple[str, ArtifactKey], bool] = {}
+        self._encodings: dict[tuple[str, str], Tensor | None] = {}
+
+    def refresh(self) -> None:
+        """Forget all that was remembered if the store has changed since; before each prompt."""
+        now, version = time.monotonic(), self._store.version
+        many = len(self._chunks) + len(self._artifacts) + len(self._encodings) > MOST_ANSWERS
+        if version is None or version != self._version or now > self._until or many:
+            self._version, self._until = version, now + REMEMBERED_SECONDS
+            self._chunks, self._artifacts, self._encodings = {}, {}, {}
+
+    def held(self, tenant: TenantStore, chunks: Iterable[str]) -> dict[str, bool]:
+        """As `TenantStore.held`."""
+        asked = list(dict.fromkeys(chunks))
+        unknown = [id for id in asked if (tenant.owner, id) not in self._chunks]
+        if unknown:
+            found = tenant.held(unknown)
+            self._chunks |= {(tenant.owner, id): found.get(id) for id in unknown}
+        answers = {id: self._chunks[tenant.owner, id] for id in asked}
+        return {id: made for id, made in answers.items() if made is not None}
+
+    def held_artifacts(self, tenant: TenantStore, keys: Iterable[ArtifactKey]) -> frozenset[ArtifactKey]:
+        """As `TenantStore.held_artifacts`."""
+        asked = list(keys)
+        unknown = [key for key in asked if (tenant.owner, key) not in self._artifacts]
+        if unknown:
+            found = tenant.held_artifacts(unknown)
+            self._artifacts |= {(tenant.owner, key): key in found for key in unknown}
+        return frozenset(key for key in asked if self._artifacts[tenant.owner, key])
+
+    def encoding(self, tenant: TenantStore, chunk: str) -> Tensor | None:
+        """Return what the encoder made of a stored chunk [media tokens, width]; None where that is not stored."""
+        name = (tenant.owner, chunk)
+        if name not in self._encodings:
+            found = tenant.find(chunk)
+            encoded = None if found is None else found.encoded
+            kept = encoded is not None and encoded.embeds.shape[1] > 0
+            self._encodings[name] = encoded.embeds[encoded.visual] if encoded is not None and kept else None
+        return self._encodings[name]

@@ -1,0 +1,320 @@
+"""Many requests at once on one model: the tokens of each alone, turns, limits, deadlines, and an end in time."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from queue import Queue
+
+import pytest
+
+from benchmarks.tasks import Episode, generate
+from emblema import AsyncEngine, Engine, Store
+from emblema.engine.generation import GenerateRequest, Generation
+from emblema.engine.request_queue import SchedulerLimits
+from emblema.engine.scheduler import Scheduler
+from emblema.errors import BusyError, DeadlineError, EmblemaError, ModelError, StrategyError
+from emblema.kv.chunk import Chunk, Encoded
+from emblema.models.families.base import Prepared
+from emblema.session.decoding import Sampling
+from emblema.session.replies import Piece, Reply
+
+QUESTION = "on which land does the moon stand ?"
+LONG = Sampling(max_new_tokens=400, temperature=50.0, seed=1)
+
+
+class Client:
+    """What one request is given."""
+
+    def __init__(self, parts: list[object], sampling: Sampling | None = None, seconds: float | None = None) -> None:
+        self.pieces: Queue[Piece | Exception] = Queue()
+        deadline = None if seconds is None else time.perf_counter() + seconds
+        request = GenerateRequest(parts, "blind", sampling or Sampling(max_new_tokens=12))
+        self.generation = Generation(request, self.pieces.put, deadline, rows=100)
+
+    def next(self) -> Piece:
+        piece = self.pieces.get(timeout=60)
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+    def reply(self) -> Reply:
+        while (piece := self.next()).reply is None:
+            pass
+        return piece.reply
+
+
+@pytest.fixture
+def engine(reference: Engine) -> Engine:
+    return reference.on(Store())
+
+
+@pytest.fixture
+def scheduler(engine: Engine) -> Iterator[Scheduler]:
+    made = Scheduler(engine, SchedulerLimits(waiting=4, block_rows=32))
+    yield made
+    made.close(0)
+
+
+@pytest.fixture
+def chunks(engine: Engine, episode: Episode) -> list[Chunk]:
+    return [chunk for page in episode.pages if isinstance(chunk := engine.add(page.image()), Chunk)]
+
+
+def test_many_at_once_get_what_each_gets_alone(engine: Engine, chunks: list[Chunk]) -> None:
+    prompts = [[*chunks[index % len(chunks) :], QUESTION, " ?" * (index % 5)] for index in range(24)]
+    alone = [engine.generate(prompt, "blind", max_new_tokens=3 + index % 20) for index, prompt in enumerate(prompts)]
+    scheduler = Scheduler(engine, SchedulerLimits(block_rows=32))
+    clients = [Client(prompt, Sampling(max_new_tokens=3 + index % 20)) for index, prompt in enumerate(prompts)]
+    for client in clients:
+        scheduler.submit(engine, client.generation)
+    replies = [client.reply() for client in clients]
+    assert [reply.token_ids for reply in replies] == [reply.token_ids for reply in alone]
+    assert [reply.text for reply in replies] == [reply.text for reply in alone]
+    assert [reply.finish_reason for reply in replies] == [reply.finish_reason for reply in alone]
+    scheduler.close()
+    assert engine.adapter.pause is None and engine.adapter.block_rows == type(engine.adapter).block_rows
+
+
+def test_replies_go_on_while_a_long_prompt_is_prefilled(
+    engine: Engine, chunks: list[Chunk], scheduler: Scheduler
+) -> None:
+    """Between two blocks of the long prefill every reply under way gets a token, and no more than one."""
+    first = Client([*chunks, QUESTION], LONG)
+    scheduler.submit(engine, first.generation)
+    first.next()
+    made: list[int] = []
+    stock = engine.adapter._whole  # noqa: SLF001
+
+    def whole(batch: object, table: object) -> object:
+        made.append(first.pieces.qsize())
+        return stock(batch, table)  # type: ignore[arg-type]
+
+    engine.adapter._whole = whole  # type: ignore[method-assign, assignment]
+    try:
+        other = Client([QUESTION * 30, *chunks, QUESTION * 30])
+        scheduler.submit(engine, other.generation)
+        other.reply()
+    finally:
+        del engine.adapter._whole
+    assert len(made) > 8 and [b - a for a, b in zip(made, made[1:], strict=False)] == [1] * (len(made) - 1)
+    first.generation.cancel()
+
+
+class RowsBetweenTokens:
+    """Counts the rows that a model runs, in the encoder or as a share of the decoder, between tokens of one stream."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.counts, self._adapter = [0.0], engine.adapter
+        layers = engine.adapter.layers
+        self._handles = [
+            layer.register_forward_pre_hook(lambda layer, given: self._ran(given[0].shape[1] / len(layers)))
+            for layer in layers
+        ]
+        self._encode = engine.adapter.encode
+        engine.adapter.encode = self._encoding  # type: ignore[method-assign]
+
+    def _ran(self, rows: float) -> None:
+        self.counts[-1] += rows
+
+    def _encoding(self, prepared: Prepared) -> Encoded:
+        self._ran(len(prepared.token_ids))
+        return self._encode(prepared)
+
+    def token(self, piece: Piece | Exception) -> None:
+        self.counts.append(0.0)
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        del self._adapter.encode
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "blind",
+        "mpic-32",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("full", "patch-25%", "cacheblend-15", "auto")),
+    ],
+)
+def test_no_stream_waits_longer_than_a_block_and_a_step(engine: Engine, strategy: str) -> None:
+    """A prompt of 2,000 rows with 33 new pictures comes while a stream is read: encoded, prefilled, linked."""
+    scheduler = Scheduler(engine)
+    stream, begun = Client([QUESTION], LONG), threading.Event()
+    counted = RowsBetweenTokens(engine)
+
+    def deliver(piece: Piece | Exception) -> None:
+        counted.token(piece)
+        begun.set()
+
+    stream.generation = Generation(stream.generation.request, deliver)
+    pictures = [page.image() for episode in generate("maps", 12, 12) for page in episode.pages][:33]
+    other = Client([*pictures, QUESTION * 3])
+    other.generation.request = replace(other.generation.request, strategy=strategy)
+    try:
+        scheduler.submit(engine, stream.generation)
+        assert begun.wait(60)
+        scheduler.submit(engine, other.generation)
+        reply = other.reply()
+        assert reply.usage.prompt_tokens > 2_000
+    finally:
+        stream.generation.cancel()
+        scheduler.close()
+        counted.close()
+    block = scheduler.limits.block_rows
+    # A layer is not interrupted; a step of two sequences is two rows at the most.
+    most = max(block, reply.usage.prompt_tokens / len(engine.adapter.layers)) + 2
+    assert max(counted.counts) <= most, sorted(counted.counts)[-5:]
+    assert sum(counted.counts) > 2_000 and len(counted.counts) > sum(counted.counts) / most
+
+
+def test_tenants_take_turns(engine: Engine, scheduler: Scheduler) -> None:
+    others = [engine.on(engine.store.parent.tenant(salt)) for salt in (b"first", b"second")]
+    order: list[str] = []
+    begun = threading.Event()
+    scheduler.call(engine, begun.wait)
+    futures = [scheduler.call(others[0], lambda: order.append("first")) for _ in range(5)]
+    futures.append(scheduler.call(others[1], lambda: order.append("second")))
+    begun.set()
+    for future in futures:
+        future.result(60)
+    assert order.index("second") <= 1
+
+
+def test_too_many_are_refused_with_a_time(engine: Engine, scheduler: Scheduler) -> None:
+    begun = threading.Event()
+    scheduler.call(engine, begun.wait)
+    clients = [Client([QUESTION]) for _ in range(4)]
+    for client in clients:
+        scheduler.submit(engine, client.generation)
+    with pytest.raises(BusyError) as refused:
+        scheduler.submit(engine, Client([QUESTION]).generation)
+    assert refused.value.retry_after >= 1
+    begun.set()
+    assert all(client.reply().text for client in clients)
+
+
+def test_rows_that_wait_are_bounded(engine: Engine) -> None:
+    scheduler = Scheduler(engine, SchedulerLimits(waiting_rows=150))
+    begun = threading.Event()
+    scheduler.call(engine, begun.wait)
+    client = Client([QUESTION])
+    scheduler.submit(engine, client.generation)
+    with pytest.raises(BusyError):
+        scheduler.submit(engine, Client([QUESTION]).generation)
+    begun.set()
+    assert client.reply().text
+    scheduler.close()
+
+
+def test_a_batch_without_room_makes_the_next_wait(engine: Engine, chunks: list[Chunk]) -> None:
+    scheduler = Scheduler(engine, SchedulerLimits(batch_rows=1))
+    first, second = Client([*chunks, QUESTION], Sampling(max_new_tokens=30)), Client([QUESTION])
+    for client in (first, second):
+        scheduler.submit(engine, client.generation)
+    assert first.reply().text and second.reply().text
+    scheduler.close()
+
+
+def test_a_deadline_ends_a_reply(engine: Engine, chunks: list[Chunk], scheduler: Scheduler) -> None:
+    late = Client([*chunks, QUESTION], Sampling(max_new_tokens=2_000, temperature=50.0, seed=1), seconds=0.5)
+    overdue = Client([*chunks, QUESTION], seconds=-1)
+    for client in (late, overdue):
+        scheduler.submit(engine, client.generation)
+    for client in (late, overdue):
+        with pytest.raises(DeadlineError):
+            client.reply()
+    assert scheduler.running == 0
+
+
+def test_a_cancelled_prefill_ends_at_its_next_block(engine: Engine, chunks: list[Chunk], scheduler: Scheduler) -> None:
+    running = Client([*chunks, QUESTION], LONG)
+    scheduler.submit(engine, running.generation)
+    running.next()
+    client = Client([QUESTION * 40, *chunks, QUESTION * 40])
+    stock, calls = engine.adapter._whole, []  # noqa: SLF001
+
+    def whole(batch: object, table: object) -> object:
+        calls.append(1)
+        client.generation.cancel()
+        return stock(batch, table)  # type: ignore[arg-type]
+
+    engine.adapter._whole = whole  # type: ignore[method-assign, assignment]
+    try:
+        scheduler.submit(engine, client.generation)
+        while not calls:
+            time.sleep(0.01)
+        scheduler.call(engine, lambda: None).result(60)
+    finally:
+        del engine.adapter._whole
+    assert len(calls) == 1 and client.pieces.empty()
+    running.generation.cancel()
+
+
+def test_one_wrong_request_ends_alone(engine: Engine, chunks: list[Chunk], scheduler: Scheduler) -> None:
+    running = Client([*chunks, QUESTION], Sampling(max_new_tokens=30))
+    wrong = Client([*chunks, QUESTION])
+    wrong.generation.request = GenerateRequest([QUESTION], "best")
+    for client in (running, wrong):
+        scheduler.submit(engine, client.generation)
+    with pytest.raises(StrategyError):
+        wrong.reply()
+    assert running.reply().text
+
+
+def test_a_reply_that_is_not_finite_ends_alone(
+    engine: Engine, chunks: list[Chunk], scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[*chunks, QUESTION], [chunks[-1], QUESTION]]
+    alone = [engine.generate(prompt, "blind", max_new_tokens=12) for prompt in prompts]
+    plain, adapter = engine.adapter.decode, engine.adapter
+
+    def poisoned(*given: object) -> object:
+        logits = plain(*given).clone()
+        if len(logits) > 1:
+            logits[0, 3] = math.inf
+        return logits
+
+    monkeypatch.setattr(adapter, "decode", poisoned)
+    clients = [Client([*chunks, QUESTION], LONG), *(Client(prompt) for prompt in prompts)]
+    for client in clients:
+        scheduler.submit(engine, client.generation)
+    outcomes: list[Reply | None] = []
+    for client in clients:
+        try:
+            outcomes.append(client.reply())
+        except ModelError:
+            outcomes.append(None)
+    ended = [outcome is None for outcome in outcomes]
+    assert any(ended) and not all(ended)
+    for own, reply in zip(outcomes[1:], alone, strict=True):
+        assert own is None or own.token_ids == reply.token_ids
+
+
+def test_closing_gives_up_after_its_grace(engine: Engine, chunks: list[Chunk]) -> None:
+    scheduler = Scheduler(engine)
+    client = Client([*chunks, QUESTION], Sampling(max_new_tokens=3_000, temperature=50.0, seed=1))
+    scheduler.submit(engine, client.generation)
+    client.next()
+    scheduler.close(0.2)
+    with pytest.raises(EmblemaError, match="not finished in time"):
+        client.reply()
+    with pytest.raises(EmblemaError, match="closed"):
+        scheduler.call(engine, lambda: None)
+
+
+def test_tenants_share_a_model_asynchronously(engine: Engine, episode: Episode) -> None:
+    async def use() -> None:
+        async with AsyncEngine(engine) as own:
+            other = own.on(engine.store.parent.tenant(b"other"))
+            parts = [page.image() for page in episode.pages]
+            replies = await asyncio.gather(*(each.generate([*parts, QUESTION], "full") for each in (own, other)))
+            assert replies[0].text == replies[1].text
+            assert len(own.store) == len(other.store) and own.store.owner != other.store.owner
+            await other.close()
+            assert (await own.generate([*parts, QUESTION], "full")).text == replies[0].text
+
+    asyncio.run(use())

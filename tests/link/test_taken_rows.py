@@ -1,0 +1,178 @@
+"""Taken rows against a construction of their own: complex numbers in float64, row by row, from the definitions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.layout import LayerLayout, LayerRows, RotaryBand
+from emblema.kv.patch import Factors, LayerPatch, Patch
+from emblema.kv.rotation import RotaryTable
+from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
+from emblema.link.prompt import ChunkPart, Prompt, TextPart
+from emblema.link.taken_rows import LinkJob, Resources, TakenRows
+from emblema.store.keys import ArtifactKey
+from tests.kv.tables import BANDS, table, table_turns, turned_pairs
+
+LATENT = RotaryBand("values", "pairs", 0, 16, "", (0,) * 8, tuple(range(8)))
+LAYOUTS = (
+    LayerLayout((2, 16), (2, 16), BANDS["half"]),
+    LayerLayout((2, 16), (3, 4), BANDS["pairs"]),
+    LayerLayout((2, 16), (2, 16), BANDS["partial"]),
+    LayerLayout((1, 12), (1, 16), LATENT),
+    LayerLayout((2, 16), (2, 16), None),
+)
+RANK = 3
+
+
+@dataclass
+class Model:
+    """The geometry of a decoder without one."""
+
+    layouts: tuple[LayerLayout, ...] = LAYOUTS
+    tables: Mapping[str, RotaryTable] = field(default_factory=lambda: {"": table})
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+
+
+class Sink:
+    """A table of zeros."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = torch.arange(rows)
+        self.written: list[int] = []
+        self.layers = [
+            LayerRows(torch.zeros(at.keys[0], rows, at.keys[1]), torch.zeros(at.values[0], rows, at.values[1]))
+            for at in LAYOUTS
+        ]
+
+    def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
+        self.written.append(rows.keys.shape[1])
+        self.layers[layer].keys[:, slots] = rows.keys
+        self.layers[layer].values[:, slots] = rows.values
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def chunk(number: int, tokens: int, base: int = 0) -> Chunk:
+    encoded = Encoded(
+        torch.full((tokens,), 9),
+        torch.zeros(tokens, 4),
+        torch.arange(tokens)[None],
+        tokens,
+        torch.ones(tokens, dtype=torch.bool),
+        (),
+        torch.full((tokens,), -1),
+    )
+    rows = tuple(
+        LayerRows(
+            random(at.keys[0], tokens, at.keys[1], seed=10 * number + layer),
+            random(at.values[0], tokens, at.values[1], seed=100 * number + layer),
+        )
+        for layer, at in enumerate(LAYOUTS)
+    )
+    return Chunk(f"{number:064x}", "image", "m", encoded, rows, base=base)
+
+
+def patch(tokens: int) -> Patch:
+    def factors(shape: tuple[int, int], seed: int) -> Factors:
+        return Factors(random(tokens, RANK, seed=seed), random(RANK, shape[0] * shape[1], seed=seed + 1))
+
+    seeds = range(50, 50 + 4 * len(LAYOUTS), 4)
+    made = zip(seeds, LAYOUTS, strict=True)
+    return Patch(tuple(LayerPatch(factors(at.keys, seed), factors(at.values, seed + 2)) for seed, at in made))
+
+
+def expected(
+    piece: Chunk, span: slice, layer: int, positions: Tensor, added: Patch | None, rank: int, relocated: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Keys and values of some rows of a chunk at their positions in the prompt."""
+    at = LAYOUTS[layer]
+    made = []
+    for slot, shape in (("keys", at.keys), ("values", at.values)):
+        rows = getattr(piece.rows[layer], slot)[:, span].double()
+        shift = np.zeros(rows.shape)
+        if added is not None:
+            factors = getattr(added.layers[layer], slot)
+            matrix = factors.left[span, :rank].double().numpy() @ factors.right[:rank].double().numpy()
+            for head in range(shape[0]):
+                shift[head] = matrix[:, head * shape[1] : (head + 1) * shape[1]]
+        if at.rotary is not None and at.rotary.slot == slot:
+            written = torch.arange(span.start, span.stop)[None] + piece.base
+            there = table_turns(at.rotary, positions if relocated else written)
+            back = table_turns(at.rotary, written).conj()
+            own = turned_pairs(rows, at.rotary, there * back)
+            made.append(own + turned_pairs(torch.from_numpy(shift), at.rotary, there))
+        else:
+            made.append(rows.numpy() + shift)
+    return made[0], made[1]
+
+
+FIRST, SECOND = chunk(1, 4), chunk(2, 6, base=7)
+PROMPT = Prompt.of([TextPart((1, 2, 3)), ChunkPart(FIRST), TextPart((4, 5)), ChunkPart(SECOND), TextPart((6,))], 1)
+KEY = ArtifactKey("m", SECOND.id, (FIRST.id,))
+
+
+@pytest.mark.parametrize("patched", [False, True])
+@pytest.mark.parametrize("relocated", [False, True])
+@pytest.mark.parametrize("cut", [0, 2])
+def test_rows_are_those_of_their_definition(patched: bool, relocated: bool, cut: int) -> None:
+    """Every layer of every layout, of a chunk whose rows are canonical and of one written elsewhere, in part."""
+    layers = (0, len(LAYOUTS))
+    use, added = (PatchUse(KEY, RANK - 1), patch(6)) if patched else (None, None)
+    ranges = (
+        RowRange(0, 3, RowSource.COMPUTED, layers),
+        RowRange(3, 7, RowSource.TAKEN, layers, ChunkOrigin(FIRST.id, 0, relocated)),
+        RowRange(7, 9 + cut, RowSource.COMPUTED, layers),
+        RowRange(9 + cut, 15, RowSource.TAKEN, layers, ChunkOrigin(SECOND.id, cut, relocated), use),
+        RowRange(15, 16, RowSource.COMPUTED, layers),
+    )
+    plan = LinkPlan("test", PROMPT.tokens, len(LAYOUTS), ranges)
+    plan.validate()
+    artifacts = {} if added is None else {KEY: added}
+    sink = Sink(PROMPT.tokens)
+    taken = TakenRows(Model(), sink, torch.arange(PROMPT.tokens), LinkJob(plan, PROMPT, Resources(artifacts)))
+    for layer in range(len(LAYOUTS)):
+        taken.write(layer)
+        for piece, start, stop, offset, wanted in ((FIRST, 3, 7, 0, None), (SECOND, 9 + cut, 15, cut, added)):
+            span, positions = slice(offset, piece.tokens), PROMPT.positions[:, start:stop]
+            assert positions.tolist() == [list(range(start, stop))]
+            keys, values = expected(piece, span, layer, positions, wanted, RANK - 1, relocated)
+            found = sink.layers[layer]
+            assert np.abs(found.keys[:, start:stop].numpy() - keys).max() < 1e-5
+            assert np.abs(found.values[:, start:stop].numpy() - values).max() < 1e-5
+        for computed in (slice(0, 3), slice(7, 9 + cut), slice(15, 16)):
+            assert not sink.layers[layer].keys[:, computed].any() and not sink.layers[layer].values[:, computed].any()
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [3, 4, 2, 6]), (6, [3, 6, 6]), (7, [7, 2, 6]), (8, [7, 8]), (9, [9, 6]), (15, [15])]
+)
+def test_no_more_rows_are_worked_on_at_once_than_fit_a_cache(
+    most: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges are never cut, and what is written is the same however many are written at once."""
+    layers = (0, len(LAYOUTS))
+    pieces = [chunk(number, tokens) for number, tokens in enumerate((3, 4, 2, 6))]
+    prompt = Prompt.of([TextPart((1, 2)), *map(ChunkPart, pieces), TextPart((3,))], 1)
+    taken = [RowRange(*at.rows, RowSource.TAKEN, layers, ChunkOrigin(own.id)) for at, own in prompt.chunk_segments]
+    text = [RowRange(*rows, RowSource.COMPUTED, layers) for rows in prompt.text_rows]
+    job = LinkJob(LinkPlan("test", prompt.tokens, len(LAYOUTS), (*taken, *text)), prompt)
+    sinks = []
+    for rows in (most, 1000):
+        monkeypatch.setattr("emblema.link.taken_rows.BLOCK_ROWS", rows)
+        sinks.append(Sink(prompt.tokens))
+        own = TakenRows(Model(), sinks[-1], torch.arange(prompt.tokens), job)
+        for layer in range(len(LAYOUTS)):
+            own.write(layer)
+        assert own.bytes_read == sum(piece.rows[layer].bytes for piece in pieces for layer in range(len(LAYOUTS)))
+    assert sinks[0].written == sizes * len(LAYOUTS) and sinks[1].written == [15] * len(LAYOUTS)
+    for found, whole in zip(sinks[0].layers, sinks[1].layers, strict=True):
+        assert torch.equal(found.keys, whole.keys) and torch.equal(found.values, whole.values)

@@ -1,0 +1,266 @@
+"""OpenAI's own client against a server of each engine: the same calls, the same answers, the same errors.
+
+`make test-vllm` runs this where vLLM is installed; elsewhere the embedded engine stands alone.
+"""
+
+import base64
+import io
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from benchmarks.tasks import Episode
+from emblema.serve.keys import KeyRing
+from tests.serve.conftest import QUESTION, asked, data_url
+from tests.serve.engines import COMMANDS, ServedEngine, served
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "src" / "emblema" / "assets" / "demo"
+GREEDY: dict[str, Any] = {"model": "reference", "temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module", params=COMMANDS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    with served(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(engine: ServedEngine) -> OpenAI:
+    return engine.client()
+
+
+def uploaded(client: OpenAI, png: bytes) -> dict[str, Any]:
+    """A part of a file that was uploaded."""
+    return {"type": "file", "file": {"file_id": client.files.create(file=("page.png", png), purpose="user_data").id}}
+
+
+def said(client: OpenAI, messages: Any, **more: Any) -> Any:
+    return client.chat.completions.create(messages=messages, **GREEDY | more)
+
+
+def test_the_model_is_listed(client: OpenAI) -> None:
+    assert "reference" in [model.id for model in client.models.list()]
+    with pytest.raises(openai.NotFoundError):
+        said(client, asked([]), model="another")
+
+
+def test_a_file_s_id_and_its_data_say_the_same(client: OpenAI, pngs: list[bytes]) -> None:
+    inline = said(client, asked(pngs))
+    by_id = said(client, [{"role": "user", "content": [*(uploaded(client, png) for png in pngs), text(QUESTION)]}])
+    data = [{"type": "file", "file": {"file_data": data_url(png), "filename": "page.png"}} for png in pngs]
+    as_files = said(client, [{"role": "user", "content": [*data, text(QUESTION)]}])
+    for reply in (inline, by_id, as_files):
+        [choice] = reply.choices
+        assert choice.message.role == "assistant" and choice.finish_reason == "stop"
+        assert choice.message.content.strip() == inline.choices[0].message.content.strip() != ""
+        usage = reply.usage
+        assert usage.prompt_tokens == inline.usage.prompt_tokens > 100
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def test_what_comes_again_is_counted_as_cached(client: OpenAI, pngs: list[bytes]) -> None:
+    for _ in range(4):
+        reply = said(client, asked(pngs))
+    assert 0 < reply.usage.prompt_tokens_details.cached_tokens < reply.usage.prompt_tokens
+
+
+def test_a_stream_is_the_whole_reply_in_pieces(client: OpenAI, pngs: list[bytes]) -> None:
+    whole = said(client, asked(pngs))
+    chunks = list(said(client, asked(pngs), stream=True, stream_options={"include_usage": True}))
+    *pieces, last = chunks
+    assert len({chunk.id for chunk in chunks}) == 1
+    words = "".join(chunk.choices[0].delta.content or "" for chunk in pieces if chunk.choices)
+    assert words == whole.choices[0].message.content
+    assert [chunk.choices[0].finish_reason for chunk in pieces if chunk.choices][-1] == "stop"
+    assert not last.choices and last.usage.completion_tokens == whole.usage.completion_tokens
+    assert last.usage.prompt_tokens_details.cached_tokens is not None
+
+
+def test_a_conversation_goes_on(client: OpenAI, pngs: list[bytes], episode: Episode) -> None:
+    turns: list[Any] = [{"role": "system", "content": "answer in a word ."}, *asked(pngs[:1])]
+    first = said(client, turns)
+    more = [uploaded(client, pngs[-1]), text(episode.questions[0].text)]
+    turns += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": more}]
+    second = said(client, turns)
+    assert second.choices[0].message.content.strip() == episode.questions[0].answer
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens + 60
+
+
+def test_replies_are_as_long_and_as_random_as_asked(client: OpenAI, pngs: list[bytes]) -> None:
+    short = said(client, asked(pngs), max_tokens=1)
+    assert short.choices[0].finish_reason == "length" and short.usage.completion_tokens == 1
+    same = [said(client, asked(pngs), temperature=2, seed=3).choices[0].message.content for _ in range(2)]
+    assert same[0] == same[1]
+    answer = said(client, asked(pngs)).choices[0].message.content.strip()
+    assert answer not in said(client, asked(pngs), stop=[answer[1:]]).choices[0].message.content
+    told = said(client, asked(pngs), logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    assert told[0].logprob <= 0 and len(told[0].top_logprobs) == 2
+
+
+def test_files_are_kept_listed_and_deleted(client: OpenAI, pngs: list[bytes]) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.files.create(file=("a.png", pngs[0]), purpose="fine-tune")
+    after: Any = {"anchor": "created_at", "seconds": 3_600}
+    first = client.files.create(file=("a.png", pngs[0]), purpose="user_data", expires_after=after)
+    again = client.files.create(file=("b.png", pngs[0]), purpose="user_data")
+    other = client.files.create(file=("c.png", pngs[1]), purpose="vision")
+    assert first.id == again.id != other.id and first.expires_at == first.created_at + 3_600
+    assert client.files.retrieve(first.id).filename == "b.png" and client.files.retrieve(first.id).bytes == len(pngs[0])
+    assert client.files.content(first.id).read() == pngs[0]
+    assert {first.id, other.id} <= {file.id for file in client.files.list()}
+    assert client.files.delete(other.id).deleted
+    gone = {"type": "file", "file": {"file_id": other.id}}
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(other.id)
+    with pytest.raises(openai.NotFoundError, match="no file"):
+        said(client, [{"role": "user", "content": [gone, text(QUESTION)]}])
+
+
+def part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+BAD_PARTS = [
+    part("http://127.0.0.1:1/a.png"),
+    part("http://169.254.169.254/latest/meta-data/"),
+    part("file:///etc/passwd"),
+    part("data:image/png;base64,AAAA"),
+    part("data:image/png;base64," + base64.b64encode(b"PK\x03\x04 a zip").decode()),
+    part("data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode()),
+    {"type": "file", "file": {}},
+    {"type": "unheard-of", "text": "x"},
+]
+
+
+@pytest.mark.parametrize("bad", BAD_PARTS, ids=lambda bad: json.dumps(bad)[:50])
+def test_parts_that_cannot_be_read_are_refused(client: OpenAI, bad: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        said(client, [{"role": "user", "content": [bad, text(QUESTION)]}])
+    assert refused.value.body["message"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"cache_salt": "mine"}, {"max_tokens": -1}, {"temperature": -1}, {"messages": 3}, {"messages": [{"role": 3}]},
+     {"stream_options": 3}],
+    ids=str,
+)  # fmt: skip
+def test_wrong_fields_are_refused_in_openai_s_shape(engine: ServedEngine, wrong: dict[str, Any]) -> None:
+    with engine.http() as http:
+        answer = http.post("/v1/chat/completions", json=GREEDY | {"messages": asked([])} | wrong)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["message"] and error["type"] and {"param", "code"} <= set(error)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'{"messages": ' + b"[" * 100_000])
+def test_malformed_bodies_are_refused(engine: ServedEngine, body: bytes) -> None:
+    with engine.http() as http:
+        answer = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400 and answer.json()["error"]["message"], answer.text
+        torn = http.post("/v1/files", content=b"--x\r\n", headers={"content-type": "multipart/form-data; boundary=x"})
+        assert torn.status_code == 400
+
+
+def test_requests_are_counted_and_logged(engine: ServedEngine, client: OpenAI, pngs: list[bytes]) -> None:
+    uploaded(client, pngs[0])
+    with engine.http() as http:
+        id = http.get("/v1/files").headers["x-request-id"]
+        counted = http.get("/metrics").text
+    assert re.search(r'emblema_requests_total\{path="/v1/files",status="200"\} \d', counted)
+    [line] = [line for line in engine.log.read_text().splitlines() if id in line]
+    told = json.loads(line)
+    assert (told["method"], told["path"], told["status"]) == ("GET", "/v1/files", 200)
+
+
+def test_the_commands_of_the_page_work(engine: ServedEngine, tmp_path: Path) -> None:
+    """Those about both engines, with this server's address; and inside vLLM those of the plugin's page."""
+    [reply] = run_commands("serve", "The same inside vLLM", engine, tmp_path)
+    assert reply["choices"][0]["message"]["content"].strip() == "meadow"
+    if engine.command == "vllm-serve":
+        chat, response, message = run_commands("vllm", "Which files and keys are there?", engine, tmp_path)
+        words = chat["choices"][0]["message"]["content"]
+        assert words == response["output"][0]["content"][0]["text"] == message["content"][0]["text"] != ""
+
+
+def run_commands(page: str, section: str, engine: ServedEngine, folder: Path) -> list[Any]:
+    """Run the commands of a page's section, and return the replies."""
+    text = (ROOT / "docs" / f"{page}.md").read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    [commands] = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    for name in ("legend-3.png", "map-01.png"):
+        (folder / name).write_bytes((DEMO / name).read_bytes())
+    # Replies come without a line's end.
+    script = "set -e\n" + re.sub(
+        r"^(}')$", r"\1; echo", commands.replace("http://127.0.0.1:8000", engine.address), flags=re.MULTILINE
+    )
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@contextmanager
+def keys_of(engine: ServedEngine, *tenants: str) -> Iterator[list[str]]:
+    """Keys of a server that had none, until the block ends."""
+    ring = KeyRing(engine.store / "serve")
+    try:
+        yield [ring.add(tenant) for tenant in tenants]
+    finally:
+        for entry in ring.list():
+            ring.revoke(entry.id)
+
+
+def test_keys_are_needed_and_files_are_their_tenant_s(engine: ServedEngine, pngs: list[bytes]) -> None:
+    with keys_of(engine, "one", "two") as (one, two):
+        for key in ("none", one[:-1]):
+            wrong = engine.client(key)
+            for call in (wrong.models.list, wrong.files.list, lambda: said(wrong, asked([]))):  # noqa: B023
+                with pytest.raises(openai.AuthenticationError):
+                    call()
+        mine, theirs = engine.client(one), engine.client(two)
+        file = uploaded(mine, pngs[0])
+        id = file["file"]["file_id"]
+        for call in (theirs.files.retrieve, theirs.files.content, theirs.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                call(id)
+        messages = [{"role": "user", "content": [file, text(QUESTION)]}]
+        with pytest.raises(openai.NotFoundError, match="no file"):
+            said(theirs, messages)
+        assert list(theirs.files.list()) == [] and [file.id for file in mine.files.list()] == [id]
+        assert uploaded(theirs, pngs[0])["file"]["file_id"] != id
+        assert (
+            said(mine, messages).choices[0].message.content == said(theirs, asked(pngs[:1])).choices[0].message.content
+        )
+        with pytest.raises(openai.BadRequestError):
+            said(mine, messages, extra_body={"cache_salt": "two's"})
+    assert said(engine.client(), asked(pngs[:1])).choices[0].message.content
+
+
+def test_what_another_tenant_showed_is_not_cached(engine: ServedEngine, pngs: list[bytes]) -> None:
+    with keys_of(engine, "three", "four") as (three, four):
+        for _ in range(4):
+            mine = said(engine.client(three), asked(pngs))
+        assert mine.usage.prompt_tokens_details.cached_tokens > 0
+        first = said(engine.client(four), asked(pngs))
+        assert first.usage.prompt_tokens_details.cached_tokens == 0
+        assert first.choices[0].message.content == mine.choices[0].message.content
+
+
+def test_a_body_that_is_too_large_is_refused(client: OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.files.create(file=("big.png", io.BytesIO(bytes(128 * 2**20 + 1))), purpose="user_data")
+    assert refused.value.status_code == 413

@@ -1,0 +1,160 @@
+"""Keys: kept as digests, one tenant's each, required where others reach the server."""
+
+import asyncio
+import json
+import random
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from emblema.errors import EmblemaError, StoreError
+from emblema.serve.keys import KeyRing
+from emblema.serve.service import Service
+from emblema.serve.settings import ServeSettings
+from tests.cli.running import emblema, refused
+from tests.serve.conftest import asked
+from tests.serve.servers import serving
+from tests.store.disk.filelayer import PowerCut, Recorder
+
+
+def test_keys_are_made_found_and_taken_back(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path)
+    key = ring.add("one", quota=5)
+    tenant = ring.tenant(key)
+    assert tenant is not None and (tenant.name, tenant.quota, tenant.administrator) == ("one", 5, False)
+    assert KeyRing(tmp_path).tenant(key) == tenant, "another process says the same"
+    second = ring.tenant(ring.add("one", administrator=True))
+    assert second is not None and second.salt == tenant.salt and second.administrator
+    other = ring.tenant(ring.add("two"))
+    assert other is not None and other.salt != tenant.salt
+    entry = ring.list()[0]
+    assert ring.revoke(entry.id) and not ring.revoke(entry.id)
+    assert ring.tenant(key) is None and len(ring) == 2
+
+
+@pytest.mark.parametrize("key", ["", "emb", "emb-", "emb--", "x", "emb-000000000000-abc", "\ud800", "é" * 1_000])
+def test_what_is_no_key_is_nobodys(tmp_path: Path, key: str) -> None:
+    ring = KeyRing(tmp_path)
+    ring.add("one")
+    assert ring.tenant(key) is None
+
+
+def test_a_key_changed_in_one_place_is_nobodys(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path)
+    key = ring.add("one")
+    for place in range(len(key)):
+        other = key[:place] + ("0" if key[place] != "0" else "1") + key[place + 1 :]
+        assert ring.tenant(other) is None, place
+
+
+def test_nothing_on_disk_is_a_key(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path)
+    key = ring.add("one")
+    secret = key.rpartition("-")[2].encode()
+    for path in tmp_path.iterdir():
+        assert secret not in path.read_bytes()
+        assert not path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH), path
+
+
+def test_the_secret_outlasts_a_power_cut(tmp_path: Path) -> None:
+    """Without it a tenant's files would be nobody's."""
+    (tmp_path / "kept").mkdir()
+    recorder = Recorder(tmp_path / "store", tmp_path / "kept")
+    with recorder():
+        ring = KeyRing(tmp_path / "store" / "serve")
+    PowerCut(recorder).leave(tmp_path / "left", len(recorder.changes), random.Random(1), lost=1.0)
+    assert [path.name for path in (tmp_path / "left" / "serve").iterdir()] == ["serve-secret"]
+    assert KeyRing(tmp_path / "left" / "serve").salt("one") == ring.salt("one")
+
+
+def test_all_who_begin_at_once_have_one_secret(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        salts = set(pool.map(lambda _: KeyRing(tmp_path).salt("one"), range(8)))
+    assert len(salts) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"keys.sqlite", "serve-secret"}
+
+
+def test_a_damaged_secret_is_refused(tmp_path: Path) -> None:
+    KeyRing(tmp_path)
+    (tmp_path / "serve-secret").write_bytes(b"short")
+    with pytest.raises(StoreError, match="restore it"):
+        KeyRing(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a\nb"])
+def test_names_are_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(EmblemaError):
+        KeyRing(tmp_path).add(name)
+
+
+def test_the_commands_make_list_and_revoke_keys(tmp_path: Path) -> None:
+    where = ("--store", str(tmp_path))
+    made = emblema("keys", "add", "one", "--administrator", "--quota", "5", *where)
+    other = emblema("keys", "add", "two", *where)
+    assert made.returncode == other.returncode == 0, made.stderr + other.stderr
+    key, ring = made.stdout.strip(), KeyRing(ServeSettings.read(store=tmp_path).folder)
+    tenant = ring.tenant(key)
+    assert tenant is not None and (tenant.name, tenant.quota, tenant.administrator) == ("one", 5, True)
+    listed = json.loads(emblema("keys", "list", "--json", *where).stdout)
+    assert [(entry["tenant"], entry["administrator"], entry["quota"]) for entry in listed] == [
+        ("one", True, 5),
+        ("two", False, None),
+    ]
+    shown = emblema("keys", "list", "--plain", *where).stdout.splitlines()
+    assert shown == [f"{listed[0]['id']}  one  administrator", f"{listed[1]['id']}  two  user"]
+    secrets = [done.stdout.strip().rpartition("-")[2] for done in (made, other)]
+    assert not any(secret in json.dumps(listed) + "".join(shown) for secret in secrets), "keys are shown once"
+    assert emblema("keys", "revoke", listed[0]["id"], *where).returncode == 0
+    assert ring.tenant(key) is None and len(ring) == 1
+
+
+def test_the_commands_refuse_what_is_no_key_or_name(tmp_path: Path) -> None:
+    where = ("--store", str(tmp_path))
+    assert "keys list" in refused("keys", "revoke", "000000000000", *where)
+    assert "tenant's name" in refused("keys", "add", "", *where)
+    assert "quota" in refused("keys", "add", "one", "--quota", "0", *where)
+    (tmp_path / "file").write_bytes(b"in the way")
+    assert "cannot be opened" in refused("keys", "add", "one", "--store", str(tmp_path / "file"))
+    assert emblema("keys", "list", "--plain", *where).stdout == ""
+
+
+def test_tenants_never_meet(tmp_path: Path, pngs: list[bytes]) -> None:
+    ring = KeyRing(tmp_path / "serve")
+    one, two = ring.add("one"), ring.add("two")
+    with serving(tmp_path) as running:
+        for wrong in ("none", one[:-1]):
+            with pytest.raises(openai.AuthenticationError):
+                running.client(wrong).models.list()
+        read: list[int] = []
+
+        def body() -> Iterator[bytes]:
+            for number in range(500):
+                read.append(number)
+                yield b" " * 2**16
+
+        with running.http() as http, suppress(httpx.WriteError):
+            assert http.post("/v1/chat/completions", content=body()).status_code == 401
+        assert len(read) < 500, "nothing of a body is read before the key"
+        mine, theirs = running.client(one), running.client(two)
+        file = mine.files.create(file=("a.png", pngs[0]), purpose="user_data")
+        with pytest.raises(openai.NotFoundError):
+            theirs.files.retrieve(file.id)
+        assert list(theirs.files.list()) == []
+        for _ in range(3):
+            reply = mine.chat.completions.create(model="reference", messages=asked(pngs))  # type: ignore[arg-type]
+        assert reply.usage.prompt_tokens_details.cached_tokens > 0  # type: ignore[union-attr]
+        other = theirs.chat.completions.create(model="reference", messages=asked(pngs))  # type: ignore[arg-type]
+        assert other.usage.prompt_tokens_details.cached_tokens == 0  # type: ignore[union-attr]
+        assert other.choices[0].message.content == reply.choices[0].message.content
+
+
+def test_a_server_that_others_reach_needs_a_key(tmp_path: Path) -> None:
+    settings = ServeSettings.read(store=tmp_path, host="0.0.0.0")
+    with pytest.raises(EmblemaError, match="emblema keys add"):
+        asyncio.run(Service.open(settings))

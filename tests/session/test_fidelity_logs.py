@@ -1,0 +1,176 @@
+"""Several processes measure for the same tenants: nothing is lost, and a lane that one closed stays closed for all."""
+
+import json
+import multiprocessing
+import os
+import sqlite3
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+
+from emblema.errors import StoreError
+from emblema.link.policy.fidelity import Sample
+from emblema.link.policy.margins import MarginSample
+from emblema.link.policy.policy import Lane, Policy
+from emblema.session.fidelity_logs import FILE, WAIT, FidelityLogs, read_all
+
+OWNER, OTHER = "ab" * 32, "cd" * 32
+POLICY = Policy(max_kl=0.05)
+GOOD, BAD = Sample(0.001, True), Sample(0.3, False)
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def trusts(logs: FidelityLogs, owner: str = OWNER) -> bool:
+    logs.refresh(owner)
+    return logs.of(owner).verdict("m", "image", Lane.PATCH, POLICY).open
+
+
+def measure(logs: FidelityLogs, *samples: Sample, owner: str = OWNER, kind: str = "image") -> None:
+    for sample in samples:
+        logs.of(owner).record("m", kind, Lane.PATCH, sample, POLICY)
+        logs.save(owner)
+
+
+def folder_of(tmp_path: Path) -> Path:
+    return tmp_path / "policy"
+
+
+def write_many(folder: Path, kind: str, count: int, barrier: Barrier) -> None:
+    logs = FidelityLogs(folder)
+    barrier.wait(30)
+    for step in range(count):
+        measure(logs, GOOD, kind=kind)
+        measure(logs, GOOD, kind="text")
+        logs.of(OWNER).note_margin("m", ["page"], MarginSample(0.5, None))
+        if step % 7 == 0:
+            logs.save(OWNER)
+    logs.close()
+
+
+def test_two_processes_at_once_lose_no_measurement(tmp_path: Path) -> None:
+    barrier, count = SPAWN.Barrier(2), 40
+    given = [(folder_of(tmp_path), kind, count, barrier) for kind in ("image", "video")]
+    processes = [SPAWN.Process(target=write_many, args=each) for each in given]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    log = read_all(tmp_path)[OWNER]
+    assert {line.kind: line.measured for line in log.reports()} == {"image": count, "video": count, "text": 2 * count}
+    assert len(log.to_json()["margins"][0]["passes"]) == 2 * count
+
+
+def close_lane(folder: Path) -> None:
+    measure(FidelityLogs(folder), *[BAD] * 6)
+
+
+def test_a_lane_that_another_process_closed_stays_closed(tmp_path: Path) -> None:
+    logs = FidelityLogs(folder_of(tmp_path))
+    measure(logs, GOOD, GOOD)
+    assert trusts(logs)
+    process = SPAWN.Process(target=close_lane, args=(folder_of(tmp_path),))
+    process.start()
+    process.join(60)
+    # This process saw the lane open, and measured something since.
+    logs.of(OWNER).record("m", "image", Lane.PATCH, GOOD, POLICY)
+    logs.save(OWNER)
+    assert not trusts(logs) and not trusts(FidelityLogs(folder_of(tmp_path)))
+    logs.close()
+    (line,) = read_all(tmp_path)[OWNER].reports()
+    assert not line.open and (line.measured, line.turns) == (9, 1)
+
+
+def test_what_others_wrote_is_taken_over_before_it_is_asked(tmp_path: Path) -> None:
+    one, other = (FidelityLogs(folder_of(tmp_path)) for _ in range(2))
+    assert trusts(one) and trusts(other)
+    measure(one, *[BAD] * 6)
+    one.of(OWNER).set_plateau("m", 16)
+    one.save(OWNER)
+    assert not trusts(other) and other.of(OWNER).plateau("m") == 16
+    assert trusts(other, OTHER), "the tenants' logs are apart"
+    measure(other, BAD, owner=OTHER)
+    assert set(read_all(tmp_path)) == {OWNER, OTHER}
+
+
+def test_what_could_not_be_written_is_written_with_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emblema.session.fidelity_logs.WAIT", WAIT / 100)
+    logs = FidelityLogs(folder_of(tmp_path))
+    measure(logs, GOOD)
+    blocker = sqlite3.connect(folder_of(tmp_path) / FILE, isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+    measure(FidelityLogs(folder_of(tmp_path)), GOOD)
+    logs.of(OWNER).record("m", "image", Lane.PATCH, BAD, POLICY)
+    logs.save(OWNER)
+    assert "locked" in caplog.text
+    blocker.execute("ROLLBACK")
+    measure(logs, GOOD)
+    assert [line.measured for line in read_all(tmp_path)[OWNER].reports()] == [3]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe" * 900, b"SQLite format 3\x00" + bytes(5000), "link", "folder"])
+def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes | str, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder_of(tmp_path) / FILE
+    path.parent.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    if content == "link":
+        elsewhere.write_bytes(b"")
+        path.symlink_to(elsewhere)
+    elif content == "folder":
+        path.mkdir()
+    else:
+        assert isinstance(content, bytes)
+        path.write_bytes(content)
+    logs = FidelityLogs(folder_of(tmp_path))
+    measure(logs, GOOD)
+    measure(logs, GOOD)
+    logs.close()
+    assert [line.measured for line in read_all(tmp_path)[OWNER].reports()] == [2]
+    assert ("set aside" in caplog.text) is bool(content), "an empty file is a database without tables"
+    assert not elsewhere.exists() or elsewhere.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "data", ["[" * 100_000, "{}", '{"version": 99}', json.dumps({"version": 1, "standings": 3}), "9" * (17 * 2**20)]
+)
+def test_a_malformed_log_is_set_aside_and_the_others_stay(
+    tmp_path: Path, data: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = FidelityLogs(folder_of(tmp_path))
+    measure(logs, GOOD)
+    measure(logs, GOOD, owner=OTHER)
+    logs.close()
+    with sqlite3.connect(folder_of(tmp_path) / FILE) as connection:
+        connection.execute("UPDATE logs SET data = ? WHERE owner = ?", (data, OWNER))
+    connection.close()
+    with pytest.raises(StoreError):
+        read_all(tmp_path)
+    logs = FidelityLogs(folder_of(tmp_path))
+    assert logs.of(OWNER).reports() == [] and "set aside" in caplog.text
+    assert [line.measured for line in logs.of(OTHER).reports()] == [1]
+    measure(logs, GOOD)
+    assert {owner: log.reports()[0].measured for owner, log in read_all(tmp_path).items()} == {OWNER: 1, OTHER: 1}
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "policy").write_text("a file in the way")
+    logs = FidelityLogs(tmp_path / "policy")
+    measure(logs, *[BAD] * 6)
+    assert not trusts(logs) and len(caplog.records) == 1, "said once"
+    logs.close()
+
+
+def test_the_file_is_the_owners_alone_and_a_fork_opens_its_own(tmp_path: Path) -> None:
+    logs = FidelityLogs(folder_of(tmp_path))
+    measure(logs, GOOD)
+    assert (folder_of(tmp_path) / FILE).stat().st_mode & 0o777 == 0o600
+    child = os.fork()
+    if child == 0:
+        measure(logs, GOOD)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    measure(logs, GOOD)
+    assert [line.measured for line in read_all(tmp_path)[OWNER].reports()] == [3]

@@ -1,0 +1,140 @@
+"""Answers whose logits are not finite: computed in full, counted, and held against the lane."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.tasks import Episode
+from emblema import Engine, Policy, Store
+from emblema.errors import EmblemaError, ModelError
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import LayerRows
+from emblema.link.policy.policy import Lane
+from emblema.store import codec
+from emblema.store.record import Terms
+from tests.engine.engines import AT_ONCE, first_layer_of
+
+QUESTION = "what colour is under the tent ?"
+
+
+def engine_on(reference: Engine, store: Store | None = None, policy: Policy = AT_ONCE) -> Engine:
+    return Engine(reference.adapter.model, reference.processor, store=store, policy=policy)
+
+
+def added(own: Engine, episode: Episode) -> list[Chunk]:
+    return [chunk for page in episode.pages if isinstance(chunk := own.add(page.image()), Chunk)]
+
+
+def spoilt(chunk: Chunk, number: float) -> Chunk:
+    """The chunk with one number of one layer's values in place of its own."""
+    rows = [LayerRows(layer.keys.clone(), layer.values.clone()) for layer in chunk.rows]
+    rows[0].values[0, 3, 1] = number
+    return replace(chunk, rows=tuple(rows))
+
+
+def spoil_file(store: Store, own: Engine, chunk: Chunk, number: float) -> None:
+    """Write the chunk's file again with a number that `put` refuses."""
+    assert store.disk is not None
+    record = codec.chunk_record(spoilt(chunk, number), own.store.owner, created=0.0)
+    store.disk.write(record, Terms())
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_answer_as_full_prefill_and_close_their_lane(
+    reference: Engine, episode: Episode, tmp_path: Path, number: float
+) -> None:
+    policy = replace(AT_ONCE, canary=0)
+    with Store(tmp_path / "kept") as store:
+        own = engine_on(reference, store, policy)
+        own.generate([*added(own, episode), QUESTION])
+        own.settle()
+        store.flush()
+        spoil_file(store, own, added(own, episode)[-1], number)
+    with Store(tmp_path / "kept") as store:
+        own = engine_on(reference, store, policy)
+        pages = added(own, episode)
+        full = engine_on(reference).generate([*pages, QUESTION], "full")
+        assert full.text
+        lanes = []
+        for asked in range(5):
+            own.forget_prompts()
+            reply = own.generate([*pages, QUESTION], max_new_tokens=8)
+            lanes.append(reply.usage.lane)
+            assert reply.token_ids == full.token_ids[: len(reply.token_ids)] and reply.text == full.text
+            assert reply.usage.finite is (asked == 4)
+            assert ("not finite" in (reply.usage.fallback or "")) is (asked < 4)
+            assert own.policy_runtime.statistics.not_finite == min(asked + 1, 4)
+        assert reply.usage.repeated_tokens == 0, "the lane is closed by now"
+        line = next(line for line in own.policy_runtime.lane_reports if line.lane is Lane.PATCH)
+        assert not line.open and line.kl == math.inf and line.agreement == 0 and line.samples == 4
+    with Store(tmp_path / "kept") as store:
+        assert not engine_on(reference, store, policy).policy_runtime.trusts("image", "patch"), "it is kept"
+
+
+def test_a_named_strategy_falls_back_as_well(reference: Engine, episode: Episode, tmp_path: Path) -> None:
+    with Store(tmp_path / "kept") as store:
+        own = engine_on(reference, store)
+        pages = added(own, episode)
+        store.flush()
+        spoil_file(store, own, pages[0], math.nan)
+    with Store(tmp_path / "kept") as store:
+        own = engine_on(reference, store)
+        blind = own.prefill([*added(own, episode), QUESTION], "blind")
+        full = engine_on(reference).prefill([*added(own, episode), QUESTION], "full")
+        assert blind.usage.lane == "full" and not blind.usage.finite
+        assert blind.usage.repeated_tokens == blind.prompt.tokens - sum(page.tokens for page in added(own, episode))
+        assert torch.allclose(blind.logits, full.logits, atol=1e-4)
+
+
+def test_a_trial_of_rows_that_are_not_finite_is_an_infinite_divergence(
+    reference: Engine, episode: Episode, tmp_path: Path
+) -> None:
+    """The canary measures what the lane says, not the full prefill that a request would get."""
+    with Store(tmp_path / "kept") as store:
+        own = engine_on(reference, store)
+        pages = added(own, episode)
+        store.flush()
+        spoil_file(store, own, pages[-1], math.nan)
+    with Store(tmp_path / "kept") as store:
+        own = engine_on(reference, store, replace(AT_ONCE, canary=1, canary_rows=math.inf, forming=False))
+        for _ in range(3):
+            own.forget_prompts()
+            assert own.generate([*added(own, episode), QUESTION]).usage.lane == "auto:full"
+        line = next(line for line in own.policy_runtime.lane_reports if line.lane is Lane.BARE)
+        assert line.kl == math.inf and line.agreement == 0 and not line.open
+        assert own.policy_runtime.statistics.not_finite == 0, "no answer had to be computed again"
+
+
+def test_a_model_that_is_not_finite_is_named(reference: Engine) -> None:
+    own = engine_on(reference)
+    hook = first_layer_of(reference).register_forward_hook(lambda layer, given, out: out * math.nan)
+    try:
+        for strategy in ("full", "auto"):
+            with pytest.raises(ModelError, match="not finite"):
+                own.generate("what is this ?", strategy)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_picture_whose_rows_are_not_finite_is_not_kept(
+    reference: Engine, episode: Episode, number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = engine_on(reference)
+    capture = own.adapter.capture
+    monkeypatch.setattr(
+        own.adapter, "capture", lambda encoded: spoilt(replace(chunk, rows=capture(encoded)), number).rows
+    )
+    chunk = added(reference, episode)[0]
+    with pytest.raises(EmblemaError, match="NaN or infinite"):
+        own.add(episode.pages[0].image())
+    assert len(own.store) == 0
+    # In a prompt it is computed in its place, and comes to nothing after the answer.
+    for _ in range(2):
+        own.forget_prompts()
+        assert own.generate([page.image() for page in episode.pages] + [QUESTION]).text
+        own.settle()
+    assert len(own.store) == 0 and own.policy_runtime.statistics.inline_media.dropped > 0

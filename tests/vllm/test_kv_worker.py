@@ -1,0 +1,172 @@
+"""The worker's side without vLLM: what waits for a busy store is bounded, and a request's patches come of its rows."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from emblema.kv.layout import LayerRows
+from emblema.store import Store
+from emblema.store.store import TenantStore
+from emblema.vllm import kv_worker
+from emblema.vllm.kv_worker import KVWorker, WaitingRows
+from emblema.vllm.request_plan import ChunkStubs, build_prompt
+from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, StepMetadata
+from tests.link.pieces import LAYOUTS
+from tests.vllm.requests import SPEC, TOKENS, put, request
+
+ROW = SPEC.dtype.itemsize * sum(layout.features for layout in LAYOUTS)
+
+
+class FakePages:
+    """Pages that hold noise; `read` counts the bytes that were copied out of them."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.rows = torch.empty(0)
+
+    def slots(self, blocks: tuple[int, ...], rows: int) -> torch.Tensor:
+        return torch.arange(rows)
+
+    def read(self, layer: int, slots: torch.Tensor) -> LayerRows:
+        shapes = (LAYOUTS[layer].keys, LAYOUTS[layer].values)
+        rows = LayerRows(*(torch.randn(heads, len(slots), width) for heads, width in shapes))
+        self.bytes += rows.bytes
+        return rows
+
+
+class BusyStore:
+    """Holds every `put` up until it is released."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = threading.Event()
+        done = TenantStore.put
+
+        def put(store: TenantStore, *args: Any) -> Any:
+            assert self.free.wait(60)
+            return done(store, *args)
+
+        monkeypatch.setattr(TenantStore, "put", put)
+
+
+@pytest.fixture
+def pages() -> FakePages:
+    return FakePages()
+
+
+@pytest.fixture
+def worker(pages: FakePages) -> Iterator[KVWorker]:
+    worker = KVWorker(SPEC, Store(), 32, lambda name: None, lambda spec: pages)  # type: ignore[arg-type, return-value]
+    yield worker
+    worker.close()
+
+
+def capture(name: str) -> ChunkCapture:
+    ((_, chunk),) = build_prompt(request(name), ChunkStubs(SPEC)).chunk_segments
+    return ChunkCapture(b"", chunk, name, (0,))
+
+
+def patches(*names: str) -> PatchCapture:
+    planned = request(*names)
+    prompt = build_prompt(planned, ChunkStubs(SPEC))
+    from emblema.store.keys import ArtifactKey
+
+    needs = tuple(
+        (ArtifactKey(SPEC.fingerprint, chunk.id, prompt.antecedents(segment)), 4, tuple(range(len(LAYOUTS))))
+        for segment, chunk in prompt.chunk_segments
+    )
+    return PatchCapture(b"", prompt, needs, (0,))
+
+
+def test_a_busy_store_does_not_make_rows_pile_up(
+    worker: KVWorker, pages: FakePages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 prompts while a chunk cannot be stored: what waits stays within the bound, what is dropped is counted."""
+    busy = BusyStore(monkeypatch)
+    most = 8 * 2 * TOKENS * ROW
+    worker.waiting = WaitingRows(most)
+    try:
+        worker.save(StepMetadata(chunks=(capture("a"),)))
+        dropped = 0
+        for number in range(200):
+            worker.save(StepMetadata(patches=(patches("a", f"b{number}"),)))
+            assert worker.waiting.held <= most
+        dropped = worker.take_dropped()
+        assert dropped >= 190 and worker.take_dropped() == 0
+        assert pages.bytes <= 12 * 2 * TOKENS * ROW, "rows that are dropped are not read either"
+    finally:
+        busy.free.set()
+    worker.drain()
+    assert len(worker.store.tenant()) == 1, "what was in the queue is stored"
+
+
+def test_chunks_that_find_no_room_are_dropped_too_and_one_that_is_larger_waits_alone(
+    worker: KVWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = BusyStore(monkeypatch)
+    worker.waiting = WaitingRows(TOKENS * ROW // 2)
+    try:
+        worker.save(StepMetadata(chunks=tuple(capture(name) for name in "abc")))
+        assert worker.take_dropped() == 2 and worker.waiting.held == TOKENS * ROW
+    finally:
+        busy.free.set()
+    worker.drain()
+    assert worker.waiting.held == 0 and len(worker.store.tenant()) == 1
+    worker.save(StepMetadata(chunks=(capture("d"),)))
+    worker.drain()
+    assert len(worker.store.tenant()) == 2 and worker.take_dropped() == 0
+
+
+def test_prompts_whose_chunks_never_come_make_room(worker: KVWorker) -> None:
+    worker.waiting = WaitingRows(3 * 2 * TOKENS * ROW)
+    for number in range(10):
+        worker.save(StepMetadata(patches=(patches("never", str(number)),)))
+        worker.drain()
+    assert worker.take_dropped() == 7 and worker.waiting.held == 3 * 2 * TOKENS * ROW
+    put(worker.store, request("x", "y"))
+    worker.save(StepMetadata(patches=(patches("x", "y"),)))
+    worker.drain()
+    key = patches("x", "y").needs[1][0]
+    assert worker.store.tenant().find_patch(key) is not None, "older prompts went first"
+
+
+def test_what_fails_leaves_its_room(worker: KVWorker, pages: FakePages, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("no rows")
+
+    monkeypatch.setattr(pages, "read", fail)
+    worker.save(StepMetadata(chunks=(capture("a"),), patches=(patches("a", "b"),)))
+    monkeypatch.undo()
+    monkeypatch.setattr(TenantStore, "put", fail)
+    worker.save(StepMetadata(chunks=(capture("a"),)))
+    worker.drain()
+    assert worker.waiting.held == 0
+
+
+def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While steps follow each other, patches are formed in a small share of the time; afterwards at once."""
+    names = "abcdefgh"
+    put(worker.store, request(*names))
+    formed: list[float] = []
+    form = kv_worker.form_patch
+
+    def slow(*args: Any) -> Any:
+        formed.append(time.monotonic())
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return form(*args)
+
+    monkeypatch.setattr(kv_worker, "form_patch", slow)
+    worker.save(StepMetadata(patches=(patches(*names),)))
+    until = time.monotonic() + 0.6
+    while time.monotonic() < until:
+        worker.load(StepMetadata())
+        time.sleep(0.005)
+    busy = len(formed)
+    assert 1 <= busy <= 3, "5 % of 0.6 s are 0.03 s"
+    worker.drain()
+    assert len(formed) == len(names)

@@ -1,0 +1,117 @@
+"""Plans of single requests: what is taken, what patches it leaves, and which encoder outputs it hands over."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from emblema.kv.patch import form_patch
+from emblema.link.policy.frequency import FrequencySketch
+from emblema.link.policy.policy import Lane
+from emblema.store import Store
+from emblema.store.keys import ArtifactKey
+from emblema.vllm import request_plan
+from emblema.vllm.request_plan import (
+    COSTS_MORE,
+    ChunkStubs,
+    MediaItem,
+    RequestPlan,
+    ServedRequest,
+    build_prompt,
+    plan_request,
+    stored_encodings,
+)
+from emblema.vllm.spans import CachedSpans
+from emblema.vllm.stored import StoreMemory
+from tests.link.pieces import LAYOUTS
+from tests.vllm.requests import SPEC, TOKENS, put, request, with_encoding, zeros
+
+FULL_RANK = 16
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store() as store:
+        yield store
+
+
+def keys_of(shown: ServedRequest) -> list[ArtifactKey]:
+    """The keys of the patches of a request's pictures, each in its place."""
+    prompt = build_prompt(shown, ChunkStubs(SPEC))
+    return [
+        ArtifactKey(SPEC.fingerprint, chunk.id, prompt.antecedents(segment)) for segment, chunk in prompt.chunk_segments
+    ]
+
+
+def put_patches(store: Store, *keys: ArtifactKey) -> None:
+    patch = form_patch([zeros(layout, TOKENS) for layout in LAYOUTS], FULL_RANK, torch.float32)
+    assert all(store.tenant().put_artifact(key, patch) for key in keys)
+
+
+def plan(
+    store: Store,
+    shown: ServedRequest,
+    met: FrequencySketch,
+    pays: Callable[[CachedSpans, int], bool] = lambda spans, rows: True,
+) -> RequestPlan:
+    return plan_request(shown, ChunkStubs(SPEC), store.tenant(), StoreMemory(store), "auto", print, met, pays)
+
+
+def test_patches_that_do_not_pay_are_not_taken_and_others_are_still_formed(store: Store) -> None:
+    shown, met = request("a", "b"), FrequencySketch()
+    put(store, shown)
+    first, second = keys_of(shown)
+    put_patches(store, first)
+    asked: list[tuple[CachedSpans, int]] = []
+
+    def never_pays(spans: CachedSpans, rows: int) -> bool:
+        asked.append((spans, rows))
+        return False
+
+    once, twice = (plan(store, shown, met, never_pays) for _ in range(2))
+    assert asked == [(CachedSpans(((2, 302),)), 604)] * 2
+    for each in (once, twice):
+        assert each.cached.spans == () and each.plan.decisions == () and each.remark == COSTS_MORE and each.lacking
+    assert once.needs == () and [key for key, _, _ in twice.needs] == [second], "the first has a patch"
+    put_patches(store, second)
+    whole = plan(store, shown, met, never_pays)
+    assert asked[-1][0].spans == ((2, 302), (303, 603))
+    assert whole.remark == COSTS_MORE and whole.needs == () and not whole.lacking
+
+
+def test_nothing_is_formed_of_a_picture_that_needs_no_patch(store: Store) -> None:
+    """One at row 0 is exact as it is, and one with a patch has it; the third is computed, and leaves one."""
+    items = [MediaItem(index, "image", name, index * TOKENS, TOKENS, digest=name) for index, name in enumerate("abc")]
+    shown, met = ServedRequest([9] * (3 * TOKENS) + [3], tuple(items)), FrequencySketch()
+    put(store, shown)
+    keys = keys_of(shown)
+    put_patches(store, keys[1])
+    for sighting in (1, 2):
+        made = plan(store, shown, met)
+        assert [decision.lane for decision in made.plan.decisions] == [Lane.LEADING, Lane.PATCH, Lane.FULL]
+        assert made.cached.spans == ((0, 2 * TOKENS),) and made.lacking and made.remark is None
+        assert [key for key, _, _ in made.needs] == keys[2:] * (sighting - 1)
+
+
+def test_encoder_outputs_are_handed_over_for_pictures_that_are_computed_and_stored(store: Store) -> None:
+    shown = request("a", "b", "new")
+    with_encoding(store, request("a", "b"))
+    put_patches(store, keys_of(shown)[0])
+    made = plan(store, shown, FrequencySketch())
+    assert made.cached.spans == ((2, 302),) and len(made.missing) == 1
+    found = stored_encodings(made, store.tenant(), StoreMemory(store))
+    assert list(found) == ["b"] and bool((found["b"] == 2.0).all())
+    made.decline(COSTS_MORE)
+    assert list(stored_encodings(made, store.tenant(), StoreMemory(store))) == ["a", "b"]
+
+
+def test_the_stubs_that_were_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_plan, "REMEMBERED_STUBS", 2)
+    stubs = ChunkStubs(SPEC)
+    first, second, third = (MediaItem(0, "image", name, 0, 2, digest=name) for name in "abc")
+    made = {item: stubs.make(item, [9, 9], 0, b"") for item in (first, second)}
+    assert stubs.make(first, [9, 9], 0, b"") is made[first]
+    stubs.make(third, [9, 9], 0, b"")
+    assert stubs.make(first, [9, 9], 0, b"") is made[first], "it was used after the second"
+    again = stubs.make(second, [9, 9], 0, b"")
+    assert again is not made[second] and again.id == made[second].id

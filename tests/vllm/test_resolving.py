@@ -1,0 +1,208 @@
+"""The service within an application of vLLM's shape: keys, salts, files, and what goes no further."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from emblema import Engine, Store
+from emblema.engine.warming import WarmParts
+from emblema.errors import EmblemaError
+from emblema.kv.chunk import Chunk
+from emblema.serve.caches import CacheStore
+from emblema.serve.files import FileStore
+from emblema.serve.keys import KeyRing
+from emblema.serve.settings import ServeSettings
+from emblema.vllm.body_media import FORMS
+from emblema.vllm.host import VllmHost
+from emblema.vllm.service import mount
+
+DEMO = Path(__file__).parents[2] / "src" / "emblema" / "assets" / "demo"
+PNG = (DEMO / "map-01.png").read_bytes()
+CHAT = "/v1/chat/completions"
+
+
+class VllmApp:
+    """An application that answers with the body that it was given, and the service on it."""
+
+    def __init__(self, folder: Path, own_key: bool = False, **settings: Any) -> None:
+        self.app = FastAPI()
+        for path in (*FORMS, "/v1/completions", "/tokenize"):
+            self.app.post(path)(self._answer)
+        self.app.get("/v1/models")(lambda: {"data": []})
+        self.app.get("/health")(lambda: {})
+        self.app.websocket("/v1/realtime")(self._talk)
+        self.registry = CollectorRegistry()
+        given = ServeSettings.read(store=folder, **settings)
+        self.host = VllmHost(given, own_key, self.registry)
+        mount(self.app, self.host, ("https://friend.example",))
+
+    async def _answer(self, request: Request) -> Any:
+        return await request.json()
+
+    async def _talk(self, socket: Any) -> None:
+        await socket.accept()
+        await socket.close()
+
+    @contextmanager
+    def client(self, key: str | None = None) -> Iterator[TestClient]:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        with TestClient(self.app, base_url="http://127.0.0.1", headers=headers) as client:
+            yield client
+
+
+def shown(id: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": id}}]}]}
+
+
+def upload(client: TestClient) -> str:
+    answer = client.post("/v1/files", files={"file": ("map.png", PNG)}, data={"purpose": "user_data"})
+    assert answer.status_code == 200, answer.text
+    id: str = answer.json()["id"]
+    return id
+
+
+def test_without_keys_files_are_resolved_and_nothing_is_named(tmp_path: Path) -> None:
+    with VllmApp(tmp_path).client() as client:
+        id = upload(client)
+        given = client.post(CHAT, json=shown(id) | {"strategy": "blind"}).json()
+        [part] = given["messages"][0]["content"]
+        assert part["image_url"]["url"].startswith("data:") and "uuid" not in part and "cache_salt" not in given
+        assert given["kv_transfer_params"] == {"emblema": {"strategy": "blind"}}
+        assert client.post("/v1/completions", json={"prompt": "x"}).json() == {"prompt": "x"}
+        assert client.get("/v1/models").status_code == client.get("/health").status_code == 200
+        for path, form in FORMS.items():
+            refused = client.post(path, json={"model": form, "cache_salt": "mine"})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "cache_salt"
+
+
+def test_a_key_is_a_salt_and_pictures_have_names_by_tenant(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path / "serve")
+    one, two = ring.add("one"), ring.add("two")
+    server = VllmApp(tmp_path, host="0.0.0.0")
+    bodies = {}
+    for key in (one, two):
+        with server.client(key) as client:
+            id = upload(client)
+            body = client.post(CHAT, json=shown(id)).json()
+            assert body == client.post(CHAT, json=shown(id)).json()
+            bodies[key] = (id, body["cache_salt"], body["messages"][0]["content"][0]["uuid"])
+            for path in FORMS:
+                assert client.post(path, json={}).json()["cache_salt"] == body["cache_salt"]
+    assert all(mine != theirs for mine, theirs in zip(bodies[one], bodies[two], strict=True))
+    tenant = ring.tenant(one)
+    assert tenant is not None and tenant.salt.hex() not in bodies[one][1], "a salt does not give the secret away"
+    with server.client(two) as client:
+        id = bodies[one][0]
+        for answer in (
+            client.post(CHAT, json=shown(id)),
+            client.get(f"/v1/files/{id}"),
+            client.get(f"/v1/files/{id}/content"),
+            client.delete(f"/v1/files/{id}"),
+        ):
+            assert answer.status_code == 404 and answer.json()["error"]["code"] == "file_not_found"
+        assert client.post("/v1/responses", json={"previous_response_id": "resp_1"}).status_code == 400
+
+
+def test_with_keys_nothing_is_answered_without_one_and_little_with(tmp_path: Path) -> None:
+    key = KeyRing(tmp_path / "serve").add("one")
+    server = VllmApp(tmp_path)
+    with server.client() as client:
+        for path in (*FORMS, "/v1/completions", "/tokenize", "/v1/files"):
+            assert client.post(path, json={}).status_code == 401, path
+        assert client.get("/v1/models").status_code == 401 and client.get("/health").status_code == 200
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
+            pass
+        assert client.post("/v1/messages", json={}, headers={"x-api-key": key}).status_code == 200
+    with server.client(key) as client:
+        for path in ("/v1/completions", "/tokenize", "/v1/unheard-of"):
+            assert client.post(path, json={}).status_code == 404, path
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
+            pass
+    counted = generate_latest(server.registry).decode()
+    assert 'emblema_requests_total{path="/v1/messages",status="200"} 1.0' in counted
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"x"', b"null", b"\xff\xfe{}", b'{"messages": ' + b"[" * 100_000, b'{"a": "\\ud800"}',
+     b'{"a": ' + b"9" * 5_000 + b"}"],
+)  # fmt: skip
+def test_what_is_no_request_is_refused(tmp_path: Path, body: bytes) -> None:
+    with VllmApp(tmp_path).client() as client:
+        answer = client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_bodies_texts_and_media_are_bounded(tmp_path: Path) -> None:
+    server = VllmApp(tmp_path, body_bytes=200_000, text_bytes=10_000, parts=2)
+    bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\x02\0\0\0"
+    with server.client() as client:
+        id = upload(client)
+        part = shown(id)["messages"][0]["content"][0]
+        assert client.post(CHAT, content=b" " * 200_001).status_code == 413
+        for content in ("x" * 10_001, [part] * 3, [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/"}}]):
+            answer = client.post(CHAT, json={"messages": [{"role": "user", "content": content}]})
+            assert answer.status_code == 400, answer.text
+        assert client.post(CHAT, json={"messages": [{"role": "user", "content": [part] * 2}]}).status_code == 200
+        bad = client.post("/v1/files", files={"file": ("bomb.png", bomb)}, data={"purpose": "user_data"}).json()["id"]
+        assert client.post(CHAT, json=shown(bad)).status_code == 400
+        server.host.readers.shutdown()
+        assert client.get(f"/v1/files/{bad}").json()["status"] == "error"
+        found = client.get(f"/v1/files/{id}").json()
+        assert found["status"] == "uploaded" and found["emblema"]["kind"] == "image"
+
+
+def test_pages_of_others_stay_out_unless_the_operator_lets_them_in(tmp_path: Path) -> None:
+    with VllmApp(tmp_path).client() as client:
+        for origin, status in (("http://evil.example", 403), ("http://[", 403), ("https://friend.example", 200)):
+            assert client.get("/v1/models", headers={"origin": origin}).status_code == status
+
+
+@pytest.mark.parametrize(("expired", "cached"), [(False, False), (True, False), (True, True)])
+def test_a_file_takes_the_embedded_engine_s_chunks_along(
+    tmp_path: Path, reference: Engine, expired: bool, cached: bool
+) -> None:
+    """Both engines may share a folder: what one made of a file ends when the other deletes it, or has its time over.
+
+    What one of its caches holds is left.
+    """
+    ring = KeyRing(tmp_path / "serve")
+    key = ring.add("one")
+    tenant = ring.tenant(key)
+    assert tenant is not None
+    now = [0.0]
+    files = FileStore(tmp_path / "serve", 2**20, clock=lambda: now[0])
+    entry = files.add(tenant, PNG, "a.png", "user_data", 10.0)
+    with Store(tmp_path) as store:
+        chunk = reference.on(store.tenant(tenant.salt)).add(PNG)
+        store.flush()
+    assert isinstance(chunk, Chunk)
+    files.note(tenant, entry.id, "processed", None, "image", [chunk.id])
+    if cached:
+        caches = CacheStore(tmp_path / "serve", 1, 2**30, lambda *pieces: None)
+        caches.put(tenant, [("text", "x")], None, 1_000, WarmParts(1, {chunk.id: 1}))
+    server = VllmApp(tmp_path)
+    with server.client(key) as client:
+        if not expired:
+            # By the real clock its time is over long ago.
+            files.keep_until(tenant, [entry.id], 2.0**40)
+            assert client.delete(f"/v1/files/{entry.id}").json()["deleted"]
+        assert client.get("/v1/files").json()["data"] == []
+    with Store(tmp_path) as store:
+        assert (chunk.id in store.tenant(tenant.salt)) == cached
+
+
+def test_others_need_keys_of_one_kind(tmp_path: Path) -> None:
+    with pytest.raises(EmblemaError, match="emblema keys add"):
+        VllmApp(tmp_path, host="0.0.0.0")
+    assert VllmApp(tmp_path, own_key=True, host="0.0.0.0").host.tenant_of("Bearer vllm's").name == "local"
+    KeyRing(tmp_path / "serve").add("one")
+    with pytest.raises(EmblemaError, match="--api-key"):
+        VllmApp(tmp_path, own_key=True)

@@ -1,0 +1,132 @@
+"""`emblema vllm-serve` as users start it: what other forms of requests name, and that tenants never meet."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from emblema.serve.keys import KeyRing
+from tests.serve.conftest import QUESTION, asked, pngs
+from tests.serve.engines import ServedEngine, served
+
+__all__ = ["pngs"]
+TEXT = {"type": "text", "text": QUESTION}
+BLIND = {"model": "reference", "temperature": 0, "max_tokens": 4, "strategy": "blind"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, bench: Any) -> Iterator[ServedEngine]:
+    bench.close()
+    with served("vllm-serve", tmp_path_factory.mktemp("service"), "--no-enable-prefix-caching") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: ServedEngine) -> Iterator[dict[str, httpx.Client]]:
+    """A client of each of three tenants."""
+    ring = KeyRing(server.store / "serve")
+    keys = {tenant: ring.add(tenant) for tenant in ("one", "two", "three")}
+    clients = {
+        tenant: httpx.Client(base_url=server.address, timeout=60, headers={"authorization": f"Bearer {key}"})
+        for tenant, key in keys.items()
+    }
+    yield clients
+    for client in clients.values():
+        client.close()
+
+
+def post(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def linking(client: httpx.Client, messages: Any) -> dict[str, Any]:
+    return post(client, "/v1/chat/completions", BLIND | {"messages": messages})["kv_transfer_params"]["emblema"]
+
+
+def until_linked(client: httpx.Client, messages: Any) -> dict[str, Any]:
+    until = time.monotonic() + 60
+    while (told := linking(client, messages))["linked_tokens"] < told["media_tokens"]:
+        assert time.monotonic() < until, told
+        time.sleep(0.1)
+    return told
+
+
+def counted(client: httpx.Client, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def upload(client: httpx.Client, png: bytes) -> str:
+    answer = client.post("/v1/files", files={"file": ("a.png", png)}, data={"purpose": "user_data"})
+    id: str = answer.json()["id"]
+    return id
+
+
+def test_nothing_is_linked_across_tenants(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
+    one, two = http["one"], http["two"]
+    words = post(one, "/v1/chat/completions", BLIND | {"messages": asked(pngs)})
+    mine = until_linked(one, asked(pngs))
+    before = counted(one, "vllm:emblema_encodings_total")
+    reply = post(two, "/v1/chat/completions", BLIND | {"messages": asked(pngs)})
+    told = reply["kv_transfer_params"]["emblema"]
+    assert told["linked_tokens"] == 0 and not told["stored"]
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert reply["choices"] == words["choices"]
+    assert counted(two, "vllm:emblema_encodings_total") == before, "and no encoding of another's is handed over"
+    # A name cannot be borrowed either, nor another's salt.
+    borrowed: Any = asked(pngs)
+    for part in borrowed[0]["content"][:-1]:
+        part["uuid"] = "name"
+    assert linking(http["three"], borrowed)["linked_tokens"] == 0
+    assert two.post("/v1/chat/completions", json={"messages": borrowed, "cache_salt": "x"}).status_code == 400
+    # What is one's own is found.
+    assert until_linked(two, asked(pngs))["linked_tokens"] == mine["linked_tokens"]
+
+
+def test_the_three_forms_of_requests_take_ids(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
+    client = http["one"]
+    ids = [upload(client, png) for png in pngs]
+    chat = [*({"type": "file", "file": {"file_id": id}} for id in ids), TEXT]
+    until_linked(client, [{"role": "user", "content": chat}])
+    more: dict[str, Any] = {"model": "reference", "temperature": 0, "strategy": "blind"}
+    replied = post(client, "/v1/chat/completions", more | {"messages": [{"role": "user", "content": chat}]})
+    pictures = [{"type": "input_image", "file_id": id} for id in ids]
+    turn = {"role": "user", "content": [*pictures, {"type": "input_text", "text": QUESTION}]}
+    responded = post(client, "/v1/responses", more | {"input": [turn]})
+    sources = [{"type": "image", "source": {"type": "file", "file_id": id}} for id in ids]
+    turn = {"role": "user", "content": [*sources, TEXT]}
+    messaged = post(client, "/v1/messages", more | {"max_tokens": 8, "messages": [turn]})
+    words = replied["choices"][0]["message"]["content"]
+    assert responded["output"][0]["content"][0]["text"] == messaged["content"][0]["text"] == words
+    linked = replied["kv_transfer_params"]["emblema"]["linked_tokens"]
+    assert linked == replied["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert responded["usage"]["input_tokens_details"]["cached_tokens"] == linked
+    assert messaged["usage"]["cache_read_input_tokens"] == linked
+    counting = post(client, "/v1/messages/count_tokens", {"model": "reference", "messages": [turn]})
+    assert counting["input_tokens"] == replied["usage"]["prompt_tokens"]
+    for path, body in (
+        ("/v1/responses", {"input": [{"role": "user", "content": [pictures[0]]}]}),
+        ("/v1/messages", {"max_tokens": 8, "messages": [{"role": "user", "content": [sources[0]]}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [sources[0]]}]}),
+    ):
+        answer = http["two"].post(path, json={"model": "reference"} | body)
+        assert answer.status_code == 404 and "no file" in answer.json()["error"]["message"]
+
+
+def test_tenants_reach_none_of_vllm_s_other_routes(server: ServedEngine, http: dict[str, httpx.Client]) -> None:
+    routes = httpx.get(f"{server.address}/openapi.json").json()["paths"]
+    offered = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/models")
+    open = ("/health", "/ping", "/version", "/load", "/metrics")
+    assert {*offered, "/v1/files", "/v1/completions", "/tokenize", "/invocations"} <= set(routes)
+    for path, methods in routes.items():
+        for method in methods:
+            place = path.replace("{", "").replace("}", "")
+            without = httpx.request(method, f"{server.address}{place}")
+            assert (without.status_code != 401) == (path in open), path
+            if path not in (*open, *offered) and not path.startswith("/v1/files"):
+                assert http["one"].request(method, place).status_code == 404, path

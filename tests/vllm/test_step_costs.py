@@ -1,0 +1,122 @@
+"""Whether linking pays: what is fitted from steps, and what a prompt's pages are worth to later ones."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from emblema.kv.patch import form_patch
+from emblema.store import Store
+from emblema.vllm.planner import RequestPlanner
+from emblema.vllm.request_plan import COSTS_MORE
+from emblema.vllm.spans import CachedSpans
+from emblema.vllm.step_costs import StepCosts, StepRates, StepWork
+from tests.link.pieces import LAYOUTS
+from tests.vllm.requests import SPEC, TOKENS, planned, put, request, zeros
+
+WHOLE = CachedSpans(((20, 1020),))
+"""One long span after 20 rows of text, of a prompt of 1,040."""
+
+
+def seen(uses: float) -> StepCosts:
+    """Costs after many prompts whose computed rows were found again so often."""
+    costs = StepCosts(shared=True)
+    for _ in range(500):
+        costs.observe_prompt(int(1000 * (1 + uses)), int(1000 * uses))
+    return costs
+
+
+def test_rates_are_fitted_from_steps_in_spite_of_noise() -> None:
+    rng = random.Random(1)
+    costs = StepCosts(shared=True)
+    for _ in range(256):
+        loads = rng.choice([0, rng.randint(1, 10)])
+        work = StepWork(rng.randint(1, 4000), rng.randint(0, 40), loads, loads * rng.randint(50, 500))
+        seconds = (5.0 + work.rows * 0.1 + work.requests * 20.0 + work.loads * 10.0 + work.taken * 0.03) * 1e-3
+        costs.observe_step(work, seconds * rng.uniform(0.95, 1.05) * (10.0 if rng.random() < 0.05 else 1.0))
+    assert costs.rates.request == pytest.approx(200, rel=0.25) and costs.rates.taken == pytest.approx(0.3, rel=0.3)
+    assert costs.rates.load == pytest.approx(100, rel=0.5)
+
+
+def test_rates_stay_where_steps_do_not_tell() -> None:
+    costs = StepCosts(shared=True)
+    for _ in range(256):
+        costs.observe_step(StepWork(500, 1, 0, 0), 0.05)
+    assert costs.rates == StepRates()
+    for _ in range(256):
+        costs.observe_step(StepWork(500, 1, 1, 100), 0.05)
+    assert costs.rates == StepRates()
+    costs.observe_step(StepWork(1, 1, 1, 1), 0.0)
+
+
+def test_a_long_span_pays_and_a_short_one_does_not() -> None:
+    costs = seen(0.0)
+    assert costs.pays(WHOLE, 0, 1040)
+    assert not costs.pays(CachedSpans(((20, 90),)), 0, 110), "a compute span costs as much as the rows that it saves"
+    # Nothing is left to be taken after what the prefix cache has.
+    assert not costs.pays(WHOLE, 1020, 1040) and not costs.pays(CachedSpans(), 0, 1040)
+    assert not costs.pays(WHOLE, 990, 1040) and costs.pays(WHOLE, 500, 1040)
+
+
+def test_pages_that_later_prompts_would_share_are_not_given_up_for_little() -> None:
+    """A picture of 100 rows at the front of 1,000: whatever begins alike would compute the other 900 again."""
+    front = CachedSpans(((20, 220),))
+    assert seen(0.0).pays(front, 0, 1040) and not seen(1.0).pays(front, 0, 1040)
+    assert seen(1.0).pays(WHOLE, 0, 1040), "where all is linked, the next prompt links it too"
+    without = StepCosts(shared=False)
+    for _ in range(500):
+        without.observe_prompt(2000, 1000)
+    assert without.uses == 0 and without.pays(front, 0, 1040)
+
+
+def test_a_picture_at_the_very_front_is_exact_and_costs_no_sharing() -> None:
+    assert seen(5.0).pays(CachedSpans(((0, 500),)), 0, 1040)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store() as store:
+        yield store
+
+
+@pytest.mark.parametrize("strategy", ["auto", "patch-4"])
+def test_auto_declines_what_does_not_pay_and_named_strategies_do_as_they_are_told(store: Store, strategy: str) -> None:
+    costs = StepCosts(shared=True)
+    planner = RequestPlanner(SPEC, store, strategy, capture=True, costs=costs)
+    put(store, request("a", "b"))
+    planned(planner, "1", request("a", "b"))
+    plan = planned(planner, "2", request("a", "b"))
+    for key, rank, _ in plan.needs:
+        patch = form_patch([zeros(LAYOUTS[0], TOKENS)] * len(LAYOUTS), rank, SPEC.dtype)
+        assert store.tenant().put_artifact(key, patch)
+
+    def linked(name: str, planning: float, scheduling: float) -> bool:
+        """Whether a prompt is linked, by what a request costs while it is planned and when it is scheduled."""
+        costs.rates = replace(costs.rates, request=planning)
+        plan = planned(planner, name, request("a", "b"))
+        costs.rates = replace(costs.rates, request=scheduling)
+        assert bool(plan.cached.spans) == (strategy != "auto" or planning < 100)
+        with planner.scheduling(4096, lambda: 64, lambda: 0):
+            claim = planner.reserve(name, 0)
+        assert not plan.needs and not plan.lacking, "both patches are stored"
+        report = planner.finish(name)
+        assert report is not None and report["stored"] is True
+        if claim is None:
+            assert report["strategy"] == "plain" and report["remark"] == COSTS_MORE
+        return claim is not None
+
+    assert linked("3", 8.0, 8.0)
+    assert linked("4", 1000.0, 1000.0) == linked("5", 8.0, 1000.0) == (strategy != "auto")
+
+
+def test_a_prompt_is_weighed_once(store: Store) -> None:
+    """A prompt that waits for pages asks again at each step, and counts once."""
+    costs = StepCosts(shared=True)
+    planner = RequestPlanner(SPEC, store, "auto", capture=True, costs=costs)
+    planned(planner, "1", request("a"))
+    with planner.scheduling(4096, lambda: 64, lambda: 0):
+        planner.reserve("1", 0)
+        once = costs.uses
+        planner.reserve("1", 0)
+    assert costs.uses == once
