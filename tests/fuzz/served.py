@@ -132,7 +132,8 @@ def send_upload(data: bytes) -> None:
     assert 0 < told["bytes"] == len(files.read(LOCAL, told["id"])) and len(told["filename"]) <= 200
     if told["expires_at"] is not None:
         assert SHORTEST - 1 <= told["expires_at"] - told["created_at"] <= LONGEST + 1
-    files.delete(LOCAL, told["id"])
+    while not files.delete(LOCAL, files.entry(LOCAL, told["id"])):
+        pass
 
 
 def form_of(*fields: bytes) -> bytes:

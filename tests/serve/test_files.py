@@ -1,7 +1,10 @@
 """Files, as OpenAI's own client calls them: kept before the answer, prefilled after it, nobody else's."""
 
+import asyncio
 import random
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 from openai import OpenAI
 
 from emblema.errors import StoreError
+from emblema.serve.content import ContentReader
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FileStore
 from emblema.serve.keys import LOCAL, Tenant
@@ -81,6 +85,47 @@ def test_a_deleted_file_takes_its_chunks_along(tmp_path: Path, pngs: list[bytes]
         tenant = store.tenant(LOCAL.salt)
         assert lost not in tenant and left in tenant
     assert pieces_naming(tmp_path, lost) == set() and left in pieces_naming(tmp_path, left)
+
+
+def test_a_file_that_is_deleted_while_it_is_read_leaves_nothing(
+    tmp_path: Path, pngs: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, go_on, forgotten = threading.Event(), threading.Event(), threading.Event()
+    chunks = list[str]()
+    make, forget = ContentReader._made, ContentReader.forget
+
+    async def held(*given: Any) -> Any:
+        found = await make(*given)
+        chunks.append(found[0].id)
+        made.set()
+        await asyncio.to_thread(go_on.wait, 60)
+        return found
+
+    async def watched(own: ContentReader, tenant: Tenant, ids: Sequence[str]) -> None:
+        await forget(own, tenant, ids)
+        if ids:
+            forgotten.set()
+
+    monkeypatch.setattr(ContentReader, "_made", held)
+    monkeypatch.setattr(ContentReader, "forget", watched)
+    with serving(tmp_path) as running:
+        client = running.client()
+        gone = client.files.create(file=("p.png", pngs[0]), purpose="user_data")
+        assert made.wait(60)
+        client.files.delete(gone.id)
+        go_on.set()
+        assert forgotten.wait(60)
+    with Store(tmp_path) as store:
+        assert len(chunks) == 1 and chunks[0] not in store.tenant(LOCAL.salt)
+
+
+def test_a_deletion_sees_what_was_made_meanwhile(tmp_path: Path) -> None:
+    files = FileStore(tmp_path, 1_000)
+    before = files.add(ONE, b"picture", "a", "user_data", None)
+    assert files.note(ONE, before.id, "processed", None, "image", ["chunk"])
+    assert not files.delete(ONE, before)
+    assert files.delete(ONE, files.entry(ONE, before.id)) and files.entries(ONE) == ()
+    assert not files.note(ONE, before.id, "processed", None, "image", ["chunk"])
 
 
 def pieces_naming(folder: Path, chunk: str) -> set[str]:
@@ -159,7 +204,7 @@ def test_a_deleted_file_stays_deleted_after_a_power_cut(tmp_path: Path) -> None:
     with recorder():
         files = FileStore(tmp_path / "store" / "serve", 10, clock=lambda: now[0])
         deleted = files.add(ONE, b"deleted", "a", "user_data", None)
-        files.delete(ONE, deleted.id)
+        assert files.delete(ONE, deleted)
         files.add(OTHER, b"expired", "b", "user_data", 50.0)
         with pytest.raises(ServeError, match="quota"):
             files.add(ONE, b"beyond the quota", "c", "user_data", None)
@@ -179,13 +224,13 @@ def test_a_deletion_that_fails_can_be_made_again(tmp_path: Path, number: int) ->
     files.add(OTHER, b"theirs", "b", "user_data", 50.0)
     now[0] += 60
     with FailingCalls(number)(), pytest.raises(StoreError, match="cannot be deleted"):
-        files.delete(ONE, mine.id)
+        files.delete(ONE, mine)
     assert files.entry(ONE, mine.id) == mine
     with FailingCalls(number)():
         assert files.entries(OTHER) == ()
     assert gone == ["other"]
     files.expire()
-    files.delete(ONE, mine.id)
+    assert files.delete(ONE, mine)
     assert (
         gone == ["other"] * 2
         and files.entries(ONE) == ()
@@ -220,10 +265,11 @@ def test_another_tenants_file_is_not_there(tmp_path: Path) -> None:
     mine = files.add(ONE, b"picture", "a", "user_data", None)
     theirs = files.add(OTHER, b"picture", "a", "user_data", None)
     assert mine.id != theirs.id
-    for call in (files.entry, files.read, files.delete):
+    for call in (files.entry, files.read):
         with pytest.raises(ServeError) as refused:
             call(OTHER, mine.id)
         assert refused.value.status == 404
+    assert not files.delete(OTHER, mine)
     assert FileStore(tmp_path, 1_000).read(ONE, mine.id) == b"picture"
 
 

@@ -13,7 +13,7 @@ from emblema.media import MediaLimits
 from emblema.media.load import load_media
 from emblema.media.source import is_address, read_source
 from emblema.serve.caches import CacheEntry, CachePart, CacheStore
-from emblema.serve.faults import ServeError
+from emblema.serve.faults import ServeError, missing
 from emblema.serve.files import PROCESSED, FileEntry, FileStore
 from emblema.serve.keys import Tenant
 from emblema.serve.messages import CacheContent, FileContent, ImageContent, MediaContent, MediaItem, TextContent
@@ -137,8 +137,19 @@ class ContentReader:
         piece, _ = await self._made(tenant, item)
         if piece is not item:
             chunks = [piece.id] if isinstance(piece, Chunk) else [chunk.id for chunk in piece]
-            await asyncio.to_thread(self._files.note, tenant, id, PROCESSED, None, piece.kind, chunks)
+            if not await asyncio.to_thread(self._files.note, tenant, id, PROCESSED, None, piece.kind, chunks):
+                await self.forget(tenant, chunks)
+                raise missing("file", id)
         return piece
+
+    async def forget(self, tenant: Tenant, chunks: Sequence[str]) -> None:
+        """Delete chunks of a file that is deleted."""
+
+        def delete(engine: Engine) -> None:
+            for chunk in chunks:
+                engine.store.delete(chunk)
+
+        await self._engine_of(tenant).run(delete)
 
     async def _file_of(self, tenant: Tenant, part: MediaContent, seconds: float) -> str:
         """Return the id of a part's file; one that comes by an address is kept as a file."""

@@ -155,22 +155,23 @@ class FileStore:
 
     def note(
         self, tenant: Tenant, id: str, status: str, detail: str | None, kind: str | None, chunks: Sequence[str]
-    ) -> None:
-        """Note how a file was read; nothing if it was deleted meanwhile."""
+    ) -> bool:
+        """Note how a file was read; return False where it was deleted meanwhile."""
         with self._database.transaction() as connection:
-            connection.execute(
+            noted = connection.execute(
                 "UPDATE files SET status = ?, detail = ?, kind = ?, chunks = ? WHERE owner = ? AND id = ?",
                 (status, detail, kind, json.dumps(tuple(chunks)), owner_digest(tenant.salt), id),
             )
+            return noted.rowcount > 0
 
-    def delete(self, tenant: Tenant, id: str) -> None:
-        """Delete a file, after its chunks.
+    def delete(self, tenant: Tenant, entry: FileEntry) -> bool:
+        """Delete a file, after its chunks; return False, and keep it, where others were made of it meanwhile.
 
         Raises:
-            ServeError: the tenant has none of this id.
             StoreError: it cannot be deleted, and is still there.
         """
-        self._delete("owner = ? AND id = ?", owner_digest(tenant.salt), self.entry(tenant, id).id)
+        chunks = json.dumps(entry.chunks)
+        return self._delete("owner = ? AND id = ? AND chunks = ?", owner_digest(tenant.salt), entry.id, chunks)
 
     def keep_until(self, tenant: Tenant, ids: Iterable[str], moment: float) -> None:
         """Let files not expire before a Unix time."""
@@ -198,11 +199,12 @@ class FileStore:
             except EmblemaError as error:
                 _LOG.warning("%s has expired and is still there: %s", id, error)
 
-    def _delete(self, where: str, *values: object) -> None:
+    def _delete(self, where: str, *values: object) -> bool:
         with self._database.transaction() as connection:
-            query = f"DELETE FROM files WHERE {where} RETURNING owner, id"
-            for owner, id in connection.execute(query, values).fetchall():
+            deleted = connection.execute(f"DELETE FROM files WHERE {where} RETURNING owner, id", values).fetchall()
+            for owner, id in deleted:
                 self._erase(owner, id)
+        return bool(deleted)
 
     def _erase(self, owner: str, id: str) -> None:
         try:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from emblema.engine.async_engine import AsyncEngine
-from emblema.engine.engine import Engine
 from emblema.engine.request_queue import SchedulerLimits
 from emblema.errors import EmblemaError, MediaError
 from emblema.serve.caches import CacheStore
@@ -144,14 +143,11 @@ class Service:
         Raises:
             ServeError: there is no such file.
         """
-        chunks = (await asyncio.to_thread(self.files.entry, tenant, id)).chunks
-
-        def forget(engine: Engine) -> None:
-            for chunk in chunks:
-                engine.store.delete(chunk)
-
-        await self.engine_of(tenant).run(forget)
-        await asyncio.to_thread(self.files.delete, tenant, id)
+        deleted = False
+        while not deleted:
+            entry = await asyncio.to_thread(self.files.entry, tenant, id)
+            await self.content.forget(tenant, entry.chunks)
+            deleted = await asyncio.to_thread(self.files.delete, tenant, entry)
 
     async def close(self) -> None:
         """Let the replies under way end within the grace, and close the engine and its store."""

@@ -93,9 +93,11 @@ class VllmHost:
         Raises:
             ServeError: there is no such file.
         """
-        chunks = (await asyncio.to_thread(self.files.entry, tenant, id)).chunks
-        await asyncio.to_thread(self._delete_chunks, [tenant], chunks)
-        await asyncio.to_thread(self.files.delete, tenant, id)
+        deleted = False
+        while not deleted:
+            entry = await asyncio.to_thread(self.files.entry, tenant, id)
+            await asyncio.to_thread(self._delete_chunks, [tenant], entry.chunks)
+            deleted = await asyncio.to_thread(self.files.delete, tenant, entry)
 
     def _forget(self, owner: str, name: str, chunks: Sequence[str]) -> None:
         """Delete the chunks of a file that has expired; those that a cache of the embedded engine holds stay."""
