@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from emblema.errors import StoreError
 from emblema.link.policy.fidelity import FidelityLog
-from emblema.link.policy.margins import CHECKS, DEFAULT, KEPT, STEPS, MarginSample, MarginStats
+from emblema.link.policy.margins import CHECKS, DEFAULT, KEPT, STEPS, MarginSample, MarginStats, wilson_interval
 
 
 def stats(*passes: tuple[float, bool | None, int], checks: tuple[tuple[float, bool, int], ...] = ()) -> MarginStats:
@@ -70,8 +70,18 @@ def test_kinds_and_models_are_apart_and_the_largest_margin_counts() -> None:
     assert log.least_margin("m", ["page"]) == 0.4
     assert log.least_margin("m", ["page", "image"]) == DEFAULT
     assert log.least_margin("other", ["page"]) == DEFAULT
-    assert log.unsure_share("m") == pytest.approx((20 + 1) / (320 + 10))
+    assert log.unsure_share("m") == pytest.approx((wilson_interval(20, 320)[0] * 320 + 1) / (320 + 10))
     assert log.unsure_share("other") == pytest.approx(0.1)
+
+
+def test_a_few_unsure_answers_are_no_measurement_and_many_are() -> None:
+    few, many = FidelityLog(), FidelityLog()
+    for log, unsure, count in ((few, 1, 2), (many, 60, 200)):
+        for index in range(count):
+            agrees = True if index < unsure else None
+            log.note_margin("m", ["page"], MarginSample(0.1 if index < unsure else 0.9, agrees))
+    assert few.unsure_share("m") < 0.11
+    assert 0.22 < many.unsure_share("m") < 0.3
 
 
 @pytest.mark.parametrize("sample", [[math.nan, True], [1.5, True], [True, True], [0.5, 1], ["x", None], [0.5]])

@@ -208,11 +208,16 @@ class FidelityLog:
             return max((DEFAULT if known is None else known.least() for known in stats), default=DEFAULT)
 
     def unsure_share(self, model: str) -> float:
-        """Return the share of a model's latest answers after a second pass that were computed in full after all."""
+        """Return the share of a model's latest answers after a second pass that were computed in full after all.
+
+        It is the least that the measurements allow with confidence: once second passes are not taken any more, none
+        tells better.
+        """
         with self._lock:
             passes = [sample for (name, _), stats in self._margins.items() if name == model for sample in stats.passes]
             full = sum(sample.agrees is not None for sample in passes)
-            return (full + 10 * UNSURE) / (len(passes) + 10)
+            least = wilson_interval(full, len(passes))[0] if passes else 0.0
+            return (least * len(passes) + 10 * UNSURE) / (len(passes) + 10)
 
     def record(self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy) -> bool:
         """Add a measurement; return whether it closed or opened the lane."""
