@@ -22,9 +22,6 @@ class LinkContext:
         stored: look-ups in the store.
         rows: canonical rows of the prompt's chunks, by id.
         pool: keys of the patches formed so far, whose directions `basis-M` pools.
-
-    Attributes:
-        knowledge: the same look-ups, each made once, for strategies.
     """
 
     def __init__(self, stored: Knowledge, rows: Mapping[str, KVRows], pool: Iterable[ArtifactKey] = ()) -> None:
@@ -32,8 +29,13 @@ class LinkContext:
         self._artifacts: dict[ArtifactKey, Artifact | None] = {}
         self._keys: dict[str, tuple[ArtifactKey, ...]] = {}
         self._prefixes: list[PrefixMatch | None] = []
-        self.knowledge = replace(
-            stored,
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """The same look-ups, each made once, for strategies."""
+        # Not kept: it holds this, and what is looked up would outlive the link until the next collection of cycles.
+        return replace(
+            self._stored,
             find_artifact=self.artifact,
             find_prefix=self._prefix,
             others=lambda key: len(self.others(key)),

@@ -88,9 +88,14 @@ class KVTable(DecoderCache):
             self._ready(layer)
 
     def _ready(self, layer: int) -> None:
-        if layer in self._unfilled and self._fill is not None:
-            self._unfilled.discard(layer)
-            self._fill(layer)
+        if layer not in self._unfilled or self._fill is None:
+            return
+        fill = self._fill
+        self._unfilled.discard(layer)
+        if not self._unfilled:
+            # What fills a table holds it: kept, the two would outlive the request until the next collection of cycles.
+            self._fill = None
+        fill(layer)
 
     def read(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows:
         """Return rows of a layer in slots `start` to `stop` (all in use by default), as views."""
