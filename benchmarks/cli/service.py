@@ -88,7 +88,7 @@ def soak_serve(
         found = soak_server(
             minutes, seed, Path(place), lambda sample: screen.print(f"{sample.seconds:.0f} s, {sample.requests}")
         )
-    load = f"{before:.1f} before"
+    load = f"{before:.1f} before and {os.getloadavg()[0]:.1f} at the end, with the soak's own"
     options = {"minutes": minutes, "clients": CLIENTS, "seed": seed, "load average": load}
     bars = write_serve_soak(found, options, folder, screen)
     screen.print(f"report: {folder / 'serve-soak.md'}", soft_wrap=True)

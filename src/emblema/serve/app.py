@@ -31,19 +31,21 @@ ROWS_OF_A_PICTURE = 256
 """Rows that a part with media is taken to have, for admission."""
 
 
-def make_app(settings: ServeSettings, failed: Callable[[], None] = lambda: None) -> FastAPI:
+def make_app(settings: ServeSettings, loaded: Callable[[bool], None] = lambda well: None) -> FastAPI:
     """Return the application; the model is loaded when it starts.
 
     Args:
         settings: of the server.
-        failed: called when the model cannot be loaded.
+        loaded: called once the model is loaded, or cannot be: with whether it is.
     """
 
     def check(loading: asyncio.Task[Service]) -> None:
-        error = None if loading.cancelled() else loading.exception()
+        if loading.cancelled():
+            return
+        error = loading.exception()
         if error is not None:
             _LOG.error("the server cannot start: %s", error)
-            failed()
+        loaded(error is None)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
