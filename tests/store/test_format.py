@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -279,6 +280,22 @@ def test_sources_are_read_range_by_range() -> None:
         reader.read(name)
         assert asked[2:] == [(start + list(reader.header.sizes.values())[0], reader.header.sizes[name])]
     assert closed
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("size", [1_100_000, 2_093_056, 2_500_000, 7_000_000, 16_744_448])
+def test_what_is_read_takes_an_eighth_more_memory_at_most(size: int) -> None:
+    """Pages of 2 MiB are taken only where they are used: budgets count bytes of tensors."""
+    data, count = written(made(arrays(a=numpy.ones(size, "u1")))), 8
+    held = [open_bytes(data).read("a")]
+    before = resident_bytes()
+    held += [open_bytes(data).read("a") for _ in range(count)]
+    assert resident_bytes() - before <= count * size * 9 / 8 + 2**20
+    assert all(array.data[-1] == 1 for array in held)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_the_format_does_not_need_torch() -> None:

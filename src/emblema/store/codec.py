@@ -381,8 +381,9 @@ def _to_tensor(reader: RecordReader, name: str, dtypes: tuple[str, ...], *shape:
     array = reader.read(name)
     if array.dtype not in dtypes:
         raise ValueError(f"{name} is {array.dtype}")
-    if len(array.shape) != len(shape) or any(
-        want not in (None, got) for want, got in zip(shape, array.shape, strict=True)
+    if array.shape != shape and (
+        len(array.shape) != len(shape)
+        or any(want not in (None, got) for want, got in zip(shape, array.shape, strict=True))
     ):
         raise ValueError(f"{name} has shape {array.shape}")
     dtype = DTYPES[array.dtype]

@@ -38,13 +38,15 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
 
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_FIRST = '{"__metadata__":'
 _FIELDS = {"version", "id", "kind", "owner", "model", "chunks", "created", "meta", "tensors"}
-BLOCK = 2**18
+BLOCK = 2**19
 """Bytes that are read and then hashed while they are in the processor's cache."""
 SLAB = 2**26
 """Bytes of the largest allocation that tensors share."""
 HUGE_PAGE = 2**21
 
+_FAILURES = (OSError, ValueError, RecursionError, MemoryError, OverflowError)
 _PASSING = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EINTR, errno.EAGAIN, errno.ESTALE,
      errno.ENOENT, errno.ETIMEDOUT, errno.ENODEV}
@@ -183,19 +185,21 @@ class Reader:
         Raises:
             LoadError: there is none of this name, it is cut short, or its checksum differs.
         """
-        with _load_errors(self._piece):
-            place = self._places.get(name)
-            if place is None:
-                raise ValueError(f"the file has no tensor {name!r}")
+        place = self._places.get(name)
+        if place is None:
+            raise LoadError(self._piece, f"the file has no tensor {name!r}")
+        try:
             buffer = self._buffer(name)
             digest = xxh3_128()
             for start in range(0, buffer.nbytes, BLOCK):
                 block = buffer[start : start + BLOCK]
                 self._fill(self._start + place.start + start, block)
                 digest.update(block)
-            if digest.hexdigest() != place.checksum:
-                raise ValueError(f"the checksum of {name} differs")
-            return Array(place.dtype, place.shape, buffer)
+        except _FAILURES as error:
+            raise LoadError(self._piece, str(error) or type(error).__name__) from error
+        if digest.hexdigest() != place.checksum:
+            raise LoadError(self._piece, f"the checksum of {name} differs")
+        return Array(place.dtype, place.shape, buffer)
 
     def _buffer(self, name: str) -> memoryview:
         """Return a fresh buffer, cut from the slab of a tensor's group: page faults of small ones cost too much."""
@@ -204,8 +208,9 @@ class Reader:
             slab = self._slabs.get(group, memoryview(b""))
             if slab.nbytes < size:
                 slab = _fresh_memory(max(size, min(SLAB, self._ahead[group])))
-            self._ahead[group] -= _aligned(size)
-            self._slabs[group] = slab[_aligned(size) :]
+            aligned = _aligned(size)
+            self._ahead[group] -= aligned
+            self._slabs[group] = slab[aligned:]
             return slab[:size]
 
     def close(self) -> None:
@@ -226,7 +231,7 @@ class Reader:
 def _load_errors(piece: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+    except _FAILURES as error:
         raise LoadError(piece, str(error) or type(error).__name__) from error
 
 
@@ -242,14 +247,17 @@ def _fresh_memory(size: int) -> memoryview:
     """Return memory of so many bytes, in huge pages where there are some: clearing small ones takes longer than reading
     what is put in them.
     """
-    if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    whole = _aligned(size, HUGE_PAGE)
+    # The last page is a huge one too, unless more than an eighth of all would lie unused and uncounted.
+    huge = whole if 8 * (whole - size) <= size else size // HUGE_PAGE * HUGE_PAGE
+    if huge == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return numpy.empty(size, numpy.uint8).data
-    # The system aligns mappings of whole huge pages; what is beyond the size is never touched.
-    whole = mmap.mmap(-1, _aligned(size, HUGE_PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # The system aligns mappings of whole huge pages.
+    mapped = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         # Kernels without huge pages refuse the advice.
-        whole.madvise(mmap.MADV_HUGEPAGE, 0, size // HUGE_PAGE * HUGE_PAGE)
-    return memoryview(whole)[:size]
+        mapped.madvise(mmap.MADV_HUGEPAGE, 0, huge)
+    return memoryview(mapped)[:size]
 
 
 def _group(name: str) -> str:
@@ -292,8 +300,12 @@ def _parse(head: bytes | bytearray, data_bytes: int) -> Parsed:
         RecursionError: it is nested too deeply.
     """
     text = head.decode().rstrip(" ")
-    outer = _loads(text)
-    metadata = outer.get("__metadata__") if isinstance(outer, dict) else None
+    if text.startswith(_FIRST):
+        # What describes the file is parsed; the rest must then be what this program writes, and is compared.
+        metadata, _ = json.JSONDecoder(object_pairs_hook=_each_once).raw_decode(text, len(_FIRST))
+    else:
+        outer = _loads(text)
+        metadata = outer.get("__metadata__") if isinstance(outer, dict) else None
     if not isinstance(metadata, dict) or set(metadata) != {"emblema", "xxh3_128"}:
         raise ValueError("it is not a stored piece: __metadata__ must hold emblema and xxh3_128")
     inner = metadata["emblema"]
@@ -308,6 +320,7 @@ def _parse(head: bytes | bytearray, data_bytes: int) -> Parsed:
     expected = {"__metadata__": metadata, **_safetensors(places)}
     if _dumps(expected) != text:
         # Another program may have written the entries in another order.
+        outer = _loads(text)
         if _dumps(outer) != text:
             raise ValueError("its header is not compact JSON, padded by spaces")
         if _dumps(outer, sort_keys=True) != _dumps(expected, sort_keys=True):
@@ -398,7 +411,8 @@ def _tensor_place(item: object, start: int) -> tuple[str, TensorPlace]:
         name, dtype, shape, checksum = item
         size = largest = ITEM_BYTES[dtype]
         for length in shape:
-            _require(type(length) is int and 0 <= length <= MAX_TENSOR, "tensors: a shape")
+            if type(length) is not int or not 0 <= length <= MAX_TENSOR:
+                raise ValueError("its header is malformed: tensors: a shape")
             # An empty axis counts as one: no axis may be beyond what an index can address.
             size, largest = size * length, largest * (length or 1)
         _require(largest <= MAX_TENSOR, "tensors: one is too large")
