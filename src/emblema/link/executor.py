@@ -212,7 +212,7 @@ class _PlanRun:
             pending = [part for part in ranges if part.stage > stage]
             start = [part for part in current if part.residual is None]
             rows = _rows(start)
-            batch = self._batch(start, pending)
+            batch = self._batch(rows, start, pending)
             if all(part.layers == (0, self.plan.layers) for part in current):
                 if not pending and self.plan.recomputation is not None:
                     return self._twice(self.plan.recomputation, current, batch, rows)
@@ -241,11 +241,10 @@ class _PlanRun:
         scores = attention.scores(self.slots[candidates].to(self.adapter.device)).cpu()
         chosen = candidates[scores.topk(min(again.budget, len(candidates))).indices].sort().values
         self.selected += (tuple(chosen.tolist()),)
-        layers = (0, self.plan.layers)
-        parts = [RowRange(start, stop, RowSource.COMPUTED, layers) for start, stop in _runs(chosen)]
-        parts += [part.after(again.question[0]) for part in current if part.stop > again.question[0]]
         self.row_layers += (len(rows) + len(chosen) + len(noted)) * self.plan.layers
-        return self._forward(self._batch(parts, []), _rows(parts), last=True)
+        # The question follows all candidates.
+        rows = torch.cat((chosen, rows[noted]))
+        return self._forward(self._batch(rows, current, []), rows, last=True)
 
     def _forward(self, batch: RowBatch, rows: Tensor, *, last: bool) -> Tensor:
         """Run logical rows in every layer; in the last forward, note what some of the chunks' rows attend."""
@@ -302,14 +301,14 @@ class _PlanRun:
 
     def _joining(self, parts: list[RowRange], pending: list[RowRange]) -> RowBatch:
         """Return the rows that begin at one layer, from their chunks' kept residual streams."""
-        batch = self._batch(parts, pending)
+        batch = self._batch(_rows(parts), parts, pending)
         parts = sorted(parts, key=lambda part: part.start)
         embeds = torch.cat([self.job.resources.residual_rows(part).to(batch.embeds) for part in parts])
         self.residual_bytes += embeds.nbytes
         return replace(batch, embeds=embeds)
 
-    def _batch(self, current: list[RowRange], pending: list[RowRange]) -> RowBatch:
-        adapter, prompt, rows = self.adapter, self.job.prompt, _rows(current)
+    def _batch(self, rows: Tensor, current: list[RowRange], pending: list[RowRange]) -> RowBatch:
+        adapter, prompt = self.adapter, self.job.prompt
         embeds, visual, deepstack = embed_rows(adapter, prompt, rows)
         hidden_from = self._hidden(rows, current, pending)
         return RowBatch(
@@ -417,17 +416,6 @@ def _spanned_rows(spans: Sequence[Rows]) -> Tensor:
     """Return the rows of ranges [rows], each once and in order."""
     rows: Tensor = torch.cat([torch.arange(start, stop) for start, stop in spans]).unique()
     return rows
-
-
-def _runs(rows: Tensor) -> list[Rows]:
-    """Return rows in order as ranges of rows that follow one another."""
-    found: list[Rows] = []
-    for row in rows.tolist():
-        if found and found[-1][1] == row:
-            found[-1] = (found[-1][0], row + 1)
-        else:
-            found.append((row, row + 1))
-    return found
 
 
 def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:

@@ -104,7 +104,7 @@ class Resources:
         return _cut(held.keys, rows, part.patch.rank), _cut(held.values, rows, part.patch.rank)
 
 
-BLOCK_ROWS = 320
+BLOCK_ROWS = 640
 """Rows that are turned and patched at once, so that what is worked on stays in a core's cache."""
 
 SlotFactors = tuple[Factors | None, Factors | None]

@@ -83,8 +83,8 @@ def _fit(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     # The slowest tenth is left out: slow moments of the machine say nothing about rows.
     kept = seen[:, 4] <= np.quantile(seen[:, 4] / (1 + seen[:, 1]), 0.9) * (1 + seen[:, 1])
     features, seconds = features[kept], seen[kept, 4]
-    if len(features) <= features.shape[1] or np.linalg.matrix_rank(features) < features.shape[1]:
+    values, _, rank, _ = np.linalg.lstsq(features, seconds, rcond=None)
+    if len(features) <= features.shape[1] or rank < features.shape[1]:
         return None
-    values, *_ = np.linalg.lstsq(features, seconds, rcond=None)
     noise = float(np.square(seconds - features @ values).sum()) / (len(features) - features.shape[1])
     return values, noise * np.linalg.inv(features.T @ features)
