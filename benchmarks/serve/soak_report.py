@@ -92,6 +92,11 @@ def write_serve_soak(found: ServeSoak, options: dict[str, Any], folder: Path, sc
     tables = ModelTables("reference", soak_tables(found))
     show_tables(screen, tables)
     write_rows({"options": options, **tables.data()}, folder / "serve-soak.json")
-    words = f"`python -m benchmarks soak-serve`: {options_text(options)}; figures in [serve-soak.json](serve-soak.json)"
-    write_page(folder / "serve-soak.md", "A soak of the service", words, [tables])
+    write_soak_page(tables, options, folder)
     return tables.bars
+
+
+def write_soak_page(tables: ModelTables, options: dict[str, Any], folder: Path) -> Path:
+    """Write `serve-soak.md` and its plots into a folder; returns the page's path."""
+    words = f"`python -m benchmarks soak-serve`: {options_text(options)}; figures in [serve-soak.json](serve-soak.json)"
+    return write_page(folder / "serve-soak.md", "A soak of the service", words, [tables])
