@@ -121,6 +121,10 @@ def open_file(path: str | os.PathLike[str], id: str | None = None) -> "Reader":
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is not a plain file")
+            if hasattr(os, "posix_fadvise"):
+                with suppress(OSError):
+                    # The system then reads further ahead while blocks are hashed.
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             return Reader(partial(_read_file, file), status.st_size, id, file.close)
         except BaseException:
             file.close()
