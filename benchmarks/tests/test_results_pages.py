@@ -18,6 +18,7 @@ from benchmarks.long.report import check_page as check_long
 from benchmarks.recordfile import parsed
 from benchmarks.report import ModelTables
 from benchmarks.rowfile import read_rows
+from benchmarks.serve.soak_report import write_soak_page as write_serve_soak_page
 from benchmarks.store.report import write_report as write_store
 from benchmarks.store.run import StoreResult
 from benchmarks.stream.run import write_report as write_stream
@@ -87,6 +88,13 @@ def test_soak(measured_there: Any, tmp_path: Path) -> None:
     found = ModelTables(str(data["asked"]["model"]), tuple(map(table_of, data["tables"])))
     page = write_soak_page(found, data["asked"], data["seconds"], tmp_path)
     assert without_pictures(page) == committed("soak/soak.md")
+
+
+def test_the_soak_of_the_service(measured_there: Any, tmp_path: Path) -> None:
+    data = measured_there(read("serve-soak/serve-soak.json"))
+    found = ModelTables(str(data["model"]), tuple(map(table_of, data["tables"])))
+    page = write_serve_soak_page(found, data["options"], tmp_path)
+    assert without_pictures(page) == committed("serve-soak/serve-soak.md")
 
 
 def test_the_soak_s_tables_follow_from_its_rounds() -> None:
