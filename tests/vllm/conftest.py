@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from emblema.vllm import planner
 from emblema.vllm.planner import RequestPlanner
 
 SERVED_BY_VLLM = importlib.util.find_spec("vllm") is not None
@@ -17,20 +18,28 @@ def pytest_report_header() -> list[str]:
     return [] if SERVED_BY_VLLM else ["vllm is not installed: its tests are not collected here; run `make test-vllm`"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> Iterator[None]:
+    """Wait for plans on a busy machine too, where vLLM would compute plainly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "PLANNING_SECONDS", 60.0)
+        yield
+
+
 @pytest.fixture
 def planners_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Close every planner of a test: each has a thread."""
     made: list[RequestPlanner] = []
     start = RequestPlanner.__init__
 
-    def noted(planner: RequestPlanner, *given: object, **named: object) -> None:
-        start(planner, *given, **named)  # type: ignore[arg-type]
-        made.append(planner)
+    def noted(own: RequestPlanner, *given: object, **named: object) -> None:
+        start(own, *given, **named)  # type: ignore[arg-type]
+        made.append(own)
 
     monkeypatch.setattr(RequestPlanner, "__init__", noted)
     yield
-    for planner in made:
-        planner.close()
+    for each in made:
+        each.close()
 
 
 class Bench:

@@ -56,14 +56,18 @@ class Both:
     def explain(
         self, name: str, off: float, bar: float, served: Tensor, wanted: Tensor, precise: Callable[[Engine], Tensor]
     ) -> None:
-        """Say how far both sides are from float64; what is not known to be missed, or by less, fails."""
+        """Say how far both sides are from float64.
+
+        It is shown as missed where each side is within the bar, and so the processor's own rounding decides, or where
+        it is known to be missed; otherwise it fails.
+        """
         if self._precise is None:
             self._precise = load(self.subject, torch.float64)
         exact = precise(self._precise)
-        words = [f"{side} {float((logits.double() - exact).abs().max()):.2e}" for side, logits in
-                 (("vLLM", served), ("transformers", wanted))]  # fmt: skip
-        found = f"{self.subject.name}, {name}: {off:.2e} against {bar:.2e}; from float64: {', '.join(words)}"
-        if off <= MISSED.get((self.subject.name, name), 0.0):
+        sides = [float((logits.double() - exact).abs().max()) for logits in (served, wanted)]
+        words = f"vLLM {sides[0]:.2e}, transformers {sides[1]:.2e}"
+        found = f"{self.subject.name}, {name}: {off:.2e} against {bar:.2e}; from float64: {words}"
+        if max(sides) <= bar or off <= MISSED.get((self.subject.name, name), 0.0):
             pytest.xfail(f"missed: {found}")
         pytest.fail(found)
 
