@@ -105,9 +105,10 @@ soak-serve-short: $(VENV)/installed-dev  ## Two minutes of that, held to the sam
 	$(SOAK_SERVE) --minutes 2 --report $(VENV)/serve-soak
 
 FUZZ_SECONDS ?= 120
+FUZZ_SEED ?= 0
 fuzz: $(VENV)/installed-dev  ## Fuzz the file format, the index, request bodies and pictures for two minutes (Linux on x86-64)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[fuzz]"
-	OMP_NUM_THREADS=1 PYTHONPATH=src:. $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+	OMP_NUM_THREADS=1 PYTHONPATH=src:. $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 # Weekly rather than with every change: a fresh sample, and what survives is listed.
 mutation: $(VENV)/installed-dev  ## Change the code in small ways and count the changes that tests notice: an hour

@@ -1,7 +1,7 @@
 """Fuzz targets with atheris: `python -m tests.fuzz --seconds 120 [TARGET ...]`, on Linux with the extra `fuzz`.
 
-Each target has its share of the time, a process of its own, and new inputs at every run. An input that fails is written
-to build/fuzz, and belongs into tests/fuzz/found/TARGET once it is understood.
+Each target has its share of the time, a process of its own, and new inputs at every run, but where a seed is given. An
+input that fails is written to build/fuzz, and belongs into tests/fuzz/found/TARGET once it is understood.
 """
 
 import argparse
@@ -26,6 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("targets", nargs="*")
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs; 0: drawn at every run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given, flags = parser.parse_known_args()
     if given.one:
@@ -36,17 +37,18 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no target {sorted(unknown)[0]!r}: choose of {', '.join(MODULES)}")
     names = given.targets or [*MODULES]
-    failed = [name for name in names if not passes(name, given.seconds / len(names))]
+    failed = [name for name in names if not passes(name, given.seconds / len(names), given.seed)]
     if failed:
         print(f"failed: {', '.join(failed)}; the inputs are in {RESULTS}")
     return bool(failed)
 
 
-def passes(name: str, seconds: float) -> bool:
+def passes(name: str, seconds: float, seed: int) -> bool:
     """Fuzz one target in a process; print how many inputs were tried, or how it failed."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    limits = {"max_total_time": max(1, round(seconds)), "timeout": 20, "rss_limit_mb": 3072, "print_final_stats": 1}
-    flags = [f"-{key}={value}" for key, value in limits.items()] + [f"-artifact_prefix={RESULTS}/{name}-"]
+    limits = {"seed": seed, "max_total_time": max(1, round(seconds)), "timeout": 20, "rss_limit_mb": 3072}
+    flags = [f"-{key}={value}" for key, value in limits.items()]
+    flags += ["-print_final_stats=1", f"-artifact_prefix={RESULTS}/{name}-"]
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         corpus = Path(folder) / "corpus"

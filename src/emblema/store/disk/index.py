@@ -382,10 +382,16 @@ class Index:
         return [id.hex() for (id,) in self._writer.execute(query, (now,))]
 
     def shard(self, number: int) -> list[IndexRow]:
-        """Return the rows of ids that start with this byte, unchecked."""
-        query = f"{_SELECT} id >= ?" + (" AND id < ?" if number < 255 else "")
-        bounds = [bytes([number])] + ([bytes([number + 1])] if number < 255 else [])
-        return [IndexRow._make(row) for row in self._writer.execute(query, bounds)]
+        """Return the rows of ids that start with this byte, unchecked; with 0 also those whose ids are no bytes."""
+        # Bytes are after numbers and texts in sqlite's order.
+        conditions, given = [], []
+        if number > 0:
+            conditions.append("id >= ?")
+            given.append(bytes([number]))
+        if number < 255:
+            conditions.append("id < ?")
+            given.append(bytes([number + 1]))
+        return [IndexRow._make(row) for row in self._writer.execute(f"{_SELECT} {' AND '.join(conditions)}", given)]
 
     def remove_row(self, id: bytes) -> None:
         """Remove a row whose contents are not to be trusted, its id included."""
