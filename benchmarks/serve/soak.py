@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.allocator import ALLOCATOR
 from benchmarks.vllm.client import content_of, picture_url
 from benchmarks.vllm.load import of_pages
 from benchmarks.vllm.server import free_port, running
@@ -39,6 +38,8 @@ POOL_SEED = 11
 BODY_BYTES = 2 * 2**20
 """Largest body that the soaked server takes, so that larger ones are quickly made."""
 QUOTA_BYTES = 64 * 2**20
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(128 * 2**10)}
+"""Blocks of so many bytes are the system's again once they are freed: glibc's own bound, kept where it is at first."""
 
 
 @dataclass(frozen=True, slots=True)

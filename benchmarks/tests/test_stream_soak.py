@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.rowfile import read_rows
 from benchmarks.stream.soak.plan import FixedAnswers, SoakLog, SoakPlan, SoakRound, event_line, read_event
-from benchmarks.stream.soak.report import quarters, soak_bars, write_soak
+from benchmarks.stream.soak.report import MISSED, has_failed, quarters, soak_bars, write_soak
 from benchmarks.stream.soak.run import soak
 from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
 from emblema.errors import EmblemaError, PromptError
@@ -86,6 +86,22 @@ def test_other_answers_after_the_kill_are_found_out(after: FixedAnswers) -> None
     found = soak_log()
     found.after = after
     assert ["after the kill" in name for name in missed(found)] == [True]
+
+
+def test_a_bar_that_is_known_to_be_missed_fails_only_beyond_what_is_known() -> None:
+    bars = soak_bars(soak_log())
+    assert set(MISSED) < {bar.name for bar in bars}
+    for bar in bars:
+        bound = MISSED.get(bar.name)
+        if bound is None:
+            assert has_failed(replace(bar, value=bar.bound + 0.01 if not bar.least else bar.bound - 0.01))
+        else:
+            assert bar.bound < bound
+            assert not replace(bar, value=bound).holds
+            assert not has_failed(replace(bar, value=bound))
+            assert has_failed(replace(bar, value=bound + 0.01))
+        assert has_failed(replace(bar, value=None))
+        assert not has_failed(bar)
 
 
 def test_what_a_process_prints_is_read_as_it_was() -> None:

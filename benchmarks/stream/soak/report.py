@@ -22,6 +22,10 @@ LINES = 20
 NOISE = 1.1
 """By how much a ratio of times, or of bytes, may pass what it is held against."""
 TOTAL = "memory of the process in any round, to what the stream counts and the first round's rest"
+UNCOUNTED = "bytes of the process that the stream does not count"
+MISSED = {f"{UNCOUNTED}, last quarter to the second": 1.25, TOTAL: 1.2}
+"""What is known to miss its bound on some machines, by gaps of the allocator, and up to where. It is shown as missed;
+beyond this, a soak fails by it."""
 INDEX = ("index", "waiting")
 """Places of the device whose bytes go with the clusters."""
 
@@ -114,9 +118,15 @@ def soak_bars(log: SoakLog) -> tuple[Bar, ...]:
         held("device bytes of a cluster", growth(rounds, lambda found: index_bytes(found) / found.clusters), 1.25),
         held("other device bytes", growth(rounds, other_bytes), 1.01),
         held("host bytes of a frame", growth(rounds, lambda found: host_bytes(found) / found.frames), NOISE),
-        held("bytes of the process that the stream does not count", growth(rounds, uncounted), NOISE),
+        held(UNCOUNTED, growth(rounds, uncounted), NOISE),
         Bar(TOTAL, most_memory(rounds), NOISE, least=False, count=len(rounds)),
     )
+
+
+def has_failed(bar: Bar) -> bool:
+    """Return whether a bar is missed by more than it is known to be."""
+    known = MISSED.get(bar.name)
+    return not bar.holds and (known is None or bar.value is None or not bar.value <= known)
 
 
 def soak_tables(log: SoakLog) -> tuple[Table, ...]:

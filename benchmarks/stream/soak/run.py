@@ -2,13 +2,11 @@
 
 `python -m benchmarks.stream.soak.run PLAN STORE SECONDS PROCESS` is one of them. It prints a line whenever there is
 something to report. The first saves the stream at half, asks the fixed questions, and goes on until it is killed; the
-second loads it, asks them again, and goes on to the end. Memory that they free is the system's again, so that what
-grows is what they hold.
+second loads it, asks them again, and goes on to the end.
 """
 
 import ctypes
 import math
-import os
 import resource
 import subprocess
 import sys
@@ -19,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.allocator import ALLOCATOR
 from benchmarks.stream.soak.plan import (
     FixedAnswers,
     SoakEvent,
@@ -85,8 +82,7 @@ def _process(plan: SoakPlan, folder: str, number: int) -> Iterator[Iterator[tupl
     seconds = math.inf if plan.minutes is None else 30 * plan.minutes
     command = [sys.executable, "-m", "benchmarks.stream.soak.run", plan.line(), folder, str(seconds), str(number)]
     with tempfile.TemporaryFile("w+") as errors:
-        environment = {**os.environ, **ALLOCATOR}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
             yield _events(process, errors)
         finally:
