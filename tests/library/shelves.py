@@ -12,9 +12,11 @@ from PIL import Image
 from emblema.errors import MediaError
 from emblema.kv.chunk import Chunk, Clip
 from emblema.library.embedders import Vectors
+from emblema.library.items import chunks_of
 from emblema.library.tenant_model import TenantModel
 from emblema.media import load_image, media_bytes
 from emblema.models.adapter import Adapter
+from emblema.session.warm_parts import WarmParts
 from emblema.store.identity import chunk_id
 from emblema.store.store import Store, TenantStore
 from tests.families import loaded, picture, token, words
@@ -37,6 +39,7 @@ class Workbench:
     view: TenantStore
     name: str = "llava"
     made: list[str] = field(default_factory=list)
+    warmed: list[list[str]] = field(default_factory=list)
 
     def add(self, source: Any = None, *, text: str | None = None, pages: int = 0) -> Chunk | Clip:
         if source == b"broken":
@@ -80,7 +83,13 @@ class Workbench:
 
     @property
     def tenant(self) -> TenantModel:
-        return TenantModel(self.view, loaded(self.name).adapter, self.add, self.read)
+        return TenantModel(self.view, loaded(self.name).adapter, self.add, self.read, self.warm)
+
+    def warm(self, parts: Sequence[Chunk | Clip]) -> WarmParts:
+        """Say that every chunk is here, with no patch."""
+        chunks = [chunk for part in parts for chunk in chunks_of(part)]
+        self.warmed.append([part.id for part in parts])
+        return WarmParts(sum(chunk.tokens for chunk in chunks), {chunk.id: chunk.bytes for chunk in chunks})
 
 
 def tenant(store: Store, salt: bytes = b"one", name: str = "llava") -> Workbench:

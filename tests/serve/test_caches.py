@@ -10,11 +10,11 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from emblema.engine.warming import WarmParts
 from emblema.serve.caches import CachePart, CacheStore
 from emblema.serve.faults import ServeError
 from emblema.serve.keys import KeyRing, Tenant
 from emblema.serve.messages import ChatRequest
+from emblema.session.warm_parts import WarmParts
 from emblema.store.identity import owner_digest
 from tests.serve.conftest import QUESTION, data_url
 from tests.serve.servers import Running, serving

@@ -12,13 +12,13 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from emblema import Engine, Store
-from emblema.engine.warming import WarmParts
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.serve.caches import CacheStore
 from emblema.serve.files import FileStore
 from emblema.serve.keys import KeyRing
 from emblema.serve.settings import ServeSettings
+from emblema.session.warm_parts import WarmParts
 from emblema.vllm.body_media import FORMS
 from emblema.vllm.host import VllmHost
 from emblema.vllm.service import mount

@@ -1,8 +1,9 @@
 """The embedded engine: load a model, add media once, ask about them anywhere in a prompt."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack, overload
@@ -33,12 +34,13 @@ from emblema.session.chat_template import ChatTemplate
 from emblema.session.decoding import Sampling, SamplingKnobs
 from emblema.session.patch_worker import PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
-from emblema.session.prompt_reader import PromptLike
+from emblema.session.prompt_reader import PromptLike, PromptPart
 from emblema.session.replies import Piece, Reply, last_reply
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import DECODE_RESERVE, Session
 from emblema.session.survivors import SurvivorChoice, keeps_survivors
 from emblema.session.turn_tokenizer import TurnTokenizer
+from emblema.session.warm_parts import WarmParts, find_warm_parts
 from emblema.store.record import Terms
 from emblema.store.store import Store, TenantStore
 from emblema.stream.settings import StreamSettings, change_settings
@@ -237,7 +239,29 @@ class Engine:
 
     @property
     def _tenant_model(self) -> TenantModel:
-        return TenantModel(self.store, self.adapter, self.add, self.session.prompt_reader.passage)
+        return TenantModel(self.store, self.adapter, self.add, self.session.prompt_reader.passage, self.warm)
+
+    @property
+    def order_strategy(self) -> str:
+        """The strategy that forms every patch of a prompt's order, at the policy's share of the bytes."""
+        return f"patch-{100 * self.policy.share:g}%"
+
+    def warm(self, parts: Sequence[PromptPart]) -> WarmParts:
+        """Make parts ready for questions that show them in this order: their rows, and a patch for each.
+
+        Takes a prefill and the forming of the patches, and returns when they are in the store. They may be evicted
+        like any other; a library's `keep_order` pins them.
+
+        Args:
+            parts: text, chunks and clips. A prompt takes the patches wherever the chunks stand in this order.
+
+        Raises:
+            PromptError: the parts are longer than the model's context.
+        """
+        self.prefill(parts, policy=replace(self.policy, forming_seconds=None), keep=True)
+        self.settle()
+        # Where an earlier prompt was taken as a prefix nothing was computed, and nothing formed.
+        return find_warm_parts(self.store, self.prefill(parts, self.order_strategy).prompt)
 
     def prompt(self, parts: PromptLike, *, template: bool = True) -> Prompt:
         """Return a prompt as rows, from parts (one user turn) or messages in OpenAI's form; its media are added.

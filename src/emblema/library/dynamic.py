@@ -11,6 +11,7 @@ from emblema.library.embedders import Embedder
 from emblema.library.items import ChunkOrClip, Hit, LibraryItem, Listing, checked_name
 from emblema.library.libraries import Libraries, VersionHold
 from emblema.library.library import Library, chunk_ids
+from emblema.library.standing_orders import StandingOrders
 from emblema.library.tenant_model import TenantModel
 from emblema.store.record import SHARED
 
@@ -111,6 +112,7 @@ class DynamicLibrary:
         self.key = f"{_KEY}{name}"
         self._library = Library(libraries, tenant, self.key, SHARED, embedder)
         self._libraries, self._tenant = libraries, tenant
+        self._orders = StandingOrders(self._library, pin_chunks=False)
         self._read: tuple[str, int, Mapping[str, Listing]] | None = None
         if self.writable:
             libraries.register(self._library.scope, self.key, self.collect)
@@ -232,7 +234,34 @@ class DynamicLibrary:
             self._libraries.sources.forget(scope, [digest for digest in held if digest not in named])
             raise
         self._library.try_collect()
+        self._orders.renew(self._libraries.catalogue.entries(scope, self.key))
         return version
+
+    @property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """Orders that are kept, as names."""
+        return tuple(order.names for order in self._orders.list())
+
+    def keep_order(self, names: Sequence[str]) -> None:
+        """Make items ready for every tenant's questions that show them in this order, and keep that from eviction.
+
+        An item that changes has its orders made again; the order ends with its items.
+
+        Args:
+            names: of the items, two or more.
+
+        Raises:
+            StoreError: the collection is only read here, there is no such item, or there are too many orders.
+            PromptError: the items are longer than the model's context.
+            CapacityError: the patches do not fit; nothing is kept.
+        """
+        self._check_writable()
+        self._orders.keep(names, self._libraries.catalogue.entries(self._library.scope, self.key))
+
+    def drop_order(self, names: Sequence[str]) -> None:
+        """Let the patches of an order be evicted again; StoreError where it is not kept or only read here."""
+        self._check_writable()
+        self._orders.drop(names)
 
     def collect(self) -> int:
         """Free what no version in use needs any more; how many chunks. Done after every change and snapshot.

@@ -9,6 +9,7 @@ from emblema.library.embedders import Embedder
 from emblema.library.items import ChunkOrClip, Hit, Listing, checked_name
 from emblema.library.libraries import Libraries
 from emblema.library.library import Library, chunk_ids
+from emblema.library.standing_orders import StandingOrders
 from emblema.library.tenant_model import TenantModel
 
 _KEY = "files"
@@ -26,6 +27,7 @@ class StaticLibrary:
     def __init__(self, libraries: Libraries, tenant: TenantModel, embedder: Embedder | None = None) -> None:
         self._library = Library(libraries, tenant, _KEY, embedder=embedder)
         self._libraries, self._tenant = libraries, tenant
+        self._orders = StandingOrders(self._library, pin_chunks=True)
         try:
             libraries.sources.sweep(self._library.scope, libraries.catalogue.sources(self._library.scope))
         except OSError as error:
@@ -125,6 +127,30 @@ class StaticLibrary:
                 "and when the library is opened, and now if you delete it again"
             )
 
+    @property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """Orders that are kept, as names."""
+        return tuple(order.names for order in self._orders.list())
+
+    def keep_order(self, names: Sequence[str]) -> None:
+        """Make files ready for questions that show them in this order, and keep their rows and patches from eviction.
+
+        The order is kept until one of its files is deleted or expires.
+
+        Args:
+            names: of the files, two or more.
+
+        Raises:
+            StoreError: there is no such file, or there are too many orders.
+            PromptError: the files are longer than the model's context.
+            CapacityError: the patches do not fit; nothing is kept.
+        """
+        self._orders.keep(names, {entry.name: entry for entry in self.list()})
+
+    def drop_order(self, names: Sequence[str]) -> None:
+        """Let the rows and patches of an order be evicted again; StoreError where it is not kept."""
+        self._orders.drop(names)
+
     def search(self, query: str, count: int = 3) -> "tuple[Hit, ...]":
         """Return the chunks of all files that are nearest to a query, the nearest first. Runs the model.
 
@@ -153,6 +179,7 @@ class StaticLibrary:
                 catalogue.end_later(scope, _KEY, names)
                 return
         self._library.collect()
+        self._orders.renew(catalogue.entries(scope, _KEY))
 
     def _expire(self) -> None:
         over = self._libraries.catalogue.expired(self._library.scope, _KEY, self._libraries.now())

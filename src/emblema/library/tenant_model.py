@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from emblema.library.items import ChunkOrClip
 from emblema.models.adapter import Adapter
+from emblema.session.warm_parts import WarmParts
 from emblema.store.identity import owner_id
 from emblema.store.store import TenantStore
 
@@ -18,12 +19,14 @@ class TenantModel:
         adapter: the model's.
         add: makes a chunk or clip of a source and options, and keeps it in the store.
         read: a text to token ids, so that it spells no control token.
+        warm: makes patches for chunks and clips in an order, and returns what the store has of them.
     """
 
     store: TenantStore
     adapter: Adapter
     add: Callable[..., ChunkOrClip]
     read: Callable[[str], Sequence[int]]
+    warm: Callable[[Sequence[ChunkOrClip]], WarmParts]
 
     def scope(self, owner: str | None = None) -> str:
         """Return a digest of what shares a library: one owner (the store's by default), one model in one dtype."""

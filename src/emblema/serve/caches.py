@@ -12,10 +12,10 @@ from typing import Literal
 
 from blake3 import blake3
 
-from emblema.engine.warming import WarmParts
 from emblema.serve.database import Database
 from emblema.serve.faults import ServeError, missing
 from emblema.serve.keys import Tenant
+from emblema.session.warm_parts import WarmParts
 from emblema.store.identity import owner_digest
 
 _TABLES = """

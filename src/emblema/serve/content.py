@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from emblema.engine.async_engine import AsyncEngine
 from emblema.engine.engine import Engine
-from emblema.engine.warming import WarmParts, warm
+from emblema.engine.warming import warm
 from emblema.errors import CapacityError
 from emblema.kv.chunk import Chunk, Clip
 from emblema.media import MediaLimits
@@ -17,6 +17,7 @@ from emblema.serve.faults import ServeError, missing
 from emblema.serve.files import PROCESSED, FileEntry, FileStore
 from emblema.serve.keys import Tenant
 from emblema.serve.messages import CacheContent, FileContent, ImageContent, MediaContent, MediaItem, TextContent
+from emblema.session.warm_parts import WarmParts
 
 _DOWNLOADS = 8
 """Media that are fetched or decoded from text at once."""
