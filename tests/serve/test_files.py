@@ -1,10 +1,12 @@
 """Files, as OpenAI's own client calls them: kept before the answer, prefilled after it, nobody else's."""
 
 import asyncio
+import os
 import random
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,75 @@ def test_a_file_that_is_deleted_while_it_is_read_leaves_nothing(
         assert forgotten.wait(60)
     with Store(tmp_path) as store:
         assert len(chunks) == 1 and chunks[0] not in store.tenant(LOCAL.salt)
+
+
+def test_a_server_that_ends_while_it_reads_a_deleted_file_leaves_nothing(
+    tmp_path: Path, pngs: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, chunks = threading.Event(), list[str]()
+    make = ContentReader._made
+
+    async def held(*given: Any) -> Any:
+        chunks.append((await make(*given))[0].id)
+        made.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch, serving(tmp_path) as running:
+        patch.setattr(ContentReader, "_made", held)
+        gone = running.client().files.create(file=("p.png", pngs[0]), purpose="user_data")
+        assert made.wait(60)
+        running.client().files.delete(gone.id)
+    with Store(tmp_path) as store:
+        assert chunks[0] in store.tenant(LOCAL.salt), "the server ended before it could tell that the file was gone"
+    with serving(tmp_path):
+        pass
+    with Store(tmp_path) as store:
+        assert chunks[0] not in store.tenant(LOCAL.salt)
+
+
+def test_chunks_that_were_begun_are_forgotten_unless_their_file_is_there(tmp_path: Path) -> None:
+    gone = list[tuple[str, list[str]]]()
+    files = FileStore(tmp_path, 1_000, forget=lambda owner, tenant, chunks: gone.append((tenant, list(chunks))))
+    kept, lost, done = (files.add(ONE, data, "a", "user_data", None) for data in (b"kept", b"lost", b"done"))
+    for entry in (kept, lost, done):
+        files.begin(ONE, entry.id, [f"chunk of {entry.id}"])
+    assert files.note(ONE, done.id, "processed", None, "image", [f"chunk of {done.id}"])
+    assert files.delete(ONE, lost) and files.delete(ONE, files.entry(ONE, done.id))
+    for _ in range(2):
+        files.forget_begun()
+    assert gone == [("one", [f"chunk of {lost.id}"])]
+
+
+def test_bytes_without_an_entry_are_removed_at_opening(tmp_path: Path) -> None:
+    files = FileStore(tmp_path, 1_000)
+    kept = files.path(ONE, files.add(ONE, b"kept", "a", "user_data", None).id)
+    left, arriving, late = (kept.with_name(name) for name in ("file-left", ".arriving.temporary", ".late.temporary"))
+    for path in (left, arriving, late):
+        path.write_bytes(b"x")
+    os.utime(late, (1, 1))
+    FileStore(tmp_path, 1_000)
+    assert {path for path in kept.parent.iterdir()} == {kept, arriving}
+
+
+def test_a_crash_while_a_file_is_added_leaves_nothing_after_the_next_opening(tmp_path: Path) -> None:
+    """Whichever call is the last that reaches the disk; what was acknowledged is there."""
+    for number in range(1, 40):
+        folder = tmp_path / str(number)
+        files = FileStore(folder, 1_000)
+        first = files.add(ONE, b"first", "a", "user_data", None)
+        with FailingCalls(number, lasting=True)() as failing, suppress(StoreError):
+            files.add(ONE, b"second", "b", "user_data", None)
+        for path in folder.rglob(".*.temporary"):
+            os.utime(path, (1, 1))
+        again = FileStore(folder, 1_000)
+        there = {again.path(ONE, entry.id) for entry in again.entries(ONE)}
+        assert there == {path for path in (folder / "files").rglob("*") if path.is_file()}
+        assert again.read(ONE, first.id) == b"first"
+        if not failing.failed:
+            break
+    else:
+        pytest.fail("more calls than expected")
+    assert number > 4
 
 
 def test_a_deletion_sees_what_was_made_meanwhile(tmp_path: Path) -> None:

@@ -10,23 +10,16 @@ from pathlib import Path
 from sqlite3 import Connection, Row
 from typing import Literal
 
-from blake3 import blake3
-
-from emblema.serve.database import Database
+from emblema.serve.database import OwnedTable, keyed_id
 from emblema.serve.faults import ServeError, missing
 from emblema.serve.keys import Tenant
 from emblema.session.warm_parts import WarmParts
-from emblema.store.identity import owner_digest
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS caches (
-    owner TEXT NOT NULL, id TEXT NOT NULL, name TEXT, parts TEXT NOT NULL, created REAL NOT NULL, expires REAL NOT NULL,
-    tokens INTEGER NOT NULL, pieces TEXT NOT NULL, tenant TEXT NOT NULL,
-    PRIMARY KEY (owner, id)
-)
-"""
+_COLUMNS = "name TEXT, parts TEXT NOT NULL, tokens INTEGER NOT NULL, pieces TEXT NOT NULL"
 _ID = "emblema 2026-11 cache identity 1"
 _SPARE = 1.25
+_CACHE = "cache"
+"""What ids of caches begin with; those of parts that a request had kept do not."""
 CachePart = tuple[Literal["text", "file"], str]
 """A text, or a file by its id."""
 
@@ -89,43 +82,28 @@ class CacheStore:
     def __init__(
         self, folder: Path, most: int, most_bytes: int, set_pins: SetPins, clock: Callable[[], float] = time.time
     ) -> None:
-        self._most, self._most_bytes, self._set_pins, self._clock = most, most_bytes, set_pins, clock
-        self._database = Database(folder / "caches.sqlite", _TABLES)
+        self._most, self._most_bytes, self._set_pins = most, most_bytes, set_pins
+        self._table = OwnedTable(folder / "caches.sqlite", "cache", _COLUMNS, clock)
 
     def put(
         self, tenant: Tenant, parts: Sequence[CachePart], name: str | None, seconds: float, made: WarmParts
     ) -> CacheEntry:
-        """Keep a cache; the same parts again are the same cache, until the later of both times.
-
-        Args:
-            tenant: whose it is.
-            parts: what it stands for.
-            name: as the client said.
-            seconds: how long it is kept.
-            made: what the store has of it.
+        """Keep parts and what the store has of them; the same parts are one cache, until the later of both times.
 
         Raises:
             ServeError: the tenant has too many caches, or they would hold too much.
         """
-        return self._put(tenant, _id("cache", tenant, parts), parts, name, seconds, made)
+        return self._put(tenant, _id(_CACHE, tenant, parts), parts, name, seconds, made)
 
     def keep_part(self, tenant: Tenant, seconds: float, made: WarmParts, fresh: bool) -> None:
-        """Keep a part that a request names, for some time at least; one that will be here for so long stays as it is.
+        """Keep a part of a request for some time at least; one that will be here for so long stays as it is.
 
-        Args:
-            tenant: whose it is.
-            seconds: how long it is kept at least.
-            made: what the store has of it.
-            fresh: whether its chunks were made for this request, so that no pin of before holds them.
-
-        Raises:
-            ServeError: as `put`.
+        Chunks that are `fresh`, made for this request, are held by no pin of before. Errors are those of `put`.
         """
         id = _id("part", tenant, sorted(made.pieces))
-        with self._database.transaction() as connection:
-            query = "SELECT 1 FROM caches WHERE owner = ? AND id = ? AND expires >= ?"
-            known = connection.execute(query, (owner_digest(tenant.salt), id, self._clock() + seconds)).fetchone()
-        if fresh or known is None:
+        with self._table.transaction() as connection:
+            known = self._table.find(connection, tenant.owner, id)
+        if fresh or known is None or known["expires"] < self._table.clock() + seconds:
             # Longer than was asked for, so that not every request has to write.
             self._put(tenant, id, (), None, _SPARE * seconds, made)
 
@@ -133,8 +111,8 @@ class CacheStore:
         self, tenant: Tenant, id: str, parts: Sequence[CachePart], name: str | None, seconds: float, made: WarmParts
     ) -> CacheEntry:
         self.expire()
-        owner, now = owner_digest(tenant.salt), self._clock()
-        with self._database.transaction() as connection:
+        owner, now = tenant.owner, self._table.clock()
+        with self._table.transaction() as connection:
             held = _pieces_of(connection, owner)
             # Those of before stay pinned, whatever was made of the parts this time.
             pieces = {**held.pop(id, {}), **made.pieces}
@@ -143,67 +121,53 @@ class CacheStore:
             total = sum(reduce(or_, held.values(), pieces).values())
             if total > self._most_bytes:
                 raise ServeError(413, f"the caches would hold {total} bytes of {self._most_bytes}: delete some")
-            query = "SELECT created, expires FROM caches WHERE owner = ? AND id = ? AND expires > ?"
-            known = connection.execute(query, (owner, id, now)).fetchone()
-            created, expires = (now, now + seconds) if known is None else (known[0], max(known[1], now + seconds))
-            row = (owner, id, name, json.dumps(parts), created, expires, made.tokens, json.dumps(pieces), tenant.name)
-            connection.execute(f"INSERT OR REPLACE INTO caches VALUES ({', '.join('?' * len(row))})", row)
-        with self._database.transaction() as connection:
-            if connection.execute("SELECT 1 FROM caches WHERE owner = ? AND id = ?", (owner, id)).fetchone():
-                self._set_pins(owner, tenant.name, made.pieces, True)
-        return CacheEntry(id, name, tuple(parts), created, expires, made.tokens, pieces)
+            known = self._table.find(connection, owner, id)
+            created, expires = (now, now) if known is None else (known["created"], known["expires"])
+            self._table.put(
+                connection, owner=owner, id=id, tenant=tenant.name, created=created, name=name,
+                expires=max(expires, now + seconds), parts=json.dumps(parts), tokens=made.tokens,
+                pieces=json.dumps(pieces),
+            )  # fmt: skip
+        with self._table.transaction() as connection:
+            written = self._table.find(connection, owner, id)
+            if written is None:
+                raise missing("cache", id)
+            self._set_pins(owner, tenant.name, made.pieces, True)
+        return _entry(written)
 
     def held(self, owner: str) -> frozenset[str]:
         """Return the pieces that an owner's caches hold."""
-        with self._database.transaction() as connection:
+        with self._table.transaction() as connection:
             return frozenset().union(*_pieces_of(connection, owner).values())
 
     def entries(self, tenant: Tenant) -> tuple[CacheEntry, ...]:
         """Return a tenant's caches, the newest first; not the parts that requests had kept."""
-        with self._database.transaction() as connection:
-            query = "SELECT * FROM caches WHERE owner = ? AND parts != '[]' AND expires > ? ORDER BY created DESC, id"
-            return tuple(map(_entry, connection.execute(query, (owner_digest(tenant.salt), self._clock()))))
+        return tuple(_entry(row) for row in self._table.rows(tenant.owner) if row["id"].startswith(_CACHE))
 
     def entry(self, tenant: Tenant, id: str) -> CacheEntry:
-        """Return what is known of a cache.
-
-        Raises:
-            ServeError: the tenant has none of this id.
-        """
-        with self._database.transaction() as connection:
-            query = "SELECT * FROM caches WHERE owner = ? AND id = ? AND parts != '[]' AND expires > ?"
-            row = connection.execute(query, (owner_digest(tenant.salt), id, self._clock())).fetchone()
-        if row is None:
+        """Return what is known of a cache; `ServeError` where the tenant has none of this id."""
+        if not id.startswith(_CACHE):
             raise missing("cache", id)
-        return _entry(row)
+        return _entry(self._table.row(tenant.owner, id))
 
     def extend(self, tenant: Tenant, id: str, seconds: float) -> CacheEntry:
-        """Let a cache end so many seconds from now, and return it.
-
-        Raises:
-            ServeError: the tenant has none of this id.
-        """
+        """Let a cache end so many seconds from now, and return it; `ServeError` where the tenant has none of it."""
         entry = self.entry(tenant, id)
-        with self._database.transaction() as connection:
-            where = (self._clock() + seconds, owner_digest(tenant.salt), entry.id)
+        with self._table.transaction() as connection:
+            where = (self._table.clock() + seconds, tenant.owner, entry.id)
             connection.execute("UPDATE caches SET expires = ? WHERE owner = ? AND id = ?", where)
         return self.entry(tenant, id)
 
     def delete(self, tenant: Tenant, id: str) -> None:
-        """Delete a cache.
-
-        Raises:
-            ServeError: the tenant has none of this id.
-        """
-        entry = self.entry(tenant, id)
-        self._delete("owner = ? AND id = ?", owner_digest(tenant.salt), entry.id)
+        """Delete a cache; `ServeError` where the tenant has none of this id."""
+        self._delete("owner = ? AND id = ?", tenant.owner, self.entry(tenant, id).id)
 
     def expire(self) -> None:
         """Delete the caches whose time is over."""
-        self._delete("expires <= ?", self._clock())
+        self._delete("expires <= ?", self._table.clock())
 
     def _delete(self, where: str, *values: object) -> None:
-        with self._database.transaction() as connection:
+        with self._table.transaction() as connection:
             query = f"DELETE FROM caches WHERE {where} RETURNING owner, tenant, pieces"
             for owner, tenant, written in connection.execute(query, values).fetchall():
                 held = frozenset().union(*_pieces_of(connection, owner).values())
@@ -211,8 +175,7 @@ class CacheStore:
 
 
 def _id(kind: str, tenant: Tenant, identity: Sequence[object]) -> str:
-    key = blake3(owner_digest(tenant.salt).encode(), derive_key_context=_ID).digest()
-    return f"{kind}-{blake3(json.dumps(identity).encode(), key=key).hexdigest()[:32]}"
+    return keyed_id(kind, _ID, tenant.owner, json.dumps(identity).encode())
 
 
 def _pieces_of(connection: Connection, owner: str) -> dict[str, dict[str, int]]:
@@ -222,7 +185,6 @@ def _pieces_of(connection: Connection, owner: str) -> dict[str, dict[str, int]]:
 
 
 def _entry(row: Row) -> CacheEntry:
+    values = {name: row[name] for name in CacheEntry.__slots__}
     parts = tuple((kind, value) for kind, value in json.loads(row["parts"]))
-    return CacheEntry(
-        row["id"], row["name"], parts, row["created"], row["expires"], row["tokens"], json.loads(row["pieces"])
-    )
+    return CacheEntry(**values | {"parts": parts, "pieces": json.loads(row["pieces"])})

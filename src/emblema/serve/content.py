@@ -135,11 +135,12 @@ class ContentReader:
             MediaError: it cannot be decoded.
         """
         item = await self._file_item(tenant, id)
-        piece, _ = await self._made(tenant, item)
+        piece, _ = await self._made(tenant, item, id)
         if piece is not item:
             chunks = [piece.id] if isinstance(piece, Chunk) else [chunk.id for chunk in piece]
             if not await asyncio.to_thread(self._files.note, tenant, id, PROCESSED, None, piece.kind, chunks):
                 await self.forget(tenant, chunks)
+                await asyncio.to_thread(self._files.end, tenant.owner, id)
                 raise missing("file", id)
         return piece
 
@@ -162,18 +163,21 @@ class ContentReader:
         add, kept = self._files.add, max(seconds, _SHORTEST_FILE)
         return (await asyncio.to_thread(add, tenant, data, name[:200], "user_data", kept, renew=False)).id
 
-    async def _made(self, tenant: Tenant, item: MediaItem) -> tuple[Chunk | Clip, int]:
-        """Return the chunks of an item with media, and how many of their rows were prefilled for it."""
+    async def _made(self, tenant: Tenant, item: MediaItem, file: str | None = None) -> tuple[Chunk | Clip, int]:
+        """Return the chunks of an item with media, perhaps a file's, and how many rows were prefilled for it."""
         if isinstance(item, Chunk | Clip):
             return item, 0
-        source = item[item["type"]]
+        engine = self._engine_of(tenant)
+        pending = await engine.run(lambda own: own.session.chunk_builder.prepare(item[item["type"]]))
+        if file is not None:
+            await asyncio.to_thread(self._files.begin, tenant, file, [chunk.ids[0] for chunk in pending.chunks])
 
-        def add(engine: Engine) -> tuple[Chunk | Clip, int]:
-            builder = engine.session.chunk_builder
+        def add(own: Engine) -> tuple[Chunk | Clip, int]:
+            builder = own.session.chunk_builder
             before = builder.captured_tokens
-            return engine.add(source), builder.captured_tokens - before
+            return builder.add(pending), builder.captured_tokens - before
 
-        return await self._engine_of(tenant).run(add)
+        return await engine.run(add)
 
     async def _item(self, tenant: Tenant, part: MediaContent) -> MediaItem:
         """Return a file's chunks where they are known, else a content item with what was decoded."""

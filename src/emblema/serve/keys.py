@@ -44,6 +44,11 @@ class Tenant:
     quota: int | None = None
     administrator: bool = False
 
+    @property
+    def owner(self) -> str:
+        """Whose its files and rows are: a digest that does not tell the salt."""
+        return owner_digest(self.salt)
+
 
 LOCAL = Tenant("local", b"", administrator=True)
 """The tenant of a server without keys, which listens on loopback alone."""
@@ -128,7 +133,7 @@ class KeyRing:
     def tenants_named(self, name: str, owner: str) -> Iterator[Tenant]:
         """Yield the tenant of a name, if the owner is its; none where the folder's secret is another than it was."""
         tenants = (LOCAL, Tenant(name, self.salt(name)))
-        return (tenant for tenant in tenants if owner_digest(tenant.salt) == owner)
+        return (tenant for tenant in tenants if tenant.owner == owner)
 
 
 def _digest(text: str) -> bytes:

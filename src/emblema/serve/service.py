@@ -68,7 +68,8 @@ class Service:
         return service
 
     def resume(self) -> None:
-        """Have files prefilled that were uploaded before the server ended, and look for what expires from now on."""
+        """Take up what a server that has ended left of its files, and look for what expires from now on."""
+        self.files.forget_begun()
         for owner, name, id in self.files.unprocessed():
             for tenant in self.keys.tenants_named(name, owner):
                 self.read_later(tenant, id)

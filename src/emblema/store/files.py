@@ -4,7 +4,7 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -46,18 +46,33 @@ def write_whole(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
         OSError: it cannot be written. The earlier file is as it was, but for an error of the last step, which makes the
             name durable: then either file may be there.
     """
+    with written(path, buffers) as name_it:
+        name_it()
+
+
+@contextmanager
+def written(path: Path, buffers: Iterable[bytes | memoryview]) -> Iterator[Callable[[], None]]:
+    """Write a file without its name, and yield what gives it that, as `write_whole` does; after an error it is gone.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".temporary")
+
+    def name_it() -> None:
+        os.replace(name, path)
+        sync_folder(path.parent)
+
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.writelines(buffers)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        yield name_it
     except BaseException:
         with suppress(OSError):
-            os.unlink(name)
+            delete_durably(Path(name))
         raise
-    sync_folder(path.parent)
 
 
 def delete_durably(path: Path) -> None:
