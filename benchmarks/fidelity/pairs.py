@@ -37,8 +37,11 @@ MANY = "reasoning-many"
 """Documents of eight to thirteen pictures: no bar is held on them."""
 PAIR, SERVED = "pair", "pair+query-3%"
 ARMS = (FULL, BLIND, "pair:exact", "pair:small", PAIR, "query-3%", SERVED)
+WIDER = tuple(f"{memory}query-{share}%" for memory in ("", "pair+") for share in (6, 12, 25))
+"""Second passes over more rows; in the table, not in the plot by bytes."""
 COMPARED_ARMS = (
     FULL, BLIND, "pair:exact", "pair:small", PAIR, SERVED,
+    *WIDER,
     *(f"{method}@bytes-of-pair" for method in ("patch", "orbit", "basis")), "patch@6%", "patch@25%",
     *(f"{rival}@2x-{SERVED}" for rival in RIVALS if rival != "epic"),
 )  # fmt: skip
@@ -93,7 +96,8 @@ after it.
   rows, then 1,000, then 8,000 more, 128 a prompt): of {basis} other items of each of the five tasks, some of an item's
   chunks in random order a prompt.
 - **Other methods**, on the first {compared} items of each task. *Rivals*: as on the other page, with at least twice the
-  rows of `{served}`; `epic` chooses the rows of `mpic` in one forward, and is not measured again. *At equal bytes*:
+  rows of `{served}`; `epic` chooses the rows of `mpic` in one forward, and is not measured again. *With more rows*:
+  a second pass over 6, 12 and 25 % of them, with the memory and without. *At equal bytes*:
   `patch`, `orbit` and `basis` `@bytes-of-pair` may spend, on each item, the bytes that the memory of `pair` holds of
   it, for all antecedents together, over the KV of its chunks but the first. Their patches are formed for the tested
   list itself. `basis` has its directions from {pool} other items of the same task.
@@ -452,7 +456,11 @@ def write_page(listing: Path) -> Path:
     """Write the page of a run beside its figures, and its plots."""
     found = read(listing)
     draw_bytes(
-        [row for row in found["rows"] if row["task"] == COMPARED and "@2x-" not in row["strategy"]],
+        [
+            row
+            for row in found["rows"]
+            if row["task"] == COMPARED and "@2x-" not in row["strategy"] and row["strategy"] not in WIDER
+        ],
         listing.parent / PLOT,
     )
     draw_learning(found["learning"], listing.parent / CURVE)
