@@ -22,22 +22,15 @@ from emblema.serve.page import add_page
 from emblema.serve.replies import ChatAnswer
 from emblema.serve.service import Served, Service
 from emblema.serve.settings import ServeSettings
-from emblema.session.replies import Piece, Reply
+from emblema.session.replies import Reply
 
 _LOG = logging.getLogger("emblema.serve")
-LONGEST_REPLY = 1_024
-"""Tokens of a reply whose request does not say."""
 ROWS_OF_A_PICTURE = 256
 """Rows that a part with media is taken to have, for admission."""
 
 
 def make_app(settings: ServeSettings, loaded: Callable[[bool], None] = lambda well: None) -> FastAPI:
-    """Return the application; the model is loaded when it starts.
-
-    Args:
-        settings: of the server.
-        loaded: called once the model is loaded, or cannot be: with whether it is.
-    """
+    """Return the application. Its model is loaded when it starts; `loaded` is called with whether it could be."""
 
     def check(loading: asyncio.Task[Service]) -> None:
         if loading.cancelled():
@@ -61,7 +54,7 @@ def make_app(settings: ServeSettings, loaded: Callable[[bool], None] = lambda we
     app = FastAPI(title="Emblema", version="1", lifespan=lifespan)
     app.state.host = lambda: _loaded(app)
     faults.install(app)
-    add_routes(app)
+    _add_routes(app)
     add_page(app)
     app.add_middleware(Guard, settings=settings)
     return app
@@ -76,8 +69,7 @@ def _loaded(app: FastAPI) -> Service:
     return loading.result()
 
 
-def add_routes(app: FastAPI) -> None:
-    """Add all routes."""
+def _add_routes(app: FastAPI) -> None:
     app.get("/health")(health)
     app.get("/metrics")(metrics)
     app.get("/v1/models")(models)
@@ -99,18 +91,14 @@ async def metrics(service: Served) -> Response:
 
 async def models(service: Served, tenant: Owner) -> dict[str, Any]:
     """List the model."""
-    return {"object": "list", "data": [_model_body(service)]}
+    return {"object": "list", "data": [await model(service.settings.name, service, tenant)]}
 
 
 async def model(model: str, service: Served, tenant: Owner) -> dict[str, Any]:
     """Return the model."""
     if model != service.settings.name:
         raise missing("model", model)
-    return _model_body(service)
-
-
-def _model_body(service: Service) -> dict[str, Any]:
-    return {"id": service.settings.name, "object": "model", "created": 0, "owned_by": "emblema"}
+    return {"id": model, "object": "model", "created": 0, "owned_by": "emblema"}
 
 
 async def chat(body: ChatRequest, request: Request, service: Served, tenant: Owner) -> Response:
@@ -127,7 +115,12 @@ async def chat(body: ChatRequest, request: Request, service: Served, tenant: Own
             media, characters = media + len(entry.files) - 1, characters + entry.characters
     refuse_large(settings, media, characters)
     engine = service.engine_of(tenant)
-    reply = ChatAnswer(settings.name, engine.engine.tokenizer, bool(body.logprobs))
+
+    def note(finished: Reply) -> None:
+        service.metrics.note(finished, time.perf_counter() - began)
+        request.state.lane = finished.usage.lane
+
+    reply = ChatAnswer(settings.name, engine.engine.tokenizer, bool(body.logprobs), note)
 
     async def read(part: MediaContent | CacheContent) -> Sequence[str | MediaItem]:
         found = await service.content.read(tenant, part, body.kept_seconds(part))
@@ -136,42 +129,17 @@ async def chat(body: ChatRequest, request: Request, service: Served, tenant: Own
         return found.items
 
     retrieval = await asyncio.to_thread(retrieval_of, body, engine.engine, settings)
-    asked = await generate_request(body, read, settings.strategy, engine.engine.policy, LONGEST_REPLY, retrieval)
-    rows = characters // 3 + media * ROWS_OF_A_PICTURE
-    pieces = engine.pieces(asked, seconds=settings.deadline, rows=rows)
-
-    def note(finished: Reply) -> None:
-        service.metrics.note(finished, time.perf_counter() - began)
-        request.state.lane = finished.usage.lane
-
+    asked = await generate_request(body, read, settings.strategy, engine.engine.policy, retrieval)
+    pieces = engine.pieces(asked, seconds=settings.deadline, rows=characters // 3 + media * ROWS_OF_A_PICTURE)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
-        first = await anext(pieces)
-        return StreamingResponse(_streamed(reply, _again(first, pieces), usage, note), media_type="text/event-stream")
-    answer, finished = await _unless_left(request, reply.whole(pieces))
-    note(finished)
-    return JSONResponse(answer)
+        # Its first piece is waited for, so that what is refused has a status of its own.
+        events = reply.events(await anext(pieces), pieces, usage)
+        return StreamingResponse(events, media_type="text/event-stream")
+    return JSONResponse(await _unless_left(request, reply.whole(pieces)))
 
 
-async def _again(first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
-    """Yield a piece that was read already, and the others."""
-    yield first
-    async for piece in pieces:
-        yield piece
-
-
-async def _streamed(
-    reply: ChatAnswer, pieces: AsyncIterator[Piece], usage: bool, note: Callable[[Reply], None]
-) -> AsyncIterator[bytes]:
-    async for event, finished in reply.events(pieces, usage):
-        if finished is not None:
-            note(finished)
-        yield event
-
-
-async def _unless_left(
-    request: Request, answer: Awaitable[tuple[dict[str, Any], Reply]]
-) -> tuple[dict[str, Any], Reply]:
+async def _unless_left(request: Request, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
     """Wait for an answer; give it up when the client leaves."""
     task = asyncio.ensure_future(answer)
     while not task.done():

@@ -43,14 +43,7 @@ class ReadPart:
 
 
 class ContentReader:
-    """Reads the parts of requests, and makes caches of them.
-
-    Args:
-        files, caches: of all tenants.
-        engine_of: returns a tenant's engine.
-        limits: bounds on media.
-        model: fingerprint of the model.
-    """
+    """Reads the parts of requests, and makes caches of them, with a tenant's engine for the model of a fingerprint."""
 
     def __init__(
         self,
@@ -65,12 +58,7 @@ class ContentReader:
         self._downloads, self._making = asyncio.Semaphore(_DOWNLOADS), asyncio.Semaphore(_MADE_AT_ONCE)
 
     async def read(self, tenant: Tenant, part: MediaContent | CacheContent, seconds: float | None = None) -> ReadPart:
-        """Return what a part of a request stands for.
-
-        Args:
-            tenant: whose it is.
-            part: a part with media, or a cache.
-            seconds: how long the store keeps the part at least, wherever it stands; None for no such promise.
+        """Return what a part of a request stands for, which the store then keeps for so many seconds at least.
 
         Raises:
             ServeError: there is no such file or cache.
@@ -118,22 +106,13 @@ class ContentReader:
         return entry
 
     async def extend_cache(self, tenant: Tenant, id: str, seconds: float) -> CacheEntry:
-        """Let a cache, and its files, end so many seconds from now or later.
-
-        Raises:
-            ServeError: there is no such cache.
-        """
+        """Let a cache end so many seconds from now, and its files no sooner; `ServeError` where there is none."""
         entry = await asyncio.to_thread(self._caches.extend, tenant, id, seconds)
         await asyncio.to_thread(self._files.keep_until, tenant, entry.files, entry.expires)
         return entry
 
     async def prefill_file(self, tenant: Tenant, id: str) -> Chunk | Clip:
-        """Return a file's chunks; made now where they are not known.
-
-        Raises:
-            ServeError: there is no such file.
-            MediaError: it cannot be decoded.
-        """
+        """Return a file's chunks, made now where they are not known; errors as `read`."""
         item = await self._file_item(tenant, id)
         piece, _ = await self._made(tenant, item, id)
         if piece is not item:

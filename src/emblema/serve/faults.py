@@ -72,8 +72,8 @@ def error_body(error: Exception) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": parameter, "code": code}}
 
 
-async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Return the response to an error."""
+def response_to(error: Exception) -> JSONResponse:
+    """Return the response to an error; one of the server's own goes to the log."""
     status = status_of(error)
     if status == 500:
         _LOG.error("a request failed", exc_info=error)
@@ -83,6 +83,11 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error_body(error), status, headers)
+
+
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Return the response to an error, as applications call it."""
+    return response_to(error)
 
 
 def install(app: FastAPI) -> None:

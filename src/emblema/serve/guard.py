@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from emblema.serve import faults
-from emblema.serve.faults import ServeError
+from emblema.serve.faults import ServeError, response_to
 from emblema.serve.host import Host, key_of
 from emblema.serve.settings import LOOPBACK, ServeSettings
 
@@ -37,10 +37,10 @@ class Guard:
             await self._app(scope, receive, send)
             return
         began, id = time.perf_counter(), f"req_{uuid.uuid4().hex[:16]}"
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        host, headers = _ready(scope), Headers(scope=scope)
         scope.setdefault("state", {})["lane"] = None
         most = self._settings.file_bytes if scope["path"] == "/v1/files" else self._settings.body_bytes
-        status, read = 0, 0
+        status, read = 499, 0
 
         async def counted() -> Message:
             nonlocal read
@@ -58,39 +58,34 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", id.encode())]
             await send(message)
 
-        refusal = self._refusal(headers, most) or _without_key(scope, headers)
         try:
-            if refusal is None:
-                await self._app(scope, counted, answer)
-            else:
-                await refuse(refusal, answer)
+            refusal = self._refusal(scope["path"], headers, most, host)
+            await (self._app(scope, counted, answer) if refusal is None else refuse(refusal, answer))
         finally:
-            state = scope["state"]
             line = {
-                "request": id, "method": scope["method"], "path": scope["path"][:200], "status": status or 499,
-                "seconds": round(time.perf_counter() - began, 4), "bytes": read, "lane": state.get("lane"),
+                "request": id, "method": scope["method"], "path": scope["path"][:200], "status": status,
+                "seconds": round(time.perf_counter() - began, 4), "bytes": read, "lane": scope["state"].get("lane"),
             }  # fmt: skip
             _LOG.info(json.dumps(line))
-            self._count(scope, status or 499)
+            if host is not None:
+                # The route's own path, so that clients cannot make names.
+                host.requests.labels(getattr(scope.get("route"), "path", "other"), str(status)).inc()
 
-    def _count(self, scope: Message, status: int) -> None:
-        host = _ready(scope)
-        if host is not None:
-            # The route's own path, so that clients cannot make names.
-            path = getattr(scope.get("route"), "path", "other")
-            host.requests.labels(path, str(status)).inc()
-
-    def _refusal(self, headers: dict[str, str], most: int) -> ServeError | None:
-        """Return why a request goes no further."""
-        length = headers.get("content-length", "0")
+    def _refusal(self, path: str, headers: Headers, most: int, host: Host | None) -> ServeError | None:
+        """Return why a request goes no further, before its body is read."""
+        length, origin = headers.get("content-length", "0"), headers.get("origin")
         if not length.isdecimal() or int(length[:20]) > most:
             return _too_large(most)
-        origin = headers.get("origin")
         if origin not in (None, *self._origins) and _split(origin).netloc != headers.get("host"):
             return ServeError(403, "pages of other origins may not use this server", "foreign_origin")
         # A name that was made to lead here would let a page of its owner in.
         if self._settings.loopback and _split(f"//{headers.get('host', '')}").hostname not in LOOPBACK:
             return ServeError(403, "this server answers to localhost alone", "foreign_host")
+        if host is not None and path.startswith("/v1/"):
+            try:
+                host.tenant_of(key_of(headers))
+            except ServeError as error:
+                return error
         return None
 
 
@@ -100,18 +95,6 @@ def _split(address: str | None) -> SplitResult:
         return urlsplit(address or "")
     except ValueError:
         return urlsplit("")
-
-
-def _without_key(scope: Message, headers: dict[str, str]) -> ServeError | None:
-    """Return the refusal of a request that lacks a key, before its body is read."""
-    host = _ready(scope)
-    if host is None or not scope["path"].startswith("/v1/"):
-        return None
-    try:
-        host.tenant_of(key_of(headers))
-    except ServeError as error:
-        return error
-    return None
 
 
 def _ready(scope: Message) -> Host | None:
@@ -128,15 +111,7 @@ def _too_large(most: int) -> ServeError:
 
 
 async def refuse(error: Exception, send: Any) -> None:
-    """Answer a request with an error, in the form of OpenAI."""
-    if faults.status_of(error) == 500:
-        _LOG.error("a request failed", exc_info=error)
-    body = json.dumps(faults.error_body(error)).encode()
-    # Closed, so that a body that nobody wants is not read to its end.
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": faults.status_of(error), "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    """Answer a request with an error; the connection is closed, so that a body nobody wants is not read to its end."""
+    response = response_to(error)
+    response.headers["connection"] = "close"
+    await response({"type": "http"}, None, send)  # type: ignore[arg-type]

@@ -27,29 +27,17 @@ class Host(Protocol):
     requests: Counter
 
     def tenant_of(self, authorization: str | None) -> Tenant:
-        """Return whose a request is, by its header.
-
-        Raises:
-            ServeError: a key is needed and there is none, or it is not known.
-        """
+        """Return whose a request is, by its header; `ServeError` where a key is needed and there is none that fits."""
 
     def read_later(self, tenant: Tenant, id: str) -> None:
         """Have an upload read behind its answer, as far as the engine does."""
 
     async def delete_file(self, tenant: Tenant, id: str) -> None:
-        """Delete a file.
-
-        Raises:
-            ServeError: there is no such file.
-        """
+        """Delete a file and what was made of it; `ServeError` where there is none."""
 
 
 def host_of(request: Request) -> Host:
-    """Return the server that an application was made for.
-
-    Raises:
-        ServeError: its model is not loaded yet, or could not be.
-    """
+    """Return the server that an application was made for; `ServeError` while its model is not loaded."""
     host: Host = request.app.state.host()
     return host
 
@@ -75,11 +63,7 @@ def request_counter(registry: CollectorRegistry) -> Counter:
 
 
 def check_open(keys: KeyRing, settings: ServeSettings) -> None:
-    """Refuse to let others in without a key.
-
-    Raises:
-        EmblemaError: others reach the address and there is no key.
-    """
+    """Raise `EmblemaError` where others reach the server and there is no key."""
     if not settings.loopback and len(keys) == 0:
         raise EmblemaError(
             f"{settings.host} is reached by others and there is no key: make one with `emblema keys add NAME`, or "
@@ -88,12 +72,7 @@ def check_open(keys: KeyRing, settings: ServeSettings) -> None:
 
 
 def authenticate(keys: KeyRing, authorization: str | None, open: bool) -> Tenant:
-    """Return whose a request is, by its header.
-
-    Args:
-        keys: of the server.
-        authorization: the header.
-        open: whether no key is needed as long as there is none.
+    """Return whose a request is, by its header; where it is `open`, no key is needed as long as there is none.
 
     Raises:
         ServeError: a key is needed and there is none, or it is not known.

@@ -1,6 +1,6 @@
 """A chat request as clients write it, and what the engine is asked for it."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -18,17 +18,20 @@ from emblema.session.decoding import Sampling
 OTHER_ENGINE = "is not offered here: `emblema vllm-serve` serves a model with it"
 LONGEST_KEPT = 2_592_000
 """Seconds that a cache may be kept for."""
+_UNSERVED: Mapping[str, Sequence[object]] = {
+    "tools": ([],), "functions": ([],), "audio": (), "modalities": ([], ["text"]), "n": (1,),
+    "response_format": ({"type": "text"},),
+}  # fmt: skip
+"""Fields that another engine serves, and values of them that ask for nothing."""
+LONGEST_REPLY = 1_024
+"""Tokens of a reply whose request does not say."""
 KEPT = 1_800
 """Seconds that a part is kept for where its breakpoint does not say."""
 UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def seconds_of(ttl: str) -> int:
-    """Return the seconds of a time such as `30m`.
-
-    Raises:
-        ValueError: it is none, or too long.
-    """
+    """Return the seconds of a time such as `30m`; `ValueError` where it is none, or too long."""
     number, unit = ttl[:-1], UNITS.get(ttl[-1:])
     if unit is None or not number.isdecimal() or not 0 < int(number[:9]) * unit <= LONGEST_KEPT:
         raise ValueError("give a time from 1s to 30d, such as 30m or 12h")
@@ -43,38 +46,34 @@ def _checked(ttl: str) -> str:
 TimeToLive = Annotated[str, Field(max_length=9), AfterValidator(_checked)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-
-class CacheBreakpoint(_Part):
+class CacheBreakpoint(BaseModel):
     """Asks that a part with media is kept, wherever it stands."""
 
     mode: Literal["explicit"]
     ttl: TimeToLive | None = None
 
 
-class CacheOptions(_Part):
+class CacheOptions(BaseModel):
     """How breakpoints of a request are kept that do not say it themselves."""
 
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: TimeToLive | None = None
 
 
-class TextContent(_Part):
+class TextContent(BaseModel):
     """Text."""
 
     type: Literal["text"]
     text: str
 
 
-class Address(_Part):
+class Address(BaseModel):
     """Where a picture or clip is: `data:`, `http:` or `https:`."""
 
     url: str
 
 
-class ImageContent(_Part):
+class ImageContent(BaseModel):
     """A picture."""
 
     type: Literal["image_url"]
@@ -82,7 +81,7 @@ class ImageContent(_Part):
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class VideoContent(_Part):
+class VideoContent(BaseModel):
     """A clip."""
 
     type: Literal["video_url"]
@@ -90,7 +89,7 @@ class VideoContent(_Part):
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class FileReference(_Part):
+class FileReference(BaseModel):
     """An uploaded file, or one that is sent along as a data address."""
 
     file_id: str | None = Field(None, max_length=200)
@@ -98,7 +97,7 @@ class FileReference(_Part):
     filename: str | None = None
 
 
-class FileContent(_Part):
+class FileContent(BaseModel):
     """A picture, clip or document by the id of its upload."""
 
     type: Literal["file"]
@@ -106,13 +105,13 @@ class FileContent(_Part):
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class CacheReference(_Part):
+class CacheReference(BaseModel):
     """A cache by its id."""
 
     cache_id: str = Field(max_length=200)
 
 
-class CacheContent(_Part):
+class CacheContent(BaseModel):
     """All parts of a cache, in their order."""
 
     type: Literal["cache"]
@@ -130,25 +129,21 @@ def text_length(content: str | Sequence[BaseModel]) -> int:
 
 
 def refuse_large(settings: ServeSettings, media: int, characters: int) -> None:
-    """Refuse a request with too many parts with media, or too much text.
-
-    Raises:
-        ServeError: it is one.
-    """
+    """Raise `ServeError` for a request with too many parts with media, or too much text."""
     if media > settings.parts:
         raise ServeError(400, f"the request has {media} parts with media; {settings.parts} may come at once")
     if characters > settings.text_bytes:
         raise ServeError(400, f"the request has {characters} characters; {settings.text_bytes} may come at once")
 
 
-class ChatMessage(_Part):
+class ChatMessage(BaseModel):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Content]
 
 
-class RetrievalOptions(_Part):
+class RetrievalOptions(BaseModel):
     """How the model asks for what is in collections. What is left out is as the server's settings say."""
 
     count: int = Field(1, ge=1, le=8)
@@ -157,7 +152,7 @@ class RetrievalOptions(_Part):
     end: str = Field("</search>", min_length=1, max_length=1_000)
 
 
-class ChatStreamOptions(_Part):
+class ChatStreamOptions(BaseModel):
     """What a stream tells beside its text."""
 
     include_usage: bool = False
@@ -196,20 +191,12 @@ class ChatRequest(BaseModel):
         return stop or None
 
     def refuse_unserved(self) -> None:
-        """Refuse what would change the answer and is not served here.
-
-        Raises:
-            ServeError: such a field is set.
-        """
+        """Raise `ServeError` for a field that would change the answer and is not served here."""
         extra = self.model_extra or {}
-        for name in ("tools", "functions", "audio", "modalities"):
-            if extra.get(name) not in (None, [], ["text"]):
-                raise ServeError(400, f"{name} {OTHER_ENGINE}", "unsupported_parameter", name)
-        if extra.get("n") not in (None, 1):
-            raise ServeError(400, f"n above 1 {OTHER_ENGINE}", "unsupported_parameter", "n")
-        kind = extra.get("response_format")
-        if kind is not None and (not isinstance(kind, dict) or kind.get("type") != "text"):
-            raise ServeError(400, f"response_format {OTHER_ENGINE}", "unsupported_parameter", "response_format")
+        for name, harmless in _UNSERVED.items():
+            if extra.get(name) not in (None, *harmless):
+                said = "n above 1" if name == "n" else name
+                raise ServeError(400, f"{said} {OTHER_ENGINE}", "unsupported_parameter", name)
         if self.collections and (self.logprobs or self.top_logprobs):
             raise ServeError(400, "logprobs are not told of a reply that may search collections", None, "logprobs")
         for name in ("cache_salt", "salt"):
@@ -236,13 +223,10 @@ class ChatRequest(BaseModel):
         """Characters of all text together."""
         return sum(text_length(message.content) for message in self.messages)
 
-    def sampling(self, longest: int) -> Sampling:
-        """Return how tokens are chosen; greedily unless a temperature is given.
-
-        Args:
-            longest: tokens that a reply may have where the request does not say.
-        """
-        most = self.max_completion_tokens or self.max_tokens or longest
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen; greedily unless a temperature is given."""
+        most = self.max_completion_tokens or self.max_tokens or LONGEST_REPLY
         knobs = {"temperature": self.temperature or 0.0, "top_p": 1.0 if self.top_p is None else self.top_p}
         seed = None if self.seed is None else self.seed % 2**63
         return Sampling.of(stop=self.stop, max_new_tokens=most, seed=seed, **knobs)
@@ -255,24 +239,15 @@ Read = Callable[[MediaContent | CacheContent], Awaitable[Sequence[str | MediaIte
 
 
 async def generate_request(
-    body: ChatRequest, read: Read, strategy: str, policy: Policy, longest: int, retrieval: Retrieval | None = None
+    body: ChatRequest, read: Read, strategy: str, policy: Policy, retrieval: Retrieval | None
 ) -> GenerateRequest:
-    """Return what the engine is asked.
-
-    Args:
-        body: the request.
-        read: reads parts with media.
-        strategy: where the request names none.
-        policy: bounds of `auto`, of which the request may narrow one.
-        longest: tokens that a reply may have where the request does not say.
-        retrieval: answers what the model asks for on the way.
+    """Return what the engine is asked; a strategy and a bound of the policy that the request says win over those given.
 
     Raises:
         EmblemaError: a part cannot be read, or a field is out of range.
     """
     turns: list[dict[str, Any]] = []
     for message in body.messages:
-        role = "system" if message.role == "developer" else message.role
         content: str | list[Any]
         if isinstance(message.content, str):
             content = message.content
@@ -280,10 +255,14 @@ async def generate_request(
             content = []
             for part in message.content:
                 content += [part.text] if isinstance(part, TextContent) else await read(part)
-        turns.append({"role": role, "content": content})
+        turns.append({"role": "system" if message.role == "developer" else message.role, "content": content})
     bounds = None if body.max_kl is None else replace(policy, max_kl=body.max_kl)
-    chosen = bounded(body.strategy or strategy, bounds)
-    likeliest = (body.top_logprobs or 0) if body.logprobs else None
-    asked = GenerateRequest(turns, chosen, body.sampling(longest), survivors=body.survivors, likeliest=likeliest)
-    asked = replace(asked, retrieval=retrieval)
-    return replace(asked, shorten=body.max_completion_tokens is None and body.max_tokens is None)
+    return GenerateRequest(
+        turns,
+        bounded(body.strategy or strategy, bounds),
+        body.sampling,
+        retrieval=retrieval,
+        survivors=body.survivors,
+        likeliest=(body.top_logprobs or 0) if body.logprobs else None,
+        shorten=body.max_completion_tokens is None and body.max_tokens is None,
+    )

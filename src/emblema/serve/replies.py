@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ class ChatAnswer:
         model: as clients call it.
         tokenizer: of the model, to spell tokens.
         probabilities: whether tokens' probabilities are told.
+        note: called with the whole reply once it is there.
         written: rows of chunks that were made for parts with a breakpoint.
         remarks: what could not be done as asked before the prompt was linked.
         id, created: of the reply.
@@ -28,14 +29,15 @@ class ChatAnswer:
 
     model: str
     tokenizer: Any
-    probabilities: bool = False
+    probabilities: bool
+    note: Callable[[Reply], None]
     written: int = 0
     remarks: list[str] = field(default_factory=list)
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    async def whole(self, pieces: AsyncIterator[Piece]) -> tuple[dict[str, Any], Reply]:
-        """Return the body of a whole reply, and the reply."""
+    async def whole(self, pieces: AsyncIterator[Piece]) -> dict[str, Any]:
+        """Return the body of a whole reply."""
         told: list[dict[str, Any]] = []
         reply: Reply | None = None
         async for piece in pieces:
@@ -43,37 +45,33 @@ class ChatAnswer:
             reply = piece.reply or reply
         if reply is None:
             raise EmblemaError("the reply ended before its end")
+        self.note(reply)
         message = {"role": "assistant", "content": reply.text, "refusal": None}
-        choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
-        if self.probabilities:
-            choice["logprobs"] = {"content": told, "refusal": None}
-        body = self._frame("chat.completion", [choice]) | self._costs(reply)
-        return body, reply
+        logprobs = {"content": told, "refusal": None} if self.probabilities else None
+        choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": logprobs}
+        return self._frame("chat.completion", [choice]) | self._costs(reply)
 
-    async def events(self, pieces: AsyncIterator[Piece], usage: bool) -> AsyncIterator[tuple[bytes, Reply | None]]:
-        """Yield server-sent events, the last ones with the reply; an error on the way is an event of its own.
-
-        Args:
-            pieces: of the reply.
-            usage: whether an event at the end tells the usage.
-        """
-        yield self._chunk({"role": "assistant", "content": ""}, None), None
+    async def events(self, first: Piece, others: AsyncIterator[Piece], usage: bool) -> AsyncIterator[bytes]:
+        """Yield server-sent events, at the end one with the usage if asked; an error on the way is an event too."""
+        yield self._chunk({"role": "assistant", "content": ""}, None)
         try:
-            async for piece in pieces:
+            piece: Piece | None = first
+            while piece is not None:
                 told = self._told(piece.probability)
                 if piece or told:
-                    yield self._chunk({"content": str(piece)}, None, told), None
+                    yield self._chunk({"content": str(piece)}, None, told)
                 if piece.reply is not None:
-                    reply = piece.reply
-                    costs = self._costs(reply)
-                    yield self._chunk({}, reply.finish_reason, more={"emblema": costs["emblema"]}), reply
+                    self.note(piece.reply)
+                    costs = self._costs(piece.reply)
+                    yield self._chunk({}, piece.reply.finish_reason, more={"emblema": costs["emblema"]})
                     if usage:
-                        yield _event(self._frame("chat.completion.chunk", []) | {"usage": costs["usage"]}), None
+                        yield _event(self._frame("chat.completion.chunk", []) | {"usage": costs["usage"]})
+                piece = await anext(others, None)
         except Exception as error:
-            yield _event(error_body(error)), None
+            yield _event(error_body(error))
             if not isinstance(error, EmblemaError):
                 raise
-        yield b"data: [DONE]\n\n", None
+        yield b"data: [DONE]\n\n"
 
     def _costs(self, reply: Reply) -> dict[str, Any]:
         """Return a reply's usage in OpenAI's fields (`cached_tokens` are the rows that were taken), and the rest."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends
 
 from emblema.engine.async_engine import AsyncEngine
 from emblema.engine.request_queue import SchedulerLimits
@@ -14,7 +14,7 @@ from emblema.errors import EmblemaError, MediaError
 from emblema.serve.caches import CacheStore
 from emblema.serve.content import ContentReader
 from emblema.serve.files import FAILED, FileStore
-from emblema.serve.host import authenticate, check_open
+from emblema.serve.host import authenticate, check_open, host_of
 from emblema.serve.keys import LOCAL, KeyRing, Tenant
 from emblema.serve.metrics import Metrics
 from emblema.serve.settings import ServeSettings
@@ -52,11 +52,7 @@ class Service:
 
     @classmethod
     async def open(cls, settings: ServeSettings) -> "Service":
-        """Load the model and return the service.
-
-        Raises:
-            EmblemaError: the model, the store or a setting is not right, or others would be let in without a key.
-        """
+        """Load the model; `EmblemaError` where it, the store or a setting is not right, or a key is missing."""
         keys = KeyRing(settings.folder)
         check_open(keys, settings)
         scheduler = SchedulerLimits(waiting=settings.waiting, batch_rows=settings.batch_rows)
@@ -82,9 +78,8 @@ class Service:
         """Delete the chunks of a file that has expired; those that a cache holds stay."""
         held = self.caches.held(owner)
         for store in self._stores_of(owner, name):
-            for chunk in chunks:
-                if chunk not in held:
-                    store.delete(chunk)
+            for chunk in set(chunks) - held:
+                store.delete(chunk)
 
     def _set_pins(self, owner: str, name: str, pieces: Iterable[str], pinned: bool) -> None:
         for store in self._stores_of(owner, name):
@@ -101,24 +96,18 @@ class Service:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     def tenant_of(self, authorization: str | None) -> Tenant:
-        """Return whose a request is, by its header.
-
-        Raises:
-            ServeError: a key is needed and there is none, or it is not known.
-        """
+        """Return whose a request is, by its header; errors as `authenticate`."""
         return authenticate(self.keys, authorization, self.settings.loopback)
 
     def engine_of(self, tenant: Tenant) -> AsyncEngine:
         """Return a tenant's engine."""
         if tenant is LOCAL:
             return self.engine
-        found = self._engines.get(tenant.name)
-        if found is None:
-            found = self.engine.on(self.engine.store.parent.tenant(tenant.salt))
-            self._engines[tenant.name] = found
-            if len(self._engines) > _TENANTS:
-                self._engines.popitem(last=False)
-        self._engines.move_to_end(tenant.name)
+        known = self._engines.pop(tenant.name, None)
+        found = known or self.engine.on(self.engine.store.parent.tenant(tenant.salt))
+        self._engines[tenant.name] = found
+        if len(self._engines) > _TENANTS:
+            self._engines.popitem(last=False)
         return found
 
     def read_later(self, tenant: Tenant, id: str) -> None:
@@ -139,11 +128,7 @@ class Service:
             _LOG.warning("%s could not be prefilled, it is read when it is asked for: %s", id, error)
 
     async def delete_file(self, tenant: Tenant, id: str) -> None:
-        """Delete a file and what was made of it.
-
-        Raises:
-            ServeError: there is no such file.
-        """
+        """Delete a file and what was made of it; `ServeError` where there is none."""
         deleted = False
         while not deleted:
             entry = await asyncio.to_thread(self.files.entry, tenant, id)
@@ -158,14 +143,4 @@ class Service:
         await asyncio.to_thread(self.engine.store.parent.close)
 
 
-def service_of(request: Request) -> Service:
-    """Return the service of an application.
-
-    Raises:
-        ServeError: its model is not loaded yet, or could not be.
-    """
-    service: Service = request.app.state.host()
-    return service
-
-
-Served = Annotated[Service, Depends(service_of)]
+Served = Annotated[Service, Depends(host_of)]
