@@ -1,69 +1,58 @@
 """Commands that measure a running `emblema serve`: under load, and for half an hour."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from benchmarks.cli.options import Parts, Report, Seed, model_loader
 from emblema.cli.options import Plain
 
-if TYPE_CHECKING:
-    from benchmarks.serve.load import LoadRun
-    from benchmarks.table import Table
-
 
 def serve(
     only: Parts = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of decoding.")] = 7,
-    rates: Annotated[str, typer.Option(help="Requests a second, with commas.")] = "2,4,8",
-    talks: Annotated[int, typer.Option("--conversations", min=1, help="Conversations of four turns at a rate.")] = 8,
+    engines: Annotated[str | None, typer.Option(help="embedded and vllm, with commas; those installed here.")] = None,
+    traffic: Annotated[str | None, typer.Option(help="Kinds of traffic, with commas; all if left out.")] = None,
+    rates: Annotated[str, typer.Option(help="Requests a second, with commas.")] = "4,8,16,32,64",
+    requests: Annotated[int, typer.Option(min=8, help="Requests at a rate.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of decoding.")] = 5,
     seed: Seed = 0,
     report: Report = Path("serve"),
     plain: Plain = False,
 ) -> None:
-    """Measure the service: replies decoded together, and conversations that arrive at rising rates, by method."""
-    from benchmarks.report import ModelTables, comma_list, parts_of, report_places, show_tables
-    from benchmarks.serve.decoding import measure_decoding
-    from benchmarks.serve.load import LoadPlan, measure_load
-    from benchmarks.serve.report import load_table, write_serve
+    """Measure the service: requests that arrive at rising rates, by method, on both engines; a killed run goes on."""
+    from benchmarks.report import comma_list, parts_of, report_places
+    from benchmarks.serve.load import LoadPlan
+    from benchmarks.serve.requests import TRAFFIC
+    from benchmarks.serve.run import MODEL, PARTS, ServeBench, ServeOptions
+    from benchmarks.serve.servers import EMBEDDED, ENGINES, VLLM
     from emblema.cli.screen import console
     from emblema.errors import EmblemaError
 
-    parts = parts_of(only, ("decoding", "load"))
     try:
         sent = tuple(sorted(float(rate) for rate in comma_list(rates)))
     except ValueError as error:
         raise EmblemaError(f"--rates {rates}: {error}") from error
     if not sent or sent[0] <= 0:
         raise EmblemaError(f"--rates {rates}: give requests a second, above zero, with commas")
-    folder, _ = report_places(report, None, "serve.json")
-    screen, before = console(plain), os.getloadavg()[0]
-    tables: list[Table] = []
-    runs: list[LoadRun] = []
+    screen = console(plain)
 
     def say(line: str) -> None:
         screen.print(line, soft_wrap=True, markup=False)
 
-    def tell(run: "LoadRun") -> None:
-        say(f"{run.traffic} {run.method} at {run.rate:g}: {run.tokens / run.seconds:.1f} tokens a second")
-
-    if "decoding" in parts:
-        with model_loader(None, screen)("reference") as engine:
-            tables.append(measure_decoding(engine, seed, rounds, say))
-    if "load" in parts:
-        began = perf_counter()
-        with TemporaryDirectory(prefix="emblema-serve-") as place:
-            runs = measure_load(LoadPlan("reference", sent, talks, seed), Path(place), tell)
-        tables.append(load_table(runs, perf_counter() - began))
-    load = f"{before:.1f} before and {os.getloadavg()[0]:.1f} after"
-    options = {"rounds": rounds, "rates": rates, "conversations": talks, "seed": seed, "load average": load}
-    command = " ".join(["python -m benchmarks serve", *([] if only is None else [f"--only {only}"])])
-    show_tables(screen, ModelTables("reference", tuple(tables)))
-    page = write_serve(tables, runs, command, options, "reference", folder)
+    installed = ENGINES if find_spec("vllm") else (EMBEDDED,)
+    chosen = installed if engines is None else parts_of(engines, ENGINES)
+    if engines is None and VLLM not in installed:
+        say("vLLM is not installed here: the embedded engine alone is measured")
+    folder, _ = report_places(report, None, "serve.json")
+    given = {"--only": only, "--engines": engines, "--traffic": traffic}
+    command = " ".join(["python -m benchmarks serve", *(f"{name} {value}" for name, value in given.items() if value)])
+    plan = LoadPlan(MODEL, sent, requests, seed)
+    options = ServeOptions(command, parts_of(only, PARTS), chosen, parts_of(traffic, TRAFFIC), plan, rounds)
+    page = ServeBench(options, lambda: model_loader(None, screen)(MODEL), folder, say).run()
     screen.print(f"report: {page}", soft_wrap=True)
 
 

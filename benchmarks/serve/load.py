@@ -1,92 +1,34 @@
-"""Conversations that arrive at a rate: every method on a server process of its own, asked by streams over HTTP."""
+"""Requests that arrive at rising rates: every method a tenant of one server, asked by streams over HTTP."""
 
-import http.client
-import json
-import os
 import random
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.vllm.client import Client, content_of
-from benchmarks.vllm.load import Conversations, of_pages
-from benchmarks.vllm.server import free_port, running
+from benchmarks.serve.requests import LoadRequest, LoadTraffic, load_traffic
+from benchmarks.serve.servers import EMBEDDED, LoadTenant, StreamedAnswer, serving, stream_body
+from benchmarks.vllm.saturation import processor_seconds, settle
 from emblema.errors import EmblemaError
 
-FULL = "full"
+FULL, PREFIX, AUTO = "full", "prefix", "auto"
 METHODS = {
-    "prefix": "prefix", "full-reuse": "blind", "cacheblend-15": "cacheblend-15", "mpic-32": "mpic-32",
-    "patch-25%": "patch-25%", "auto": "auto",
-}  # fmt: skip
-"""Names on the page, and what requests say in `strategy`."""
+    EMBEDDED: (PREFIX, "full-reuse", "cacheblend-15", "mpic-32", "patch-25%", AUTO),
+    "vllm": (PREFIX, "blind", "mpic-32", "patch-25%", AUTO),
+}
+"""By engine, in the order of the page."""
+STRATEGIES = {("vllm", PREFIX): FULL}
+"""What a request says in `strategy` where that is not the method's name: vLLM has a prefix cache of its own."""
 TOKENS = 8
 """Tokens of an answer at the most."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedAnswer:
-    """One request as its client saw it.
-
-    Attributes:
-        text: of the answer.
-        ttft: seconds from its arrival to the first event with text, or to its end where there is none.
-        ended: seconds from the run's beginning until it ended.
-        tokens: made; `cached` and `prompt`: rows taken, and all rows.
-    """
-
-    text: str
-    ttft: float
-    ended: float
-    tokens: int
-    cached: int
-    prompt: int
-
-
-def ask_streamed(address: str, body: Mapping[str, Any], arrival: float, began: float) -> StreamedAnswer:
-    """Send a request and read its stream.
-
-    Raises:
-        EmblemaError: the server refused, or broke off.
-    """
-    place = urlsplit(address)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=600)
-    more = {"stream": True, "stream_options": {"include_usage": True}}
-    text, first, usage = "", None, dict[str, Any]()
-    try:
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps({**body, **more}), {"Content-Type": "application/json"}
-        )
-        reply = connection.getresponse()
-        if reply.status != 200:
-            raise EmblemaError(f"{address} answered {reply.status}: {reply.read(400)!r}")
-        for line in reply:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise EmblemaError(f"{address} ended a stream: {event['error']['message']}")
-            usage = event.get("usage") or usage
-            fresh = event["choices"][0]["delta"].get("content") if event["choices"] else ""
-            if fresh and first is None:
-                first = time.perf_counter()
-            text += fresh or ""
-    except (OSError, http.client.HTTPException) as error:
-        raise EmblemaError(f"{address} broke off: {error}") from error
-    finally:
-        connection.close()
-    now = time.perf_counter()
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    ttft = (first or now) - arrival
-    return StreamedAnswer(text, ttft, now - began, usage["completion_tokens"], cached, usage["prompt_tokens"])
+RISE = 1.1
+"""A method is sent no higher rate once its answers a second are fewer than so many times the most before."""
 
 
 def send_at_rate(
-    address: str, bodies: Sequence[Mapping[str, Any]], rate: float, seed: int
+    tenant: LoadTenant, bodies: Sequence[bytes], rate: float, seed: int
 ) -> tuple[list[StreamedAnswer], float]:
     """Send requests at the moments of a Poisson process, whether or not those before are answered.
 
@@ -106,7 +48,7 @@ def send_at_rate(
 
     def ask(number: int) -> None:
         try:
-            answers[number] = ask_streamed(address, bodies[number], began + moments[number], began)
+            answers[number] = tenant.ask(bodies[number], began + moments[number], began)
         except EmblemaError as error:
             failures.append(error)
 
@@ -127,21 +69,25 @@ class LoadRun:
     """A method at one rate.
 
     Attributes:
-        traffic: `talks`, or `novelty` where no page was seen before.
+        engine: of `ENGINES`.
+        traffic: of `TRAFFIC`.
         method: its name on the page.
         rate: requests a second that arrived.
         ttfts: seconds to the first token, one for each request.
         seconds: from the first arrival to the last end.
+        processor: seconds of the server's processors until the last end.
         tokens: made in all; cached, prompt: rows taken, and all rows of prompts.
         agreeing: answers that are those of `full`, of as many requests.
         right: answers that are the right ones.
     """
 
+    engine: str
     traffic: str
     method: str
     rate: float
     ttfts: tuple[float, ...]
     seconds: float
+    processor: float
     tokens: int
     cached: int
     prompt: int
@@ -156,80 +102,121 @@ class LoadPlan:
     Attributes:
         model: what is served.
         rates: requests a second.
-        talks: conversations of four turns at each rate.
+        requests: at each rate.
         seed: of pages, orders and moments.
     """
 
     model: str
     rates: tuple[float, ...]
-    talks: int
+    requests: int
     seed: int
 
-    def of(self, traffic: str, rate: int) -> Conversations:
-        """Return the conversations of a rate by its place; each rate has orders of its own."""
-        if traffic == "talks":
-            return of_pages(self.talks, self.seed, 1 + rate)
-        turns = [turn for talk in range(self.talks) for turn in of_pages(1, self.seed + 1_000 + talk).turns]
-        return Conversations(tuple(turns), ())
-
-    @property
-    def parts(self) -> tuple[tuple[str, int], ...]:
-        """Traffic and the place of its rate: conversations at all of them, novelty at the one in the middle."""
-        talks = [("talks", place) for place in range(len(self.rates))]
-        return (*talks, ("novelty", len(self.rates) // 2))
+    def of(self, traffic: str) -> LoadTraffic:
+        """Return traffic of a kind."""
+        return load_traffic(traffic, self.rates, self.requests, self.seed)
 
 
-def measure_load(plan: LoadPlan, folder: Path, notify: Callable[[LoadRun], None]) -> list[LoadRun]:
-    """Send everything to every method; `full` answers first, one request after another, to be compared with.
+class LoadedMethod:
+    """A method under load: a tenant of its own, and how fast it answered at most.
 
     Args:
-        notify: called with each as it comes.
+        name: of the method.
+        tenant: new on the server.
+        traffic: whose pages the tenant uploads.
+    """
+
+    def __init__(self, name: str, tenant: LoadTenant, traffic: LoadTraffic) -> None:
+        self.name, self.tenant, self.traffic = name, tenant, traffic
+        self.strategy = STRATEGIES.get((tenant.server.engine, name), name)
+        self.most, self.saturated = 0.0, False
+        self._files = tenant.upload(traffic.pages) if traffic.files else {}
+
+    def bodies(self, requests: Sequence[LoadRequest], tokens: int = TOKENS) -> list[bytes]:
+        """Return what is sent for requests."""
+        model = self.tenant.server.model
+        return [stream_body(model, request.parts, self.strategy, tokens, self._files) for request in requests]
+
+    def show(self) -> None:
+        """Show all pages once, as many in a prompt as a request shows."""
+        pages = self.traffic.pages
+        size = max(len(pages) // 3, 10)
+        shown = [
+            LoadRequest((*pages[start : start + size], "which land ?"), "") for start in range(0, len(pages), size)
+        ]
+        self.one_by_one(shown, 1)
+
+    def one_by_one(self, requests: Sequence[LoadRequest], tokens: int = TOKENS) -> list[str]:
+        """Ask one request after another, and return the answers."""
+        now = time.perf_counter()
+        return [self.tenant.ask(body, now, now).text for body in self.bodies(requests, tokens)]
+
+    def run(self, place: int, seed: int, plain: Sequence[str]) -> LoadRun:
+        """Send the requests of a rate.
+
+        Args:
+            place: of the rate.
+            seed: of the moments.
+            plain: the answers of `full`.
+        """
+        rate, requests = self.traffic.rates[place], self.traffic.portions[place]
+        bodies, port = self.bodies(requests), urlsplit(self.tenant.server.address).port
+        before = processor_seconds(port)
+        answers, seconds = send_at_rate(self.tenant, bodies, rate, seed)
+        spent = processor_seconds(port) - before
+        texts = [answer.text for answer in answers]
+        reached = len(answers) / seconds
+        self.saturated = reached < RISE * self.most
+        self.most = max(self.most, reached)
+        return LoadRun(
+            engine=self.tenant.server.engine,
+            traffic=self.traffic.name,
+            method=self.name,
+            rate=rate,
+            ttfts=tuple(answer.ttft for answer in answers),
+            seconds=seconds,
+            processor=spent,
+            tokens=sum(answer.tokens for answer in answers),
+            cached=sum(answer.cached for answer in answers),
+            prompt=sum(answer.prompt for answer in answers),
+            agreeing=sum(map(str.__eq__, texts, plain)),
+            right=sum(map(str.__eq__, (text.strip() for text in texts), (request.answer for request in requests))),
+        )
+
+
+def measure_load(
+    plan: LoadPlan, engine: str, name: str, folder: Path, notify: Callable[[LoadRun], None]
+) -> tuple[LoadRun, ...]:
+    """Measure every method of an engine on one kind of traffic, at rates that rise until its answers a second do not.
+
+    At each rate the methods take turns, another one first each time, and begin when the server is quiet.
+
+    Args:
+        engine: of `ENGINES`.
+        name: of the traffic.
+        folder: for the server's store and log.
+        notify: called with each run as it comes.
 
     Raises:
-        EmblemaError: a server did not start, or did not answer.
+        EmblemaError: the server did not start, or did not answer.
     """
-    plain: dict[tuple[str, int], list[str]] = {}
+    traffic = plan.of(name)
     found: list[LoadRun] = []
-    for method, strategy in {FULL: FULL, **METHODS}.items():
-        port = free_port()
-        store, log = folder / f"store-{port}", folder / f"{port}.log"
-        line = [sys.executable, "-m", "emblema.cli", "serve", plan.model, "--store", str(store)]
-        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        with running(line, log, port, environment) as address:
-            name = Path(plan.model).name
-            for traffic, place in plan.parts:
-                talks = plan.of(traffic, place)
-                bodies = [
-                    {"model": name, "max_tokens": TOKENS, "temperature": 0, "strategy": strategy,
-                     "messages": [{"role": "user", "content": content_of(turn.parts)}]}
-                    for turn in talks.turns
-                ]  # fmt: skip
-                if method == FULL:
-                    client = Client(address, name)
-                    replies = [client.post(body)[0] for body in bodies]
-                    plain[traffic, place] = [reply["choices"][0]["message"]["content"] for reply in replies]
-                    continue
-                if talks.pool:
-                    # Every page has been seen, as a file of the tenant's is.
-                    shown = content_of([*talks.pool, "which land ?"])
-                    Client(address, name).post(
-                        {**bodies[0], "messages": [{"role": "user", "content": shown}], "max_tokens": 1}
-                    )
-                answers, seconds = send_at_rate(address, bodies, plan.rates[place], plan.seed + place)
-                texts = [answer.text for answer in answers]
-                found.append(
-                    LoadRun(
-                        traffic=traffic,
-                        method=method,
-                        rate=plan.rates[place],
-                        ttfts=tuple(answer.ttft for answer in answers),
-                        seconds=seconds,
-                        tokens=sum(answer.tokens for answer in answers),
-                        cached=sum(answer.cached for answer in answers),
-                        prompt=sum(answer.prompt for answer in answers),
-                        agreeing=sum(map(str.__eq__, texts, plain[traffic, place])),
-                        right=sum(map(str.__eq__, (text.strip() for text in texts), (t.answer for t in talks.turns))),
-                    )
-                )
+    with serving(engine, plan.model, folder) as server:
+        reference = LoadedMethod(FULL, server.tenant(FULL), traffic)
+        methods = [LoadedMethod(method, server.tenant(method), traffic) for method in METHODS[engine]]
+        for method in methods:
+            # The embedded engine prefills what was uploaded; else pages are made ready when they were shown.
+            if traffic.pages and not (traffic.files and engine == EMBEDDED):
+                method.show()
+            settle(server.address)
+        for place in range(len(traffic.rates)):
+            left = [method for method in methods if not method.saturated]
+            if not left:
+                break
+            plain = reference.one_by_one(traffic.portions[place])
+            first = place % len(left)
+            for method in (*left[first:], *left[:first]):
+                settle(server.address)
+                found.append(method.run(place, plan.seed + place, plain))
                 notify(found[-1])
-    return found
+    return tuple(found)

@@ -1,6 +1,6 @@
 """The figures of the service as tables, on a page with plots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,60 +9,94 @@ import numpy
 
 from benchmarks.report import ModelTables, options_text, write_page
 from benchmarks.rowfile import write_rows
-from benchmarks.serve.load import LoadRun
-from benchmarks.table import Bar, Plot, Table
+from benchmarks.serve.load import AUTO, METHODS, PREFIX, RISE, LoadRun
+from benchmarks.serve.requests import PAGES, SHOWN, SLOWER, TALKS, TEN
+from benchmarks.serve.servers import EMBEDDED, VLLM
+from benchmarks.table import Bar, Cell, Plot, Table
 from emblema.eval.metrics import Share
 
+FIRST_STATED = 8.0
+"""Conversations a second at which their bars were first stated."""
+ENGINE_NAMES = {EMBEDDED: "Embedded engine", VLLM: "vLLM"}
 PROTOCOL = (
-    "This was written before the run. Each method has a server process and a store of its own on the same "
-    "machine; `full` answers everything first, one request after another, and its answers are what the others are "
-    "compared with. Conversations are those of MMDU in form: four turns over ten pages in an order of its own, 4, "
-    "2, 2 and 2 pages, each turn sent whole, with all turns before it. Turns arrive by a Poisson process of a "
-    "fixed seed, the same moments for every method, whether or not those before are answered; waiting in the "
-    "server counts. Before them the server is shown all pages once. `novelty` is the same with pages that nobody "
-    "has seen. Methods run one after another, so that other work on the machine may weigh on one and not on "
-    "another; the load average is told. TTFT is the client's, from the arrival to the first event with text. "
-    "Tokens a second are all tokens made over the time from the first arrival to the last end: below saturation "
-    "the rate of arrival bounds it. *agrees*: the answer is that of `full`; *right*: it is the pages'."
+    "This was written before the run. One server of an engine has all methods, each as a tenant of its own; `full` "
+    "answers everything first, one request after another, and its answers are what the others are compared with. "
+    "Requests arrive by a Poisson process of a fixed seed, the same moments for every method, whether or not those "
+    "before are answered; waiting in the server counts. Rates rise, every rate has requests of its own, and at each "
+    "the methods take turns, another one first each time, once the server is quiet. A method is sent no higher rate "
+    f"when its answers a second have risen by less than {RISE - 1:.0%}: the server is full then. `talks` are "
+    "conversations in the form of MMDU: four turns over ten pages in an order of its own, 4, 2, 2 and 2 pages, each "
+    "turn sent whole, with all turns before it; the server is shown all pages once before. "
+    f"`subsets`: {SHOWN} of {PAGES} pages in random order (traffic (a)); the pages were uploaded and prefilled before, "
+    f"as in MPIC, and a request names their files. `subsets-large`: the same with pages of 258 rows in place of 66, "
+    f"{SLOWER} times slower. `windows`: an agent's last {SHOWN} screenshots, sent whole at every turn (traffic (b)). "
+    "`novelty`: conversations about pages that nobody has seen. TTFT is the client's, from the arrival to the first "
+    "event with text. Tokens a second are all tokens made over the time from the first arrival to the last end; *CPU* "
+    "is the time of all of the server's processors for an answer, which other work on the machine disturbs least. "
+    "*rows taken* as the server counts them. *agrees*: the answer is that of `full`; *right*: it is the pages'."
 )
-VLLM = "vLLM behind the same router is measured by `python -m benchmarks vllm`; it is not part of this run."
+COLUMNS = (
+    "rate", "method", "TTFT p50 ms", "TTFT p99 ms", "output tokens a second", "answers a second",
+    "CPU ms an answer", "rows taken", "agrees", "right",
+)  # fmt: skip
 
 
-def load_table(runs: Sequence[LoadRun], seconds: float) -> Table:
-    """Return the table of load, with its bars at the highest rate."""
-    rows = tuple(
+PLOTTED = ("TTFT p50 ms", "TTFT p99 ms", "output tokens a second", "agrees")
+MILLI = 1e3
+
+
+def load_tables(runs: Sequence[LoadRun]) -> list[Table]:
+    """Return a table for each engine and traffic, with its bars."""
+    parts = dict.fromkeys((run.engine, run.traffic) for run in runs)
+    return [_load_table([run for run in runs if (run.engine, run.traffic) == part]) for part in parts]
+
+
+def _load_table(runs: Sequence[LoadRun]) -> Table:
+    engine, traffic = runs[0].engine, runs[0].traffic
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
-            run.traffic,
-            f"{run.rate:g}",
+            run.rate,
             run.method,
-            1e3 * float(numpy.percentile(run.ttfts, 50)),
-            1e3 * float(numpy.percentile(run.ttfts, 99)),
+            MILLI * float(numpy.percentile(run.ttfts, 50)),
+            MILLI * float(numpy.percentile(run.ttfts, 99)),
             run.tokens / run.seconds,
             len(run.ttfts) / run.seconds,
+            MILLI * run.processor / len(run.ttfts),
             run.cached / run.prompt,
             Share(run.agreeing / len(run.ttfts), len(run.ttfts)),
             Share(run.right / len(run.ttfts), len(run.ttfts)),
         )
-        for run in runs
+        for run in sorted(runs, key=lambda run: (run.rate, METHODS[engine].index(run.method)))
     )
-    columns = (
-        "traffic", "rate", "method", "TTFT p50 ms", "TTFT p99 ms", "output tokens a second", "answers a second",
-        "rows taken", "agrees", "right",
-    )  # fmt: skip
-    only = ("traffic", "talks")
-    plots = tuple(
-        Plot("rate", name, "method", bars=True, only=only)
-        for name in ("TTFT p50 ms", "TTFT p99 ms", "output tokens a second", "agrees")
-    )
-    highest = max(run.rate for run in runs)
-    at = {run.method: run for run in runs if run.traffic == "talks" and run.rate == highest}
-    share = float(numpy.median(at["auto"].ttfts) / numpy.median(at["prefix"].ttfts))
-    faster = at["auto"].tokens / at["auto"].seconds / (at["prefix"].tokens / at["prefix"].seconds)
-    bars = (
-        Bar(f"TTFT p50 of auto to prefix's at {highest:g} a second", share, 0.25, least=False, count=len(rows)),
-        Bar(f"tokens a second of auto to prefix's at {highest:g} a second", faster, 2.0, count=len(rows)),
-    )
-    return Table("load", "Conversations at a rate", PROTOCOL, columns, rows, plots, bars, seconds)
+    rising = len({run.rate for run in runs}) > 1
+    plots = tuple(Plot("rate", name, "method", doubling=True) for name in PLOTTED) if rising else ()
+    title = f"{ENGINE_NAMES[engine]}: {traffic}"
+    return Table(f"{engine}-{traffic}", title, "", COLUMNS, rows, plots, tuple(_bars(runs)))
+
+
+def _bars(runs: Sequence[LoadRun]) -> Iterator[Bar]:
+    """Yield what has to hold of `auto` beside `prefix`: time to the first token without a queue, tokens a second."""
+    engine, traffic = runs[0].engine, runs[0].traffic
+    auto, prefix = ({run.rate: run for run in runs if run.method == method} for method in (AUTO, PREFIX))
+    both = sorted(auto.keys() & prefix.keys())
+    if traffic not in (TALKS, *TEN) or not both:
+        return
+    about = traffic if engine == EMBEDDED else f"{engine}, {traffic}"
+    # Ten pictures where nothing waits yet; conversations where their bar was stated first.
+    rate = (FIRST_STATED if FIRST_STATED in both else both[-1]) if traffic == TALKS else both[0]
+    count = len(auto[rate].ttfts)
+    share = float(numpy.median(auto[rate].ttfts) / numpy.median(prefix[rate].ttfts))
+    yield Bar(f"{about}: TTFT p50 of auto to prefix's at {rate:g} a second", share, 0.25, least=False, count=count)
+    if traffic == TALKS:
+        faster = _speed(auto[rate]) / _speed(prefix[rate])
+        yield Bar(f"{about}: tokens a second of auto to prefix's at {rate:g} a second", faster, 2.0, count=count)
+    most, other = (max(_speed(run) for run in of.values()) for of in (auto, prefix))
+    sent = sum(len(run.ttfts) for run in auto.values())
+    yield Bar(f"{about}: tokens a second of auto to prefix's, the most of each", most / other, 2.0, count=sent)
+
+
+def _speed(run: LoadRun) -> float:
+    return run.tokens / run.seconds
 
 
 def write_serve(
@@ -72,4 +106,4 @@ def write_serve(
     found = ModelTables(label, tuple(tables))
     write_rows({"options": dict(options), **found.data(), "rows": [asdict(run) for run in runs]}, folder / "serve.json")
     words = f"`{command}`: {options_text(options)}; figures in [serve.json](serve.json)"
-    return write_page(folder / "serve.md", "The service, measured", words, [found], remarks=(VLLM,))
+    return write_page(folder / "serve.md", "The service, measured", words, [found], remarks=(PROTOCOL,))

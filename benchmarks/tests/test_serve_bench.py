@@ -1,14 +1,19 @@
 """The service's benchmark: replies decoded together are those of one by one; a leak shows as growth, noise does not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import pytest
+from PIL.Image import Image
 from rich.console import Console
 
 from benchmarks.serve.decoding import SIZES, BatchDecoding
-from benchmarks.serve.load import METHODS, LoadPlan, LoadRun
-from benchmarks.serve.report import load_table, write_serve
+from benchmarks.serve.load import METHODS, LoadPlan, LoadRun, measure_load
+from benchmarks.serve.report import load_tables, write_serve
+from benchmarks.serve.requests import LARGE, NOVELTY, SUBSETS, TALKS, TEN, TRAFFIC, load_traffic
+from benchmarks.serve.run import ServeBench, ServeOptions
+from benchmarks.serve.servers import EMBEDDED, VLLM
 from benchmarks.serve.soak import ProcessSample, ServeSoak, soak_server
 from benchmarks.serve.soak_report import growth, settled, soak_bars, write_serve_soak
 from emblema import Engine
@@ -50,20 +55,66 @@ def test_pages_are_written(tmp_path: Path) -> None:
     found.outcomes[("whole", "200")] += 3
     write_serve_soak(found, {"minutes": 30.0}, tmp_path, Console(quiet=True))
     assert "growth of open handles" in (tmp_path / "serve-soak.md").read_text()
-    runs = [
-        LoadRun("talks", method, rate, (0.1, 0.2), 4.0, 16, 100, 400, 2, 1) for rate in (2.0, 4.0) for method in METHODS
+
+
+def loaded(method: str, rate: float, milliseconds: float, engine: str = EMBEDDED, traffic: str = SUBSETS) -> LoadRun:
+    """A method that answered 20 requests of two tokens as fast as they arrived, or as it could."""
+    seconds = 20 / min(rate, 1_000 / milliseconds)
+    return LoadRun(engine, traffic, method, rate, (milliseconds / 1_000,) * 20, seconds, 1.0, 40, 100, 400, 19, 10)
+
+
+def test_bars_are_on_requests_without_a_queue_and_on_the_most_of_each(tmp_path: Path) -> None:
+    runs = [loaded("prefix", rate, 100.0) for rate in (4.0, 8.0, 16.0)]
+    runs += [loaded("auto", rate, 20.0) for rate in (4.0, 8.0, 16.0, 32.0)]
+    runs += [replace(run, traffic=TALKS) for run in runs] + [replace(run, engine=VLLM) for run in runs]
+    tables = load_tables(runs)
+    assert [table.name for table in tables] == ["embedded-subsets", "embedded-talks", "vllm-subsets"]
+    first, most = tables[0].bars
+    assert first.value == pytest.approx(0.2) and first.holds and "at 4 a second" in first.name
+    assert most.value == pytest.approx(3.2) and most.count == 80
+    assert [("at 8 a second" in bar.name, bar.holds) for bar in tables[1].bars] == [
+        (True, True), (True, False), (False, True)
+    ]  # fmt: skip
+    page = write_serve(tables, runs, "python -m benchmarks serve", {"seed": 0}, "reference", tmp_path)
+    assert "vllm, subsets: TTFT p50 of auto" in page.read_text() and (tmp_path / "serve.json").exists()
+
+
+@pytest.mark.parametrize("name", TRAFFIC)
+def test_every_rate_has_requests_of_its_own(name: str) -> None:
+    traffic = load_traffic(name, (2.0, 4.0), 8, 3)
+    asked = [
+        [part if isinstance(part, str) else part.tobytes() for part in r.parts] for p in traffic.portions for r in p
     ]
-    table = load_table(runs, 1.0)
-    assert [bar.holds for bar in table.bars] == [False, False]
-    page = write_serve([table], runs, "python -m benchmarks serve", {"seed": 0}, "reference", tmp_path)
-    assert "patch-25%" in page.read_text() and (tmp_path / "serve.json").exists()
+    assert len({str(parts) for parts in asked}) == len(asked) and len(traffic.portions) == len(traffic.rates)
+    assert [len(portion) for portion in traffic.portions] == {NOVELTY: [8], LARGE: [4, 4]}.get(name, [8, 8])
+    if name in TEN:
+        assert {sum(isinstance(part, Image) for part in r.parts) for r in traffic.portions[-1]} == {10}
+    # Requests name what was uploaded by the picture itself.
+    uploaded = {id(page) for page in traffic.pages}
+    shown = {id(part) for portion in traffic.portions for r in portion for part in r.parts if isinstance(part, Image)}
+    assert not traffic.files or shown <= uploaded
 
 
-def test_every_rate_has_orders_of_its_own() -> None:
-    plan = LoadPlan("reference", (2.0, 4.0), 1, 3)
-    orders = {tuple(id(part) for part in plan.of("talks", place).turns[-1].parts) for place in (0, 1)}
-    assert len(orders) == 2 and plan.parts == (("talks", 0), ("talks", 1), ("novelty", 1))
-    assert len(plan.of("talks", 0).turns) == 4 and plan.of("novelty", 1).pool == ()
+def test_a_run_goes_on_with_the_part_it_was_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def measure(plan: LoadPlan, engine: str, name: str, *rest: object) -> tuple[LoadRun, ...]:
+        if name == "windows" and not measured[1:]:
+            measured.append("killed")
+            raise KeyboardInterrupt
+        measured.append(name)
+        return (loaded("prefix", 4.0, 100.0, engine, name), loaded("auto", 4.0, 20.0, engine, name))
+
+    monkeypatch.setattr("benchmarks.serve.run.measure_load", measure)
+    plan = LoadPlan("reference", (4.0, 8.0), 8, 0)
+    options = ServeOptions("python -m benchmarks serve", ("load",), (EMBEDDED,), ("subsets", "windows"), plan, 1)
+
+    def run() -> Path:
+        return ServeBench(options, lambda: pytest.fail("no model is needed"), tmp_path, print).run()
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert "windows" in run().read_text() and measured == ["subsets", "killed", "windows"]
 
 
 @pytest.mark.slow
@@ -71,3 +122,12 @@ def test_a_short_soak_ends_as_it_should(tmp_path: Path) -> None:
     found = soak_server(0.2, 1, tmp_path, lambda sample: None)
     assert len(found.samples) > 3 and sum(found.outcomes.values()) > 5
     assert not any(end.startswith("500") for _, end in found.outcomes)
+
+
+@pytest.mark.slow
+def test_a_server_under_load_answers_every_method(tmp_path: Path) -> None:
+    found = measure_load(LoadPlan("reference", (8.0, 16.0), 8, 0), EMBEDDED, SUBSETS, tmp_path, lambda run: None)
+    assert {run.method for run in found} == set(METHODS[EMBEDDED]) and {run.rate for run in found} == {8.0, 16.0}
+    assert all(len(run.ttfts) == 8 and run.processor > 0 and run.tokens >= 8 for run in found)
+    assert all(run.agreeing == 8 for run in found if run.method == "prefix")
+    assert all(run.cached > 0.7 * run.prompt for run in found if run.method in ("auto", "full-reuse"))
