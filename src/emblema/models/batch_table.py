@@ -11,7 +11,7 @@ from emblema.kv.layout import LayerLayout
 from emblema.models.decoder_cache import DecoderCache
 from emblema.models.table import KVTable
 
-_FIRST_SEQUENCES, _FIRST_ROWS = 4, 256
+_FIRST_ROWS = 256
 
 
 class BatchTable(DecoderCache):
@@ -124,7 +124,7 @@ class BatchTable(DecoderCache):
     def _reserve(self, sequences: int, rows: int) -> None:
         """Make room, by doubling; what is held is copied."""
         room = (
-            self._room[0] if sequences <= self._room[0] else max(sequences, 2 * self._room[0], _FIRST_SEQUENCES),
+            self._room[0] if sequences <= self._room[0] else max(sequences, 2 * self._room[0]),
             self._room[1] if rows <= self._room[1] else max(rows, 2 * self._room[1], _FIRST_ROWS),
         )
         if room == self._room:
