@@ -16,9 +16,9 @@ from emblema.library.items import chunks_of
 from emblema.library.tenant_model import TenantModel
 from emblema.media import load_image, media_bytes
 from emblema.models.adapter import Adapter
-from emblema.session.warm_parts import WarmParts
 from emblema.store.identity import chunk_id
 from emblema.store.store import Store, TenantStore
+from emblema.store.warm_parts import WarmParts
 from tests.families import loaded, picture, token, words
 
 

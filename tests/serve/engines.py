@@ -36,8 +36,9 @@ class ServedEngine:
     def client(self, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.address}/v1", api_key=key, max_retries=0)
 
-    def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.address, timeout=60)
+    def http(self, key: str | None = None) -> httpx.Client:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=self.address, timeout=60, headers=headers)
 
 
 @contextmanager

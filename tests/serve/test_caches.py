@@ -14,8 +14,8 @@ from emblema.serve.caches import CachePart, CacheStore
 from emblema.serve.faults import ServeError
 from emblema.serve.keys import KeyRing, Tenant
 from emblema.serve.messages import ChatRequest
-from emblema.session.warm_parts import WarmParts
 from emblema.store.identity import owner_digest
+from emblema.store.warm_parts import WarmParts
 from tests.serve.conftest import QUESTION, data_url
 from tests.serve.servers import Running, serving
 

@@ -8,17 +8,22 @@ import io
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import openai
 import pytest
 from openai import OpenAI
+from PIL import Image
 
 from benchmarks.tasks import Episode
 from emblema.serve.keys import KeyRing
+from emblema.store import Store
 from tests.serve.conftest import QUESTION, asked, data_url
 from tests.serve.engines import COMMANDS, ServedEngine, served
 
@@ -129,6 +134,105 @@ def test_files_are_kept_listed_and_deleted(client: OpenAI, pngs: list[bytes]) ->
             call(other.id)
     with pytest.raises(openai.NotFoundError, match="no file"):
         said(client, [{"role": "user", "content": [gone, text(QUESTION)]}])
+
+
+def kept(http: httpx.Client, content: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
+    answer = http.post("/v1/caches", json={"content": content} | body)
+    assert answer.status_code == 200, answer.text
+    cache: dict[str, Any] = answer.json()
+    return cache
+
+
+def use(cache: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "cache", "cache": {"cache_id": cache["id"]}}
+
+
+def test_the_first_question_to_a_cache_computes_text_alone(
+    engine: ServedEngine, client: OpenAI, pngs: list[bytes]
+) -> None:
+    order = [pngs[2], pngs[0], pngs[1]]
+    with engine.http() as http:
+        content = [text("the pages :"), uploaded(client, order[0]), *(part(data_url(png)) for png in order[1:])]
+        cache = kept(http, content, ttl=600, name="pages")
+        assert cache["object"] == "cache" and cache["name"] == "pages" and cache["tokens"] > 100 < cache["bytes"]
+        assert cache["expires_at"] - cache["created_at"] == 600
+        assert http.get(f"/v1/caches/{cache['id']}").json() == cache
+        assert cache["id"] in [each["id"] for each in http.get("/v1/caches").json()["data"]]
+        assert [each["type"] for each in cache["content"]] == ["text", "file", "file", "file"]
+        assert kept(http, content, ttl=60)["id"] == cache["id"], "the same parts are the same cache"
+        longer = http.patch(f"/v1/caches/{cache['id']}", json={"ttl": 7_200}).json()
+        assert longer["expires_at"] >= cache["expires_at"] + 6_000
+    strategy = {"strategy": "patch-25%"}
+    turn = [text("here are more pages ."), use(cache), text(QUESTION)]
+    reply = said(client, [{"role": "user", "content": turn}], extra_body=strategy)
+    assert reply.usage.prompt_tokens_details.cached_tokens >= cache["tokens"]
+    turn[1:2] = [text("the pages :"), *(part(data_url(png)) for png in order)]
+    same = said(client, [{"role": "user", "content": turn}], extra_body=strategy)
+    assert reply.choices[0].message.content == same.choices[0].message.content
+    assert reply.usage.prompt_tokens == same.usage.prompt_tokens
+
+
+def picture(seed: int) -> bytes:
+    """A picture that no other test shows."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (224, 224, 3), dtype=np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def pinned(engine: ServedEngine) -> set[str]:
+    """What the store holds, as another process sees it."""
+    with Store(engine.store, device_bytes=1) as store:
+        assert store.disk is not None
+        return {entry.id for entry in store.disk.entries() if entry.terms.pinned}
+
+
+def test_a_cache_ends_by_its_time_a_deletion_or_with_its_file(engine: ServedEngine, client: OpenAI) -> None:
+    before, file = pinned(engine), uploaded(client, picture(7))
+    with engine.http() as http:
+        lost, deleted, ended = kept(http, [file]), kept(http, [file, text("a")]), kept(http, [file, text("b")], ttl=1)
+        assert len(pinned(engine) - before) >= 2, "a chunk and its patch"
+        path = f"/v1/caches/{deleted['id']}"
+        assert http.delete(path).json() == {"id": deleted["id"], "object": "cache", "deleted": True}
+        time.sleep(1.1)
+        for cache in (deleted, ended):
+            path = f"/v1/caches/{cache['id']}"
+            for answer in (http.get(path), http.delete(path), http.patch(path, json={"ttl": 9})):
+                assert answer.status_code == 404 and answer.json()["error"]["code"] == "cache_not_found"
+        assert pinned(engine) > before
+        # What has ended is let go when the next is made.
+        http.delete(f"/v1/caches/{kept(http, [file, text('c')])['id']}")
+        client.files.delete(file["file"]["file_id"])
+        assert pinned(engine) == before
+        for cache in (lost, deleted, ended):
+            with pytest.raises(openai.NotFoundError):
+                said(client, [{"role": "user", "content": [use(cache), text(QUESTION)]}])
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "word"),
+    [
+        ({"ttl": -1}, 400, "ttl"),
+        ({"ttl": 10**9}, 400, "ttl"),
+        ({"content": []}, 400, "content"),
+        ({"content": [{"type": "text", "text": "alone"}]}, 400, "media"),
+        ({"content": [{"type": "cache", "cache": {"cache_id": "cache-1"}}]}, 400, "content"),
+        ({"content": [{"type": "file", "file": {"file_id": "file-1"}}]}, 404, "file-1"),
+        ({"content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}]}, 400, "127.0.0.1"),
+        ({"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,UEsDBA=="}}]}, 400, ""),
+        ({"content": [{"type": "file", "file": {"file_id": "f"}}] * 600}, 400, "600 parts"),
+        ({"model": "other"}, 404, "other"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_what_is_wrong_with_a_cache_is_said(
+    engine: ServedEngine, change: dict[str, Any], status: int, word: str
+) -> None:
+    content = [{"type": "file", "file": {"file_id": "file-1"}}]
+    with engine.http() as http:
+        answer = http.post("/v1/caches", json={"content": content, "ttl": 60} | change)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert word in error["message"] and {"param", "code"} <= set(error)
 
 
 def part(url: str) -> dict[str, Any]:
@@ -248,6 +352,22 @@ def test_keys_are_needed_and_files_are_their_tenant_s(engine: ServedEngine, pngs
         with pytest.raises(openai.BadRequestError):
             said(mine, messages, extra_body={"cache_salt": "two's"})
     assert said(engine.client(), asked(pngs[:1])).choices[0].message.content
+
+
+def test_another_tenants_cache_is_not_there(engine: ServedEngine, pngs: list[bytes]) -> None:
+    with keys_of(engine, "five", "six") as keys, ExitStack() as stack:
+        mine, theirs = (stack.enter_context(engine.http(key)) for key in keys)
+        cache = kept(mine, [part(data_url(png)) for png in pngs[:2]])
+        path, turn = f"/v1/caches/{cache['id']}", [{"role": "user", "content": [use(cache), text(QUESTION)]}]
+        assert theirs.get("/v1/caches").json()["data"] == []
+        for answer in (
+            theirs.get(path), theirs.delete(path), theirs.patch(path, json={"ttl": 60}),
+            theirs.post("/v1/chat/completions", json=GREEDY | {"messages": turn}),
+            theirs.post("/v1/caches", json={"content": cache["content"]}),
+        ):  # fmt: skip
+            assert answer.status_code == 404
+        assert kept(theirs, [part(data_url(png)) for png in pngs[:2]])["id"] != cache["id"]
+        assert mine.delete(path).status_code == 200
 
 
 def test_what_another_tenant_showed_is_not_cached(engine: ServedEngine, pngs: list[bytes]) -> None:

@@ -121,8 +121,8 @@ def test_too_many_are_refused_before_any_is_read() -> None:
     assert len(reader.asked) == 2
 
 
-def test_caches_are_the_other_engine_s() -> None:
-    with pytest.raises(ServeError, match="emblema serve"):
+def test_caches_are_resolved_before() -> None:
+    with pytest.raises(ServeError, match="chat completions alone"):
         resolved("chat", {"type": "cache", "cache": {"cache_id": "cache-1"}})
 
 

@@ -184,6 +184,19 @@ def test_the_worker_is_told_what_to_load_and_the_reply_what_was_linked(planner: 
     assert planner.get("1") is None and planner.finish("1") is None
 
 
+def test_a_request_that_asks_is_told_of_its_pieces(planner: RequestPlanner, store: Store) -> None:
+    shown = request("a", "b", strategy="patch-25%", pieces=True)
+    put(store, shown)
+    plan = unplanned(planner, "1", shown)
+    assert plan is not None
+    ids = [chunk.id for _, chunk in plan.prompt.chunk_segments]
+    report = planner.finish("1")
+    assert report is not None and not report["stored"]
+    assert report["pieces"] == {"model": SPEC.fingerprint, "chunks": ids, "forming": ids}
+    unplanned(planner, "2", request("a", "b", strategy="patch-25%"))
+    assert "pieces" not in (planner.finish("2") or {})
+
+
 def test_a_claim_of_a_request_that_was_not_scheduled_loads_nothing(planner: RequestPlanner, store: Store) -> None:
     put(store, request("a"))
     unplanned(planner, "1", request("a"))

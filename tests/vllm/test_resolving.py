@@ -1,5 +1,6 @@
 """The service within an application of vLLM's shape: keys, salts, files, and what goes no further."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,9 @@ from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.serve.caches import CacheStore
 from emblema.serve.files import FileStore
-from emblema.serve.keys import KeyRing
+from emblema.serve.keys import LOCAL, KeyRing
 from emblema.serve.settings import ServeSettings
-from emblema.session.warm_parts import WarmParts
+from emblema.store.warm_parts import WarmParts
 from emblema.vllm.body_media import FORMS
 from emblema.vllm.host import VllmHost
 from emblema.vllm.service import mount
@@ -197,6 +198,29 @@ def test_a_file_takes_the_embedded_engine_s_chunks_along(
         assert client.get("/v1/files").json()["data"] == []
     with Store(tmp_path) as store:
         assert (chunk.id in store.tenant(tenant.salt)) == cached
+
+
+def test_a_cache_stands_for_its_parts_until_its_time_is_over(tmp_path: Path) -> None:
+    server, now = VllmApp(tmp_path), [1_000.0]
+    caches = CacheStore(tmp_path / "serve", 9, 2**30, lambda *pieces: None, clock=lambda: now[0])
+    with server.client() as client:
+        id = upload(client)
+        now[0] = time.time()
+        cache = caches.put(LOCAL, [("text", "x"), ("file", id)], None, 1_000, WarmParts(1, {"a": 1}))
+        used = {"type": "cache", "cache": {"cache_id": cache.id}}
+        body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "y"}, used]}]}
+        parts = client.post(CHAT, json=body).json()["messages"][0]["content"]
+        assert [part["type"] for part in parts] == ["text", "text", "image_url"] and parts[1]["text"] == "x"
+        for path in ("/v1/responses", "/v1/messages"):
+            turns = {"input": body["messages"], **body}
+            assert client.post(path, json=turns).status_code == 400
+        for wrong in ({"type": "cache"}, {"type": "cache", "cache": {"cache_id": 3}}, {"type": "cache", "cache": []}):
+            assert client.post(CHAT, json={"messages": [{"role": "user", "content": [wrong]}]}).status_code == 400
+        bounded = {"messages": [{"role": "user", "content": [used] * 600}]}
+        assert client.post(CHAT, json=bounded).status_code == 400, "its parts count"
+        now[0] -= 2_000
+        caches.extend(LOCAL, cache.id, 1_000)
+        assert client.post(CHAT, json=body).status_code == 404
 
 
 def test_others_need_keys_of_one_kind(tmp_path: Path) -> None:

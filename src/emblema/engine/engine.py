@@ -40,9 +40,10 @@ from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import DECODE_RESERVE, Session
 from emblema.session.survivors import SurvivorChoice, keeps_survivors
 from emblema.session.turn_tokenizer import TurnTokenizer
-from emblema.session.warm_parts import WarmParts, find_warm_parts
+from emblema.session.warm_parts import find_warm_parts
 from emblema.store.record import Terms
 from emblema.store.store import Store, TenantStore
+from emblema.store.warm_parts import WarmParts
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.stream import Stream
 from emblema.window.budget import WindowBudget

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from emblema.engine.async_engine import AsyncEngine
 from emblema.session.prompt_reader import PromptPart
-from emblema.session.warm_parts import WarmParts, find_warm_parts
+from emblema.session.warm_parts import find_warm_parts
+from emblema.store.warm_parts import WarmParts
 
 FORMING_SECONDS = 60.0
 """Seconds to wait for patches that are formed beside the model; later ones are formed on its thread."""

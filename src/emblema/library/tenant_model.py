@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from emblema.library.items import ChunkOrClip
 from emblema.models.adapter import Adapter
-from emblema.session.warm_parts import WarmParts
 from emblema.store.identity import owner_id
 from emblema.store.store import TenantStore
+from emblema.store.warm_parts import WarmParts
 
 
 @dataclass(frozen=True, slots=True)

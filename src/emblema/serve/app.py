@@ -17,8 +17,9 @@ from emblema.serve.faults import ServeError, missing
 from emblema.serve.file_routes import file_routes
 from emblema.serve.guard import Guard
 from emblema.serve.host import Owner
-from emblema.serve.messages import CacheContent, ChatRequest, MediaContent, MediaItem, generate_request, refuse_large
+from emblema.serve.messages import ChatRequest, MediaItem, generate_request
 from emblema.serve.page import add_page
+from emblema.serve.parts import CacheContent, MediaContent, refuse_large
 from emblema.serve.replies import ChatAnswer
 from emblema.serve.service import Served, Service
 from emblema.serve.settings import ServeSettings

@@ -1,4 +1,4 @@
-"""Routes of caches."""
+"""Routes of caches, for the server of any engine."""
 
 import asyncio
 from typing import Annotated, Any
@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from emblema.errors import DeadlineError
 from emblema.serve.caches import CacheEntry
 from emblema.serve.faults import ServeError, missing
-from emblema.serve.host import Owner
-from emblema.serve.messages import LONGEST_KEPT, MediaContent, TextContent, refuse_large, text_length
-from emblema.serve.service import Served
+from emblema.serve.host import Hosted, Owner
+from emblema.serve.parts import LONGEST_KEPT, MediaContent, TextContent, refuse_large, text_length
 
 
 class CacheTime(BaseModel):
@@ -43,43 +42,43 @@ def cache_routes() -> APIRouter:
     return router
 
 
-async def make(body: CacheBody, service: Served, tenant: Owner) -> dict[str, Any]:
+async def make(body: CacheBody, host: Hosted, tenant: Owner) -> dict[str, Any]:
     """Keep the rows of some parts, and the patches of their order; on disk when this is answered."""
-    if body.model not in (None, service.settings.name):
+    if body.model not in (None, host.settings.name):
         raise missing("model", body.model or "")
     media = sum(not isinstance(part, TextContent) for part in body.content)
     if media == 0:
         raise ServeError(400, "a cache needs a part with media: text alone is not kept", None, "content")
-    refuse_large(service.settings, media, text_length(body.content))
+    refuse_large(host.settings, media, text_length(body.content))
     try:
-        async with asyncio.timeout(service.settings.deadline):
-            entry = await service.content.make_cache(tenant, body.content, body.name, body.ttl)
+        async with asyncio.timeout(host.settings.deadline):
+            entry = await host.cache_maker.make(tenant, body.content, body.name, body.ttl)
     except TimeoutError as error:
         raise DeadlineError("the cache was not made by its deadline: give it fewer parts, or ask again") from error
-    return _body(service.settings.name, entry) | _content(entry)
+    return _body(host.settings.name, entry) | {"content": cache_content(entry)}
 
 
-async def caches(service: Served, tenant: Owner) -> dict[str, Any]:
+async def caches(host: Hosted, tenant: Owner) -> dict[str, Any]:
     """List the tenant's caches, the newest first."""
-    found = await asyncio.to_thread(service.caches.entries, tenant)
-    return {"object": "list", "data": [_body(service.settings.name, entry) for entry in found], "has_more": False}
+    found = await asyncio.to_thread(host.caches.entries, tenant)
+    return {"object": "list", "data": [_body(host.settings.name, entry) for entry in found], "has_more": False}
 
 
-async def cache(id: str, service: Served, tenant: Owner) -> dict[str, Any]:
+async def cache(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
     """Return what is known of a cache."""
-    entry = service.caches.entry(tenant, id)
-    return _body(service.settings.name, entry) | _content(entry)
+    entry = host.caches.entry(tenant, id)
+    return _body(host.settings.name, entry) | {"content": cache_content(entry)}
 
 
-async def extend(id: str, body: CacheTime, service: Served, tenant: Owner) -> dict[str, Any]:
+async def extend(id: str, body: CacheTime, host: Hosted, tenant: Owner) -> dict[str, Any]:
     """Let a cache end so many seconds from now."""
-    entry = await service.content.extend_cache(tenant, id, body.ttl)
-    return _body(service.settings.name, entry) | _content(entry)
+    entry = await host.cache_maker.extend(tenant, id, body.ttl)
+    return _body(host.settings.name, entry) | {"content": cache_content(entry)}
 
 
-async def delete(id: str, service: Served, tenant: Owner) -> dict[str, Any]:
+async def delete(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
     """Delete a cache; its files stay."""
-    await asyncio.to_thread(service.caches.delete, tenant, id)
+    await asyncio.to_thread(host.caches.delete, tenant, id)
     return {"id": id, "object": "cache", "deleted": True}
 
 
@@ -96,9 +95,9 @@ def _body(model: str, entry: CacheEntry) -> dict[str, Any]:
     }
 
 
-def _content(entry: CacheEntry) -> dict[str, Any]:
-    parts = [
+def cache_content(entry: CacheEntry) -> list[dict[str, Any]]:
+    """Return a cache's parts, as a message has them."""
+    return [
         {"type": "text", "text": value} if kind == "text" else {"type": "file", "file": {"file_id": value}}
         for kind, value in entry.parts
     ]
-    return {"content": parts}

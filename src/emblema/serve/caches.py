@@ -13,7 +13,7 @@ from typing import Literal
 from emblema.serve.database import OwnedTable, keyed_id
 from emblema.serve.faults import ServeError, missing
 from emblema.serve.keys import Tenant
-from emblema.session.warm_parts import WarmParts
+from emblema.store.warm_parts import WarmParts
 
 _COLUMNS = "name TEXT, parts TEXT NOT NULL, tokens INTEGER NOT NULL, pieces TEXT NOT NULL"
 _ID = "emblema 2026-11 cache identity 1"

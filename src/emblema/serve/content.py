@@ -9,22 +9,15 @@ from emblema.engine.engine import Engine
 from emblema.engine.warming import warm
 from emblema.errors import CapacityError
 from emblema.kv.chunk import Chunk, Clip
-from emblema.media import MediaLimits
 from emblema.media.load import load_media
-from emblema.media.source import is_address, read_source
-from emblema.serve.caches import CacheEntry, CachePart, CacheStore
+from emblema.serve.cache_making import MediaFetcher
+from emblema.serve.caches import CachePart, CacheStore
 from emblema.serve.faults import ServeError, missing
 from emblema.serve.files import PROCESSED, FileEntry, FileStore
 from emblema.serve.keys import Tenant
-from emblema.serve.messages import CacheContent, FileContent, ImageContent, MediaContent, MediaItem, TextContent
-from emblema.session.warm_parts import WarmParts
-
-_DOWNLOADS = 8
-"""Media that are fetched or decoded from text at once."""
-_SHORTEST_FILE = 3_600
-"""Seconds that a file is kept at least that comes with a cache, so that it is there until the cache is made."""
-_MADE_AT_ONCE = 2
-"""Caches that are made at once: each waits on a thread for its patches."""
+from emblema.serve.messages import MediaItem
+from emblema.serve.parts import CacheContent, FileContent, MediaContent
+from emblema.store.warm_parts import WarmParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +36,18 @@ class ReadPart:
 
 
 class ContentReader:
-    """Reads the parts of requests, and makes caches of them, with a tenant's engine for the model of a fingerprint."""
+    """Reads the parts of requests, with a tenant's engine for the model of a fingerprint."""
 
     def __init__(
         self,
         files: FileStore,
         caches: CacheStore,
         engine_of: Callable[[Tenant], AsyncEngine],
-        limits: MediaLimits,
+        fetcher: MediaFetcher,
         model: str,
     ) -> None:
         self._files, self._caches, self._engine_of = files, caches, engine_of
-        self._limits, self._model = limits, model
-        self._downloads, self._making = asyncio.Semaphore(_DOWNLOADS), asyncio.Semaphore(_MADE_AT_ONCE)
+        self._fetcher, self._limits, self._model = fetcher, fetcher.limits, model
 
     async def read(self, tenant: Tenant, part: MediaContent | CacheContent, seconds: float | None = None) -> ReadPart:
         """Return what a part of a request stands for, which the store then keeps for so many seconds at least.
@@ -81,35 +73,15 @@ class ContentReader:
             return ReadPart([piece], written, f"a part is not kept: {error}")
         return ReadPart([piece], written)
 
-    async def make_cache(
-        self, tenant: Tenant, content: Sequence[TextContent | MediaContent], name: str | None, seconds: float
-    ) -> CacheEntry:
-        """Prefill parts in their order, and keep their rows and patches for some time.
-
-        Media that come by an address become files of the tenant, and no file of the cache expires before it.
+    async def warm(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
+        """Prefill parts in their order, and return what the store has of them; see `warming.warm`.
 
         Raises:
-            ServeError: there is no such file, or the tenant has too many caches or files.
-            EmblemaError: media cannot be read, or the parts are longer than the model's context.
+            ServeError: there is no such file.
+            EmblemaError: a file cannot be decoded, or the parts are longer than the model's context.
         """
-        parts: list[CachePart] = []
-        for part in content:
-            if isinstance(part, TextContent):
-                parts.append(("text", part.text))
-            else:
-                parts.append(("file", await self._file_of(tenant, part, seconds)))
         pieces = [value if kind == "text" else await self.prefill_file(tenant, value) for kind, value in parts]
-        async with self._making:
-            made = await warm(self._engine_of(tenant), pieces)
-        entry = await asyncio.to_thread(self._caches.put, tenant, parts, name, seconds, made)
-        await asyncio.to_thread(self._files.keep_until, tenant, entry.files, entry.expires)
-        return entry
-
-    async def extend_cache(self, tenant: Tenant, id: str, seconds: float) -> CacheEntry:
-        """Let a cache end so many seconds from now, and its files no sooner; `ServeError` where there is none."""
-        entry = await asyncio.to_thread(self._caches.extend, tenant, id, seconds)
-        await asyncio.to_thread(self._files.keep_until, tenant, entry.files, entry.expires)
-        return entry
+        return await warm(self._engine_of(tenant), pieces)
 
     async def prefill_file(self, tenant: Tenant, id: str) -> Chunk | Clip:
         """Return a file's chunks, made now where they are not known; errors as `read`."""
@@ -132,16 +104,6 @@ class ContentReader:
 
         await self._engine_of(tenant).run(delete)
 
-    async def _file_of(self, tenant: Tenant, part: MediaContent, seconds: float) -> str:
-        """Return the id of a part's file; one that comes by an address is kept as a file."""
-        if isinstance(part, FileContent) and part.file.file_id is not None:
-            return self._files.entry(tenant, part.file.file_id).id
-        kind, data = await self._fetched(part)
-        await asyncio.to_thread(load_media, data, kind, limits=self._limits)
-        name = (part.file.filename if isinstance(part, FileContent) else None) or "part of a cache"
-        add, kept = self._files.add, max(seconds, _SHORTEST_FILE)
-        return (await asyncio.to_thread(add, tenant, data, name[:200], "user_data", kept, renew=False)).id
-
     async def _made(self, tenant: Tenant, item: MediaItem, file: str | None = None) -> tuple[Chunk | Clip, int]:
         """Return the chunks of an item with media, perhaps a file's, and how many rows were prefilled for it."""
         if isinstance(item, Chunk | Clip):
@@ -162,7 +124,7 @@ class ContentReader:
         """Return a file's chunks where they are known, else a content item with what was decoded."""
         if isinstance(part, FileContent) and part.file.file_id is not None:
             return await self._file_item(tenant, part.file.file_id)
-        kind, data = await self._fetched(part)
+        kind, data = await self._fetcher.fetch(part)
         # Not on the model's thread: what is slow to decode holds up its own request alone.
         media = await asyncio.to_thread(load_media, data, kind, limits=self._limits)
         return {"type": kind or "file", kind or "file": media}
@@ -174,19 +136,6 @@ class ContentReader:
             return piece
         data = await asyncio.to_thread(self._files.read, tenant, entry.id)
         return {"type": "file", "file": await asyncio.to_thread(load_media, data, limits=self._limits)}
-
-    async def _fetched(self, part: MediaContent) -> tuple[str | None, bytes]:
-        """Return what a part has to be, None for anything, and the bytes at its address."""
-        if isinstance(part, FileContent):
-            kind, address = None, part.file.file_data
-        elif isinstance(part, ImageContent):
-            kind, address = "image", part.image_url.url
-        else:
-            kind, address = "video", part.video_url.url
-        if address is None or not is_address(address):
-            raise ServeError(400, f"a part of type {part.type} needs a file_id, or a data, http or https address")
-        async with self._downloads:
-            return kind, await asyncio.to_thread(read_source, address, self._limits)
 
     def _known(self, tenant: Tenant, entry: FileEntry) -> Chunk | Clip | None:
         """Return the chunks of a file that was prefilled; None where one is gone, or another model's."""

@@ -7,6 +7,8 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, Counter
 
 from emblema.errors import EmblemaError
+from emblema.serve.cache_making import CacheMaker
+from emblema.serve.caches import CacheStore
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FileStore
 from emblema.serve.keys import LOCAL, KeyRing, Tenant
@@ -14,16 +16,19 @@ from emblema.serve.settings import ServeSettings
 
 
 class Host(Protocol):
-    """A server of one engine, as routes of files and the guard see it. The embedded engine and vLLM each have one.
+    """A server of one engine, as the guard and the routes of files and caches see it; each engine has one.
 
     Attributes:
         settings: of the server.
-        files: of all tenants.
+        files, caches: of all tenants.
+        cache_maker: makes and extends caches.
         requests: counts requests by path and status.
     """
 
     settings: ServeSettings
     files: FileStore
+    caches: CacheStore
+    cache_maker: CacheMaker
     requests: Counter
 
     def tenant_of(self, authorization: str | None) -> Tenant:

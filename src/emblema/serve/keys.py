@@ -15,7 +15,7 @@ from blake3 import blake3
 from emblema.errors import EmblemaError, StoreError
 from emblema.serve.database import Database
 from emblema.store.files import sync_folder, write_whole
-from emblema.store.identity import owner_digest
+from emblema.store.identity import owner_digest, request_salt
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS keys (
@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS keys (
 )
 """
 _SALT = "emblema 2026-11 tenant salt 1"
+_CACHE_SALT = "emblema 2026-11 vllm tenant salt 1"
 _PREFIX = "emb"
 _DUMMY = hashlib.sha256(b"").digest()
 
@@ -134,6 +135,20 @@ class KeyRing:
         """Yield the tenant of a name, if the owner is its; none where the folder's secret is another than it was."""
         tenants = (LOCAL, Tenant(name, self.salt(name)))
         return (tenant for tenant in tenants if tenant.owner == owner)
+
+
+def cache_salt(tenant: Tenant) -> str | None:
+    """Return the `cache_salt` of a tenant's requests inside vLLM; None for a server without keys."""
+    return None if tenant is LOCAL else blake3(tenant.salt, derive_key_context=_CACHE_SALT).hexdigest()
+
+
+def store_salts(tenant: Tenant) -> tuple[bytes, ...]:
+    """Return the salts under which a store has a tenant's pieces: the embedded engine's, then those made inside vLLM.
+
+    Both engines may share a store, and what one of them holds or lets go may be the other's.
+    """
+    written = cache_salt(tenant)
+    return (tenant.salt,) if written is None else (tenant.salt, request_salt(written))
 
 
 def _digest(text: str) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from emblema.engine.generation import GenerateRequest
 from emblema.engine.retrieval import Retrieval
@@ -12,12 +12,19 @@ from emblema.kv.chunk import Chunk, Clip
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.serve.faults import ServeError
-from emblema.serve.settings import ServeSettings
+from emblema.serve.parts import (
+    KEPT,
+    CacheContent,
+    CacheOptions,
+    Content,
+    MediaContent,
+    TextContent,
+    seconds_of,
+    text_length,
+)
 from emblema.session.decoding import Sampling
 
 OTHER_ENGINE = "is not offered here: `emblema vllm-serve` serves a model with it"
-LONGEST_KEPT = 2_592_000
-"""Seconds that a cache may be kept for."""
 _UNSERVED: Mapping[str, Sequence[object]] = {
     "tools": ([],), "functions": ([],), "audio": (), "modalities": ([], ["text"]), "n": (1,),
     "response_format": ({"type": "text"},),
@@ -25,115 +32,6 @@ _UNSERVED: Mapping[str, Sequence[object]] = {
 """Fields that another engine serves, and values of them that ask for nothing."""
 LONGEST_REPLY = 1_024
 """Tokens of a reply whose request does not say."""
-KEPT = 1_800
-"""Seconds that a part is kept for where its breakpoint does not say."""
-UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-def seconds_of(ttl: str) -> int:
-    """Return the seconds of a time such as `30m`; `ValueError` where it is none, or too long."""
-    number, unit = ttl[:-1], UNITS.get(ttl[-1:])
-    if unit is None or not number.isdecimal() or not 0 < int(number[:9]) * unit <= LONGEST_KEPT:
-        raise ValueError("give a time from 1s to 30d, such as 30m or 12h")
-    return int(number) * unit
-
-
-def _checked(ttl: str) -> str:
-    seconds_of(ttl)
-    return ttl
-
-
-TimeToLive = Annotated[str, Field(max_length=9), AfterValidator(_checked)]
-
-
-class CacheBreakpoint(BaseModel):
-    """Asks that a part with media is kept, wherever it stands."""
-
-    mode: Literal["explicit"]
-    ttl: TimeToLive | None = None
-
-
-class CacheOptions(BaseModel):
-    """How breakpoints of a request are kept that do not say it themselves."""
-
-    mode: Literal["implicit", "explicit"] = "implicit"
-    ttl: TimeToLive | None = None
-
-
-class TextContent(BaseModel):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Address(BaseModel):
-    """Where a picture or clip is: `data:`, `http:` or `https:`."""
-
-    url: str
-
-
-class ImageContent(BaseModel):
-    """A picture."""
-
-    type: Literal["image_url"]
-    image_url: Address
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
-
-
-class VideoContent(BaseModel):
-    """A clip."""
-
-    type: Literal["video_url"]
-    video_url: Address
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
-
-
-class FileReference(BaseModel):
-    """An uploaded file, or one that is sent along as a data address."""
-
-    file_id: str | None = Field(None, max_length=200)
-    file_data: str | None = None
-    filename: str | None = None
-
-
-class FileContent(BaseModel):
-    """A picture, clip or document by the id of its upload."""
-
-    type: Literal["file"]
-    file: FileReference
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
-
-
-class CacheReference(BaseModel):
-    """A cache by its id."""
-
-    cache_id: str = Field(max_length=200)
-
-
-class CacheContent(BaseModel):
-    """All parts of a cache, in their order."""
-
-    type: Literal["cache"]
-    cache: CacheReference
-
-
-MediaContent = ImageContent | VideoContent | FileContent
-Content = Annotated[TextContent | MediaContent | CacheContent, Field(discriminator="type")]
-
-
-def text_length(content: str | Sequence[BaseModel]) -> int:
-    """Return the characters of a message's text."""
-    texts = [content] if isinstance(content, str) else [part.text for part in content if isinstance(part, TextContent)]
-    return sum(map(len, texts))
-
-
-def refuse_large(settings: ServeSettings, media: int, characters: int) -> None:
-    """Raise `ServeError` for a request with too many parts with media, or too much text."""
-    if media > settings.parts:
-        raise ServeError(400, f"the request has {media} parts with media; {settings.parts} may come at once")
-    if characters > settings.text_bytes:
-        raise ServeError(400, f"the request has {characters} characters; {settings.text_bytes} may come at once")
 
 
 class ChatMessage(BaseModel):

@@ -11,11 +11,12 @@ from fastapi import Depends
 from emblema.engine.async_engine import AsyncEngine
 from emblema.engine.request_queue import SchedulerLimits
 from emblema.errors import EmblemaError, MediaError
+from emblema.serve.cache_making import CacheMaker, MediaFetcher
 from emblema.serve.caches import CacheStore
 from emblema.serve.content import ContentReader
 from emblema.serve.files import FAILED, FileStore
 from emblema.serve.host import authenticate, check_open, host_of
-from emblema.serve.keys import LOCAL, KeyRing, Tenant
+from emblema.serve.keys import LOCAL, KeyRing, Tenant, store_salts
 from emblema.serve.metrics import Metrics
 from emblema.serve.settings import ServeSettings
 from emblema.store.remote.redis import RedisTier
@@ -44,9 +45,9 @@ class Service:
         self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
         self.metrics = Metrics(engine.engine, engine.scheduler)
         self.requests = self.metrics.requests
-        self.content = ContentReader(
-            self.files, self.caches, self.engine_of, engine.engine.session.limits, engine.engine.adapter.fingerprint
-        )
+        fetcher, model = MediaFetcher(engine.engine.session.limits), engine.engine.adapter.fingerprint
+        self.content = ContentReader(self.files, self.caches, self.engine_of, fetcher, model)
+        self.cache_maker = CacheMaker(self.files, self.caches, fetcher, self.content.warm)
         self._engines: OrderedDict[str, AsyncEngine] = OrderedDict()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -72,7 +73,8 @@ class Service:
         self._begin(self._sweep())
 
     def _stores_of(self, owner: str, name: str) -> Iterator[TenantStore]:
-        return (self.engine.store.parent.tenant(tenant.salt) for tenant in self.keys.tenants_named(name, owner))
+        salts = (salt for tenant in self.keys.tenants_named(name, owner) for salt in store_salts(tenant))
+        return map(self.engine.store.parent.tenant, salts)
 
     def _forget(self, owner: str, name: str, chunks: Sequence[str]) -> None:
         """Delete the chunks of a file that has expired; those that a cache holds stay."""

@@ -1,25 +1,10 @@
-"""What the store has of parts in an order."""
-
-from collections.abc import Mapping
-from dataclasses import dataclass
+"""What the store has of a prompt that was made ready."""
 
 from emblema.link.prompt import Prompt
 from emblema.store.identity import artifact_id
 from emblema.store.keys import ArtifactKey
 from emblema.store.store import TenantStore
-
-
-@dataclass(frozen=True, slots=True)
-class WarmParts:
-    """What the store has of parts in an order.
-
-    Attributes:
-        tokens: rows of their chunks.
-        pieces: bytes of their chunks and patches, by the ids that the store pins them by.
-    """
-
-    tokens: int
-    pieces: Mapping[str, int]
+from emblema.store.warm_parts import WarmParts
 
 
 def find_warm_parts(store: TenantStore, prompt: Prompt) -> WarmParts:

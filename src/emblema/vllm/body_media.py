@@ -133,7 +133,7 @@ def _reference(part: dict[str, Any]) -> MediaReference | None:
             case str(address) | {"url": str(address)}:
                 return MediaReference(None, address, kind)
     if part.get("type") == "cache":
-        raise ServeError(400, "caches are made and used by `emblema serve` alone: send the parts themselves")
+        raise ServeError(400, "a cache is used in chat completions alone: send its parts themselves")
     if part.get("type") in ("file", "input_file", "image"):
         raise ServeError(400, f"a part of type {part['type']} names no file that can be read", None, part["type"])
     return None

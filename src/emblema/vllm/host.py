@@ -1,6 +1,7 @@
-"""Tenants and their files, beside vLLM's engine."""
+"""Tenants, their files and caches, beside vLLM's engine."""
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -13,22 +14,26 @@ from emblema.errors import DeadlineError, EmblemaError, MediaError
 from emblema.media import media_kind
 from emblema.media.load import load_media
 from emblema.media.source import is_address, read_source
+from emblema.serve.cache_making import CacheMaker, MediaFetcher
 from emblema.serve.caches import CacheStore
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FAILED, UPLOADED, FileStore
 from emblema.serve.host import authenticate, check_open, request_counter
-from emblema.serve.keys import LOCAL, KeyRing, Tenant
+from emblema.serve.keys import LOCAL, KeyRing, Tenant, store_salts
 from emblema.serve.settings import ServeSettings
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
 from emblema.vllm.body_media import MediaReference, ReadMedia
+from emblema.vllm.warming import PartWarmer
 
-_SALT = "emblema 2026-11 vllm tenant salt 1"
+_LOG = logging.getLogger("emblema.serve")
 _NAME = "emblema 2026-11 vllm media name 1"
 _READERS, _READERS_OF_ONE = 8, 4
 """Requests whose bodies are read at once: of all tenants, and of one."""
 READING_SECONDS = 60.0
 """Time to read all media of a request."""
+_SWEEP_SECONDS = 60.0
+"""Seconds between two looks for what has expired."""
 CHECKED_MEDIA = 8_192
 """Media that are known to be within the limits."""
 
@@ -50,10 +55,13 @@ class VllmHost:
         self.keys = KeyRing(settings.folder)
         check_access(settings, self.keys, own_key)
         self.files = FileStore(settings.folder, settings.quota_bytes, forget=self._forget)
-        # Caches are neither made nor ended here, so nothing is pinned.
-        self._caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, lambda *pieces: None)
+        self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
         self.requests = request_counter(registry)
         self.limits = settings.media_limits
+        # Rows are never read here, so that they need no memory.
+        self._store = Store(settings.store, device_bytes=1, settings=StoreSettings(device="cpu"))
+        self.warmer = PartWarmer(self._store, settings.name)
+        self.cache_maker = CacheMaker(self.files, self.caches, MediaFetcher(self.limits), self.warmer.warm)
         self.readers = ThreadPoolExecutor(_READERS, "emblema-media")
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._checked: OrderedDict[bytes, str] = OrderedDict()
@@ -86,7 +94,7 @@ class VllmHost:
             return
 
     async def delete_file(self, tenant: Tenant, id: str) -> None:
-        """Delete a file, with what the embedded engine made of it where both share the store.
+        """Delete a file and the caches that hold it, with what the embedded engine made of it in a store of both.
 
         Rows that requests made of it here stay in the store as long as it keeps them.
 
@@ -98,20 +106,37 @@ class VllmHost:
             entry = await asyncio.to_thread(self.files.entry, tenant, id)
             await asyncio.to_thread(self._delete_chunks, [tenant], entry.chunks)
             deleted = await asyncio.to_thread(self.files.delete, tenant, entry)
+        for cache in await asyncio.to_thread(self.caches.entries, tenant):
+            if id in cache.files:
+                await asyncio.to_thread(self.caches.delete, tenant, cache.id)
+
+    async def sweep(self) -> None:
+        """Delete what has expired, once a minute, until the server ends."""
+        while True:
+            try:
+                await asyncio.to_thread(self.caches.expire)
+                await asyncio.to_thread(self.files.expire)
+            except EmblemaError as error:
+                _LOG.warning("what has expired could not be deleted, it is tried again: %s", error)
+            await asyncio.sleep(_SWEEP_SECONDS)
 
     def _forget(self, owner: str, name: str, chunks: Sequence[str]) -> None:
-        """Delete the chunks of a file that has expired; those that a cache of the embedded engine holds stay."""
+        """Delete the chunks of a file that has expired; those that a cache holds stay."""
         if chunks:
-            held = self._caches.held(owner)
+            held = self.caches.held(owner)
             self._delete_chunks(self.keys.tenants_named(name, owner), [chunk for chunk in chunks if chunk not in held])
 
     def _delete_chunks(self, tenants: Iterable[Tenant], chunks: Sequence[str]) -> None:
-        if not chunks:
-            return
-        with Store(self.settings.store, device_bytes=1, settings=StoreSettings(device="cpu")) as store:
-            for tenant in tenants:
-                for chunk in chunks:
-                    store.tenant(tenant.salt).delete(chunk)
+        for tenant in tenants:
+            for chunk in chunks:
+                self._store.tenant(tenant.salt).delete(chunk)
+
+    def _set_pins(self, owner: str, name: str, pieces: Iterable[str], pinned: bool) -> None:
+        pieces = list(pieces)
+        for tenant in self.keys.tenants_named(name, owner):
+            for store in map(self._store.tenant, store_salts(tenant)):
+                for piece in pieces:
+                    store.pin(piece) if pinned else store.unpin(piece)
 
     def read(self, tenant: Tenant, reference: MediaReference, until: float) -> ReadMedia:
         """Return what a part names, decoded once to see that it is within the limits.
@@ -165,11 +190,6 @@ def check_access(settings: ServeSettings, keys: KeyRing, own_key: bool) -> None:
         check_open(keys, settings)
     elif len(keys):
         raise EmblemaError(f"{settings.store} has keys of tenants: leave vLLM's --api-key out, or revoke them")
-
-
-def cache_salt(tenant: Tenant) -> str | None:
-    """Return the `cache_salt` of a tenant's requests; None for a server without keys."""
-    return None if tenant is LOCAL else _key(_SALT, tenant).hex()
 
 
 def _key(context: str, tenant: Tenant) -> bytes:

@@ -296,7 +296,8 @@ class RequestPlanner:
         plan = self._plans.pop(request_id, None)
         if plan is None:
             return None
-        return {
+        pieces = {} if plan.request.options.get("pieces") is not True else {"pieces": self._pieces(plan)}
+        return pieces | {
             "strategy": plan.plan.strategy if plan.linked else "plain",
             "prompt_tokens": plan.prompt.tokens,
             "media_tokens": sum(chunk.tokens for _, chunk in plan.prompt.chunk_segments),
@@ -304,6 +305,14 @@ class RequestPlanner:
             "kv_bytes": plan.linked * self._row_bytes,
             "stored": not plan.missing and not plan.lacking,
             "remark": plan.remark,
+        }
+
+    def _pieces(self, plan: RequestPlan) -> dict[str, object]:
+        """Return what a request that asks for it is told of its chunks: their ids, and whose patches are formed."""
+        return {
+            "model": None if self.spec is None else self.spec.fingerprint,
+            "chunks": [chunk.id for _, chunk in plan.prompt.chunk_segments],
+            "forming": [key.chunk for key, _, _ in plan.needs],
         }
 
     @property

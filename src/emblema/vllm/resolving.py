@@ -12,16 +12,19 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from emblema.errors import EmblemaError
+from emblema.serve.cache_routes import cache_content
 from emblema.serve.faults import ServeError
 from emblema.serve.guard import App, Message, refuse
 from emblema.serve.host import key_of
-from emblema.serve.keys import LOCAL, Tenant
+from emblema.serve.keys import LOCAL, Tenant, cache_salt
 from emblema.vllm.body_media import FORMS, Form, resolve_media
-from emblema.vllm.host import READING_SECONDS, VllmHost, cache_salt
+from emblema.vllm.host import READING_SECONDS, VllmHost
+from emblema.vllm.inner import post
 
+CHAT = "/v1/chat/completions"
 OPEN = ("/health", "/ping", "/version", "/load", "/metrics", "/openapi.json", "/docs", "/redoc")
 """Paths that need no key."""
-OFFERED = ("/v1/models", "/v1/files")
+OFFERED = ("/v1/models", "/v1/files", "/v1/caches")
 """Paths that tenants are offered beside those of `FORMS`. vLLM's others know no salt, or are its operator's."""
 
 
@@ -29,12 +32,14 @@ class Resolving:
     """What stands before vLLM's own routes.
 
     Args:
-        app: the application.
+        app: what is within.
         host: of the service.
+        application: that the routes belong to.
     """
 
-    def __init__(self, app: App, host: VllmHost) -> None:
-        self._app, self._host = app, host
+    def __init__(self, app: App, host: VllmHost, application: Any) -> None:
+        self._app, self._host, self._application = app, host, application
+        host.warmer.bind(self._ask)
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -57,6 +62,19 @@ class Resolving:
                 await refuse(error, send)
             return
         await self._app(scope, receive, send)
+
+    async def _ask(self, tenant: Tenant, body: dict[str, Any]) -> dict[str, Any]:
+        """Return vLLM's answer to a chat request of the service's own.
+
+        Raises:
+            EmblemaError: it is refused.
+        """
+        resolved = await self._resolve(json.dumps(body).encode(), FORMS[CHAT], tenant)
+        status, answer = await post(self._app, self._application, CHAT, resolved)
+        told: dict[str, Any] = json.loads(answer)
+        if status != 200:
+            raise ServeError(status, str(told.get("error", told).get("message", told)))
+        return told
 
     async def _resolve(self, raw: bytes, form: Form, tenant: Tenant) -> bytes:
         """Return the body that vLLM gets; what is slow to fetch or decode holds up its own tenant alone."""
@@ -84,6 +102,8 @@ def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> byte
         raise ServeError(400, "replies are not kept: send the conversation", None, "previous_response_id")
     until = time.monotonic() + READING_SECONDS
     bounds = host.settings.parts, host.settings.body_bytes
+    if form == "chat":
+        _expand_caches(body, tenant, host)
     media = resolve_media(body, form, lambda part: host.read(tenant, part, until), *bounds)
     salt = cache_salt(tenant)
     if salt is not None:
@@ -96,6 +116,30 @@ def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> byte
     if len(written) - media > host.settings.text_bytes:
         raise ServeError(400, f"the request has more than {host.settings.text_bytes} bytes beside its media")
     return written
+
+
+def _expand_caches(body: dict[str, Any], tenant: Tenant, host: VllmHost) -> None:
+    """Write a cache's parts in its place.
+
+    Raises:
+        ServeError: there is no such cache, or a part names none.
+    """
+    turns = body.get("messages")
+    for turn in turns if isinstance(turns, list) else ():
+        content = turn.get("content") if isinstance(turn, dict) else None
+        if not isinstance(content, list):
+            continue
+        parts: list[Any] = []
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") != "cache":
+                parts.append(part)
+                continue
+            named = part.get("cache")
+            id = named.get("cache_id") if isinstance(named, dict) else None
+            if not isinstance(id, str) or len(id) > 200:
+                raise ServeError(400, "a part of type cache needs a cache_id", None, "cache_id")
+            parts += cache_content(host.caches.entry(tenant, id))
+        turn["content"] = parts
 
 
 def _name_strategy(body: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
-"""The service's files and keys inside vLLM's own server: `vllm.endpoint_plugins` names `ServicePlugin`."""
+"""The service's files, caches and keys inside vLLM's own server: `vllm.endpoint_plugins` names `ServicePlugin`."""
 
+import asyncio
 from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from emblema.errors import EmblemaError
+from emblema.serve.cache_routes import cache_routes
 from emblema.serve.faults import answer_error
 from emblema.serve.file_routes import file_routes
 from emblema.serve.guard import Guard
@@ -41,9 +43,10 @@ def mount(app: FastAPI, host: VllmHost, origins: Iterable[str] = ()) -> None:
         origins: whose pages may use the server, beside its own.
     """
     app.state.host = lambda: host
-    app.include_router(file_routes())
+    for routes in (file_routes(), cache_routes()):
+        app.include_router(routes)
     app.add_exception_handler(EmblemaError, answer_error)
-    app.add_middleware(Resolving, host=host)
+    app.add_middleware(Resolving, host=host, application=app)
     app.add_middleware(Guard, settings=host.settings, origins=frozenset(origins) - {"*"})
 
 
@@ -66,4 +69,5 @@ class ServicePlugin:
         mount(app, VllmHost(settings_of(args), bool(args.api_key or envs.VLLM_API_KEY)), args.allowed_origins)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Do nothing: the service asks nothing of the engine but through vLLM's own routes."""
+        """Begin to look for what expires. The service asks nothing of the engine but through vLLM's own routes."""
+        self._sweeping = asyncio.get_running_loop().create_task(state.host().sweep())

@@ -1,0 +1,137 @@
+"""Parts that vLLM is shown once, from within its server, so that their rows and patches are made and can be kept."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emblema.errors import BusyError
+from emblema.link.policy.policy import Policy
+from emblema.serve.caches import CachePart
+from emblema.serve.faults import ServeError
+from emblema.serve.keys import Tenant, store_salts
+from emblema.store.disk.entry import DiskEntry
+from emblema.store.identity import artifact_id, owner_digest
+from emblema.store.keys import ArtifactKey
+from emblema.store.store import Store
+from emblema.store.warm_parts import WarmParts
+
+Ask = Callable[[Tenant, dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Has vLLM answer a tenant's chat request; raises ServeError where it refuses."""
+PICTURES_AT_ONCE = 16
+"""Pictures that are shown together while some of them have no rows yet; the plugin lets only so many wait."""
+SHOWN_AT_MOST = 8
+"""How often parts are shown: rows that found no room to wait are read from a later request."""
+KEEPING_SECONDS = 15.0
+"""How long rows and patches of one request are awaited before the parts are shown again."""
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ShownParts:
+    """What the plugin says of parts that were shown.
+
+    Attributes:
+        model: the model's fingerprint.
+        chunks: ids of their chunks, in order.
+        tokens: rows of these.
+        forming: ids of chunks whose patches are being formed.
+        stored: whether nothing was lacking when they were shown.
+    """
+
+    model: str
+    chunks: tuple[str, ...]
+    tokens: int
+    forming: frozenset[str]
+    stored: bool
+
+    def patches(self, owner: str) -> dict[str, str]:
+        """Return the ids of an owner's patches of this order, by chunk; a chunk that comes twice by its first place."""
+        ids: dict[str, str] = {}
+        for index, chunk in enumerate(self.chunks):
+            ids.setdefault(chunk, artifact_id(ArtifactKey(self.model, chunk, self.chunks[:index]), owner))
+        return ids
+
+
+class PartWarmer:
+    """Has rows and patches made by showing parts to vLLM, and waits until they are on disk.
+
+    Args:
+        store: on the plugin's folder; it makes nothing.
+        model: what clients call the model.
+    """
+
+    def __init__(self, store: Store, model: str) -> None:
+        self._store, self._model = store, model
+        self._ask: Ask | None = None
+
+    def bind(self, ask: Ask) -> None:
+        """Take the way to vLLM's own routes."""
+        self._ask = ask
+
+    async def warm(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
+        """Show parts in their order until their rows and patches are on disk, and return what is there.
+
+        Patches that could not be formed are left out: requests compute those rows, and leave the patches.
+
+        Args:
+            tenant: whose they are.
+            parts: texts, and files that are pictures.
+
+        Raises:
+            ServeError: there is no such file, vLLM refuses the parts, or the plugin keeps nothing of them.
+            MediaError: a file is no picture.
+            BusyError: rows were not kept, as others wait.
+        """
+        files = list(dict.fromkeys(value for kind, value in parts if kind == "file"))
+        for start in range(0, len(files) if len(files) > PICTURES_AT_ONCE else 0, PICTURES_AT_ONCE):
+            await self._show_until_kept(tenant, [("file", id) for id in files[start : start + PICTURES_AT_ONCE]])
+        return await self._show_until_kept(tenant, parts)
+
+    async def _show_until_kept(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
+        owner = owner_digest(store_salts(tenant)[-1])
+        for _ in range(SHOWN_AT_MOST):
+            shown = await self._show(tenant, parts)
+            patches = shown.patches(owner)
+            awaited = {*shown.chunks, *(patches[chunk] for chunk in shown.forming)}
+            kept = await self._await_kept(owner, {*shown.chunks, *patches.values()}, awaited)
+            if shown.stored and kept.keys() >= awaited:
+                break
+        if not kept.keys() >= set(shown.chunks):
+            raise BusyError("the rows were not kept, as too many others wait to be", KEEPING_SECONDS)
+        return WarmParts(shown.tokens, {id: entry.bytes for id, entry in kept.items()})
+
+    async def _await_kept(self, owner: str, ids: Collection[str], awaited: Collection[str]) -> dict[str, DiskEntry]:
+        """Return which of an owner's pieces are on disk, once the awaited ones are or their time is over."""
+        until = time.monotonic() + KEEPING_SECONDS
+        while True:
+            kept = await asyncio.to_thread(self._on_disk, owner, list(ids))
+            if kept.keys() >= set(awaited) or time.monotonic() > until:
+                return kept
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _on_disk(self, owner: str, ids: Sequence[str]) -> dict[str, DiskEntry]:
+        disk = self._store.disk
+        found = [] if disk is None else disk.entries_of(ids)
+        return {entry.id: entry for entry in found if entry.owner == owner}
+
+    async def _show(self, tenant: Tenant, parts: Sequence[CachePart]) -> ShownParts:
+        if self._ask is None:
+            raise ServeError(503, "the server has not answered a request yet", "loading")
+        content = [
+            {"type": "text", "text": value} if kind == "text" else {"type": "input_image", "file_id": value}
+            for kind, value in parts
+        ]
+        options = {"strategy": f"patch-{100 * Policy().share:g}%", "pieces": True}
+        body = {
+            "model": self._model, "messages": [{"role": "user", "content": content}], "temperature": 0,
+            "max_tokens": 1, "kv_transfer_params": {"emblema": options},
+        }  # fmt: skip
+        answer = await self._ask(tenant, body)
+        told = (answer.get("kv_transfer_params") or {}).get("emblema") or {}
+        if "pieces" not in told:
+            raise ServeError(503, "the plugin keeps nothing of these parts: the server's log says why", "not_kept")
+        pieces = told["pieces"]
+        chunks, forming = tuple(pieces["chunks"]), frozenset(pieces["forming"])
+        return ShownParts(pieces["model"], chunks, told["media_tokens"], forming, told["stored"])
