@@ -20,9 +20,11 @@ from emblema.serve.files import FileStore
 from emblema.serve.keys import LOCAL, KeyRing
 from emblema.serve.settings import ServeSettings
 from emblema.store.warm_parts import WarmParts
+from emblema.vllm import host as vllm_host
 from emblema.vllm.body_media import FORMS
 from emblema.vllm.host import VllmHost
 from emblema.vllm.service import mount
+from tests.serve.conftest import data_url
 
 DEMO = Path(__file__).parents[2] / "src" / "emblema" / "assets" / "demo"
 PNG = (DEMO / "map-01.png").read_bytes()
@@ -109,6 +111,19 @@ def test_a_key_is_a_salt_and_pictures_have_names_by_tenant(tmp_path: Path) -> No
         ):
             assert answer.status_code == 404 and answer.json()["error"]["code"] == "file_not_found"
         assert client.post("/v1/responses", json={"previous_response_id": "resp_1"}).status_code == 400
+
+
+def test_what_one_tenant_showed_is_read_again_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the time that it takes would tell what others showed."""
+    ring, decoded = KeyRing(tmp_path / "serve"), list[bytes]()
+    keys = [ring.add(name) for name in ("one", "two")]
+    monkeypatch.setattr(vllm_host, "load_media", lambda data, *given, **options: decoded.append(data))
+    server = VllmApp(tmp_path, host="0.0.0.0")
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(PNG)}}]}]}
+    for key in (*keys, *keys):
+        with server.client(key) as client:
+            assert client.post(CHAT, json=body).status_code == 200
+    assert decoded == [PNG, PNG]
 
 
 def test_with_keys_nothing_is_answered_without_one_and_little_with(tmp_path: Path) -> None:

@@ -1,15 +1,14 @@
 """Routes of files, for the server of any engine."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Request, Response, UploadFile
+from fastapi import APIRouter, Form, Response, UploadFile
 
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FAILED, PROCESSED, FileEntry
 from emblema.serve.host import Hosted, Owner
 
-PURPOSES = ("user_data", "vision", "assistants")
 SHORTEST, LONGEST = 3_600, 2_592_000
 """Seconds that a file may be kept for."""
 
@@ -26,16 +25,16 @@ def file_routes() -> APIRouter:
 
 
 async def upload(
-    request: Request,
     host: Hosted,
     tenant: Owner,
     file: UploadFile,
-    purpose: Annotated[str, Form()] = "user_data",
+    purpose: Annotated[Literal["user_data", "vision", "assistants"], Form()] = "user_data",
+    anchor: Annotated[Literal["created_at"] | None, Form(alias="expires_after[anchor]")] = None,
+    seconds: Annotated[int | None, Form(alias="expires_after[seconds]", ge=SHORTEST, le=LONGEST)] = None,
 ) -> dict[str, Any]:
     """Keep a file; it is on disk when this is answered, and prefilled after it."""
-    if purpose not in PURPOSES:
-        raise ServeError(400, f"the purpose {purpose[:40]!r} is not one of {', '.join(PURPOSES)}", None, "purpose")
-    seconds = _expiry(await request.form())
+    if (anchor is None) != (seconds is None):
+        raise ServeError(400, "expires_after needs both its anchor and its seconds", None, "expires_after")
     data = await file.read(host.settings.file_bytes + 1)
     if len(data) > host.settings.file_bytes:
         raise ServeError(413, f"the file is larger than {host.settings.file_bytes} bytes", "file_too_large", "file")
@@ -45,19 +44,6 @@ async def upload(
     entry = await asyncio.to_thread(host.files.add, tenant, data, name, purpose, seconds)
     host.read_later(tenant, entry.id)
     return _file_body(entry)
-
-
-def _expiry(form: Any) -> float | None:
-    """Return how long a file is to be kept, as OpenAI's clients write it; None without end."""
-    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
-    if anchor is None and seconds is None:
-        return None
-    if anchor != "created_at":
-        raise ServeError(400, "expires_after counts from created_at", None, "expires_after")
-    known = isinstance(seconds, str) and seconds.isdecimal() and len(seconds) <= 12
-    if not known or not SHORTEST <= int(seconds) <= LONGEST:
-        raise ServeError(400, f"expires_after takes {SHORTEST} to {LONGEST} seconds", None, "expires_after")
-    return float(seconds)
 
 
 async def files(
@@ -70,8 +56,8 @@ async def files(
         found = found[ids.index(after) + 1 :] if after in ids else []
     limit = min(max(1, limit), 10_000)
     shown = [_file_body(entry) for entry in found[:limit]]
-    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": shown, "has_more": len(found) > limit} | ends
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return {"object": "list", "data": shown, "has_more": len(found) > limit, "first_id": first, "last_id": last}
 
 
 async def file(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """What the routes of every engine's server share: its settings, its tenants, their files."""
 
-from collections.abc import Mapping
-from typing import Annotated, Protocol
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, Counter
@@ -11,34 +14,87 @@ from emblema.serve.cache_making import CacheMaker
 from emblema.serve.caches import CacheStore
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FileStore
-from emblema.serve.keys import LOCAL, KeyRing, Tenant
+from emblema.serve.keys import LOCAL, KeyRing, Tenant, store_salts
 from emblema.serve.settings import ServeSettings
+from emblema.store.store import Store, TenantStore
+
+_LOG = logging.getLogger("emblema.serve")
+_SWEEP_SECONDS = 60.0
+"""Seconds between two looks for what has expired."""
 
 
-class Host(Protocol):
+class Host(ABC):
     """A server of one engine, as the guard and the routes of files and caches see it; each engine has one.
 
-    Attributes:
+    Args:
         settings: of the server.
+        keys: of its tenants.
+        store: of their pieces.
+        requests: counts requests by path and status.
+        open: whether no key is needed as long as there is none.
+
+    Attributes:
         files, caches: of all tenants.
         cache_maker: makes and extends caches.
-        requests: counts requests by path and status.
     """
 
-    settings: ServeSettings
-    files: FileStore
-    caches: CacheStore
     cache_maker: CacheMaker
-    requests: Counter
 
-    def tenant_of(self, authorization: str | None) -> Tenant:
-        """Return whose a request is, by its header; `ServeError` where a key is needed and there is none that fits."""
+    def __init__(self, settings: ServeSettings, keys: KeyRing, store: Store, requests: Counter, open: bool) -> None:
+        self.settings, self.keys, self.requests, self._store, self._open = settings, keys, requests, store, open
+        self.files = FileStore(settings.folder, settings.quota_bytes, forget=self._forget)
+        self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
 
+    @abstractmethod
     def read_later(self, tenant: Tenant, id: str) -> None:
         """Have an upload read behind its answer, as far as the engine does."""
 
+    def tenant_of(self, authorization: str | None) -> Tenant:
+        """Return whose a request is, by its header; `ServeError` where a key is needed and there is none that fits."""
+        kind, _, key = (authorization or "").partition(" ")
+        if self._open and len(self.keys) == 0:
+            return LOCAL
+        tenant = self.keys.tenant(key.strip()) if kind.lower() == "bearer" else None
+        if tenant is None:
+            raise ServeError(401, "give a key of this server: `Authorization: Bearer emb-…`", "invalid_api_key")
+        return tenant
+
     async def delete_file(self, tenant: Tenant, id: str) -> None:
         """Delete a file and what was made of it; `ServeError` where there is none."""
+        deleted = False
+        while not deleted:
+            entry = await asyncio.to_thread(self.files.entry, tenant, id)
+            await asyncio.to_thread(self.delete_chunks, tenant.owner, tenant.name, entry.chunks)
+            deleted = await asyncio.to_thread(self.files.delete, tenant, entry)
+
+    async def sweep(self) -> None:
+        """Delete what has expired, once a minute, until the server ends."""
+        while True:
+            try:
+                await asyncio.to_thread(self.caches.expire)
+                await asyncio.to_thread(self.files.expire)
+            except EmblemaError as error:
+                _LOG.warning("what has expired could not be deleted, it is tried again: %s", error)
+            await asyncio.sleep(_SWEEP_SECONDS)
+
+    def delete_chunks(self, owner: str, name: str, chunks: Iterable[str]) -> None:
+        """Delete chunks of an owner, by the tenant's name too."""
+        for store in self._stores_of(owner, name):
+            for chunk in chunks:
+                store.delete(chunk)
+
+    def _forget(self, owner: str, name: str, chunks: Sequence[str]) -> None:
+        """Delete the chunks of a file that has expired; those that a cache holds stay."""
+        self.delete_chunks(owner, name, set(chunks) - self.caches.held(owner))
+
+    def _set_pins(self, owner: str, name: str, pieces: Iterable[str], pinned: bool) -> None:
+        for store in self._stores_of(owner, name):
+            for piece in pieces:
+                store.pin(piece) if pinned else store.unpin(piece)
+
+    def _stores_of(self, owner: str, name: str) -> Iterator[TenantStore]:
+        salts = (salt for tenant in self.keys.tenants_named(name, owner) for salt in store_salts(tenant))
+        return map(self._store.tenant, salts)
 
 
 def host_of(request: Request) -> Host:
@@ -74,18 +130,3 @@ def check_open(keys: KeyRing, settings: ServeSettings) -> None:
             f"{settings.host} is reached by others and there is no key: make one with `emblema keys add NAME`, or "
             "serve on 127.0.0.1"
         )
-
-
-def authenticate(keys: KeyRing, authorization: str | None, open: bool) -> Tenant:
-    """Return whose a request is, by its header; where it is `open`, no key is needed as long as there is none.
-
-    Raises:
-        ServeError: a key is needed and there is none, or it is not known.
-    """
-    kind, _, key = (authorization or "").partition(" ")
-    if open and len(keys) == 0:
-        return LOCAL
-    tenant = keys.tenant(key.strip()) if kind.lower() == "bearer" else None
-    if tenant is None:
-        raise ServeError(401, "give a key of this server: `Authorization: Bearer emb-…`", "invalid_api_key")
-    return tenant

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 from fastapi import Depends
@@ -12,24 +12,21 @@ from emblema.engine.async_engine import AsyncEngine
 from emblema.engine.request_queue import SchedulerLimits
 from emblema.errors import EmblemaError, MediaError
 from emblema.serve.cache_making import CacheMaker, MediaFetcher
-from emblema.serve.caches import CacheStore
 from emblema.serve.content import ContentReader
-from emblema.serve.files import FAILED, FileStore
-from emblema.serve.host import authenticate, check_open, host_of
-from emblema.serve.keys import LOCAL, KeyRing, Tenant, store_salts
+from emblema.serve.files import FAILED
+from emblema.serve.host import Host, check_open, host_of
+from emblema.serve.keys import LOCAL, KeyRing, Tenant
 from emblema.serve.metrics import Metrics
 from emblema.serve.settings import ServeSettings
 from emblema.store.remote.redis import RedisTier
-from emblema.store.store import Store, TenantStore
+from emblema.store.store import Store
 
 _LOG = logging.getLogger("emblema.serve")
 _TENANTS = 1_000
 """Tenants whose engines are kept ready."""
-_SWEEP_SECONDS = 60.0
-"""Seconds between two looks for what has expired."""
 
 
-class Service:
+class Service(Host):
     """One model with its tenants.
 
     Args:
@@ -39,12 +36,9 @@ class Service:
     """
 
     def __init__(self, settings: ServeSettings, engine: AsyncEngine, keys: KeyRing) -> None:
-        self.settings, self.engine, self.keys = settings, engine, keys
+        self.engine, self.metrics = engine, Metrics(engine.engine, engine.scheduler)
+        super().__init__(settings, keys, engine.store.parent, self.metrics.requests, settings.loopback)
         self.shared = engine.on(engine.store.parent.shared)
-        self.files = FileStore(settings.folder, settings.quota_bytes, forget=self._forget)
-        self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
-        self.metrics = Metrics(engine.engine, engine.scheduler)
-        self.requests = self.metrics.requests
         fetcher, model = MediaFetcher(engine.engine.session.limits), engine.engine.adapter.fingerprint
         self.content = ContentReader(self.files, self.caches, self.engine_of, fetcher, model)
         self.cache_maker = CacheMaker(self.files, self.caches, fetcher, self.content.warm)
@@ -70,36 +64,7 @@ class Service:
         for owner, name, id in self.files.unprocessed():
             for tenant in self.keys.tenants_named(name, owner):
                 self.read_later(tenant, id)
-        self._begin(self._sweep())
-
-    def _stores_of(self, owner: str, name: str) -> Iterator[TenantStore]:
-        salts = (salt for tenant in self.keys.tenants_named(name, owner) for salt in store_salts(tenant))
-        return map(self.engine.store.parent.tenant, salts)
-
-    def _forget(self, owner: str, name: str, chunks: Sequence[str]) -> None:
-        """Delete the chunks of a file that has expired; those that a cache holds stay."""
-        held = self.caches.held(owner)
-        for store in self._stores_of(owner, name):
-            for chunk in set(chunks) - held:
-                store.delete(chunk)
-
-    def _set_pins(self, owner: str, name: str, pieces: Iterable[str], pinned: bool) -> None:
-        for store in self._stores_of(owner, name):
-            for piece in pieces:
-                store.pin(piece) if pinned else store.unpin(piece)
-
-    async def _sweep(self) -> None:
-        while True:
-            try:
-                await asyncio.to_thread(self.caches.expire)
-                await asyncio.to_thread(self.files.expire)
-            except EmblemaError as error:
-                _LOG.warning("what has expired could not be deleted, it is tried again: %s", error)
-            await asyncio.sleep(_SWEEP_SECONDS)
-
-    def tenant_of(self, authorization: str | None) -> Tenant:
-        """Return whose a request is, by its header; errors as `authenticate`."""
-        return authenticate(self.keys, authorization, self.settings.loopback)
+        self._begin(self.sweep())
 
     def engine_of(self, tenant: Tenant) -> AsyncEngine:
         """Return a tenant's engine."""
@@ -128,14 +93,6 @@ class Service:
             self.files.note(tenant, id, FAILED, str(error), None, ())
         except EmblemaError as error:
             _LOG.warning("%s could not be prefilled, it is read when it is asked for: %s", id, error)
-
-    async def delete_file(self, tenant: Tenant, id: str) -> None:
-        """Delete a file and what was made of it; `ServeError` where there is none."""
-        deleted = False
-        while not deleted:
-            entry = await asyncio.to_thread(self.files.entry, tenant, id)
-            await self.content.forget(tenant, entry.chunks)
-            deleted = await asyncio.to_thread(self.files.delete, tenant, entry)
 
     async def close(self) -> None:
         """Let the replies under way end within the grace, and close the engine and its store."""

@@ -1,10 +1,8 @@
 """Tenants, their files and caches, beside vLLM's engine."""
 
 import asyncio
-import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from blake3 import blake3
@@ -15,30 +13,26 @@ from emblema.media import media_kind
 from emblema.media.load import load_media
 from emblema.media.source import is_address, read_source
 from emblema.serve.cache_making import CacheMaker, MediaFetcher
-from emblema.serve.caches import CacheStore
 from emblema.serve.faults import ServeError
-from emblema.serve.files import FAILED, UPLOADED, FileStore
-from emblema.serve.host import authenticate, check_open, request_counter
-from emblema.serve.keys import LOCAL, KeyRing, Tenant, store_salts
+from emblema.serve.files import FAILED, UPLOADED
+from emblema.serve.host import Host, check_open, request_counter
+from emblema.serve.keys import LOCAL, KeyRing, Tenant
 from emblema.serve.settings import ServeSettings
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
 from emblema.vllm.body_media import MediaReference, ReadMedia
 from emblema.vllm.warming import PartWarmer
 
-_LOG = logging.getLogger("emblema.serve")
 _NAME = "emblema 2026-11 vllm media name 1"
 _READERS, _READERS_OF_ONE = 8, 4
 """Requests whose bodies are read at once: of all tenants, and of one."""
 READING_SECONDS = 60.0
 """Time to read all media of a request."""
-_SWEEP_SECONDS = 60.0
-"""Seconds between two looks for what has expired."""
 CHECKED_MEDIA = 8_192
 """Media that are known to be within the limits."""
 
 
-class VllmHost:
+class VllmHost(Host):
     """What the routes need, beside vLLM's engine. Rows are made when a request shows a file, not behind its upload.
 
     Args:
@@ -51,32 +45,21 @@ class VllmHost:
     """
 
     def __init__(self, settings: ServeSettings, own_key: bool, registry: CollectorRegistry = REGISTRY) -> None:
-        self.settings, self._own_key = settings, own_key
-        self.keys = KeyRing(settings.folder)
-        check_access(settings, self.keys, own_key)
-        self.files = FileStore(settings.folder, settings.quota_bytes, forget=self._forget)
-        self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
-        self.requests = request_counter(registry)
-        self.limits = settings.media_limits
+        keys = KeyRing(settings.folder)
+        check_access(settings, keys, own_key)
         # Rows are never read here, so that they need no memory.
-        self._store = Store(settings.store, device_bytes=1, settings=StoreSettings(device="cpu"))
-        self.warmer = PartWarmer(self._store, settings.name)
+        store = Store(settings.store, device_bytes=1, settings=StoreSettings(device="cpu"))
+        super().__init__(settings, keys, store, request_counter(registry), settings.loopback or own_key)
+        self.limits = settings.media_limits
+        self.warmer = PartWarmer(store, settings.name)
         self.cache_maker = CacheMaker(self.files, self.caches, MediaFetcher(self.limits), self.warmer.warm)
         self.readers = ThreadPoolExecutor(_READERS, "emblema-media")
         self._turns: dict[str, asyncio.Semaphore] = {}
-        self._checked: OrderedDict[bytes, str] = OrderedDict()
+        self._checked: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
     def turns_of(self, tenant: Tenant) -> asyncio.Semaphore:
         """Return what bounds the requests of a tenant that are read at once. There are no more of them than tenants."""
         return self._turns.setdefault(tenant.name, asyncio.Semaphore(_READERS_OF_ONE))
-
-    def tenant_of(self, authorization: str | None) -> Tenant:
-        """Return whose a request is, by its header.
-
-        Raises:
-            ServeError: a key is needed and there is none, or it is not known.
-        """
-        return authenticate(self.keys, authorization, self.settings.loopback or self._own_key)
 
     def read_later(self, tenant: Tenant, id: str) -> None:
         """Have an upload decoded once, so that it says what it is, or why it cannot be read."""
@@ -85,7 +68,7 @@ class VllmHost:
     def _look_at(self, tenant: Tenant, id: str) -> None:
         try:
             if self.files.entry(tenant, id).status == UPLOADED:
-                kind = self._kind_of(self.files.read(tenant, id))
+                kind = self._kind_of(tenant, self.files.read(tenant, id))
                 self.files.note(tenant, id, UPLOADED, None, kind, ())
         except MediaError as error:
             self.files.note(tenant, id, FAILED, str(error), None, ())
@@ -101,42 +84,10 @@ class VllmHost:
         Raises:
             ServeError: there is no such file.
         """
-        deleted = False
-        while not deleted:
-            entry = await asyncio.to_thread(self.files.entry, tenant, id)
-            await asyncio.to_thread(self._delete_chunks, [tenant], entry.chunks)
-            deleted = await asyncio.to_thread(self.files.delete, tenant, entry)
+        await super().delete_file(tenant, id)
         for cache in await asyncio.to_thread(self.caches.entries, tenant):
             if id in cache.files:
                 await asyncio.to_thread(self.caches.delete, tenant, cache.id)
-
-    async def sweep(self) -> None:
-        """Delete what has expired, once a minute, until the server ends."""
-        while True:
-            try:
-                await asyncio.to_thread(self.caches.expire)
-                await asyncio.to_thread(self.files.expire)
-            except EmblemaError as error:
-                _LOG.warning("what has expired could not be deleted, it is tried again: %s", error)
-            await asyncio.sleep(_SWEEP_SECONDS)
-
-    def _forget(self, owner: str, name: str, chunks: Sequence[str]) -> None:
-        """Delete the chunks of a file that has expired; those that a cache holds stay."""
-        if chunks:
-            held = self.caches.held(owner)
-            self._delete_chunks(self.keys.tenants_named(name, owner), [chunk for chunk in chunks if chunk not in held])
-
-    def _delete_chunks(self, tenants: Iterable[Tenant], chunks: Sequence[str]) -> None:
-        for tenant in tenants:
-            for chunk in chunks:
-                self._store.tenant(tenant.salt).delete(chunk)
-
-    def _set_pins(self, owner: str, name: str, pieces: Iterable[str], pinned: bool) -> None:
-        pieces = list(pieces)
-        for tenant in self.keys.tenants_named(name, owner):
-            for store in map(self._store.tenant, store_salts(tenant)):
-                for piece in pieces:
-                    store.pin(piece) if pinned else store.unpin(piece)
 
     def read(self, tenant: Tenant, reference: MediaReference, until: float) -> ReadMedia:
         """Return what a part names, decoded once to see that it is within the limits.
@@ -159,7 +110,7 @@ class VllmHost:
             data = read_source(reference.address, self.limits)
         else:
             raise ServeError(400, "a part with media needs a file's id, or a data, http or https address")
-        kind = self._kind_of(data)
+        kind = self._kind_of(tenant, data)
         if kind == "document":
             raise MediaError("a document is not read inside vLLM: send its pages as pictures, or use `emblema serve`")
         if reference.kind not in (None, kind):
@@ -167,9 +118,12 @@ class VllmHost:
         name = None if tenant is LOCAL else blake3(data, key=_key(_NAME, tenant)).hexdigest()
         return ReadMedia(kind, data, name)
 
-    def _kind_of(self, data: bytes) -> str:
-        """Return the kind of media that can be decoded within the limits; errors as `load_media`."""
-        digest = blake3(data).digest()
+    def _kind_of(self, tenant: Tenant, data: bytes) -> str:
+        """Return the kind of media that can be decoded within the limits; errors as `load_media`.
+
+        What one tenant showed is checked again for another, so that the time tells nothing of it.
+        """
+        digest = tenant.owner, blake3(data).digest()
         kind = self._checked.get(digest)
         if kind is None:
             kind = media_kind(data, self.limits)
