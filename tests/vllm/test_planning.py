@@ -261,6 +261,28 @@ def test_a_store_that_hangs_does_not_hold_requests_up(store: Store, monkeypatch:
         assert time.monotonic() < until
 
 
+def test_a_step_waits_for_plans_and_not_twice_for_a_late_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emblema.vllm.planner.AWAITING_SECONDS", 30.0)
+    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    put(store, request("a"))
+    for name in ("1", "2", "3"):
+        planner.announce(name, lambda: request("a"))
+    planner.await_plans(idle=False)
+    assert all(planner.prepare(name, lambda: request("a")) and planner.get(name) for name in ("1", "2", "3"))
+    monkeypatch.setattr("emblema.vllm.planner.AWAITING_SECONDS", 0.05)
+    free = threading.Event()
+    held = TenantStore.held
+    monkeypatch.setattr(TenantStore, "held", lambda own, ids: (free.wait(60), held(own, ids))[1])
+    planner.announce("4", lambda: request("new"))
+    waits = []
+    for idle in (False, False, True):
+        began = time.monotonic()
+        planner.await_plans(idle)
+        waits.append(time.monotonic() - began >= 0.05)
+    assert waits == [True, False, True], "a late plan holds up no step that has other work"
+    free.set()
+
+
 def test_rows_are_left_alone_while_requests_wait(store: Store) -> None:
     planner = RequestPlanner(SPEC, store, "patch-4", capture=True)
     put(store, request("a", "b"))

@@ -186,7 +186,8 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     def get_kv_connector_stats(self) -> "LinkedStats | None":
         if self.planner is not None:
-            return LinkedStats(asdict(self.planner.take_counts()))
+            counts = asdict(self.planner.take_counts())
+            return LinkedStats(counts) if any(counts.values()) else None
         dropped = 0 if self.kv_worker is None else self.kv_worker.take_dropped()
         return LinkedStats(asdict(LinkCounts(dropped=dropped))) if dropped else None
 

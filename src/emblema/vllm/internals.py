@@ -99,7 +99,7 @@ def _grid(feature: Any) -> tuple[int, int, int] | None:
     element = None if feature.data is None else feature.data.get("image_grid_thw")
     if element is None or element.data is None:
         return None
-    frames, height, width = (int(size) for size in element.data.reshape(-1))
+    frames, height, width = element.data.reshape(-1).tolist()
     return frames, height, width
 
 

@@ -38,6 +38,9 @@ MOST_SKETCHES = 256
 REMEMBERED_NAMES = 2**16
 PLANNING_SECONDS = 1.0
 """How long the scheduler defers a request whose plan is not made; it is computed plainly after that."""
+AWAITING_SECONDS = 0.01
+"""How long a step waits for plans that are being made: one that leaves their requests out costs more than most plans
+take."""
 RECAPTURE_SECONDS = 10.0
 """How long a chunk that was captured is not captured again, as it may not be stored yet."""
 
@@ -163,6 +166,8 @@ class RequestPlanner:
         self._pending: dict[str, PendingPlan] = {}
         # A plan that was not made in time: while it is not done, no other request waits for the store.
         self._late: PendingPlan | None = None
+        # Whether a step waited for plans that were not made in time, and still are not.
+        self._hurried = False
         self._plans: dict[str, RequestPlan | None] = {}
         self._counts = LinkCounts()
         self._waiting: deque[CaptureRequest] = deque(maxlen=WAITING_CAPTURES)
@@ -227,6 +232,19 @@ class RequestPlanner:
         if plan is not None and self._captures and plan.request.options.get("capture", True) is True:
             self._request_captures(plan)
         return True
+
+    def await_plans(self, idle: bool) -> None:
+        """Wait a moment until all plans are made that were begun.
+
+        Args:
+            idle: whether nothing else could be done meanwhile; otherwise nothing waits again for a plan that is late.
+        """
+        # Plans are made in the order in which they were begun.
+        last = next(reversed(self._pending.values()), None)
+        if last is None or last.done.is_set():
+            self._hurried = False
+        elif idle or not self._hurried:
+            self._hurried = not last.done.wait(AWAITING_SECONDS)
 
     def get(self, request_id: str) -> RequestPlan | None:
         """Return the plan of a request; None if it has none, or none yet."""

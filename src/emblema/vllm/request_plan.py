@@ -1,7 +1,7 @@
 """From a request that vLLM serves to a plan: its prompt as chunks and text, and the rows that its pages can take."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.policy.policy import COMPUTED
-from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
+from emblema.link.prompt import ChunkPart, Part, Prompt, Segment, TextPart
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
@@ -254,9 +254,8 @@ class StoredArtifacts:
         self._store, self._held = store, held
         # By chunk and row, the keys that its patch may have.
         self._keys: dict[tuple[str, int], tuple[ArtifactKey, ...]] = {}
-        for segment, chunk in prompt.chunk_segments:
+        for segment, chunk, before in chunks_after(prompt):
             if held.get(chunk.id):
-                before = prompt.antecedents(segment)
                 own = ArtifactKey(spec.fingerprint, chunk.id, before)
                 self._keys[chunk.id, segment.start] = (own, orbit_key(spec.fingerprint, chunk.id, before))
         self._asked = {key for keys in self._keys.values() for key in keys}
@@ -290,9 +289,11 @@ def _all_computed(
     needs: dict[ArtifactKey, PatchNeed] = {}
     lacking, served = False, False
     # By how many tokens a chunk has, which alone decides.
-    ranks = {chunk.tokens: rank_of(chunk, knowledge, policy) for _, chunk in prompt.chunk_segments}
-    for segment, chunk in prompt.chunk_segments:
-        before, rank = prompt.antecedents(segment), ranks[chunk.tokens]
+    ranks: dict[int, int] = {}
+    for segment, chunk, before in chunks_after(prompt):
+        rank = ranks.get(chunk.tokens)
+        if rank is None:
+            rank = ranks[chunk.tokens] = rank_of(chunk, knowledge, policy)
         if artifacts.serve(chunk.id, segment.start):
             served = True
             continue
@@ -319,8 +320,16 @@ def stored_encodings(plan: RequestPlan, store: TenantStore, memory: StoreMemory)
 
 def _count_sightings(prompt: Prompt, met: FrequencySketch) -> dict[tuple[str, tuple[str, ...]], int]:
     """Count each chunk with its antecedents once; return how often they were met lately, this time included."""
-    places = {(chunk.id, prompt.antecedents(segment)) for segment, chunk in prompt.chunk_segments}
+    places = {(chunk.id, before) for _, chunk, before in chunks_after(prompt)}
     return {(name, before): met.add((*before, name)) for name, before in sorted(places)}
+
+
+def chunks_after(prompt: Prompt) -> Iterator[tuple[Segment, Chunk, tuple[str, ...]]]:
+    """Yield each chunk with its place and the ids of the chunks before it, as `Prompt.antecedents` of all of them."""
+    before: tuple[str, ...] = ()
+    for segment, chunk in prompt.chunk_segments:
+        yield segment, chunk, before
+        before = (*before, chunk.id)
 
 
 def _forming_needs(plan: LinkPlan) -> tuple[PatchNeed, ...]:

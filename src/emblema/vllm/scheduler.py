@@ -65,6 +65,7 @@ class LinkingScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         planner, whole = self.planner, self.max_num_scheduled_tokens
+        planner.await_plans(idle=not self.running)
         needed = 0
         for request in self.running:
             plan = planner.get(request.request_id)
