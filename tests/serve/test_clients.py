@@ -179,6 +179,29 @@ def picture(seed: int) -> bytes:
     return buffer.getvalue()
 
 
+def test_a_part_with_a_breakpoint_is_kept_wherever_it_stands(engine: ServedEngine, client: OpenAI) -> None:
+    before, plain = pinned(engine), part(data_url(picture(8)))
+    marked = plain | {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+    options: dict[str, Any] = {"prompt_cache_key": "k", "prompt_cache_options": {"ttl": "30m"}}
+    first = said(client, [{"role": "user", "content": [marked, text(QUESTION)]}], **options)
+    written = first.usage.prompt_tokens_details.cache_write_tokens
+    assert written > 0 and len(pinned(engine) - before) == 1
+    turn = [{"role": "user", "content": [text("elsewhere :"), marked, text(QUESTION)]}]
+    more: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    *pieces, last = said(client, turn, stream=True, extra_body={"strategy": "blind"}, **more)
+    assert last.usage.prompt_tokens_details.cache_write_tokens == 0
+    assert last.usage.prompt_tokens_details.cached_tokens >= written
+    turn[0]["content"][1] = plain  # type: ignore[index]
+    whole = said(client, turn, extra_body={"strategy": "blind"})
+    assert whole.choices[0].message.content == "".join(each.choices[0].delta.content or "" for each in pieces)
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "implicit"}, {"mode": "explicit", "ttl": "31d"}, {}, "explicit", []])
+def test_breakpoints_that_are_not_right_are_refused(client: OpenAI, wrong: Any) -> None:
+    with pytest.raises(openai.BadRequestError):
+        said(client, [{"role": "user", "content": [part(data_url(picture(9))) | {"prompt_cache_breakpoint": wrong}]}])
+
+
 def pinned(engine: ServedEngine) -> set[str]:
     """What the store holds, as another process sees it."""
     with Store(engine.store, device_bytes=1) as store:

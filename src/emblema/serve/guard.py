@@ -17,7 +17,9 @@ from emblema.serve.settings import LOOPBACK, ServeSettings
 
 _LOG = logging.getLogger("emblema.serve")
 Message = MutableMapping[str, Any]
-App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class Guard:

@@ -13,13 +13,11 @@ from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.serve.faults import ServeError
 from emblema.serve.parts import (
-    KEPT,
     CacheContent,
     CacheOptions,
     Content,
     MediaContent,
     TextContent,
-    seconds_of,
     text_length,
 )
 from emblema.session.decoding import Sampling
@@ -111,10 +109,7 @@ class ChatRequest(BaseModel):
     def kept_seconds(self, part: MediaContent | CacheContent) -> int | None:
         """Return how long a part is to be kept at least; None where it has no breakpoint."""
         own = None if isinstance(part, CacheContent) else part.prompt_cache_breakpoint
-        if own is None:
-            return None
-        ttl = own.ttl or (self.prompt_cache_options or CacheOptions()).ttl
-        return KEPT if ttl is None else seconds_of(ttl)
+        return None if own is None else own.seconds(self.prompt_cache_options)
 
     @property
     def text_length(self) -> int:

@@ -31,18 +31,23 @@ def _checked(ttl: str) -> str:
 TimeToLive = Annotated[str, Field(max_length=9), AfterValidator(_checked)]
 
 
+class CacheOptions(BaseModel):
+    """How breakpoints of a request are kept that do not say it themselves."""
+
+    mode: Literal["implicit", "explicit"] = "implicit"
+    ttl: TimeToLive | None = None
+
+
 class CacheBreakpoint(BaseModel):
     """Asks that a part with media is kept, wherever it stands."""
 
     mode: Literal["explicit"]
     ttl: TimeToLive | None = None
 
-
-class CacheOptions(BaseModel):
-    """How breakpoints of a request are kept that do not say it themselves."""
-
-    mode: Literal["implicit", "explicit"] = "implicit"
-    ttl: TimeToLive | None = None
+    def seconds(self, options: CacheOptions | None) -> int:
+        """Return how long the part is to be kept at least, where the request has such options."""
+        ttl = self.ttl or (options or CacheOptions()).ttl
+        return KEPT if ttl is None else seconds_of(ttl)
 
 
 class TextContent(BaseModel):

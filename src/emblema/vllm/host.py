@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from blake3 import blake3
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -88,6 +90,28 @@ class VllmHost(Host):
         for cache in await asyncio.to_thread(self.caches.entries, tenant):
             if id in cache.files:
                 await asyncio.to_thread(self.caches.delete, tenant, cache.id)
+
+    async def keep_part(self, tenant: Tenant, part: Mapping[str, Any], seconds: float) -> tuple[int, str | None]:
+        """Keep the rows of a picture for some time at least, wherever it stands.
+
+        Args:
+            tenant: whose it is.
+            part: as a chat request has it, with its data.
+            seconds: how long.
+
+        Returns:
+            How many rows were made for that, and why it is not kept; None where it is.
+        """
+        if part.get("type") != "image_url":
+            return 0, "a part is not kept: inside vLLM pictures are"
+        written = 0
+        try:
+            made, fresh = await self.warmer.warm_part(tenant, part)
+            written = made.tokens if fresh else 0
+            await asyncio.to_thread(self.caches.keep_part, tenant, seconds, made, fresh)
+        except EmblemaError as error:
+            return written, f"a part is not kept: {error}"
+        return written, None
 
     def read(self, tenant: Tenant, reference: MediaReference, until: float) -> ReadMedia:
         """Return what a part names, decoded once to see that it is within the limits.

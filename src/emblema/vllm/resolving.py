@@ -6,20 +6,24 @@ A middleware within vLLM's own, so that its checks come first. A body is read on
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from emblema.errors import EmblemaError
 from emblema.serve.cache_routes import cache_content
 from emblema.serve.faults import ServeError
-from emblema.serve.guard import App, Message, refuse
+from emblema.serve.guard import App, Message, Send, refuse
 from emblema.serve.host import key_of
 from emblema.serve.keys import LOCAL, Tenant, cache_salt
+from emblema.serve.parts import CacheBreakpoint, CacheOptions
 from emblema.vllm.body_media import FORMS, Form, resolve_media
 from emblema.vllm.host import READING_SECONDS, VllmHost
 from emblema.vllm.inner import post
+from emblema.vllm.reply_notes import ReplyNotes
 
 CHAT = "/v1/chat/completions"
 OPEN = ("/health", "/ping", "/version", "/load", "/metrics", "/openapi.json", "/docs", "/redoc")
@@ -53,8 +57,9 @@ class Resolving:
                 if tenant is not LOCAL and (scope["type"] != "http" or not (path in FORMS or _begins(path, OFFERED))):
                     raise ServeError(404, f"{path[:80]} is not offered where requests need a key", "not_offered")
                 if path in FORMS and scope["method"] == "POST":
-                    raw = await _read(receive)
-                    receive = _with_body(scope, receive, await self._resolve(raw, FORMS[path], tenant))
+                    resolved = await self._resolve(await _read(receive), FORMS[path], tenant)
+                    send = await self._keep(resolved, tenant, send)
+                    receive = _with_body(scope, receive, resolved.written)
         except (EmblemaError, HTTPException) as error:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
@@ -70,20 +75,36 @@ class Resolving:
             EmblemaError: it is refused.
         """
         resolved = await self._resolve(json.dumps(body).encode(), FORMS[CHAT], tenant)
-        status, answer = await post(self._app, self._application, CHAT, resolved)
+        status, answer = await post(self._app, self._application, CHAT, resolved.written)
         told: dict[str, Any] = json.loads(answer)
         if status != 200:
             raise ServeError(status, str(told.get("error", told).get("message", told)))
         return told
 
-    async def _resolve(self, raw: bytes, form: Form, tenant: Tenant) -> bytes:
+    async def _keep(self, resolved: "ResolvedBody", tenant: Tenant, send: Send) -> Send:
+        """Keep the parts that a request wants kept, and return what takes its reply."""
+        if not resolved.kept:
+            return send
+        done = [await self._host.keep_part(tenant, part, seconds) for part, seconds in resolved.kept]
+        remarks = tuple(dict.fromkeys(remark for _, remark in done if remark is not None))
+        return ReplyNotes(send, sum(written for written, _ in done), remarks).pass_on
+
+    async def _resolve(self, raw: bytes, form: Form, tenant: Tenant) -> "ResolvedBody":
         """Return the body that vLLM gets; what is slow to fetch or decode holds up its own tenant alone."""
         async with self._host.turns_of(tenant):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._host.readers, resolve_body, raw, form, tenant, self._host)
 
 
-def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> bytes:
+@dataclass(frozen=True, slots=True)
+class ResolvedBody:
+    """The body that vLLM gets, and the parts of it that are to be kept, each with seconds."""
+
+    written: bytes
+    kept: tuple[tuple[dict[str, Any], int], ...]
+
+
+def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> ResolvedBody:
     """Return the body that vLLM gets for a tenant's.
 
     Raises:
@@ -102,8 +123,10 @@ def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> byte
         raise ServeError(400, "replies are not kept: send the conversation", None, "previous_response_id")
     until = time.monotonic() + READING_SECONDS
     bounds = host.settings.parts, host.settings.body_bytes
+    breakpoints: tuple[tuple[list[Any], int, int], ...] = ()
     if form == "chat":
         _expand_caches(body, tenant, host)
+        breakpoints = _take_breakpoints(body)
     media = resolve_media(body, form, lambda part: host.read(tenant, part, until), *bounds)
     salt = cache_salt(tenant)
     if salt is not None:
@@ -115,7 +138,7 @@ def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> byte
         raise ServeError(400, f"the body cannot be written as JSON again: {error}") from error
     if len(written) - media > host.settings.text_bytes:
         raise ServeError(400, f"the request has more than {host.settings.text_bytes} bytes beside its media")
-    return written
+    return ResolvedBody(written, tuple((parts[index], seconds) for parts, index, seconds in breakpoints))
 
 
 def _expand_caches(body: dict[str, Any], tenant: Tenant, host: VllmHost) -> None:
@@ -124,13 +147,9 @@ def _expand_caches(body: dict[str, Any], tenant: Tenant, host: VllmHost) -> None
     Raises:
         ServeError: there is no such cache, or a part names none.
     """
-    turns = body.get("messages")
-    for turn in turns if isinstance(turns, list) else ():
-        content = turn.get("content") if isinstance(turn, dict) else None
-        if not isinstance(content, list):
-            continue
+    for turn in _turns_of_parts(body):
         parts: list[Any] = []
-        for part in content:
+        for part in turn["content"]:
             if not isinstance(part, dict) or part.get("type") != "cache":
                 parts.append(part)
                 continue
@@ -140,6 +159,35 @@ def _expand_caches(body: dict[str, Any], tenant: Tenant, host: VllmHost) -> None
                 raise ServeError(400, "a part of type cache needs a cache_id", None, "cache_id")
             parts += cache_content(host.caches.entry(tenant, id))
         turn["content"] = parts
+
+
+def _take_breakpoints(body: dict[str, Any]) -> tuple[tuple[list[Any], int, int], ...]:
+    """Take the breakpoints off the parts with media; return the places of these, and how long each is to be kept.
+
+    Raises:
+        ServeError: a breakpoint is malformed.
+    """
+    found: list[tuple[list[Any], int, int]] = []
+    try:
+        given = body.pop("prompt_cache_options", None)
+        options = None if given is None else CacheOptions.model_validate(given)
+        for turn in _turns_of_parts(body):
+            for index, part in enumerate(turn["content"]):
+                wanted = part.pop("prompt_cache_breakpoint", None) if isinstance(part, dict) else None
+                if wanted is not None and part.get("type") != "text":
+                    seconds = CacheBreakpoint.model_validate(wanted).seconds(options)
+                    found.append((turn["content"], index, seconds))
+    except ValidationError as error:
+        raise ServeError(400, f"a breakpoint is not right: {error.errors()[0]['msg']}") from error
+    return tuple(found)
+
+
+def _turns_of_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the turns of a chat request whose content is a list of parts."""
+    turns = body.get("messages")
+    for turn in turns if isinstance(turns, list) else ():
+        if isinstance(turn, dict) and isinstance(turn.get("content"), list):
+            yield turn
 
 
 def _name_strategy(body: dict[str, Any]) -> None:

@@ -1,10 +1,14 @@
 """Parts that vLLM is shown once, from within its server, so that their rows and patches are made and can be kept."""
 
 import asyncio
+import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from blake3 import blake3
 
 from emblema.errors import BusyError
 from emblema.link.policy.policy import Policy
@@ -25,6 +29,10 @@ SHOWN_AT_MOST = 8
 """How often parts are shown: rows that found no room to wait are read from a later request."""
 KEEPING_SECONDS = 15.0
 """How long rows and patches of one request are awaited before the parts are shown again."""
+KNOWN_PARTS = 8_192
+"""Parts that were shown alone and are known again."""
+ROWS_ALONE = "blind"
+"""A strategy that forms no patches."""
 _POLL_SECONDS = 0.05
 
 
@@ -65,6 +73,8 @@ class PartWarmer:
     def __init__(self, store: Store, model: str) -> None:
         self._store, self._model = store, model
         self._ask: Ask | None = None
+        # By owner and digest of a part that was shown alone: its chunk and the rows of it.
+        self._known: OrderedDict[tuple[str, bytes], tuple[str, int]] = OrderedDict()
 
     def bind(self, ask: Ask) -> None:
         """Take the way to vLLM's own routes."""
@@ -84,23 +94,53 @@ class PartWarmer:
             MediaError: a file is no picture.
             BusyError: rows were not kept, as others wait.
         """
+        content = [
+            {"type": "text", "text": value} if kind == "text" else {"type": "input_image", "file_id": value}
+            for kind, value in parts
+        ]
         files = list(dict.fromkeys(value for kind, value in parts if kind == "file"))
         for start in range(0, len(files) if len(files) > PICTURES_AT_ONCE else 0, PICTURES_AT_ONCE):
-            await self._show_until_kept(tenant, [("file", id) for id in files[start : start + PICTURES_AT_ONCE]])
-        return await self._show_until_kept(tenant, parts)
+            group = [{"type": "input_image", "file_id": id} for id in files[start : start + PICTURES_AT_ONCE]]
+            await self._show_until_kept(tenant, group, ROWS_ALONE)
+        return (await self._show_until_kept(tenant, content, f"patch-{100 * Policy().share:g}%"))[0]
 
-    async def _show_until_kept(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
+    async def warm_part(self, tenant: Tenant, part: Mapping[str, Any]) -> tuple[WarmParts, bool]:
+        """Have the rows of a picture on disk, and return what is there and whether it had to be shown for that.
+
+        Args:
+            tenant: whose it is.
+            part: as a chat request has it, with its data.
+
+        Raises:
+            EmblemaError: as `warm`.
+        """
+        owner = owner_digest(store_salts(tenant)[-1])
+        name = (owner, blake3(json.dumps(part, sort_keys=True).encode()).digest())
+        chunk, tokens = self._known.get(name, ("", 0))
+        kept = await asyncio.to_thread(self._on_disk, owner, [chunk]) if chunk else {}
+        if kept:
+            self._known.move_to_end(name)
+            return WarmParts(tokens, {chunk: kept[chunk].bytes}), False
+        made, shown = await self._show_until_kept(tenant, [part], ROWS_ALONE)
+        self._known[name] = (shown.chunks[0], made.tokens)
+        if len(self._known) > KNOWN_PARTS:
+            self._known.popitem(last=False)
+        return WarmParts(made.tokens, {shown.chunks[0]: made.pieces[shown.chunks[0]]}), True
+
+    async def _show_until_kept(
+        self, tenant: Tenant, content: Sequence[Mapping[str, Any]], strategy: str
+    ) -> tuple[WarmParts, ShownParts]:
         owner = owner_digest(store_salts(tenant)[-1])
         for _ in range(SHOWN_AT_MOST):
-            shown = await self._show(tenant, parts)
+            shown = await self._show(tenant, content, strategy)
             patches = shown.patches(owner)
             awaited = {*shown.chunks, *(patches[chunk] for chunk in shown.forming)}
             kept = await self._await_kept(owner, {*shown.chunks, *patches.values()}, awaited)
-            if shown.stored and kept.keys() >= awaited:
+            if kept.keys() >= awaited and (shown.stored or strategy == ROWS_ALONE):
                 break
         if not kept.keys() >= set(shown.chunks):
             raise BusyError("the rows were not kept, as too many others wait to be", KEEPING_SECONDS)
-        return WarmParts(shown.tokens, {id: entry.bytes for id, entry in kept.items()})
+        return WarmParts(shown.tokens, {id: entry.bytes for id, entry in kept.items()}), shown
 
     async def _await_kept(self, owner: str, ids: Collection[str], awaited: Collection[str]) -> dict[str, DiskEntry]:
         """Return which of an owner's pieces are on disk, once the awaited ones are or their time is over."""
@@ -116,22 +156,17 @@ class PartWarmer:
         found = [] if disk is None else disk.entries_of(ids)
         return {entry.id: entry for entry in found if entry.owner == owner}
 
-    async def _show(self, tenant: Tenant, parts: Sequence[CachePart]) -> ShownParts:
+    async def _show(self, tenant: Tenant, content: Sequence[Mapping[str, Any]], strategy: str) -> ShownParts:
         if self._ask is None:
             raise ServeError(503, "the server has not answered a request yet", "loading")
-        content = [
-            {"type": "text", "text": value} if kind == "text" else {"type": "input_image", "file_id": value}
-            for kind, value in parts
-        ]
-        options = {"strategy": f"patch-{100 * Policy().share:g}%", "pieces": True}
         body = {
             "model": self._model, "messages": [{"role": "user", "content": content}], "temperature": 0,
-            "max_tokens": 1, "kv_transfer_params": {"emblema": options},
+            "max_tokens": 1, "kv_transfer_params": {"emblema": {"strategy": strategy, "pieces": True}},
         }  # fmt: skip
         answer = await self._ask(tenant, body)
         told = (answer.get("kv_transfer_params") or {}).get("emblema") or {}
-        if "pieces" not in told:
+        pieces = told.get("pieces")
+        if not pieces or not pieces["chunks"]:
             raise ServeError(503, "the plugin keeps nothing of these parts: the server's log says why", "not_kept")
-        pieces = told["pieces"]
         chunks, forming = tuple(pieces["chunks"]), frozenset(pieces["forming"])
         return ShownParts(pieces["model"], chunks, told["media_tokens"], forming, told["stored"])
