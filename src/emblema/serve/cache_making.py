@@ -22,23 +22,14 @@ _MADE_AT_ONCE = 2
 
 
 class MediaFetcher:
-    """Fetches what parts of requests name by an address, a few at once.
-
-    Args:
-        limits: bounds on media.
-    """
+    """Fetches what parts of requests name by an address, a few at once and within limits."""
 
     def __init__(self, limits: MediaLimits) -> None:
         self.limits = limits
         self._downloads = asyncio.Semaphore(_DOWNLOADS)
 
     async def fetch(self, part: MediaContent) -> tuple[str | None, bytes]:
-        """Return what a part has to be, None for anything, and the bytes at its address.
-
-        Raises:
-            ServeError: the part has no address.
-            MediaError: it cannot be fetched.
-        """
+        """Return what a part has to be, None for anything, and the bytes at its address; errors as `read_source`."""
         if isinstance(part, FileContent):
             kind, address = None, part.file.file_data
         elif isinstance(part, ImageContent):
@@ -94,11 +85,7 @@ class CacheMaker:
         return entry
 
     async def extend(self, tenant: Tenant, id: str, seconds: float) -> CacheEntry:
-        """Let a cache, and its files, end so many seconds from now or later.
-
-        Raises:
-            ServeError: there is no such cache.
-        """
+        """Let a cache end so many seconds from now, and its files no sooner; `ServeError` where there is none."""
         entry = await asyncio.to_thread(self._caches.extend, tenant, id, seconds)
         await asyncio.to_thread(self._files.keep_until, tenant, entry.files, entry.expires)
         return entry

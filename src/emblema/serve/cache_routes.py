@@ -4,12 +4,12 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from emblema.errors import DeadlineError
 from emblema.serve.caches import CacheEntry
 from emblema.serve.faults import ServeError, missing
-from emblema.serve.host import Hosted, Owner
+from emblema.serve.host import Host, Hosted, Owner
 from emblema.serve.parts import LONGEST_KEPT, MediaContent, TextContent, refuse_large, text_length
 
 
@@ -21,8 +21,6 @@ class CacheTime(BaseModel):
 
 class CacheBody(CacheTime):
     """The body of `POST /v1/caches`. Fields that are not known are passed over."""
-
-    model_config = ConfigDict(extra="ignore")
 
     content: list[Annotated[TextContent | MediaContent, Field(discriminator="type")]] = Field(
         min_length=1, max_length=10_000
@@ -55,25 +53,25 @@ async def make(body: CacheBody, host: Hosted, tenant: Owner) -> dict[str, Any]:
             entry = await host.cache_maker.make(tenant, body.content, body.name, body.ttl)
     except TimeoutError as error:
         raise DeadlineError("the cache was not made by its deadline: give it fewer parts, or ask again") from error
-    return _body(host.settings.name, entry) | {"content": cache_content(entry)}
+    return _body(host, entry) | {"content": cache_content(entry)}
 
 
 async def caches(host: Hosted, tenant: Owner) -> dict[str, Any]:
     """List the tenant's caches, the newest first."""
     found = await asyncio.to_thread(host.caches.entries, tenant)
-    return {"object": "list", "data": [_body(host.settings.name, entry) for entry in found], "has_more": False}
+    return {"object": "list", "data": [_body(host, entry) for entry in found], "has_more": False}
 
 
 async def cache(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
     """Return what is known of a cache."""
     entry = host.caches.entry(tenant, id)
-    return _body(host.settings.name, entry) | {"content": cache_content(entry)}
+    return _body(host, entry) | {"content": cache_content(entry)}
 
 
 async def extend(id: str, body: CacheTime, host: Hosted, tenant: Owner) -> dict[str, Any]:
     """Let a cache end so many seconds from now."""
     entry = await host.cache_maker.extend(tenant, id, body.ttl)
-    return _body(host.settings.name, entry) | {"content": cache_content(entry)}
+    return _body(host, entry) | {"content": cache_content(entry)}
 
 
 async def delete(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
@@ -82,11 +80,11 @@ async def delete(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
     return {"id": id, "object": "cache", "deleted": True}
 
 
-def _body(model: str, entry: CacheEntry) -> dict[str, Any]:
+def _body(host: Host, entry: CacheEntry) -> dict[str, Any]:
     return {
         "id": entry.id,
         "object": "cache",
-        "model": model,
+        "model": host.settings.name,
         "name": entry.name,
         "created_at": int(entry.created),
         "expires_at": int(entry.expires),

@@ -30,7 +30,6 @@ class CacheEntry:
 
     Attributes:
         id: `cache-` and a digest of the tenant and the parts; `part-…` for a part that a request had kept.
-        name: as the client said.
         parts: what it stands for; none for a part that a request had kept.
         created, expires: Unix times.
         tokens: rows of its chunks.

@@ -74,12 +74,7 @@ class ContentReader:
         return ReadPart([piece], written)
 
     async def warm(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
-        """Prefill parts in their order, and return what the store has of them; see `warming.warm`.
-
-        Raises:
-            ServeError: there is no such file.
-            EmblemaError: a file cannot be decoded, or the parts are longer than the model's context.
-        """
+        """Prefill parts in their order, and return what the store has of them; errors as `read` and `warming.warm`."""
         pieces = [value if kind == "text" else await self.prefill_file(tenant, value) for kind, value in parts]
         return await warm(self._engine_of(tenant), pieces)
 

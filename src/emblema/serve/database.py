@@ -15,11 +15,7 @@ from emblema.store.files import make_folder
 
 
 class Database:
-    """Transactions on one file; what is written is on disk when the transaction is over.
-
-    Args:
-        path: of the file; its folder is made.
-        tables: statements that make the tables.
+    """Transactions on one file, which is made with its folder and its tables; what they wrote is on disk at their end.
 
     Raises:
         StoreError: the file cannot be opened, or is no database.

@@ -15,13 +15,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class ServeError(EmblemaError):
-    """A request that is refused by the service itself.
-
-    Attributes:
-        status: HTTP status.
-        code: short name of the error.
-        parameter: the field that was wrong.
-    """
+    """A request that the service refuses: with an HTTP status, the error's short name and the field that was wrong."""
 
     def __init__(self, status: int, message: str, code: str | None = None, parameter: str | None = None) -> None:
         super().__init__(message)

@@ -38,12 +38,9 @@ class FileEntry:
 
     Attributes:
         id: `file-` and a digest of the tenant and the bytes.
-        name: as it was uploaded.
-        purpose: as the client said.
-        bytes: its size.
+        name, purpose: as the client said.
         created, expires: Unix times.
-        status: `uploaded`, `processed` once it is prefilled, or `error`.
-        detail: why it could not be read.
+        status: `uploaded`, `processed` once it is prefilled, or `error`, with why in `detail`.
         kind: `image`, `video`, `document` or `audio`, once it was read.
         chunks: ids of its chunks, in order.
     """
@@ -92,7 +89,6 @@ class FileStore:
 
         Raises:
             ServeError: the tenant's quota is used up.
-            StoreError: it cannot be written.
         """
         self.expire()
         id, quota, now = keyed_id("file", _ID, tenant.owner, data), tenant.quota or self._quota, self._table.clock()
@@ -163,11 +159,7 @@ class FileStore:
             connection.execute(_END, (owner, id))
 
     def delete(self, tenant: Tenant, entry: FileEntry) -> bool:
-        """Delete a file, after its chunks; return False, and keep it, where others were made of it meanwhile.
-
-        Raises:
-            StoreError: it cannot be deleted, and is still there.
-        """
+        """Delete a file, after its chunks; return False, and keep it, where others were made of it meanwhile."""
         return self._delete("owner = ? AND id = ? AND chunks = ?", tenant.owner, entry.id, json.dumps(entry.chunks))
 
     def keep_until(self, tenant: Tenant, ids: Iterable[str], moment: float) -> None:

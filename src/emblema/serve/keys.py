@@ -2,11 +2,9 @@
 
 import hashlib
 import hmac
-import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from blake3 import blake3
 
 from emblema.errors import EmblemaError, StoreError
 from emblema.serve.database import Database
-from emblema.store.files import sync_folder, write_whole
+from emblema.store.files import write_once
 from emblema.store.identity import owner_digest, request_salt
 
 _TABLES = """
@@ -67,25 +65,14 @@ class KeyEntry:
 
 
 class KeyRing:
-    """The keys in a store's folder. Kept are digests; a tenant's salt follows from its name and the folder's secret.
-
-    Args:
-        folder: of the server.
-
-    Raises:
-        StoreError: the folder cannot be used.
-    """
+    """The keys in a server's folder, as digests; a tenant's salt follows from its name and the folder's secret."""
 
     def __init__(self, folder: Path) -> None:
         self._database = Database(folder / "keys.sqlite", _TABLES)
         self._secret = _secret_of(folder / "serve-secret")
 
     def add(self, tenant: str, administrator: bool = False, quota: int | None = None) -> str:
-        """Make a key for a tenant and return it.
-
-        Raises:
-            EmblemaError: this is no name, or no quota.
-        """
+        """Make a key for a tenant and return it; `EmblemaError` where this is no name, or no quota."""
         if not tenant or len(tenant) > 64 or not tenant.isprintable():
             raise EmblemaError(f"{tenant[:80]!r} is no tenant's name: give 1 to 64 printable characters")
         if quota is not None and quota < 1:
@@ -100,10 +87,7 @@ class KeyRing:
         """Return all keys, the oldest first."""
         with self._database.transaction() as connection:
             rows = connection.execute("SELECT id, tenant, administrator, quota, created FROM keys ORDER BY created")
-            return tuple(
-                KeyEntry(row["id"], row["tenant"], bool(row["administrator"]), row["quota"], row["created"])
-                for row in rows
-            )
+            return tuple(KeyEntry(id, tenant, bool(role), quota, created) for id, tenant, role, quota, created in rows)
 
     def revoke(self, id: str) -> bool:
         """Take a key back, by its id; return whether there was one."""
@@ -119,9 +103,7 @@ class KeyRing:
         prefix, _, rest = key.partition("-")
         id, _, rest = rest.partition("-")
         with self._database.transaction() as connection:
-            row = connection.execute(
-                "SELECT digest, tenant, administrator, quota FROM keys WHERE id = ?", (id,)
-            ).fetchone()
+            row = connection.execute("SELECT * FROM keys WHERE id = ?", (id,)).fetchone()
         same = hmac.compare_digest(_digest(rest), _DUMMY if row is None else row["digest"])
         if row is None or not same or prefix != _PREFIX:
             return None
@@ -157,29 +139,11 @@ def _digest(text: str) -> bytes:
 
 
 def _secret_of(path: Path) -> bytes:
-    """Return the folder's secret; made once, for its owner alone to read.
-
-    Raises:
-        StoreError: it cannot be made or read, or is not whole.
-    """
+    """Return the folder's secret; made once, for its owner alone to read."""
     try:
-        if not path.exists():
-            _make_secret(path)
-        secret = path.read_bytes()
+        secret = write_once(path, secrets.token_bytes(32))
     except OSError as error:
         raise StoreError(f"the server's secret cannot be kept: {error}") from error
     if len(secret) != 32:
         raise StoreError(f"{path} is no secret of a server: restore it, or delete the folder's keys with it")
     return secret
-
-
-def _make_secret(path: Path) -> None:
-    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        write_whole(made, [secrets.token_bytes(32)])
-        # Whoever is first gives it its name; everybody reads the same.
-        with suppress(FileExistsError):
-            os.link(made, path)
-    finally:
-        made.unlink(missing_ok=True)
-    sync_folder(path.parent)

@@ -12,6 +12,12 @@ from emblema.serve.faults import error_body
 from emblema.session.decode_batch import TokenProbability
 from emblema.session.replies import Piece, Reply
 
+_REPORTED = (
+    "lane", "cached_tokens", "patched_tokens", "computed_tokens", "captured_tokens", "linked_tokens",
+    "repeated_tokens", "margin", "ttft_seconds",
+)  # fmt: skip
+"""What the block `emblema` of a reply takes from its usage as it is."""
+
 
 @dataclass(slots=True)
 class ChatAnswer:
@@ -87,16 +93,7 @@ class ChatAnswer:
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             "prompt_tokens_details": details,
         }
-        report = {
-            "lane": usage.lane,
-            "cached_tokens": usage.cached_tokens,
-            "patched_tokens": usage.patched_tokens,
-            "computed_tokens": usage.computed_tokens,
-            "captured_tokens": usage.captured_tokens,
-            "linked_tokens": usage.linked_tokens,
-            "repeated_tokens": usage.repeated_tokens,
-            "margin": usage.margin,
-            "ttft_seconds": usage.ttft_seconds,
+        report = {name: getattr(usage, name) for name in _REPORTED} | {
             "found": [{"query": answered.query, "items": answered.names} for answered in reply.found],
             "remark": "; ".join(filter(None, [*self.remarks, usage.fallback])) or None,
         }

@@ -14,11 +14,7 @@ _BACKLOG = 1_024
 
 
 def run(settings: ServeSettings) -> None:
-    """Serve until the process is told to end.
-
-    Raises:
-        EmblemaError: the address is not free, or the model cannot be loaded.
-    """
+    """Serve until the process is told to end; `EmblemaError` where the address is taken or the model not loaded."""
     log_lines("emblema", "uvicorn.error")
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family)

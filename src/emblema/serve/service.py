@@ -27,13 +27,7 @@ _TENANTS = 1_000
 
 
 class Service(Host):
-    """One model with its tenants.
-
-    Args:
-        settings: of the server.
-        engine: on the store's folder, for the tenant without a key.
-        keys: of the server.
-    """
+    """One model with its tenants; the engine given is that of the tenant without a key."""
 
     def __init__(self, settings: ServeSettings, engine: AsyncEngine, keys: KeyRing) -> None:
         self.engine, self.metrics = engine, Metrics(engine.engine, engine.scheduler)

@@ -59,11 +59,7 @@ class ServeSettings(BaseSettings):
 
     @classmethod
     def read(cls, config: Path | None = None, **flags: Any) -> Self:
-        """Return the settings of flags (None: not given), variables and a file.
-
-        Raises:
-            EmblemaError: a setting is unknown or out of range, or the file cannot be read.
-        """
+        """Return the settings of flags (None: not given), variables and a file; `EmblemaError` where one is wrong."""
         given = {name: value for name, value in flags.items() if value is not None}
         if config is not None and not config.is_file():
             raise EmblemaError(f"there is no file {config}: name a TOML file with --config")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 
 LOCK_SECONDS = 60.0
 """How long `hold_lock` waits for other processes."""
@@ -73,6 +74,24 @@ def written(path: Path, buffers: Iterable[bytes | memoryview]) -> Iterator[Calla
         with suppress(OSError):
             delete_durably(Path(name))
         raise
+
+
+def write_once(path: Path, data: bytes) -> bytes:
+    """Write a file unless it is there, and return what is there: of several who begin at once, the first one's data.
+
+    Raises:
+        OSError: it cannot be written or read.
+    """
+    if not path.exists():
+        made = path.with_name(f".{path.name}.{token_hex(8)}")
+        try:
+            write_whole(made, [data])
+            with suppress(FileExistsError):
+                os.link(made, path)
+        finally:
+            made.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    return path.read_bytes()
 
 
 def delete_durably(path: Path) -> None:
