@@ -17,7 +17,7 @@ def serve(
     engines: Annotated[str | None, typer.Option(help="embedded and vllm, with commas; those installed here.")] = None,
     traffic: Annotated[str | None, typer.Option(help="Kinds of traffic, with commas; all if left out.")] = None,
     rates: Annotated[str, typer.Option(help="Requests a second, with commas.")] = "4,8,16,32,64",
-    requests: Annotated[int, typer.Option(min=8, help="Requests at a rate.")] = 24,
+    requests: Annotated[int, typer.Option(min=8, help="Requests at a rate; half as many one at a time.")] = 24,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of decoding.")] = 5,
     seed: Seed = 0,
     report: Report = Path("serve"),
@@ -29,6 +29,7 @@ def serve(
     from benchmarks.serve.requests import TRAFFIC
     from benchmarks.serve.run import MODEL, PARTS, ServeBench, ServeOptions
     from benchmarks.serve.servers import EMBEDDED, ENGINES, VLLM
+    from benchmarks.serve.single import SinglePlan
     from emblema.cli.screen import console
     from emblema.errors import EmblemaError
 
@@ -39,20 +40,16 @@ def serve(
     if not sent or sent[0] <= 0:
         raise EmblemaError(f"--rates {rates}: give requests a second, above zero, with commas")
     screen = console(plain)
-
-    def say(line: str) -> None:
-        screen.print(line, soft_wrap=True, markup=False)
-
     installed = ENGINES if find_spec("vllm") else (EMBEDDED,)
     chosen = installed if engines is None else parts_of(engines, ENGINES)
     if engines is None and VLLM not in installed:
-        say("vLLM is not installed here: the embedded engine alone is measured")
+        screen.print("vLLM is not installed here: the embedded engine alone is measured")
     folder, _ = report_places(report, None, "serve.json")
     given = {"--only": only, "--engines": engines, "--traffic": traffic}
     command = " ".join(["python -m benchmarks serve", *(f"{name} {value}" for name, value in given.items() if value)])
-    plan = LoadPlan(MODEL, sent, requests, seed)
-    options = ServeOptions(command, parts_of(only, PARTS), chosen, parts_of(traffic, TRAFFIC), plan, rounds)
-    page = ServeBench(options, lambda: model_loader(None, screen)(MODEL), folder, say).run()
+    plan, single = LoadPlan(MODEL, sent, requests, seed), SinglePlan(max(2, requests // 2), seed)
+    options = ServeOptions(command, parts_of(only, PARTS), chosen, parts_of(traffic, TRAFFIC), plan, rounds, single)
+    page = ServeBench(options, lambda: model_loader(None, screen)(MODEL), folder, screen).run()
     screen.print(f"report: {page}", soft_wrap=True)
 
 

@@ -3,21 +3,26 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rich.console import Console
+
 from benchmarks.recordfile import RecordFile, digest
 from benchmarks.serve.decoding import measure_decoding
+from benchmarks.serve.generator import GeneratorPlan, measure_generator
 from benchmarks.serve.load import LoadPlan, LoadRun, measure_load
 from benchmarks.serve.report import load_tables, write_serve
 from benchmarks.serve.requests import NOVELTY
 from benchmarks.serve.servers import EMBEDDED
+from benchmarks.serve.single import SinglePlan, measure_knobs, measure_pictures
 from benchmarks.table import Table
 from benchmarks.traffic.run import source_of
 from emblema.engine.engine import Engine
 
-DECODING, LOAD = "decoding", "load"
-PARTS = (DECODING, LOAD)
+DECODING, LOAD, SINGLE, GENERATOR = "decoding", "load", "single", "generator"
+PARTS = (DECODING, LOAD, SINGLE, GENERATOR)
 MODEL = "reference"
 
 
@@ -32,6 +37,7 @@ class ServeOptions:
         traffic: of `TRAFFIC`; pages that nobody has seen on the embedded engine alone.
         plan: of the load.
         rounds: of decoding.
+        single: of requests one at a time.
     """
 
     command: str
@@ -40,6 +46,7 @@ class ServeOptions:
     traffic: tuple[str, ...]
     plan: LoadPlan
     rounds: int
+    single: SinglePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +76,11 @@ class ServeBench:
         options: what to measure.
         load: loads the model.
         folder: of page, figures and records.
-        say: called with what happens, in words.
+        screen: is told what happens.
     """
 
-    def __init__(
-        self, options: ServeOptions, load: Callable[[], Engine], folder: Path, say: Callable[[str], None]
-    ) -> None:
-        self.options, self.load, self.folder, self.say = options, load, folder, say
+    def __init__(self, options: ServeOptions, load: Callable[[], Engine], folder: Path, screen: Console) -> None:
+        self.options, self.load, self.folder, self.screen = options, load, folder, screen
         self._source = source_of()
         self._found: list[ServePart] = []
 
@@ -109,7 +114,27 @@ class ServeBench:
                 for traffic in options.traffic:
                     if engine == EMBEDDED or traffic != NOVELTY:
                         found.append((f"{traffic} on {engine}: {plan}", self._loaded(engine, traffic)))
+        if SINGLE in options.parts:
+            found.append((f"knobs one at a time: {options.single}", self._knobs))
+            found.append((f"pictures one at a time: {options.single}", self._pictures))
+        if GENERATOR in options.parts and find_spec("vllm"):
+            sent = GeneratorPlan(MODEL, plan.requests, plan.seed)
+            found.append((f"generator on {', '.join(options.engines)}: {sent}", lambda: self._generated(sent)))
+        elif GENERATOR in options.parts:
+            self.say("vLLM is not installed here: `vllm bench serve` sends nothing")
         return found
+
+    def _generated(self, sent: GeneratorPlan) -> Measured:
+        with TemporaryDirectory(prefix="emblema-serve-") as place:
+            return (measure_generator(self.options.engines, sent, Path(place)),), ()
+
+    def _knobs(self) -> Measured:
+        with self.load() as engine:
+            return (measure_knobs(engine, self.options.single, self.screen),), ()
+
+    def _pictures(self) -> Measured:
+        with self.load() as engine:
+            return measure_pictures(engine, self.options.single, self.screen), ()
 
     def _decoding(self) -> Measured:
         with self.load() as engine:
@@ -127,9 +152,13 @@ class ServeBench:
 
         return measure
 
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self.screen.print(line, soft_wrap=True, markup=False)
+
     def _write(self) -> Path:
         runs = [run for part in self._found for run in part.runs]
-        tables = [table for part in self._found for table in part.tables] + load_tables(runs)
+        tables = [*load_tables(runs), *(table for part in self._found for table in part.tables)]
         loads = [value for part in self._found for value in part.load]
         plan = self.options.plan
         options = {

@@ -14,6 +14,7 @@ from benchmarks.serve.report import load_tables, write_serve
 from benchmarks.serve.requests import LARGE, NOVELTY, SUBSETS, TALKS, TEN, TRAFFIC, load_traffic
 from benchmarks.serve.run import ServeBench, ServeOptions
 from benchmarks.serve.servers import EMBEDDED, VLLM
+from benchmarks.serve.single import SinglePlan, measure_knobs, measure_pictures
 from benchmarks.serve.soak import ProcessSample, ServeSoak, soak_server
 from benchmarks.serve.soak_report import growth, settled, soak_bars, write_serve_soak
 from emblema import Engine
@@ -107,10 +108,12 @@ def test_a_run_goes_on_with_the_part_it_was_in(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("benchmarks.serve.run.measure_load", measure)
     plan = LoadPlan("reference", (4.0, 8.0), 8, 0)
-    options = ServeOptions("python -m benchmarks serve", ("load",), (EMBEDDED,), ("subsets", "windows"), plan, 1)
+    options = ServeOptions(
+        "python -m benchmarks serve", ("load",), (EMBEDDED,), ("subsets", "windows"), plan, 1, SinglePlan(2, 0)
+    )
 
     def run() -> Path:
-        return ServeBench(options, lambda: pytest.fail("no model is needed"), tmp_path, print).run()
+        return ServeBench(options, lambda: pytest.fail("no model is needed"), tmp_path, Console(quiet=True)).run()
 
     with pytest.raises(KeyboardInterrupt):
         run()
@@ -131,3 +134,15 @@ def test_a_server_under_load_answers_every_method(tmp_path: Path) -> None:
     assert all(len(run.ttfts) == 8 and run.processor > 0 and run.tokens >= 8 for run in found)
     assert all(run.agreeing == 8 for run in found if run.method == "prefix")
     assert all(run.cached > 0.7 * run.prompt for run in found if run.method in ("auto", "full-reuse"))
+
+
+@pytest.mark.slow
+def test_one_request_at_a_time_by_knob_and_by_pictures() -> None:
+    plan, screen = SinglePlan(1, 0), Console(quiet=True)
+    with Engine.load("reference") as engine:
+        knobs = measure_knobs(engine, plan, screen)
+        two, every = measure_pictures(engine, plan, screen)
+    assert {row["K or R"] for row in knobs.records if row["method"] == "mpic"} == {4, 8, 16, 32, 64, 128}
+    assert {row["method"] for row in two.records} == {"prefix", "full-reuse"} and len(every.rows) == 2 * 5 * 6
+    for row in knobs.records:
+        assert row["method"] != "prefix" or row["TTFT to prefix"] == 1.0

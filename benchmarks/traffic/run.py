@@ -26,7 +26,7 @@ from emblema.eval.progress import steps
 from emblema.link.strategies.registry import parse
 
 WARM_UP = 2
-"""Requests that are served before, by methods that are thrown away."""
+"""Requests that are served before, by methods that are thrown away, unless it is said otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +92,22 @@ def measured(
     return [records.held[key] for key in keys.values()]
 
 
-def measure(engine: Engine, stage: Stage, seed: int, keys: dict[str, str], screen: Console) -> list[MethodRun]:
+def measure(
+    engine: Engine, stage: Stage, seed: int, keys: dict[str, str], screen: Console, warm_up: int = WARM_UP
+) -> list[MethodRun]:
     """Serve a stage's traffic: every request by every method in turn, another one first each time.
 
     Args:
         keys: of the records, by method.
+        warm_up: requests that are served before, by methods that are thrown away.
     """
     traffic, names = traffic_of(stage.shape, seed), tuple(keys)
     growth = stage.name.startswith(GROWTH)
     before = os.getloadavg()[0]
     served: dict[str, list[Served]] = {name: [] for name in names}
     with counted_rows(engine.adapter) as counter:
-        for name in names:
-            _serve_some(TrafficMethod(name, engine, traffic, counter), traffic, WARM_UP)
+        for name in names if warm_up else ():
+            _serve_some(TrafficMethod(name, engine, traffic, counter), traffic, warm_up)
         methods = {name: TrafficMethod(name, engine, traffic, counter, growth and name == AUTO) for name in names}
         answers: dict[int, str] = {}
         added = {name: method.engine.store.statistics.bytes for name, method in methods.items()}

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,7 @@ def load(
     Raises:
         EmblemaError: the generator failed, or not every turn was answered.
     """
-    prompts = _written(talks, folder)
+    prompts = write_prompts([turn.parts for turn in talks.turns], folder)
     found: list[LoadResult] = []
     for rate in rates:
         plain: list[str] = []
@@ -177,9 +177,10 @@ def load(
                 ready(client, content_of([*talks.pool, "which land ?"]), "blind", salt)
             own = {"strategy": name, "capture": name == "auto"}
             extra = {"kv_transfer_params": {"emblema": own}, "cache_salt": salt}
-            line = _command(client, tokenizer, prompts, len(talks.turns), tokens, rate)
+            line = generator_command(client.address, client.model, tokenizer, prompts, len(talks.turns), tokens, rate)
             before = server_counts(client)
-            output = _run([*line, "--extra-body", json.dumps(extra)], len(talks.turns), folder / "result.json")
+            line += ["--extra-body", json.dumps(extra)]
+            output = run_generator(line, len(talks.turns), folder / "result.json")
             after = server_counts(client)
             plain = plain or output["generated_texts"]
             moved = {key: int(after.get(key, 0) - before.get(key, 0)) for key in after}
@@ -188,48 +189,89 @@ def load(
     return found
 
 
-def _written(talks: Conversations, folder: Path) -> Path:
+def write_prompts(prompts: Sequence[Sequence[TurnPart]], folder: Path) -> Path:
+    """Write what the generator sends, and the pictures that it reads, into a folder; returns the file's path.
+
+    Args:
+        prompts: texts and pictures in order, of each request.
+        folder: made if it is not there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     names: dict[int, str] = {}
-    for number, picture in enumerate(talks.pool):
-        names[id(picture)] = str(folder / f"picture-{number}.png")
-        picture.convert("RGB").save(names[id(picture)])
     path = folder / "prompts.jsonl"
     with path.open("w") as file:
-        for turn in talks.turns:
-            parts = [
-                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": names[id(part)]}
-                for part in turn.parts
-            ]
+        for prompt in prompts:
+            parts: list[dict[str, str]] = []
+            for part in prompt:
+                if isinstance(part, str):
+                    parts.append({"type": "text", "text": part})
+                    continue
+                if id(part) not in names:
+                    names[id(part)] = str(folder / f"picture-{len(names)}.png")
+                    part.convert("RGB").save(names[id(part)])
+                parts.append({"type": "image", "image": names[id(part)]})
             file.write(json.dumps({"content": parts}) + "\n")
     return path
 
 
-def _command(client: Client, tokenizer: Path, prompts: Path, count: int, tokens: int, rate: float | None) -> list[str]:
-    """Return the generator's command line, the strategy and the result file left out."""
+def generator_command(
+    address: str,
+    model: str,
+    tokenizer: Path,
+    prompts: Path,
+    count: int,
+    tokens: int,
+    rate: float | None = None,
+    concurrency: int | None = None,
+) -> list[str]:
+    """Return the generator's command line; what is sent besides and the result file are left out.
+
+    Args:
+        address, model: the server's, and what it calls the model.
+        tokenizer: folder of the model's.
+        prompts: see `write_prompts`; `count`: how many.
+        tokens: of an answer, at most.
+        rate: requests a second; all at once without.
+        concurrency: requests under way at most: the next waits for an answer.
+    """
     options = {
-        "--backend": "openai-chat", "--base-url": client.address, "--endpoint": "/v1/chat/completions",
-        "--model": client.model, "--tokenizer": tokenizer, "--dataset-name": "custom_image", "--dataset-path": prompts,
-        "--num-prompts": count, "--custom-output-len": tokens, "--temperature": 0,
-        "--request-rate": "inf" if rate is None else rate, "--seed": 0,
+        "--backend": "openai-chat", "--base-url": address, "--endpoint": "/v1/chat/completions", "--model": model,
+        "--tokenizer": tokenizer, "--dataset-name": "custom_image", "--dataset-path": prompts, "--num-prompts": count,
+        "--custom-output-len": tokens, "--temperature": 0, "--request-rate": "inf" if rate is None else rate,
+        "--seed": 0,
     }  # fmt: skip
+    if concurrency is not None:
+        options["--max-concurrency"] = concurrency
     flags = ("--custom-ensure-client-side-data", "--disable-shuffle", "--disable-tqdm")
     pairs = (str(word) for pair in options.items() for word in pair)
     return [sys.executable, "-m", "benchmarks.vllm.load", *pairs, *flags, "--save-result", "--save-detailed"]
 
 
-def _run(line: Sequence[str], count: int, path: Path) -> dict[str, Any]:
-    """Run the generator; return its result file."""
+def run_generator(
+    line: Sequence[str], count: int, path: Path, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run the generator; return its result file.
+
+    Args:
+        line: see `generator_command`.
+        count: of the requests.
+        path: for its result.
+        environment: beside this process's own.
+
+    Raises:
+        EmblemaError: it failed, or not every request was answered.
+    """
     path.unlink(missing_ok=True)
     full = [*line, "--result-filename", str(path)]
-    done = subprocess.run(full, capture_output=True, text=True, timeout=LONGEST_SECONDS, env=os.environ)
+    given = os.environ | dict(environment or {})
+    done = subprocess.run(full, capture_output=True, text=True, timeout=LONGEST_SECONDS, env=given)
     if done.returncode or not path.exists():
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
         raise EmblemaError(f"vllm bench serve failed; the end of its output:\n{tail}")
     output: dict[str, Any] = json.loads(path.read_text())
     if output["completed"] != count:
         wrong = next((line for line in output["errors"] if line), "")
-        raise EmblemaError(f"{count - output['completed']} of {count} turns were not answered: {wrong[:400]}")
+        raise EmblemaError(f"{count - output['completed']} of {count} requests were not answered: {wrong[:400]}")
     return output
 
 
