@@ -16,8 +16,10 @@ def serve(
     only: Parts = None,
     engines: Annotated[str | None, typer.Option(help="embedded and vllm, with commas; those installed here.")] = None,
     traffic: Annotated[str | None, typer.Option(help="Kinds of traffic, with commas; all if left out.")] = None,
-    rates: Annotated[str, typer.Option(help="Requests a second, with commas.")] = "4,8,16,32,64",
-    requests: Annotated[int, typer.Option(min=8, help="Requests at a rate; half as many one at a time.")] = 24,
+    rates: Annotated[
+        str, typer.Option(help="Requests a second, with commas; 0: one after another.")
+    ] = "0,4,8,16,32,64",
+    requests: Annotated[int, typer.Option(min=8, help="Requests at a rate; half as many by K, R and pictures.")] = 16,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of decoding.")] = 5,
     seed: Seed = 0,
     report: Report = Path("serve"),
@@ -37,8 +39,8 @@ def serve(
         sent = tuple(sorted(float(rate) for rate in comma_list(rates)))
     except ValueError as error:
         raise EmblemaError(f"--rates {rates}: {error}") from error
-    if not sent or sent[0] <= 0:
-        raise EmblemaError(f"--rates {rates}: give requests a second, above zero, with commas")
+    if not sent or sent[0] < 0:
+        raise EmblemaError(f"--rates {rates}: give requests a second with commas, 0 for one after another")
     screen = console(plain)
     installed = ENGINES if find_spec("vllm") else (EMBEDDED,)
     chosen = installed if engines is None else parts_of(engines, ENGINES)

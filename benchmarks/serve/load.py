@@ -64,6 +64,13 @@ def send_at_rate(
     return [answers[number] for number in range(len(bodies))], max(answer.ended for answer in answers.values())
 
 
+def send_in_turn(tenant: LoadTenant, bodies: Sequence[bytes]) -> tuple[list[StreamedAnswer], float]:
+    """Send requests one after another, each when the one before is answered; returns as `send_at_rate`."""
+    began = time.perf_counter()
+    answers = [tenant.ask(body, time.perf_counter(), began) for body in bodies]
+    return answers, answers[-1].ended
+
+
 @dataclass(frozen=True, slots=True)
 class LoadRun:
     """A method at one rate.
@@ -72,7 +79,7 @@ class LoadRun:
         engine: of `ENGINES`.
         traffic: of `TRAFFIC`.
         method: its name on the page.
-        rate: requests a second that arrived.
+        rate: requests a second that arrived; 0 for one after another, each sent when the one before is answered.
         ttfts: seconds to the first token, one for each request.
         seconds: from the first arrival to the last end.
         processor: seconds of the server's processors until the last end.
@@ -161,11 +168,11 @@ class LoadedMethod:
         rate, requests = self.traffic.rates[place], self.traffic.portions[place]
         bodies, port = self.bodies(requests), urlsplit(self.tenant.server.address).port
         before = processor_seconds(port)
-        answers, seconds = send_at_rate(self.tenant, bodies, rate, seed)
+        answers, seconds = send_at_rate(self.tenant, bodies, rate, seed) if rate else send_in_turn(self.tenant, bodies)
         spent = processor_seconds(port) - before
         texts = [answer.text for answer in answers]
         reached = len(answers) / seconds
-        self.saturated = reached < RISE * self.most
+        self.saturated = rate > 0 and reached < RISE * self.most
         self.most = max(self.most, reached)
         return LoadRun(
             engine=self.tenant.server.engine,

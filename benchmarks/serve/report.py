@@ -22,8 +22,9 @@ PROTOCOL = (
     "This was written before the run. One server of an engine has all methods, each as a tenant of its own; `full` "
     "answers everything first, one request after another, and its answers are what the others are compared with. "
     "Requests arrive by a Poisson process of a fixed seed, the same moments for every method, whether or not those "
-    "before are answered; waiting in the server counts. Rates rise, every rate has requests of its own, and at each "
-    "the methods take turns, another one first each time, once the server is quiet. A method is sent no higher rate "
+    "before are answered; waiting in the server counts. Rates rise, from none: one request after another, each sent "
+    "when the one before is answered. Every rate has requests of its own, and at each the methods "
+    "take turns, another one first each time, once the server is quiet. A method is sent no higher rate "
     f"when its answers a second have risen by less than {RISE - 1:.0%}: the server is full then. `talks` are "
     "conversations in the form of MMDU: four turns over ten pages in an order of its own, 4, 2, 2 and 2 pages, each "
     "turn sent whole, with all turns before it; the server is shown all pages once before. "
@@ -39,8 +40,6 @@ COLUMNS = (
     "rate", "method", "TTFT p50 ms", "TTFT p99 ms", "output tokens a second", "answers a second",
     "CPU ms an answer", "rows taken", "agrees", "right",
 )  # fmt: skip
-
-
 PLOTTED = ("TTFT p50 ms", "TTFT p99 ms", "output tokens a second", "agrees")
 MILLI = 1e3
 
@@ -55,7 +54,7 @@ def _load_table(runs: Sequence[LoadRun]) -> Table:
     engine, traffic = runs[0].engine, runs[0].traffic
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
-            run.rate,
+            run.rate or None,
             run.method,
             MILLI * float(numpy.percentile(run.ttfts, 50)),
             MILLI * float(numpy.percentile(run.ttfts, 99)),
@@ -86,7 +85,8 @@ def _bars(runs: Sequence[LoadRun]) -> Iterator[Bar]:
     rate = (FIRST_STATED if FIRST_STATED in both else both[-1]) if traffic == TALKS else both[0]
     count = len(auto[rate].ttfts)
     share = float(numpy.median(auto[rate].ttfts) / numpy.median(prefix[rate].ttfts))
-    yield Bar(f"{about}: TTFT p50 of auto to prefix's at {rate:g} a second", share, 0.25, least=False, count=count)
+    when = f"at {rate:g} a second" if rate else "one after another"
+    yield Bar(f"{about}: TTFT p50 of auto to prefix's, {when}", share, 0.25, least=False, count=count)
     if traffic == TALKS:
         faster = _speed(auto[rate]) / _speed(prefix[rate])
         yield Bar(f"{about}: tokens a second of auto to prefix's at {rate:g} a second", faster, 2.0, count=count)

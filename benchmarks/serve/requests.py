@@ -39,7 +39,7 @@ class LoadTraffic:
 
     Attributes:
         name: of `TRAFFIC`.
-        rates: requests a second, rising.
+        rates: requests a second, rising; 0 for one after another.
         portions: requests of each rate.
         pages: pictures that the server has seen before.
         files: whether the pages are uploaded, and requests name them by id; else they send pictures.

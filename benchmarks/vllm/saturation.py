@@ -218,7 +218,8 @@ def processor_seconds(port: int | None) -> float:
         except OSError:
             continue
         session = int(fields[3])
-        ticks = int(fields[11]) + int(fields[12])
+        # Of its own and of children that have ended, which a pool of processes has many of.
+        ticks = sum(map(int, fields[11:15]))
         sessions[session] = sessions.get(session, 0.0) + ticks / os.sysconf("SC_CLK_TCK")
         if b"--port" in words and str(port).encode() in words and int(folder.name) == session:
             own = session

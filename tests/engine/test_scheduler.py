@@ -17,6 +17,7 @@ from emblema.engine.request_queue import SchedulerLimits
 from emblema.engine.scheduler import Scheduler
 from emblema.errors import BusyError, DeadlineError, EmblemaError, ModelError, StrategyError
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.link.policy.policy import Lane
 from emblema.models.families.base import Prepared
 from emblema.session.decoding import Sampling
 from emblema.session.replies import Piece, Reply
@@ -28,10 +29,16 @@ LONG = Sampling(max_new_tokens=400, temperature=50.0, seed=1)
 class Client:
     """What one request is given."""
 
-    def __init__(self, parts: list[object], sampling: Sampling | None = None, seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        parts: list[object],
+        sampling: Sampling | None = None,
+        seconds: float | None = None,
+        strategy: str = "blind",
+    ) -> None:
         self.pieces: Queue[Piece | Exception] = Queue()
         deadline = None if seconds is None else time.perf_counter() + seconds
-        request = GenerateRequest(parts, "blind", sampling or Sampling(max_new_tokens=12))
+        request = GenerateRequest(parts, strategy, sampling or Sampling(max_new_tokens=12))
         self.generation = Generation(request, self.pieces.put, deadline, rows=100)
 
     def next(self) -> Piece:
@@ -208,6 +215,20 @@ def test_rows_that_wait_are_bounded(engine: Engine) -> None:
     begun.set()
     assert client.reply().text
     scheduler.close()
+
+
+def test_media_that_came_again_are_kept_before_a_request_that_waits(
+    engine: Engine, scheduler: Scheduler, episode: Episode
+) -> None:
+    engine.defer_idle(True)
+    pages, hold = [page.image() for page in episode.pages], threading.Event()
+    scheduler.call(engine, hold.wait)
+    clients = [Client([*pages[turn:], *pages[:turn], QUESTION], strategy="auto") for turn in range(3)]
+    for client in clients:
+        scheduler.submit(engine, client.generation)
+    hold.set()
+    lanes = [{decision.lane for decision in client.reply().plan.decisions} for client in clients]
+    assert lanes[:2] == [{Lane.FRESH}] * 2 and Lane.FRESH not in lanes[2]
 
 
 def test_a_batch_without_room_makes_the_next_wait(engine: Engine, chunks: list[Chunk]) -> None:

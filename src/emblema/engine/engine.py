@@ -500,6 +500,10 @@ class Engine:
         """Do the idle work, on the thread that owns the model: make chunks of seen media, and run the canary."""
         self.session.idle()
 
+    def make_media(self) -> None:
+        """Do of the idle work what requests that wait gain from: make chunks of media that came a second time."""
+        self.policy_runtime.make_media()
+
     def settle(self) -> None:
         """Do the idle work, and wait until the queued patches are formed."""
         self.idle()

@@ -150,6 +150,17 @@ class Scheduler:
         finally:
             self._current = None
             self._seconds += 0.1 * (perf_counter() - began - self._seconds)
+        self._make_media(item.engine)
+
+    def _make_media(self, engine: Engine) -> None:
+        """Make chunks of media that came again, if requests wait: they may show the same, and nobody is idle soon."""
+        if not self.waiting:
+            return
+        try:
+            with self._giving_way():
+                engine.make_media()
+        except Exception:
+            _LOG.exception("media that came again could not be kept")
 
     @contextmanager
     def _giving_way(self) -> Iterator[None]:

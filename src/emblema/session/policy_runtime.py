@@ -337,7 +337,7 @@ class PolicyRuntime:
             return
         if self._pairs is not None:
             self._pairs.idle()
-        self._seen_media.make(self.patch_worker.submit)
+        self.make_media()
         if not self._canary.waiting:
             return
         self._comparing = True
@@ -348,6 +348,11 @@ class PolicyRuntime:
                     self._logs.save(self.store.owner)
         finally:
             self._comparing = False
+
+    def make_media(self) -> None:
+        """Make chunks of media that came a second time. On the thread that owns the model."""
+        if self._seen_media.waiting:
+            self._seen_media.make(self.patch_worker.submit)
 
     def _can_compare(self, prompt: Prompt) -> bool:
         """Return whether no chunk of a prompt was deleted, and those taken as canonical are in the store.
