@@ -82,7 +82,7 @@ test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with 
 
 # One process at a time and one thread: exact comparisons, and vLLM keeps one engine a process.
 test-vllm: $(SERVED)/installed  ## Run the plugin's tests inside vLLM, on a CPU, in an environment of their own
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m pytest tests/vllm tests/serve/test_clients.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m pytest tests/vllm tests/serve/test_clients.py tests/serve/test_timing.py
 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
