@@ -45,10 +45,7 @@ class MediaFetcher:
 class CacheMaker:
     """Makes caches of parts and extends them, for any engine.
 
-    Args:
-        files, caches: of all tenants.
-        fetcher: of media that come by an address; they become files.
-        warm: has an engine make a tenant's parts ready in their order, and returns what is durable of them.
+    `warm` has an engine make a tenant's parts ready in their order, and returns what is durable of them.
     """
 
     def __init__(

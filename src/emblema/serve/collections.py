@@ -61,11 +61,7 @@ class NewCollection(CollectionBody):
 
 
 def administrator(tenant: Owner) -> Tenant:
-    """Return whose a request is, if it may write collections.
-
-    Raises:
-        ServeError: it may not.
-    """
+    """Return whose a request is; `ServeError` where it may not write collections."""
     if not tenant.administrator:
         raise ServeError(403, "collections are written with an administrator's key", "not_administrator")
     return tenant
@@ -162,11 +158,7 @@ def _body(library: DynamicLibrary, items: bool = False) -> dict[str, Any]:
 
 
 def retrieval_of(body: ChatRequest, engine: Engine, settings: ServeSettings) -> Retrieval | None:
-    """Return how what a request's model asks for is answered; None where it names no collection.
-
-    Raises:
-        ServeError: there is no such collection.
-    """
+    """Return how what a request's model asks for is answered; None where it names no collection."""
     if not body.collections:
         return None
     wished = {} if body.retrieval is None else body.retrieval.model_dump(exclude_unset=True)

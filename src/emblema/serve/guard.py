@@ -23,12 +23,9 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class Guard:
-    """What stands before every route: the body's size, pages of other origins, a request's id, its line in the log.
+    """What stands before every route: the body's size, pages of others, keys, a request's id, its line in the log.
 
-    Args:
-        app: the application.
-        settings: of the server.
-        origins: other origins whose pages may use the server.
+    Pages of `origins` may use the server beside its own.
     """
 
     def __init__(self, app: App, settings: ServeSettings, origins: Collection[str] = ()) -> None:

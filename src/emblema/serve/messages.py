@@ -12,14 +12,7 @@ from emblema.kv.chunk import Chunk, Clip
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.serve.faults import ServeError
-from emblema.serve.parts import (
-    CacheContent,
-    CacheOptions,
-    Content,
-    MediaContent,
-    TextContent,
-    text_length,
-)
+from emblema.serve.parts import CacheContent, CacheOptions, Content, MediaContent, TextContent, text_length
 from emblema.session.decoding import Sampling
 
 OTHER_ENGINE = "is not offered here: `emblema vllm-serve` serves a model with it"
@@ -136,8 +129,7 @@ async def generate_request(
 ) -> GenerateRequest:
     """Return what the engine is asked; a strategy and a bound of the policy that the request says win over those given.
 
-    Raises:
-        EmblemaError: a part cannot be read, or a field is out of range.
+    Errors are those of `read`, and `EmblemaError` where a field is out of range.
     """
     turns: list[dict[str, Any]] = []
     for message in body.messages:

@@ -18,12 +18,7 @@ _LANES = 64
 
 
 class Metrics:
-    """Counters of a server, and gauges read when they are asked for.
-
-    Args:
-        engine: whose store and policy are told of.
-        scheduler: of the model.
-    """
+    """Counters of a server; and gauges of its scheduler, store and policy, read when they are asked for."""
 
     def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
         self._registry = registry = CollectorRegistry()
@@ -34,17 +29,12 @@ class Metrics:
         self.rows = Counter("emblema_prompt_rows", "Rows of prompts, by where from.", ["source"], registry=registry)
         self.tokens = Counter("emblema_completion_tokens", "Tokens made.", registry=registry)
         self.fallbacks = Counter("emblema_fallbacks", "Prompts not linked as asked.", registry=registry)
-        self.first = Histogram(
-            "emblema_time_to_first_token_seconds",
-            "From the call to the first token.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.each = Histogram(
-            "emblema_time_per_output_token_seconds",
-            "Mean of a reply, after its first.",
-            buckets=_SECONDS,
-            registry=registry,
+        self.first, self.each = (
+            Histogram(f"emblema_time_{name}_seconds", said, buckets=_SECONDS, registry=registry)
+            for name, said in (
+                ("to_first_token", "From the call to the first token."),
+                ("per_output_token", "Mean of a reply, after its first."),
+            )
         )
         registry.register(_Gauges(engine, scheduler))
 
@@ -77,9 +67,6 @@ class Metrics:
 class _Gauges(Collector):
     def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
         self._engine, self._scheduler = engine, scheduler
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("emblema_requests_waiting", "Requests not begun.", self._scheduler.waiting)
