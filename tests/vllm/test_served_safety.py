@@ -143,6 +143,22 @@ def test_preemption_in_a_tiny_pool(bench, subject, engine, tmp_path) -> None:
         assert answer.tokens == again.tokens
 
 
+def test_pictures_of_dense_requests_are_kept_once_it_is_quiet(served, subject, monkeypatch) -> None:
+    monkeypatch.setattr("emblema.vllm.scheduler.DENSE_SECONDS", 600.0)
+    prompts = [subject.prompt(2, seed=70 + number) for number in range(6)]
+    served.ask_all([(given.token_ids, given.pictures) for given in prompts], {"strategy": "auto"}, tokens=3)
+    planner = served.scheduler.planner
+    assert planner.captures_wait and not planner.capturing and served.scheduler.has_requests()
+    monkeypatch.setattr("emblema.vllm.scheduler.DENSE_SECONDS", 0.1)
+    served.settle()
+    assert not planner.captures_wait and not served.scheduler.has_requests()
+    assert len(served.store.tenant()) == 12
+    # A request alone does not wait for that.
+    last = subject.prompt(1, seed=80)
+    served.ask(last.token_ids, last.pictures, {"strategy": "auto"})
+    assert not planner.captures_wait and planner.capturing
+
+
 def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
     served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, max_num_batched_tokens=24)
     given = subject.prompt(6, seed=30)

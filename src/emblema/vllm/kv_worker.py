@@ -30,11 +30,13 @@ _log = logging.getLogger(__name__)
 WAITING_PROMPTS = 16
 WAITING_BYTES = 256 * 2**20
 """Rows that may wait to be stored or formed into patches. A piece that alone is larger waits alone."""
-IDLE_SECONDS = 0.05
+IDLE_SECONDS = 0.2
 """A worker without a step for so long is idle."""
-FORMING_SHARE = 0.05
+FORMING_SHARE = 0.02
 """Share of the time in which patches are formed while the worker is not idle, and the same to read rows for them
 after steps of several requests."""
+PRESSED_SECONDS = 2.0
+"""For how long requests come densely before either is done beside them: a burst is over sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class KVWorker:
         # Prompts whose chunks are not all stored yet; the thread appends, any thread may take the oldest away.
         self._prompts: deque[WaitingPrompt] = deque()
         self._stepped, self._form_from, self._read_from, self._closing = 0.0, 0.0, 0.0, False
+        self._pressed = False
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="emblema-keep", daemon=True)
         self._thread.start()
@@ -144,7 +147,7 @@ class KVWorker:
 
     def load(self, step: StepMetadata) -> None:
         """Write cached rows into pages, before the forward."""
-        self._stepped = time.monotonic()
+        self._note(step)
         for load in step.loads:
             try:
                 self._load(load)
@@ -153,6 +156,17 @@ class KVWorker:
                 _log_failure("rows could not be loaded and are computed", error)
                 size = self._block_size
                 self._failed.update(load.blocks[load.claim.start // size : -(-load.claim.stop // size)])
+
+    def _note(self, step: StepMetadata) -> None:
+        """Note when a step was there, and from when on rows may be read and patches formed beside dense requests."""
+        if not step.computes:
+            return
+        before, self._stepped = self._stepped, time.monotonic()
+        now = self._stepped
+        if step.pressed and (not self._pressed or now - before >= IDLE_SECONDS):
+            self._form_from = max(self._form_from, now + PRESSED_SECONDS)
+            self._read_from = max(self._read_from, now + PRESSED_SECONDS)
+        self._pressed = step.pressed
 
     @torch.inference_mode()
     def _load(self, load: RowLoad) -> None:
@@ -181,7 +195,7 @@ class KVWorker:
 
     def save(self, step: StepMetadata) -> None:
         """Read what the forward made, after it; the thread stores it."""
-        self._stepped = time.monotonic()
+        self._note(step)
         try:
             self._save(step)
         except Exception as error:
@@ -212,7 +226,7 @@ class KVWorker:
                         for segment in segments
                     }
                 self._work.put(partial(self._await_chunks, WaitingPrompt(prompt, copied, size)))
-                self._read_from = began + (time.monotonic() - began) / FORMING_SHARE
+                self._read_from = max(self._read_from, began + (time.monotonic() - began) / FORMING_SHARE)
 
     def _take_room(self, size: int) -> bool:
         """Count rows that are to be read, if there is room; the oldest prompts that wait for chunks make it."""
@@ -326,7 +340,8 @@ class KVWorker:
                 rows = lease.rows[key.chunk]
                 deficits = deficits_of(self._spec, copied[place.start], prompt.prompt, place, rows, set(layers))
                 store.put_artifact(key, form_patch(deficits, rank, self._spec.dtype))
-            self._form_from = time.monotonic() + (time.thread_time() - began) * (1 / FORMING_SHARE - 1)
+            rest = (time.thread_time() - began) * (1 / FORMING_SHARE - 1)
+            self._form_from = max(self._form_from, time.monotonic() + rest)
 
     def _rest(self) -> None:
         """Wait until the worker is idle, or forming has its share of the time again."""

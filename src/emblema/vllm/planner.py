@@ -72,6 +72,7 @@ class StepBudget:
         rows: rows that compute spans may still have.
         free_slots: counts the requests that the batch has room for, compute spans left out.
         waiting: counts the requests that wait for a step.
+        pressed: whether requests come so densely that nothing is to be kept beside them.
         claims: claims that the step carries out, by request id.
         used_slots: slots that compute spans take.
     """
@@ -79,6 +80,7 @@ class StepBudget:
     rows: int
     free_slots: Callable[[], int]
     waiting: Callable[[], int]
+    pressed: bool = False
     claims: dict[str, Claim] = field(default_factory=dict)
     used_slots: int = 0
     _reserved: tuple[str, Claim] | None = field(default=None, init=False)
@@ -341,9 +343,11 @@ class RequestPlanner:
     # steps
 
     @contextmanager
-    def scheduling(self, rows: int, free_slots: Callable[[], int], waiting: Callable[[], int]) -> Iterator[StepBudget]:
+    def scheduling(
+        self, rows: int, free_slots: Callable[[], int], waiting: Callable[[], int], pressed: bool = False
+    ) -> Iterator[StepBudget]:
         """Have a step, in which compute spans may have `rows` rows, for as long as the block runs; see `StepBudget`."""
-        self.step = StepBudget(rows, free_slots, waiting)
+        self.step = StepBudget(rows, free_slots, waiting, pressed)
         try:
             yield self.step
         finally:
@@ -383,6 +387,7 @@ class RequestPlanner:
             blocks: finds a request's pages.
         """
         loads, chunks, patches = [], [], []
+        pressed = self.step is not None and self.step.pressed
         forming = self._captures and (self.step is None or self.step.waiting() == 0)
         for request_id, claim in ({} if self.step is None else self.step.claims).items():
             plan = self._plans.get(request_id)
@@ -397,10 +402,10 @@ class RequestPlanner:
             if captured is not None and start + count >= captured.capture.chunk.tokens:
                 chunks.append(replace(captured.capture, blocks=blocks(request_id)))
             if plan is not None and plan.needs and forming and start < plan.prompt.tokens <= start + count:
-                alone = len(scheduled) == 1
+                alone = len(scheduled) == 1 and not pressed
                 salt, pages = plan.request.store_salt, blocks(request_id)
                 patches.append(PatchCapture(salt, plan.prompt, plan.needs, pages, alone))
-        return StepMetadata(tuple(loads), tuple(chunks), tuple(patches))
+        return StepMetadata(tuple(loads), tuple(chunks), tuple(patches), bool(scheduled), pressed)
 
     def take_counts(self) -> LinkCounts:
         """Return what was linked since the last call."""
@@ -424,6 +429,11 @@ class RequestPlanner:
     def capturing(self) -> Collection[str]:
         """Ids of requests that prefill a chunk alone."""
         return self._running.keys()
+
+    @property
+    def captures_wait(self) -> bool:
+        """Whether there are chunks to prefill alone."""
+        return bool(self._waiting)
 
     def _request_captures(self, plan: RequestPlan) -> None:
         missing = {chunk.id for chunk in plan.missing}

@@ -8,6 +8,7 @@ rows attend all rows before them, in one forward.
 """
 
 import time
+from collections import deque
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -23,8 +24,14 @@ from emblema.vllm.spans import Claim
 from emblema.vllm.step_costs import StepWork
 
 CAPTURES_AT_ONCE = 4
-CAPTURE_SHARE = 0.05
-"""Share of the time in which pictures are prefilled alone while answers are decoded."""
+CAPTURE_SHARE = 0.02
+"""Share of the time in which pictures are prefilled alone while answers are decoded, or requests come densely."""
+DENSE_REQUESTS, DENSE_SECONDS = 4, 0.5
+"""Requests come densely where so many that were not alone arrived in so short a time."""
+PRESSED_SECONDS = 2.0
+"""For how long requests come densely before anything is captured beside them: a burst is over sooner."""
+POLLING_SECONDS = 0.01
+"""How long a step without work takes while captures wait for a quiet moment."""
 PLANNED_AHEAD = 16
 
 
@@ -49,6 +56,10 @@ class LinkingScheduler(Scheduler):
         # When captures began that are under way, and from when on there may be others beside answers.
         self._capture_began: float | None = None
         self._capture_from = 0.0
+        # When clients' requests came last beside others, whether they come densely, and whether captures wait for that
+        # to end.
+        self._arrivals: deque[float] = deque(maxlen=DENSE_REQUESTS)
+        self._pressed = self._put_off = False
         self._encoder_outputs = self.ec_connector if isinstance(self.ec_connector, EmblemaEncoderConnector) else None
         if self._encoder_outputs is not None:
             self._encoder_outputs.bind_planner(self.planner)
@@ -63,8 +74,30 @@ class LinkingScheduler(Scheduler):
     def max_num_active_reqs(self, value: int) -> None:
         self._active = value
 
+    def add_request(self, request: Any) -> None:
+        # Who asks again once answered finds no other request here, however quickly that is.
+        if request.request_id not in self.planner.capturing and len(self.requests) > len(self.planner.capturing):
+            now = time.monotonic()
+            if self._arrivals and now - self._arrivals[-1] >= DENSE_SECONDS:
+                self._pressed = False
+            self._arrivals.append(now)
+        super().add_request(request)
+
+    def has_requests(self) -> bool:
+        return super().has_requests() or self._put_off
+
+    def _look_at_arrivals(self, now: float) -> None:
+        """Note whether clients' requests come densely, so that nothing else is to be done beside them."""
+        dense = len(self._arrivals) == DENSE_REQUESTS and now - self._arrivals[0] < DENSE_SECONDS
+        if dense and not self._pressed:
+            self._capture_from = max(self._capture_from, now + PRESSED_SECONDS)
+        self._pressed = dense
+
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         planner, whole = self.planner, self.max_num_scheduled_tokens
+        if self._put_off and not self.running and not self.waiting:
+            time.sleep(POLLING_SECONDS)
+        self._look_at_arrivals(time.monotonic())
         planner.await_plans(idle=not self.running)
         needed = 0
         for request in self.running:
@@ -75,7 +108,7 @@ class LinkingScheduler(Scheduler):
             plan = planner.get(request.request_id) if self._linking.prepare(request) else None
             needed += 0 if plan is None else plan.cached.compute_rows(0)
         reserve = min(needed, whole // 2)
-        with planner.scheduling(reserve, self._free_slots, lambda: len(self.waiting)) as step:
+        with planner.scheduling(reserve, self._free_slots, lambda: len(self.waiting), self._pressed) as step:
             before = self._skip_spans(step)
             self.max_num_scheduled_tokens = whole - reserve
             try:
@@ -196,17 +229,23 @@ class LinkingScheduler(Scheduler):
         return outputs
 
     def _capture(self) -> None:
-        """In idle moments, prefill alone what requests showed and the store lacks; beside answers one at a time."""
+        """In quiet moments, prefill alone what requests showed and the store lacks; beside answers one at a time."""
         planner, now = self.planner, time.monotonic()
+        self._put_off = False
+        self._look_at_arrivals(now)
         if self._capture_began is not None and not planner.capturing:
             # A share of the time alone: whoever waits for a token waits for captures too.
-            self._capture_from = now + (now - self._capture_began) * (1 / CAPTURE_SHARE - 1)
+            rest = (now - self._capture_began) * (1 / CAPTURE_SHARE - 1)
+            self._capture_from = max(self._capture_from, now + rest)
             self._capture_began = None
         if self.waiting or planner.capturing or any(request.is_prefill_chunk for request in self.running):
             return
-        if self.running and now < self._capture_from:
+        quiet = not self.running and not self._pressed
+        if not quiet and now < self._capture_from:
+            # Without requests nothing but this would bring the engine here again.
+            self._put_off = planner.captures_wait
             return
-        for capture in planner.next_captures(1 if self.running else CAPTURES_AT_ONCE):
+        for capture in planner.next_captures(CAPTURES_AT_ONCE if quiet else 1):
             self._capture_began = now
             request = solo_request(capture)
             planner.start_capture(request.request_id, capture)

@@ -56,7 +56,7 @@ class PatchCapture:
         prompt: whose rows the pages hold.
         needs: the patches to form.
         blocks: the request's pages in order.
-        alone: whether no other request is in the step, so that reading its rows holds none up.
+        alone: whether no other request is in the step, and none comes soon, so that reading its rows holds none up.
     """
 
     salt: bytes
@@ -68,8 +68,17 @@ class PatchCapture:
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """All work of one step on the pages."""
+    """All work of one step on the pages.
+
+    Attributes:
+        loads: rows to write before its forward.
+        chunks, patches: what to read after it.
+        computes: whether it has any rows.
+        pressed: whether requests come so densely that nothing is to be kept beside them.
+    """
 
     loads: tuple[RowLoad, ...] = ()
     chunks: tuple[ChunkCapture, ...] = ()
     patches: tuple[PatchCapture, ...] = ()
+    computes: bool = True
+    pressed: bool = False
