@@ -56,13 +56,13 @@ async def make(body: CacheBody, host: Hosted, tenant: Owner) -> dict[str, Any]:
     return _body(host, entry) | {"content": cache_content(entry)}
 
 
-async def caches(host: Hosted, tenant: Owner) -> dict[str, Any]:
+def caches(host: Hosted, tenant: Owner) -> dict[str, Any]:
     """List the tenant's caches, the newest first."""
-    found = await asyncio.to_thread(host.caches.entries, tenant)
-    return {"object": "list", "data": [_body(host, entry) for entry in found], "has_more": False}
+    found = [_body(host, entry) for entry in host.caches.entries(tenant)]
+    return {"object": "list", "data": found, "has_more": False}
 
 
-async def cache(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
+def cache(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
     """Return what is known of a cache."""
     entry = host.caches.entry(tenant, id)
     return _body(host, entry) | {"content": cache_content(entry)}
@@ -74,9 +74,9 @@ async def extend(id: str, body: CacheTime, host: Hosted, tenant: Owner) -> dict[
     return _body(host, entry) | {"content": cache_content(entry)}
 
 
-async def delete(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
+def delete(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
     """Delete a cache; its files stay."""
-    await asyncio.to_thread(host.caches.delete, tenant, id)
+    host.caches.delete(tenant, id)
     return {"id": id, "object": "cache", "deleted": True}
 
 

@@ -88,20 +88,16 @@ async def make(body: NewCollection, service: Served, tenant: Administrator) -> d
     return await _write(service, tenant, body.name, body.items)
 
 
-async def collections(service: Served, tenant: Owner) -> dict[str, Any]:
+def collections(service: Served, tenant: Owner) -> dict[str, Any]:
     """List all collections, by name."""
-    engine = service.engine_of(tenant).engine
-
-    def described() -> list[dict[str, Any]]:
-        return [_body(engine.collection(name)) for name in engine.collections]
-
-    return {"object": "list", "data": await asyncio.to_thread(described), "has_more": False}
+    engine = service.shared.engine
+    found = [_body(engine.collection(name)) for name in engine.collections]
+    return {"object": "list", "data": found, "has_more": False}
 
 
-async def collection(name: str, service: Served, tenant: Owner) -> dict[str, Any]:
+def collection(name: str, service: Served, tenant: Owner) -> dict[str, Any]:
     """Return a collection as it is now, with its items."""
-    library = await asyncio.to_thread(_existing, service.engine_of(tenant).engine, name)
-    return await asyncio.to_thread(_body, library, True)
+    return _body(_existing(service.shared.engine, name), True)
 
 
 async def replace(name: str, body: CollectionBody, service: Served, tenant: Administrator) -> dict[str, Any]:

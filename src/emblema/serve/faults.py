@@ -11,6 +11,11 @@ from starlette.exceptions import HTTPException
 from emblema.errors import BusyError, CapacityError, DeadlineError, EmblemaError, LoadError, ModelError, StoreError
 
 _LOG = logging.getLogger("emblema.serve")
+_STATUSES = {
+    BusyError: 429, DeadlineError: 504, CapacityError: 503, LoadError: 503, StoreError: 500, ModelError: 500,
+    EmblemaError: 400, RequestValidationError: 400,
+}  # fmt: skip
+"""The first that fits is an error's."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -29,23 +34,11 @@ def missing(what: str, id: str) -> ServeError:
 
 def status_of(error: Exception) -> int:
     """Return the HTTP status of an error."""
-    match error:
-        case ServeError():
-            return error.status
-        case HTTPException():
-            return error.status_code
-        case BusyError():
-            return 429
-        case DeadlineError():
-            return 504
-        case CapacityError() | LoadError():
-            return 503
-        case StoreError() | ModelError():
-            return 500
-        case EmblemaError() | RequestValidationError():
-            return 400
-        case _:
-            return 500
+    if isinstance(error, ServeError):
+        return error.status
+    if isinstance(error, HTTPException):
+        return error.status_code
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
 
 
 def error_body(error: Exception) -> dict[str, Any]:

@@ -46,7 +46,7 @@ async def upload(
     return _file_body(entry)
 
 
-async def files(
+def files(
     host: Hosted, tenant: Owner, after: str | None = None, limit: int = 10_000, purpose: str | None = None
 ) -> dict[str, Any]:
     """List the tenant's files, the newest first."""
@@ -60,14 +60,14 @@ async def files(
     return {"object": "list", "data": shown, "has_more": len(found) > limit, "first_id": first, "last_id": last}
 
 
-async def file(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
+def file(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
     """Return what is known of a file."""
     return _file_body(host.files.entry(tenant, id))
 
 
-async def content(id: str, host: Hosted, tenant: Owner) -> Response:
+def content(id: str, host: Hosted, tenant: Owner) -> Response:
     """Return a file's bytes."""
-    data = await asyncio.to_thread(host.files.read, tenant, id)
+    data = host.files.read(tenant, id)
     headers = {"Content-Disposition": "attachment", "X-Content-Type-Options": "nosniff"}
     return Response(data, media_type="application/octet-stream", headers=headers)
 
