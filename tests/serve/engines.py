@@ -42,10 +42,10 @@ class ServedEngine:
 
 
 @contextmanager
-def served(command: str, folder: Path, *options: str) -> Iterator[ServedEngine]:
-    """Run `emblema COMMAND reference` until the block ends."""
+def served(command: str, folder: Path, *options: str, model: str = "reference") -> Iterator[ServedEngine]:
+    """Run `emblema COMMAND MODEL` until the block ends."""
     port, log, store = free_port(), folder / f"{command}.log", folder / "store"
-    line = [sys.executable, "-m", "emblema.cli", command, "reference", "--store", str(store), "--port", str(port)]
+    line = [sys.executable, "-m", "emblema.cli", command, model, "--store", str(store), "--port", str(port)]
     environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     with log.open("wb") as out:
         process = subprocess.Popen(

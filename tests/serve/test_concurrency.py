@@ -55,12 +55,19 @@ class MixedRequests:
             turns.append({"role": "user", "content": more})
         return turns
 
+    def pictures(self, number: int) -> int:
+        return sum(part["type"] != "text" for turn in self.messages(number)[::2] for part in turn["content"])
+
+    def strategy(self, number: int) -> str:
+        return STRATEGIES[number // 3 % len(STRATEGIES)]
+
     def ask(self, client: OpenAI, number: int) -> Answer:
         options: dict[str, Any] = {
+            "temperature": 0,
             "max_tokens": 1 + number * 7 % 12,
             "stop": STOPS[number // 4 % len(STOPS)],
             "logprobs": number // 2 % 2 == 0,
-            "extra_body": {"strategy": STRATEGIES[number // 3 % len(STRATEGIES)]},
+            "extra_body": {"strategy": self.strategy(number)},
         }
         called = {"model": NAME, "messages": self.messages(number), **options}
         if number % 5 < 2:
@@ -87,8 +94,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def requests(server: Process) -> MixedRequests:
+def mixed(client: OpenAI) -> MixedRequests:
+    """Requests to a server of the model that answers with lists, with its files uploaded."""
     pngs: list[bytes] = []
     episodes: list[range] = []
     for episode in (lists_episode(7, number) for number in range(2)):
@@ -97,21 +104,34 @@ def requests(server: Process) -> MixedRequests:
             buffer = BytesIO()
             page.image().save(buffer, "PNG")
             pngs.append(buffer.getvalue())
-    files = [server.client.files.create(file=("page.png", png), purpose="user_data").id for png in pngs]
+    files = [client.files.create(file=("page.png", png), purpose="user_data").id for png in pngs]
     questions = ("list all icons , each with its land .", "name every icon and its colour .")
     return MixedRequests(tuple(pngs), tuple(episodes), tuple(files), questions)
 
 
-@pytest.mark.parametrize(("clients", "count"), [(8, 24), pytest.param(64, 200, marks=pytest.mark.slow)])
-def test_each_of_many_gets_what_it_gets_alone(
-    server: Process, requests: MixedRequests, clients: int, count: int
-) -> None:
-    alone = [requests.ask(server.client, number) for number in range(count)]
+def together(client: OpenAI, requests: MixedRequests, clients: int, count: int) -> list[Answer]:
+    """The answers to so many requests of so many clients at once."""
     with ThreadPoolExecutor(clients) as pool:
-        together = list(pool.map(lambda number: requests.ask(server.client, number), range(count)))
-    different = [(number, *pair) for number, pair in enumerate(zip(alone, together, strict=True)) if pair[0] != pair[1]]
+        return list(pool.map(lambda number: requests.ask(client, number), range(count)))
+
+
+def differences(alone: list[Answer], at_once: list[Answer]) -> list[tuple[int, Answer, Answer]]:
+    """The requests that got something else at once, by number."""
+    pairs = zip(alone, at_once, strict=True)
+    return [(number, *pair) for number, pair in enumerate(pairs) if pair[0] != pair[1]]
+
+
+def check_mixed(answers: list[Answer]) -> None:
+    """Answers are what they are meant to be: long and short, ended by all that ends a reply."""
+    assert max(answer.completion_tokens for answer in answers) > 8
+    assert {answer.reason for answer in answers} == {"stop", "length"}
+    assert any(answer.tokens for answer in answers) and len({answer.text for answer in answers}) > 9
+
+
+@pytest.mark.parametrize(("clients", "count"), [(8, 24), pytest.param(64, 200, marks=pytest.mark.slow)])
+def test_each_of_many_gets_what_it_gets_alone(server: Process, clients: int, count: int) -> None:
+    requests = mixed(server.client)
+    alone = [requests.ask(server.client, number) for number in range(count)]
+    different = differences(alone, together(server.client, requests, clients, count))
     assert not different, [line for line in server.log if "Traceback" in line][:1]
-    # They are what they are meant to be: long and short, ended by all that ends a reply.
-    assert max(answer.completion_tokens for answer in alone) > 8
-    assert {answer.reason for answer in alone} == {"stop", "length"}
-    assert any(answer.tokens for answer in alone) and len({answer.text for answer in alone}) > 9
+    check_mixed(alone)
