@@ -89,8 +89,8 @@ def _registered() -> Iterator[list[str]]:
 
 
 def _metrics() -> Iterator[str]:
-    """The counters' names: a fixed beginning, and the keys of the table of counters."""
-    tree = _tree("connectors.py")
+    """The counters' names: a fixed beginning, and the keys of the tables of counters."""
+    tree = _tree("prompt_counts.py")
     beginning = next(
         node.values[0].value
         for node in ast.walk(tree)

@@ -315,6 +315,40 @@ def test_requests_are_counted_and_logged(engine: ServedEngine, client: OpenAI, p
     assert (told["method"], told["path"], told["status"]) == ("GET", "/v1/files", 200)
 
 
+def rows(http: httpx.Client) -> dict[str, float]:
+    """Rows of prompts so far, by where from."""
+    found = re.findall(r'^emblema_prompt_rows_total{.*source="(\w+)"} (\S+)$', http.get("/metrics").text, re.MULTILINE)
+    return {source: float(count) for source, count in found}
+
+
+def test_the_metrics_of_the_dashboard_are_told(engine: ServedEngine, client: OpenAI, pngs: list[bytes]) -> None:
+    turn = [{"role": "user", "content": [text("see :"), part(data_url(picture(10))), text(QUESTION)]}]
+    with engine.http() as http:
+        for _ in range(2):
+            # Once more when the picture's rows are there.
+            kept(http, [part(data_url(picture(10)))], ttl=60)
+            before = rows(http)
+            reply = said(client, turn, extra_body={"strategy": "patch-25%"})
+        usage = reply.usage
+        assert usage.prompt_tokens_details.cached_tokens > 50
+        until = time.monotonic() + 10
+        while sum((now := rows(http)).values()) - sum(before.values()) < usage.prompt_tokens:
+            assert time.monotonic() < until, (before, now)
+            time.sleep(0.1)
+        came = {source: count - before.get(source, 0) for source, count in now.items()}
+        assert sum(came.values()) == usage.prompt_tokens and came["patched"] > 50
+        assert came["computed"] == usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens
+        told = http.get("/metrics").text
+    known = set(re.findall(r"^(emblema_\w+?)(?:{| )", told, re.MULTILINE))
+    dashboard = (ROOT / "deploy" / "grafana.json").read_text()
+    # Inside vLLM nothing is computed again to compare.
+    assert set(re.findall(r"emblema_\w+", dashboard)) - known <= {"emblema_canary_kl"}
+    assert re.search(r'^emblema_hits_total{.*lane="patch-25%".*} [1-9]', told, re.MULTILINE)
+    assert re.search(r"^emblema_time_to_first_token_seconds_count.* [1-9]", told, re.MULTILINE)
+    assert re.search(r'^emblema_store_bytes{.*tier="disk".*} [1-9]', told, re.MULTILINE)
+    assert re.search(r'^emblema_store_events_total{.*event="saves".*} [1-9]', told, re.MULTILINE)
+
+
 def test_the_commands_of_the_page_work(engine: ServedEngine, tmp_path: Path) -> None:
     """Those about both engines, with this server's address; and inside vLLM those of the plugin's page."""
     [reply] = run_commands("serve", "The same inside vLLM", engine, tmp_path)

@@ -18,7 +18,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from emblema.errors import EmblemaError, UnsupportedModelError
 from emblema.store import Store
@@ -27,19 +26,14 @@ from emblema.vllm import internals
 from emblema.vllm.kv_worker import KVWorker
 from emblema.vllm.model_spec import ModelSpec, files_fingerprint, model_spec_of
 from emblema.vllm.pages import Pages
-from emblema.vllm.planner import LinkCounts, RequestPlanner
+from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.plugin import PluginSettings
+from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
 from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import StepMetadata
 
 PLANNER_BYTES = 256 * 2**20
 """Memory for patches that the planner looks at; it reads no rows."""
-COUNTERS = {
-    "linked_tokens": "Rows of media taken from the store in place of computing them.",
-    "linked_bytes": "Bytes of KV written into pages for them.",
-    "encodings": "Encoder outputs handed over in place of running the encoder.",
-    "dropped": "Chunks and prompts whose rows were not kept, as too many bytes of rows waited to be stored.",
-}
 
 
 @dataclass
@@ -82,16 +76,20 @@ class EmblemaConnector(KVConnectorBase_V1):
         self.planner: RequestPlanner | None = None
         self.kv_worker: KVWorker | None = None
         self._make_worker: Callable[[Callable[[ModelSpec], Pages]], KVWorker] | None = None
+        self._meter: StoreMeter | None = None
+        self._prompts = PromptCounts()
         self._digests = internals.MediaDigests()
         self._hash_block_size = 0
         self._blocks: Callable[[str], tuple[list[int], ...]] | None = None
         if scheduling:
             store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
             costs = StepCosts(bool(vllm_config.cache_config.enable_prefix_caching)) if settings.weigh else None
+            self._meter = StoreMeter(store, bytes=False)
             self.planner = RequestPlanner(spec, store, settings.strategy, settings.capture, costs, refusal)
         elif spec is not None:
             placed = StoreSettings(device=spec.device)
             store = Store(settings.store, device_bytes=settings.memory or "auto", settings=placed)
+            self._meter = StoreMeter(store, bytes=True)
             self._make_worker = partial(KVWorker, spec, store, vllm_config.cache_config.block_size, _encoder_output)
 
     # beside the pages
@@ -184,25 +182,29 @@ class EmblemaConnector(KVConnectorBase_V1):
     def _blocks_of(self, request_id: str) -> tuple[int, ...]:
         return () if self._blocks is None else tuple(self._blocks(request_id)[0])
 
-    def get_kv_connector_stats(self) -> "LinkedStats | None":
+    def get_kv_connector_stats(self) -> LinkedStats | None:
+        told = {} if self._meter is None else self._meter.take()
         if self.planner is not None:
-            counts = asdict(self.planner.take_counts())
-            return LinkedStats(counts) if any(counts.values()) else None
+            return joined((asdict(self.planner.take_counts()), self._prompts.take(), told))
         dropped = 0 if self.kv_worker is None else self.kv_worker.take_dropped()
-        return LinkedStats(asdict(LinkCounts(dropped=dropped))) if dropped else None
+        return joined((told, {"dropped": dropped}))
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> "LinkedStats":
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> LinkedStats:
         return LinkedStats(data or {})
 
     @classmethod
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, Any]
-    ) -> "LinkedCounters":
+    ) -> LinkedCounters:
         return LinkedCounters(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        # What is prefilled alone, or shown by the service itself, is nobody's prompt.
+        plan, own = self._planner.get(request.request_id), request.request_id in self._planner.capturing
         report = self._planner.finish(request.request_id)
+        if not own and "pieces" not in (report or {}):
+            self._prompts.note(plan, report)
         return False, None if report is None else {"emblema": report}
 
 
@@ -294,35 +296,3 @@ class EmblemaEncoderConnector(ECConnectorBase):
 
     def save_caches(self, encoder_cache: Mapping[str, Tensor], mm_hash: str, **kwargs: Any) -> None:
         """Do nothing: an output is stored with its chunk, when that is captured."""
-
-
-class LinkedStats(KVConnectorStats):
-    """What was linked since the last report, by the names of `COUNTERS`."""
-
-    def reset(self) -> None:
-        self.data = dict.fromkeys(COUNTERS, 0)
-
-    def aggregate(self, other: KVConnectorStats) -> "LinkedStats":
-        return LinkedStats({name: self.data.get(name, 0) + other.data.get(name, 0) for name in COUNTERS})
-
-    def reduce(self) -> dict[str, int | float]:
-        return dict(self.data)
-
-    def is_empty(self) -> bool:
-        return not any(self.data.values())
-
-
-class LinkedCounters(KVConnectorPromMetrics):
-    """`vllm:emblema_linked_tokens_total` and the others, named so that vLLM's engine unregisters them at its end."""
-
-    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: dict[int, Any]) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, per_engine)
-        self._counters = {}
-        for name, words in COUNTERS.items():
-            counter = self._counter_cls(name=f"vllm:emblema_{name}", documentation=words, labelnames=labelnames)
-            for engine, values in per_engine.items():
-                self._counters[engine, name] = counter.labels(*values)
-
-    def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
-        for name in COUNTERS:
-            self._counters[engine_idx, name].inc(transfer_stats_data.get(name, 0))

@@ -23,6 +23,7 @@ from emblema.serve.settings import ServeSettings
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
 from emblema.vllm.body_media import MediaReference, ReadMedia
+from emblema.vllm.metrics import SharedNames
 from emblema.vllm.warming import PartWarmer
 
 _NAME = "emblema 2026-11 vllm media name 1"
@@ -52,6 +53,7 @@ class VllmHost(Host):
         # Rows are never read here, so that they need no memory.
         store = Store(settings.store, device_bytes=1, settings=StoreSettings(device="cpu"))
         super().__init__(settings, keys, store, request_counter(registry), settings.loopback or own_key)
+        registry.register(SharedNames(registry))
         self.limits = settings.media_limits
         self.warmer = PartWarmer(store, settings.name)
         self.cache_maker = CacheMaker(self.files, self.caches, MediaFetcher(self.limits), self.warmer.warm)

@@ -1,0 +1,165 @@
+"""What is told of prompts and of the store while a server runs: from the scheduler and the worker to its metrics."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from emblema.link.plan import RowSource
+from emblema.store import Store
+from emblema.store.statistics import CounterName
+from emblema.vllm.request_plan import RequestPlan
+
+COUNTERS = {
+    "linked_tokens": "Rows of media taken from the store in place of computing them.",
+    "linked_bytes": "Bytes of KV written into pages for them.",
+    "encodings": "Encoder outputs handed over in place of running the encoder.",
+    "dropped": "Chunks and prompts whose rows were not kept, as too many bytes of rows waited to be stored.",
+    "fallbacks": "Prompts not linked as asked.",
+}
+LABELLED = {
+    "queries": ("lane", "Prompts linked, by lane."),
+    "hits": ("lane", "Prompts of which rows were taken, by lane."),
+    "prompt_rows": ("source", "Rows of prompts, by where from."),
+    "store_events": ("event", "What the store has done."),
+}
+BYTES = "store_bytes"
+_LOOKING_SHARE = 0.01
+"""Share of the time in which a store is looked at."""
+TIERS = ("device", "host", "disk")
+_LANES = 64
+
+
+class PromptCounts:
+    """Counts prompts as they end, beside the scheduler."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def note(self, plan: RequestPlan | None, report: Mapping[str, Any] | None) -> None:
+        """Count a prompt by its plan, None for one without media or computed plainly, and what its reply reports."""
+        lane = "plain" if report is None else str(report["strategy"])
+        linked = 0 if plan is None else plan.linked
+        patched = 0 if plan is None or not linked else _patched_rows(plan)
+        self._counts[f"queries {lane}"] += 1
+        self._counts[f"hits {lane}"] += linked > 0
+        self._counts["prompt_rows patched"] += patched
+        self._counts["prompt_rows taken"] += max(0, linked - patched)
+        self._counts["fallbacks"] += report is not None and report["remark"] is not None
+
+    def take(self) -> dict[str, int]:
+        """Return what was counted since the last call."""
+        counts, self._counts = self._counts, Counter()
+        return {name: count for name, count in counts.items() if count}
+
+
+def _patched_rows(plan: RequestPlan) -> int:
+    """Return how many of a plan's taken rows are patched."""
+    rows: set[int] = set()
+    for part in plan.plan.ranges:
+        if part.source is RowSource.TAKEN and part.patch is not None:
+            rows.update(range(part.start, part.stop))
+    return len(rows)
+
+
+class StoreMeter:
+    """Tells what a store has done since it was last asked, and what it holds.
+
+    Args:
+        store: is looked at in a small share of the time.
+        bytes: whether to tell what it holds.
+    """
+
+    def __init__(self, store: Store, bytes: bool) -> None:
+        self._store, self._bytes = store, bytes
+        self._told: dict[str, int] = dict.fromkeys(get_args(CounterName), 0)
+        self._next = 0.0
+
+    def take(self) -> dict[str, int]:
+        """Return events since the last call and bytes now, by the names of `LinkedStats`; empty soon after."""
+        began = time.monotonic()
+        if began < self._next:
+            return {}
+        statistics = self._store.statistics
+        done = {event: getattr(statistics, event) for event in self._told}
+        told = {f"store_events {event}": count - self._told[event] for event, count in done.items()}
+        self._told = done
+        if self._bytes:
+            told |= {f"{BYTES} {tier}": getattr(statistics, f"{tier}_bytes") for tier in TIERS}
+        self._next = began + (time.monotonic() - began) / _LOOKING_SHARE
+        return told
+
+
+class LinkedStats(KVConnectorStats):
+    """What was done since the last report.
+
+    By the names of `COUNTERS`; those of `LABELLED` with a label's value after a space, and bytes now with a tier's.
+    """
+
+    def reset(self) -> None:
+        self.data = dict[str, Any]()
+
+    def aggregate(self, other: KVConnectorStats) -> "LinkedStats":
+        added = {
+            name: value if name.startswith(BYTES) else self.data.get(name, 0) + value
+            for name, value in other.data.items()
+        }
+        return LinkedStats({**self.data, **added})
+
+    def reduce(self) -> dict[str, int | float]:
+        return {name: self.data.get(name, 0) for name in COUNTERS}
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+class LinkedCounters(KVConnectorPromMetrics):
+    """`vllm:emblema_linked_tokens_total` and the others, named so that vLLM's engine unregisters them at its end."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: dict[int, Any]) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine)
+        self._values = per_engine
+        self._counters = {
+            name: self._counter_cls(name=f"vllm:emblema_{name}", documentation=words, labelnames=labelnames)
+            for name, words in COUNTERS.items()
+        }
+        self._labelled = {
+            name: self._counter_cls(name=f"vllm:emblema_{name}", documentation=words, labelnames=[*labelnames, label])
+            for name, (label, words) in LABELLED.items()
+        }
+        self._held = self._gauge_cls(
+            name=f"vllm:emblema_{BYTES}", documentation="Bytes kept, by tier.", labelnames=[*labelnames, "tier"]
+        )
+        self._lanes: set[str] = set()
+        known = {"prompt_rows": ("taken", "patched"), "store_events": get_args(CounterName), BYTES: TIERS}
+        names = [f"{name} {label}" for name, labels in known.items() for label in labels]
+        for engine in per_engine:
+            self.observe(dict.fromkeys((*COUNTERS, *names), 0), engine)
+
+    def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
+        values = self._values[engine_idx]
+        for written, count in transfer_stats_data.items():
+            name, _, label = written.partition(" ")
+            if not label:
+                self._counters[name].labels(*values).inc(count)
+            elif name == BYTES:
+                self._held.labels(*values, label).set(count)
+            else:
+                shown = self._lane(label) if LABELLED[name][0] == "lane" else label
+                self._labelled[name].labels(*values, shown).inc(count)
+
+    def _lane(self, lane: str) -> str:
+        """Return a lane as a label. Clients spell strategies, so only the first `_LANES` have labels of their own."""
+        if len(self._lanes) < _LANES:
+            self._lanes.add(lane)
+        return lane if lane in self._lanes else "other"
+
+
+def joined(parts: Iterable[Mapping[str, int]]) -> LinkedStats | None:
+    """Return the sum of counts as one report; None where there is nothing to report."""
+    stats = LinkedStats({})
+    for part in parts:
+        stats = stats.aggregate(LinkedStats(dict(part)))
+    return None if stats.is_empty() else stats
