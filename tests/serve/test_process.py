@@ -65,6 +65,7 @@ def test_it_ends_within_its_grace(tmp_path: Path, pngs: list[bytes]) -> None:
         assert not lines, server.log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "word"), [(["--host", "0.0.0.0"], "keys add"), (["no/such/model"], "no/such/model")]
 )

@@ -112,7 +112,7 @@ async def chat(body: ChatRequest, request: Request, service: Served, tenant: Own
     refuse_large(settings, media, characters)
     for part in body.media:
         if isinstance(part, CacheContent):
-            entry = service.caches.entry(tenant, part.cache.cache_id)
+            entry = await asyncio.to_thread(service.caches.entry, tenant, part.cache.cache_id)
             media, characters = media + len(entry.files) - 1, characters + entry.characters
     refuse_large(settings, media, characters)
     engine = service.engine_of(tenant)

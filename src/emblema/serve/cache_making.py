@@ -90,7 +90,7 @@ class CacheMaker:
     async def _file_of(self, tenant: Tenant, part: MediaContent, seconds: float) -> str:
         """Return the id of a part's file; one that comes by an address is kept as a file."""
         if isinstance(part, FileContent) and part.file.file_id is not None:
-            return self._files.entry(tenant, part.file.file_id).id
+            return (await asyncio.to_thread(self._files.entry, tenant, part.file.file_id)).id
         kind, data = await self._fetcher.fetch(part)
         await asyncio.to_thread(load_media, data, kind, limits=self._fetcher.limits)
         name = (part.file.filename if isinstance(part, FileContent) else None) or "part of a cache"

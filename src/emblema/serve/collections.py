@@ -117,7 +117,7 @@ async def _write(service: Service, tenant: Tenant, name: str, items: list[Collec
     """Make all items' rows, in turns with other requests, and then the version that holds them."""
     made = {}
     for item in items:
-        source = None if item.file_id is None else service.files.path(tenant, item.file_id)
+        source = None if item.file_id is None else await asyncio.to_thread(service.files.path, tenant, item.file_id)
         options = {} if item.text is None else {"text": item.text}
         try:
             made[item.name] = LibraryItem(source, options, await service.shared.add(source, **options))

@@ -13,10 +13,11 @@ from emblema.media.load import load_media
 from emblema.serve.cache_making import MediaFetcher
 from emblema.serve.caches import CachePart, CacheStore
 from emblema.serve.faults import ServeError, missing
-from emblema.serve.files import PROCESSED, FileEntry, FileStore
+from emblema.serve.files import PROCESSED, FileStore
 from emblema.serve.keys import Tenant
 from emblema.serve.messages import MediaItem
 from emblema.serve.parts import CacheContent, FileContent, MediaContent
+from emblema.store.store import TenantStore
 from emblema.store.warm_parts import WarmParts
 
 
@@ -57,7 +58,7 @@ class ContentReader:
             MediaError: an address cannot be fetched or is refused, or the file cannot be decoded.
         """
         if isinstance(part, CacheContent):
-            entry = self._caches.entry(tenant, part.cache.cache_id)
+            entry = await asyncio.to_thread(self._caches.entry, tenant, part.cache.cache_id)
             items = [value if kind == "text" else await self._file_item(tenant, value) for kind, value in entry.parts]
             return ReadPart(items)
         item = await self._item(tenant, part)
@@ -125,19 +126,14 @@ class ContentReader:
         return {"type": kind or "file", kind or "file": media}
 
     async def _file_item(self, tenant: Tenant, id: str) -> MediaItem:
-        entry = self._files.entry(tenant, id)
-        piece = self._known(tenant, entry)
-        if piece is not None:
-            return piece
-        data = await asyncio.to_thread(self._files.read, tenant, entry.id)
-        return {"type": "file", "file": await asyncio.to_thread(load_media, data, limits=self._limits)}
+        return await asyncio.to_thread(self._read_file, tenant, id, self._engine_of(tenant).store)
 
-    def _known(self, tenant: Tenant, entry: FileEntry) -> Chunk | Clip | None:
-        """Return the chunks of a file that was prefilled; None where one is gone, or another model's."""
-        store = self._engine_of(tenant).store
-        chunks = [chunk for chunk in map(store.find, entry.chunks) if chunk is not None]
-        if not chunks or len(chunks) < len(entry.chunks) or any(chunk.model != self._model for chunk in chunks):
-            return None
+    def _read_file(self, tenant: Tenant, id: str, store: TenantStore) -> MediaItem:
+        """Return a file's chunks, or what is decoded of it where one is gone, another model's, or not made yet."""
+        entry = self._files.entry(tenant, id)
+        chunks = [chunk for chunk in map(store.find, entry.chunks) if chunk is not None and chunk.model == self._model]
+        if not chunks or len(chunks) < len(entry.chunks):
+            return {"type": "file", "file": load_media(self._files.read(tenant, id), limits=self._limits)}
         if entry.kind in ("video", "document"):
             return Clip(entry.id, "video" if entry.kind == "video" else "document", tuple(chunks))
         return chunks[0]

@@ -84,7 +84,7 @@ class Service(Host):
         try:
             await self.content.prefill_file(tenant, id)
         except MediaError as error:
-            self.files.note(tenant, id, FAILED, str(error), None, ())
+            await asyncio.to_thread(self.files.note, tenant, id, FAILED, str(error), None, ())
         except EmblemaError as error:
             _LOG.warning("%s could not be prefilled, it is read when it is asked for: %s", id, error)
 
