@@ -315,6 +315,93 @@ def test_requests_are_counted_and_logged(engine: ServedEngine, client: OpenAI, p
     assert (told["method"], told["path"], told["status"]) == ("GET", "/v1/files", 200)
 
 
+def found(told: Any) -> Any:
+    """What a reply says that its model looked up."""
+    extra = told.model_extra or {}
+    return (extra.get("emblema") or (extra.get("kv_transfer_params") or {}).get("emblema") or {}).get("found")
+
+
+def test_the_model_looks_up_what_it_asks_for(engine: ServedEngine, client: OpenAI, pngs: list[bytes]) -> None:
+    files = [uploaded(client, png)["file"]["file_id"] for png in pngs[:2]]
+    items = [{"name": f"moon page {number}", "file_id": file} for number, file in enumerate(files)]
+    with engine.http() as http:
+        made = http.post("/v1/collections", json={"name": "atlas", "items": items})
+        assert made.status_code == 200, made.text
+        body = made.json()
+        assert (body["id"], body["object"], body["version"], body["count"]) == ("atlas", "collection", 1, 2)
+        assert [(item["name"], item["kind"]) for item in body["items"]] == [(item["name"], "image") for item in items]
+        assert http.get("/v1/collections/atlas").json() == body and body["bytes"] > 0
+        assert "atlas" in [each["id"] for each in http.get("/v1/collections").json()["data"]]
+        again = http.post("/v1/collections", json={"name": "atlas", "items": items})
+        assert again.status_code == 409 and again.json()["error"]["code"] == "collection_exists"
+        client.files.delete(files[1])
+        assert http.get("/v1/collections/atlas").json() == body, "a collection has its media of its own"
+        question: Any = [{"role": "user", "content": QUESTION}]
+        asking = (said(client, question, max_tokens=1).choices[0].message.content or "").strip()
+        retrieval = {"start": None, "end": asking, "count": 2}
+        options: Any = {"collections": ["atlas"], "strategy": "blind", "retrieval": retrieval}
+        whole = said(client, question, extra_body=options)
+        (look_up,) = found(whole)
+        assert look_up["query"] == QUESTION and len(look_up["items"]) == 2
+        events = list(said(client, question, extra_body=options, stream=True))
+        assert [found(event) for event in events if found(event) is not None][0][0]["query"] == QUESTION
+        quiet = said(client, question, extra_body={"collections": ["atlas"]})
+        assert found(quiet) == [], "a model that does not ask is not answered"
+        text_item = {"name": "a note", "text": "the moon stands on the meadow ."}
+        second = http.put("/v1/collections/atlas", json={"items": [text_item]}).json()
+        assert second["version"] == 2 and [item["kind"] for item in second["items"]] == ["text"]
+        assert found(said(client, question, extra_body=options))[0]["items"]
+        assert http.delete("/v1/collections/atlas").json()["deleted"]
+        for answer in (http.get("/v1/collections/atlas"), http.delete("/v1/collections/atlas")):
+            assert answer.status_code == 404 and answer.json()["error"]["code"] == "collection_not_found"
+        assert http.post("/v1/collections", json={"name": "atlas", "items": [text_item]}).json()["version"] == 4
+        http.delete("/v1/collections/atlas")
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "word"),
+    [
+        ({"collections": ["none"]}, 404, "none"),
+        ({"collections": "none"}, 400, "collections"),
+        ({"collections": ["a"] * 9}, 400, "collections"),
+        ({"collections": ["a"], "logprobs": True}, 400, "logprobs"),
+        ({"retrieval": {"count": 9}}, 400, "count"),
+        ({"retrieval": {"end": None}}, 400, "end"),
+        ({"retrieval": "yes"}, 400, "retrieval"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_look_up_is_said(
+    engine: ServedEngine, more: dict[str, Any], status: int, word: str
+) -> None:
+    with engine.http() as http:
+        answer = http.post("/v1/chat/completions", json=GREEDY | {"messages": asked([])} | more)
+    assert answer.status_code == status and word in answer.json()["error"]["message"], answer.text
+
+
+def test_only_the_administrator_writes_collections(engine: ServedEngine, pngs: list[bytes]) -> None:
+    with keys_of(engine, "seven") as (key,), ExitStack() as stack:
+        office = KeyRing(engine.store / "serve").add("office", administrator=True)
+        administrator, tenant = (stack.enter_context(engine.http(each)) for each in (office, key))
+        items = [{"name": "a note", "text": "the moon stands on the meadow ."}]
+        assert administrator.post("/v1/collections", json={"name": "mine", "items": items}).status_code == 200
+        assert tenant.get("/v1/collections/mine").json()["count"] == 1
+        for answer in (
+            tenant.post("/v1/collections", json={"name": "other", "items": items}),
+            tenant.put("/v1/collections/mine", json={"items": items}),
+            tenant.delete("/v1/collections/mine"),
+        ):
+            assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
+        theirs = uploaded(engine.client(key), pngs[1])["file"]["file_id"]
+        foreign = {"items": [{"name": "stolen", "file_id": theirs}]}
+        assert administrator.put("/v1/collections/mine", json=foreign).status_code == 404
+        zip = administrator.post("/v1/files", files={"file": ("a.png", b"PK\x03\x04 a zip")}).json()["id"]
+        refused = administrator.put("/v1/collections/mine", json={"items": [*items, {"name": "bad", "file_id": zip}]})
+        assert refused.status_code == 400 and "'bad'" in refused.text
+        assert tenant.get("/v1/collections/mine").json()["version"] == 1, "nothing changed"
+        assert administrator.delete("/v1/collections/mine").status_code == 200
+
+
 def rows(http: httpx.Client) -> dict[str, float]:
     """Rows of prompts so far, by where from."""
     found = re.findall(r'^emblema_prompt_rows_total{.*source="(\w+)"} (\S+)$', http.get("/metrics").text, re.MULTILINE)

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from emblema.errors import EmblemaError
-from emblema.vllm.retrieving import ChatReply, PictureFolder, PictureRetrieval, data_url
+from emblema.vllm.retrieving import ChatReply, PictureRetrieval
+from emblema.vllm.word_search import PictureFolder
 
 QUESTION = {"role": "user", "content": [{"type": "text", "text": "where is the tent ?"}]}
 
@@ -29,10 +30,10 @@ def test_pictures_are_found_by_their_words(library: PictureFolder, tmp_path: Pat
     assert names("a TENT, please") == ["map.png"] and names("legend") == ["legend.png"]
     assert names("house") == ["map.png", "plan.png"] and names("house", 1) == ["map.png"]
     assert names("the house once") == ["plan.png", "map.png"] and names("boat") == []
-    assert data_url(library.search("tent", 1)[0]).startswith("data:image/png;base64,")
+    assert library.search("tent", 1)[0].part()["image_url"]["url"].startswith("data:image/png;base64,")
     (tmp_path / "map.png").unlink()
     with pytest.raises(EmblemaError, match="map.png cannot be read"):
-        data_url(library.search("tent", 1)[0])
+        library.search("tent", 1)[0].part()["image_url"]["url"]
     with pytest.raises(EmblemaError, match="no picture"):
         (tmp_path / "empty").mkdir()
         PictureFolder(tmp_path / "empty")

@@ -13,19 +13,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from emblema.errors import EmblemaError
+from emblema.serve.guard import Message, Receive, Send
 from emblema.vllm import retrieving
 from emblema.vllm.retrieving import (
     LARGEST_WISH,
     LONGEST_WORDS,
     RETRIEVAL_VARIABLE,
     ChatReply,
-    Message,
-    PictureFolder,
     PictureRetrieval,
-    Receive,
     Retrieving,
-    Send,
 )
+from emblema.vllm.word_search import PictureFolder
 
 KEY = b"Bearer secret"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "where is the tent ?"}]}

@@ -36,8 +36,9 @@ def vllm_serve(
     import shlex
 
     from emblema.cli.screen import console, output_folder
-    from emblema.vllm.retrieving import RETRIEVAL_VARIABLE, PictureFolder, PictureRetrieval
+    from emblema.vllm.retrieving import RETRIEVAL_VARIABLE, PictureRetrieval
     from emblema.vllm.serving import check_start, command, environment
+    from emblema.vllm.word_search import PictureFolder
 
     line = command(model, output_folder(store, "--store"), strategy, capture, context.args, library is not None)
     variables = environment(os.environ)

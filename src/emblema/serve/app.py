@@ -12,7 +12,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from emblema.serve import faults
 from emblema.serve.cache_routes import cache_routes
-from emblema.serve.collections import collection_routes, retrieval_of
+from emblema.serve.collection_routes import collection_routes
+from emblema.serve.collections import retrieval_of
 from emblema.serve.faults import ServeError, missing
 from emblema.serve.file_routes import file_routes
 from emblema.serve.guard import Guard

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from emblema.errors import EmblemaError
 from emblema.serve.cache_making import CacheMaker
 from emblema.serve.caches import CacheStore
+from emblema.serve.collection_items import Collections
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FileStore
 from emblema.serve.keys import LOCAL, KeyRing, Tenant, store_salts
@@ -36,9 +37,11 @@ class Host(ABC):
     Attributes:
         files, caches: of all tenants.
         cache_maker: makes and extends caches.
+        collections: what every tenant's model may look up.
     """
 
     cache_maker: CacheMaker
+    collections: Collections
 
     def __init__(self, settings: ServeSettings, keys: KeyRing, store: Store, requests: Counter, open: bool) -> None:
         self.settings, self.keys, self.requests, self._store, self._open = settings, keys, requests, store, open

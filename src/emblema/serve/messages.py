@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -12,7 +12,15 @@ from emblema.kv.chunk import Chunk, Clip
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.serve.faults import ServeError
-from emblema.serve.parts import CacheContent, CacheOptions, Content, MediaContent, TextContent, text_length
+from emblema.serve.parts import (
+    CacheContent,
+    CacheOptions,
+    CollectionChoice,
+    Content,
+    MediaContent,
+    TextContent,
+    text_length,
+)
 from emblema.session.decoding import Sampling
 
 OTHER_ENGINE = "is not offered here: `emblema vllm-serve` serves a model with it"
@@ -32,22 +40,13 @@ class ChatMessage(BaseModel):
     content: str | list[Content]
 
 
-class RetrievalOptions(BaseModel):
-    """How the model asks for what is in collections. What is left out is as the server's settings say."""
-
-    count: int = Field(1, ge=1, le=8)
-    most: int = Field(1, ge=1, le=4)
-    start: str | None = Field("<search>", min_length=1, max_length=1_000)
-    end: str = Field("</search>", min_length=1, max_length=1_000)
-
-
 class ChatStreamOptions(BaseModel):
     """What a stream tells beside its text."""
 
     include_usage: bool = False
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(CollectionChoice):
     """The body of `POST /v1/chat/completions`. Fields that are not known are passed over."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
@@ -69,8 +68,6 @@ class ChatRequest(BaseModel):
     survivors: Literal["drop", "keep"] = "drop"
     prompt_cache_key: str | None = None
     prompt_cache_options: CacheOptions | None = None
-    collections: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field([], max_length=8)
-    retrieval: RetrievalOptions | None = None
 
     @field_validator("stop")
     @classmethod

@@ -1,7 +1,7 @@
 """Parts of messages and of caches as clients write them, for the server of any engine."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -124,3 +124,24 @@ def refuse_large(settings: ServeSettings, media: int, characters: int) -> None:
         raise ServeError(400, f"the request has {media} parts with media; {settings.parts} may come at once")
     if characters > settings.text_bytes:
         raise ServeError(400, f"the request has {characters} characters; {settings.text_bytes} may come at once")
+
+
+class RetrievalOptions(BaseModel):
+    """How the model asks for what is in collections. What is left out is as the server's settings say."""
+
+    count: int = Field(1, ge=1, le=8)
+    most: int = Field(1, ge=1, le=4)
+    start: str | None = Field("<search>", min_length=1, max_length=1_000)
+    end: str = Field("</search>", min_length=1, max_length=1_000)
+
+
+class CollectionChoice(BaseModel):
+    """The collections that a request's model may look up, and how it asks."""
+
+    collections: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field([], max_length=8)
+    retrieval: RetrievalOptions | None = None
+
+    def rules(self, settings: ServeSettings) -> dict[str, Any]:
+        """Return `count`, `most`, `start` and `end` as the request says, or as the server's settings do."""
+        wished = {} if self.retrieval is None else self.retrieval.model_dump(exclude_unset=True)
+        return {"start": settings.ask_start or None, "end": settings.ask_end} | wished

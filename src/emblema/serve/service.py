@@ -12,6 +12,7 @@ from emblema.engine.async_engine import AsyncEngine
 from emblema.engine.request_queue import SchedulerLimits
 from emblema.errors import EmblemaError, MediaError
 from emblema.serve.cache_making import CacheMaker, MediaFetcher
+from emblema.serve.collections import EngineCollections
 from emblema.serve.content import ContentReader
 from emblema.serve.files import FAILED
 from emblema.serve.host import Host, check_open, host_of
@@ -35,6 +36,7 @@ class Service(Host):
         self.shared = engine.on(engine.store.parent.shared)
         fetcher, model = MediaFetcher(engine.engine.session.limits), engine.engine.adapter.fingerprint
         self.content = ContentReader(self.files, self.caches, self.engine_of, fetcher, model)
+        self.collections = EngineCollections(self.shared, self.files)
         self.cache_maker = CacheMaker(self.files, self.caches, fetcher, self.content.warm)
         self._engines: OrderedDict[str, AsyncEngine] = OrderedDict()
         self._background: set[asyncio.Task[None]] = set()

@@ -1,6 +1,7 @@
 """Tenants, their files and caches, beside vLLM's engine."""
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from emblema.serve.settings import ServeSettings
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
 from emblema.vllm.body_media import MediaReference, ReadMedia
+from emblema.vllm.collections import StoredCollections
 from emblema.vllm.metrics import SharedNames
 from emblema.vllm.warming import PartWarmer
 
@@ -47,6 +49,8 @@ class VllmHost(Host):
         EmblemaError: others would be let in without a key, or two kinds of keys would be asked for.
     """
 
+    collections: StoredCollections
+
     def __init__(self, settings: ServeSettings, own_key: bool, registry: CollectorRegistry = REGISTRY) -> None:
         keys = KeyRing(settings.folder)
         check_access(settings, keys, own_key)
@@ -57,6 +61,7 @@ class VllmHost(Host):
         self.limits = settings.media_limits
         self.warmer = PartWarmer(store, settings.name)
         self.cache_maker = CacheMaker(self.files, self.caches, MediaFetcher(self.limits), self.warmer.warm)
+        self.collections = StoredCollections(settings.folder, self._picture)
         self.readers = ThreadPoolExecutor(_READERS, "emblema-media")
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._checked: OrderedDict[tuple[str, bytes], str] = OrderedDict()
@@ -143,6 +148,10 @@ class VllmHost(Host):
             raise MediaError(f"this is of the kind {kind}, the part says {reference.kind}")
         name = None if tenant is LOCAL else blake3(data, key=_key(_NAME, tenant)).hexdigest()
         return ReadMedia(kind, data, name)
+
+    def _picture(self, tenant: Tenant, id: str) -> bytes:
+        """Return the bytes of a file that is a picture; errors as `read`."""
+        return self.read(tenant, MediaReference(id, kind="image"), math.inf).data
 
     def _kind_of(self, tenant: Tenant, data: bytes) -> str:
         """Return the kind of media that can be decoded within the limits; errors as `load_media`.

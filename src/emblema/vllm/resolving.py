@@ -19,16 +19,18 @@ from emblema.serve.faults import ServeError
 from emblema.serve.guard import App, Message, Send, refuse
 from emblema.serve.host import key_of
 from emblema.serve.keys import LOCAL, Tenant, cache_salt
-from emblema.serve.parts import CacheBreakpoint, CacheOptions
+from emblema.serve.parts import CacheBreakpoint, CacheOptions, CollectionChoice
 from emblema.vllm.body_media import FORMS, Form, resolve_media
 from emblema.vllm.host import READING_SECONDS, VllmHost
 from emblema.vllm.inner import post
 from emblema.vllm.reply_notes import ReplyNotes
+from emblema.vllm.retrieving import NOT_CONTINUED, ChatReply, ReplyRetrieval, go_on, relay_of, written
+from emblema.vllm.word_search import Searched
 
 CHAT = "/v1/chat/completions"
 OPEN = ("/health", "/ping", "/version", "/load", "/metrics", "/openapi.json", "/docs", "/redoc")
 """Paths that need no key."""
-OFFERED = ("/v1/models", "/v1/files", "/v1/caches")
+OFFERED = ("/v1/models", "/v1/files", "/v1/caches", "/v1/collections")
 """Paths that tenants are offered beside those of `FORMS`. vLLM's others know no salt, or are its operator's."""
 
 
@@ -51,6 +53,8 @@ class Resolving:
             return
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        reply: ChatReply | None = None
+        whole = receive
         try:
             if not _begins(path, OPEN):
                 tenant = self._host.tenant_of(key_of(headers))
@@ -59,14 +63,23 @@ class Resolving:
                 if path in FORMS and scope["method"] == "POST":
                     resolved = await self._resolve(await _read(receive), FORMS[path], tenant)
                     send = await self._keep(resolved, tenant, send)
-                    receive = _with_body(scope, receive, resolved.written)
+                    if resolved.search is not None:
+                        reply = ChatReply(resolved.body, *resolved.search)
+                        whole = _with_body(scope, receive, await asyncio.to_thread(written, reply.body))
+                    else:
+                        receive = _with_body(scope, receive, resolved.written)
         except (EmblemaError, HTTPException) as error:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             else:
                 await refuse(error, send)
             return
-        await self._app(scope, receive, send)
+        if reply is None:
+            await self._app(scope, receive, send)
+        else:
+            relay = relay_of(reply, send)
+            await self._app(scope, whole, relay.catch)
+            await go_on(reply, relay, self._app, scope, receive)
 
     async def _ask(self, tenant: Tenant, body: dict[str, Any]) -> dict[str, Any]:
         """Return vLLM's answer to a chat request of the service's own.
@@ -98,10 +111,18 @@ class Resolving:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedBody:
-    """The body that vLLM gets, and the parts of it that are to be kept, each with seconds."""
+    """The body that vLLM gets.
 
+    Attributes:
+        body, written: it, and as JSON.
+        kept: the parts of it that are to be kept, each with seconds.
+        search: how its model asks for what is in collections, and where it is looked for.
+    """
+
+    body: dict[str, Any]
     written: bytes
     kept: tuple[tuple[dict[str, Any], int], ...]
+    search: tuple[ReplyRetrieval, Searched] | None
 
 
 def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> ResolvedBody:
@@ -124,21 +145,24 @@ def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> Reso
     until = time.monotonic() + READING_SECONDS
     bounds = host.settings.parts, host.settings.body_bytes
     breakpoints: tuple[tuple[list[Any], int, int], ...] = ()
+    search = None
     if form == "chat":
         _expand_caches(body, tenant, host)
         breakpoints = _take_breakpoints(body)
+        search = _take_collections(body, host)
     media = resolve_media(body, form, lambda part: host.read(tenant, part, until), *bounds)
     salt = cache_salt(tenant)
     if salt is not None:
         body["cache_salt"] = salt
     _name_strategy(body)
     try:
-        written = json.dumps(body, ensure_ascii=False).encode()
+        raw = json.dumps(body, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
         raise ServeError(400, f"the body cannot be written as JSON again: {error}") from error
-    if len(written) - media > host.settings.text_bytes:
+    if len(raw) - media > host.settings.text_bytes:
         raise ServeError(400, f"the request has more than {host.settings.text_bytes} bytes beside its media")
-    return ResolvedBody(written, tuple((parts[index], seconds) for parts, index, seconds in breakpoints))
+    kept = tuple((parts[index], seconds) for parts, index, seconds in breakpoints)
+    return ResolvedBody(body, raw, kept, search)
 
 
 def _expand_caches(body: dict[str, Any], tenant: Tenant, host: VllmHost) -> None:
@@ -180,6 +204,31 @@ def _take_breakpoints(body: dict[str, Any]) -> tuple[tuple[list[Any], int, int],
     except ValidationError as error:
         raise ServeError(400, f"a breakpoint is not right: {error.errors()[0]['msg']}") from error
     return tuple(found)
+
+
+def _take_collections(body: dict[str, Any], host: VllmHost) -> tuple[ReplyRetrieval, Searched] | None:
+    """Take the choice of collections off a request; return how its model asks, and where that is looked for.
+
+    Raises:
+        ServeError: the choice is malformed, there is no such collection, or the reply could not be continued.
+    """
+    given = {name: body.pop(name) for name in ("collections", "retrieval") if name in body}
+    try:
+        choice = CollectionChoice.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise ServeError(400, f"{place}: {problem['msg']}", None, place) from error
+    if not choice.collections:
+        return None
+    refused = [name for name in ("logprobs", "top_logprobs", *NOT_CONTINUED) if body.get(name)]
+    if refused or body.get("n") not in (None, 1):
+        name = (*refused, "n")[0]
+        raise ServeError(400, f"{name} is not taken with collections: a reply goes on in another request", None, name)
+    if not isinstance(body.get("messages"), list):
+        raise ServeError(400, "messages are a list", None, "messages")
+    rules = choice.rules(host.settings)
+    return ReplyRetrieval(**rules, after=host.settings.ask_after or None), host.collections.search(choice.collections)
 
 
 def _turns_of_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:

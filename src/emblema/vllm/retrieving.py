@@ -7,30 +7,24 @@ linked as they are anywhere in a prompt. The client sees one reply, streamed or 
 """
 
 import asyncio
-import base64
 import json
 import logging
-import mimetypes
 import os
-import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field, replace
-from math import log
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from emblema.engine.retrieval import RetrievalRules, question_of
-from emblema.errors import EmblemaError, StoreError
+from emblema.errors import EmblemaError
+from emblema.serve.guard import App, Message, Receive, Send
+from emblema.vllm.reply_relays import StreamRelay, WholeRelay, send_json
+from emblema.vllm.word_search import PictureFolder, Searched, SearchedItem
 
 _log = logging.getLogger(__name__)
 RETRIEVAL_VARIABLE = "EMBLEMA_VLLM_RETRIEVAL"
 """Where a server's processes find `PictureRetrieval`, as JSON: vLLM gives a middleware no arguments."""
 PATH = "/v1/chat/completions"
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
-LARGEST_TEXT = 2**20
 LARGEST_BODY = 128 * 2**20
 """Bytes of a chat request."""
 LARGEST_WISH = {"count": 8, "most": 4}
@@ -38,15 +32,9 @@ LARGEST_WISH = {"count": 8, "most": 4}
 LONGEST_WORDS = 1000
 """Characters of a request's own `end`, `start` and `after`."""
 REPLY_PICTURES, REPLY_BYTES, REPLY_TOKENS = 16, 16 * 2**20, 16384
-"""Most pictures that one reply looks up, their files' bytes, and their tokens as `TOKEN_PIXELS` counts them."""
-TOKEN_PIXELS = 28 * 28
-"""Pixels of a picture for each token: those of Qwen-VL models."""
+"""Most pictures that one reply looks up, their files' bytes, and about how many tokens they have."""
 NOT_CONTINUED = ("tools", "stop", "continue_final_message", "prompt_logprobs", "use_beam_search")
 """Options of requests whose replies cannot be continued by another request."""
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class BadRequestError(EmblemaError):
@@ -54,19 +42,28 @@ class BadRequestError(EmblemaError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureRetrieval(RetrievalRules):
+class ReplyRetrieval(RetrievalRules):
+    """How a served model asks, and what it is shown.
+
+    Attributes:
+        after: text after what was found; None for the question again.
+    """
+
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureRetrieval(ReplyRetrieval):
     """How a served model asks for pictures, and where they are.
 
     Attributes:
         library: the folder of pictures.
-        after: text after the pictures; None for the question again.
 
     Raises:
         EmblemaError: an attribute is not right.
     """
 
     library: str
-    after: str | None = None
 
     def __post_init__(self) -> None:
         RetrievalRules.__post_init__(self)
@@ -133,74 +130,6 @@ class PictureRetrieval(RetrievalRules):
         return wanted if continued else None
 
 
-class PictureFolder:
-    """The pictures of a folder as they are when it is opened, found by words: a server has no model to search with.
-
-    A picture's words are those of its file's name, and of a text file of the same name beside it. Its size in pixels is
-    read from the file's header.
-
-    Raises:
-        StoreError: there is no such folder, no picture in it, or a text that cannot be read.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise StoreError(f"{folder} is no folder: name one with pictures")
-        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-        if not paths:
-            raise StoreError(f"{folder} holds no picture ({', '.join(SUFFIXES)})")
-        self._words = {path: _words(f"{path.stem} {_text_beside(path)}") for path in paths}
-        spread = Counter(word for words in self._words.values() for word in words)
-        self._weights = {word: log(1 + len(paths) / count) for word, count in spread.items()}
-        self._tokens = {path: _tokens_of(path) for path in paths}
-
-    def search(self, query: str, count: int) -> list[Path]:
-        """Return the pictures that share the rarest words with a query, the best first; only those that share any."""
-        wanted = _words(query)
-        scores = {path: sum(self._weights[word] for word in wanted & words) for path, words in self._words.items()}
-        found = sorted((path for path in scores if scores[path] > 0), key=lambda path: (-scores[path], path.name))
-        return found[:count]
-
-    def tokens(self, picture: Path) -> int:
-        """Return about how many tokens a picture of the folder has."""
-        return self._tokens[picture]
-
-
-def _tokens_of(picture: Path) -> int:
-    try:
-        with Image.open(picture) as image:
-            return -(-image.width * image.height // TOKEN_PIXELS)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise StoreError(f"{picture} is no picture that can be read: {error}") from error
-
-
-def data_url(path: Path) -> str:
-    """Return a picture as a data URL.
-
-    Raises:
-        StoreError: the file cannot be read any more.
-    """
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    try:
-        return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
-
-
-def _text_beside(picture: Path) -> str:
-    path = picture.with_suffix(".txt")
-    try:
-        if path.is_file() and path.stat().st_size > LARGEST_TEXT:
-            raise StoreError(f"{path} is larger than {LARGEST_TEXT} bytes")
-        return path.read_text() if path.is_file() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[^\W_]+", text.lower()))
-
-
 class ChatReply:
     """A reply that is made by several requests. There is no HTTP in here.
 
@@ -218,7 +147,7 @@ class ChatReply:
         BadRequestError: the request is malformed where a reply depends on it.
     """
 
-    def __init__(self, body: dict[str, Any], retrieval: PictureRetrieval, library: PictureFolder) -> None:
+    def __init__(self, body: dict[str, Any], retrieval: ReplyRetrieval, library: Searched) -> None:
         self.retrieval, self.library = retrieval, library
         if not isinstance(body.get("stream"), bool | None):
             raise BadRequestError(f"stream is {str(body['stream'])[:40]!r}: give true or false")
@@ -270,26 +199,45 @@ class ChatReply:
         """Return the content of a user's turn with the pictures that were found; empty if there are none."""
         pictures, shown = [], []
         found = self.library.search(query, self.retrieval.count)
-        for path in found:
-            if self._take_room(path):
-                pictures.append(path)
-                shown.append({"type": "image_url", "image_url": {"url": data_url(path)}})
-        self.found.append({"query": query, "items": [path.name for path in pictures]})
+        for item in found:
+            if self._take_room(item):
+                pictures.append(item)
+                shown.append(item.part())
+        self.found.append({"query": query, "items": [item.name for item in pictures]})
         if len(pictures) < len(found):
             self.found[-1]["left_out"] = len(found) - len(pictures)
         after = self._question if self.retrieval.after is None else self.retrieval.after
         return [*shown, {"type": "text", "text": after}] if shown and after else shown
 
-    def _take_room(self, picture: Path) -> bool:
-        """Count a picture against what a reply may show, if it fits."""
-        try:
-            needed = {"pictures": 1, "bytes": picture.stat().st_size, "tokens": self.library.tokens(picture)}
-        except OSError as error:
-            raise StoreError(f"{picture} cannot be read: {error}") from error
+    def _take_room(self, item: SearchedItem) -> bool:
+        """Count an item against what a reply may show, if it fits."""
+        needed = {"pictures": 1, "bytes": item.bytes, "tokens": item.tokens}
         if any(self._room[name] < count for name, count in needed.items()):
             return False
         self._room = {name: left - needed[name] for name, left in self._room.items()}
         return True
+
+
+async def go_on(reply: ChatReply, relay: WholeRelay | StreamRelay, app: App, scope: Message, receive: Receive) -> None:
+    """Answer what a model asks for until it asks no more, after the answer to its first request, and end the reply."""
+    while True:
+        answer = relay.take_answer()
+        if answer is None or answer.stopped_by != reply.retrieval.end:
+            break
+        try:
+            if not await asyncio.to_thread(reply.proceed, answer.text, answer.tokens):
+                break
+        except EmblemaError as error:
+            _log.warning("emblema: a reply ends where its model asked: %s", error)
+            break
+        body = await asyncio.to_thread(written, reply.body)
+        await app(scope, with_body(body, receive), relay.catch)
+    await relay.end()
+
+
+def relay_of(reply: ChatReply, send: Send) -> WholeRelay | StreamRelay:
+    """Return what joins the answers of a reply."""
+    return StreamRelay(reply.found, reply.usage_wanted, send) if reply.stream else WholeRelay(reply.found, send)
 
 
 class Retrieving:
@@ -341,24 +289,12 @@ class ChatExchange:
                 raise
         if self._refusal is not None:
             error = {"message": self._refusal, "type": "BadRequestError", "code": 400}
-            await _send_json(self._send, 400, {"error": error})
+            await send_json(self._send, 400, {"error": error})
             return
         reply, relay = self._reply, self._relay
         if reply is None or relay is None:
             return
-        while True:
-            answer = relay.take_answer()
-            if answer is None or answer.stopped_by != reply.retrieval.end:
-                break
-            try:
-                if not await asyncio.to_thread(reply.proceed, answer.text, answer.tokens):
-                    break
-            except EmblemaError as error:
-                _log.warning("emblema: a reply ends where its model asked: %s", error)
-                break
-            body = await asyncio.to_thread(_written, reply.body)
-            await app(self._scope, _with_body(body, self._receive), relay.catch)
-        await relay.end()
+        await go_on(reply, relay, app, self._scope, self._receive)
 
     async def _receive_body(self) -> Message:
         """Give the server the body that it is to answer, and later what the client sends: that it has gone."""
@@ -388,10 +324,10 @@ class ChatExchange:
         if retrieval is None:
             return raw
         reply = ChatReply(body, retrieval, self._middleware.library)
-        written = _written(reply.body)
+        body_of_reply = written(reply.body)
         self._reply = reply
-        self._relay = StreamRelay(reply, self._send) if reply.stream else WholeRelay(reply, self._send)
-        return written
+        self._relay = relay_of(reply, self._send)
+        return body_of_reply
 
     async def _catch(self, message: Message) -> None:
         if self._refusal is not None:
@@ -399,151 +335,12 @@ class ChatExchange:
         await (self._send(message) if self._relay is None else self._relay.catch(message))
 
 
-def _written(body: Mapping[str, Any]) -> bytes:
+def written(body: Mapping[str, Any]) -> bytes:
+    """Return a body as JSON; BadRequestError where it is nested too deeply."""
     try:
         return json.dumps(body).encode()
     except RecursionError as error:
         raise BadRequestError("the body is nested too deeply") from error
-
-
-@dataclass(frozen=True, slots=True)
-class PartialAnswer:
-    """The answer to one request of a reply: its text, how many tokens that is, and the text that stopped it."""
-
-    text: str
-    tokens: int
-    stopped_by: str | None
-
-
-@dataclass(slots=True)
-class WholeRelay:
-    """Joins the server's answers to a single one. If the server refuses a continuation, the reply ends before it."""
-
-    reply: ChatReply
-    send: Send
-    start: Message = field(default_factory=dict)
-    body: bytes = b""
-    answers: list[dict[str, Any]] = field(default_factory=list)
-
-    async def catch(self, message: Message) -> None:
-        """Take a message of the server."""
-        if message["type"] == "http.response.start":
-            self.start, self.body = message, b""
-        elif message["type"] == "http.response.body":
-            self.body += message.get("body", b"")
-
-    def take_answer(self) -> PartialAnswer | None:
-        """Return the answer that is complete now; None where the server refused."""
-        if self.start.get("status") != 200:
-            return None
-        answer = json.loads(self.body)
-        self.answers.append(answer)
-        choice = answer["choices"][0]
-        tokens = answer["usage"]["completion_tokens"]
-        return PartialAnswer(choice["message"]["content"] or "", tokens, choice.get("stop_reason"))
-
-    async def end(self) -> None:
-        """Send the reply."""
-        if not self.answers:
-            await self.send(self.start)
-            await self.send({"type": "http.response.body", "body": self.body})
-            return
-        first = self.answers[0]
-        choices = [answer["choices"][0] for answer in self.answers]
-        choice = dict(choices[-1])
-        text = "".join(part["message"]["content"] or "" for part in choices)
-        choice["message"] = choice["message"] | {"content": text}
-        logprobs = [part.get("logprobs") for part in choices]
-        if all(logprobs):
-            choice["logprobs"] = {"content": [token for part in logprobs for token in part["content"]]}
-        made = sum(answer["usage"]["completion_tokens"] for answer in self.answers)
-        reports = [(answer.get("kv_transfer_params") or {}).get("emblema") for answer in self.answers]
-        for found, linking in zip(self.reply.found, reports[1:], strict=False):
-            found["linking"] = linking
-        joined = {
-            "choices": [choice],
-            "usage": _usage(first["usage"], made),
-            "kv_transfer_params": {"emblema": (reports[0] or {}) | {"found": self.reply.found}},
-        }
-        await _send_json(self.send, 200, first | joined)
-
-
-@dataclass(slots=True)
-class StreamRelay:
-    """Passes server-sent events on as they come, but for those that end an answer."""
-
-    reply: ChatReply
-    send: Send
-    status: int = 0
-    id: str | None = None
-    buffer: bytes = b""
-    text: str = ""
-    tokens: int = 0
-    made: int = 0
-    stopped_by: str | None = None
-    last: dict[str, Any] | None = None
-    usage: dict[str, Any] | None = None
-
-    async def catch(self, message: Message) -> None:
-        """Take a message of the server."""
-        if message["type"] == "http.response.start":
-            self.status, self.buffer, self.text, self.tokens, self.stopped_by = message["status"], b"", "", 0, None
-            if self.id is None:
-                await self.send(message)
-        elif message["type"] == "http.response.body":
-            if self.status != 200 and self.id is None:
-                await self.send(message)
-            elif self.status == 200:
-                *events, self.buffer = (self.buffer + message.get("body", b"")).split(b"\n\n")
-                for event in events:
-                    await self._pass_on(event.removeprefix(b"data: "))
-
-    async def _pass_on(self, data: bytes) -> None:
-        if not data.startswith(b"{"):
-            return
-        event = json.loads(data)
-        self.id = self.id or event.get("id")
-        if "choices" in event:
-            event["id"] = self.id
-        if event.get("usage") and not event.get("choices"):
-            self.tokens = event["usage"]["completion_tokens"]
-            self.usage = self.usage or event
-            return
-        for choice in event.get("choices", ()):
-            delta = choice["delta"]
-            self.text += delta.get("content") or ""
-            empty = not any(value for name, value in delta.items() if name != "role")
-            if choice.get("finish_reason"):
-                self.stopped_by = choice.get("stop_reason")
-                self.last = event | {"choices": [choice | {"delta": {}}]}
-                choice["finish_reason"] = choice["stop_reason"] = None
-            if empty and (self.made or "role" not in delta):
-                # The reply opens once; what closes it comes at its end.
-                return
-        await self._send_event(event)
-
-    def take_answer(self) -> PartialAnswer | None:
-        """Return the answer that is complete now; None where the server refused."""
-        self.made += self.tokens
-        return PartialAnswer(self.text, self.tokens, self.stopped_by) if self.status == 200 else None
-
-    async def end(self) -> None:
-        """Send the events that end the reply."""
-        if self.id is None:
-            return
-        if self.last is not None:
-            await self._send_event(self.last | {"kv_transfer_params": {"emblema": {"found": self.reply.found}}})
-        if self.usage is not None and self.reply.usage_wanted:
-            await self._send_event(self.usage | {"usage": _usage(self.usage["usage"], self.made)})
-        await self.send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-
-    async def _send_event(self, event: dict[str, Any]) -> None:
-        body = f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode(errors="replace")
-        await self.send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-def _usage(first: dict[str, Any], made: int) -> dict[str, Any]:
-    return first | {"completion_tokens": made, "total_tokens": first["prompt_tokens"] + made}
 
 
 async def _read_body(receive: Receive) -> bytes:
@@ -559,7 +356,7 @@ async def _read_body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-def _with_body(body: bytes, receive: Receive) -> Receive:
+def with_body(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives a body first, and then what the client sends: that it has gone."""
     left = [body]
 
@@ -567,10 +364,3 @@ def _with_body(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": left.pop()} if left else await receive()
 
     return receive_body
-
-
-async def _send_json(send: Send, status: int, content: dict[str, Any]) -> None:
-    body = json.dumps(content, ensure_ascii=False).encode(errors="replace")
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""The service's files, caches and keys inside vLLM's own server: `vllm.endpoint_plugins` names `ServicePlugin`."""
+"""The service inside vLLM's own server: `vllm.endpoint_plugins` names `ServicePlugin`."""
 
 import asyncio
 from argparse import Namespace
@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from emblema.errors import EmblemaError
 from emblema.serve.cache_routes import cache_routes
+from emblema.serve.collection_routes import collection_routes
 from emblema.serve.faults import answer_error
 from emblema.serve.file_routes import file_routes
 from emblema.serve.guard import Guard
@@ -43,7 +44,7 @@ def mount(app: FastAPI, host: VllmHost, origins: Iterable[str] = ()) -> None:
         origins: whose pages may use the server, beside its own.
     """
     app.state.host = lambda: host
-    for routes in (file_routes(), cache_routes()):
+    for routes in (file_routes(), cache_routes(), collection_routes()):
         app.include_router(routes)
     app.add_exception_handler(EmblemaError, answer_error)
     app.add_middleware(Resolving, host=host, application=app)
