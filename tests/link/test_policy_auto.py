@@ -270,3 +270,15 @@ def test_a_second_pass_pays_if_it_saves_a_tenth() -> None:
     # What has to be prefilled alone before takes a forward too.
     assert pays(0.5, captured=89) and not pays(0.5, captured=90)
     assert pays(619.5 / 1060, captured=0) and not pays(619.5 / 1060, captured=1)
+
+
+def test_a_second_pass_pays_less_where_prompts_are_gone_on_from() -> None:
+    """Of 1,000 rows 250 are computed now, and all of them the next time if there is one: a prefix would be left."""
+    prompt = Prompt.of([TextPart((1,) * 10), ChunkPart(chunk(1, 1000)), TextPart((2,) * 20)], 1)
+
+    def pays(continued: float) -> bool:
+        costs = RowCosts(forward=30, taken=0.1)
+        inputs = PolicyInputs(unsure=lambda: 0.0, row_costs=lambda: costs, continued=lambda prompt: continued)
+        return second_pass_pays(prompt, [(600, 0.1), (400, 0.1)], inputs)
+
+    assert pays(0) and pays(0.649) and not pays(0.651)

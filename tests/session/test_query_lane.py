@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator
+from itertools import permutations
 
 import pytest
 
@@ -164,6 +165,23 @@ def test_keep_computes_in_full_and_keeps_at_once(own: Engine, episode: Episode) 
     assert own.prefill([*pages, OTHER]).usage.lane == "auto:prefix"
     own.forget_prompts()
     assert own.generate([*pages, OTHER], keep=True).usage.lane == "auto:patch"
+
+
+@pytest.mark.parametrize("talks", [True, False], ids=["talks", "single questions"])
+def test_where_prompts_are_gone_on_from_a_new_one_is_computed_and_leaves_its_prefix(
+    own: Engine, episode: Episode, talks: bool
+) -> None:
+    orders = [*permutations([*added(own, episode), *added(own, next(iter(generate("maps", 77, 1))))], 3)]
+    for pages in orders[:22]:
+        own.prefill([*pages, QUESTION])
+        if talks:
+            own.prefill([*pages, QUESTION, "the meadow", OTHER])
+    new = orders[-1]
+    first = own.prefill([*new, QUESTION]).usage
+    assert (first.margin is None) == talks, first.lane
+    later = own.prefill([*new, QUESTION, "the meadow", OTHER]).usage
+    rows = sum(page.tokens for page in new)
+    assert (later.lane == "auto:prefix" and later.cached_tokens >= rows) == talks
 
 
 @pytest.mark.parametrize("recurring", [True, False])

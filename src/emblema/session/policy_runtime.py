@@ -12,6 +12,7 @@ from emblema.kv.layout import KVRows
 from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import rank_of
+from emblema.link.policy.continuations import Continuations
 from emblema.link.policy.costs import Costs, Rates
 from emblema.link.policy.fidelity import LaneReport, Sample
 from emblema.link.policy.frequency import FrequencySketch
@@ -77,6 +78,7 @@ class PolicyRuntime:
         self._pairs: PairMemory | None = None
         # Chunks by their antecedents, as they were met lately.
         self._met = FrequencySketch()
+        self._continuations = Continuations()
 
     @property
     def statistics(self) -> PolicyStatistics:
@@ -147,6 +149,7 @@ class PolicyRuntime:
             lambda kinds: self._log.least_margin(model, kinds),
             self._row_costs,
             self.pairs(model).knows,
+            self._continuations.share,
         )
 
     def pairs(self, model: str | None = None) -> PairMemory:
@@ -232,6 +235,8 @@ class PolicyRuntime:
         if auto.trial is None and not self._comparing:
             for segment, chunk in request.prompt.chunk_segments:
                 self._met.add((*request.prompt.antecedents(segment), chunk.id))
+            if request.table is None:
+                self._continuations.note(request.prompt)
         if prefill.linked.shares is not None:
             memory = self.pairs(knowledge.model)
             with memory.budget.learning():

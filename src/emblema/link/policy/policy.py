@@ -8,6 +8,7 @@ from typing import Self
 
 from emblema.errors import EmblemaError
 from emblema.link.policy.margins import DEFAULT
+from emblema.link.prompt import Prompt
 from emblema.store.keys import ArtifactKey
 
 
@@ -248,6 +249,7 @@ class PolicyInputs:
         row_costs: returns what a forward costs beside its rows, and what a taken row costs, both in computed rows.
         knows_pairs: returns whether a chunk was met often enough with each of its antecedents, from a key of the kind
             PAIRS.
+        continued: returns the share of new prompts like one that a later prompt began with.
     """
 
     policy: Policy = Policy()
@@ -259,3 +261,4 @@ class PolicyInputs:
     least_margin: Callable[[Collection[str]], float] = lambda kinds: DEFAULT
     row_costs: Callable[[], RowCosts] = lambda: RowCosts()
     knows_pairs: Callable[[ArtifactKey], bool] = lambda key: False
+    continued: Callable[[Prompt], float] = lambda prompt: 0.0

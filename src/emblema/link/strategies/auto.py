@@ -101,6 +101,9 @@ def second_pass_pays(
 ) -> bool:
     """Return whether a second pass is expected to cost a tenth less than computing the rows that it is for.
 
+    Rows that are computed leave an exact prefix. Where prompts are gone on from, a second pass now has them computed
+    the next time all the same.
+
     Args:
         prompt: the prompt.
         rows: for each chunk that it is for, how many rows may be chosen, and the share of them that is.
@@ -111,7 +114,8 @@ def second_pass_pays(
     count = sum(number for number, _ in rows)
     again = sum(number * share for number, share in rows) + last - first + costs.forward + costs.taken * count
     alone = captured + costs.forward if captured else 0.0
-    return alone + again + inputs.unsure() * (prompt.tokens + costs.forward) < 0.9 * count
+    later = inputs.unsure() * (prompt.tokens + costs.forward) + inputs.continued(prompt) * count
+    return alone + again + later < 0.9 * count
 
 
 def _first_inexact(prompt: Prompt) -> int:
