@@ -171,9 +171,10 @@ class LoadedMethod:
         answers, seconds = send_at_rate(self.tenant, bodies, rate, seed) if rate else send_in_turn(self.tenant, bodies)
         spent = processor_seconds(port) - before
         texts = [answer.text for answer in answers]
-        reached = len(answers) / seconds
-        self.saturated = rate > 0 and reached < RISE * self.most
-        self.most = max(self.most, reached)
+        if rate:
+            reached = len(answers) / seconds
+            self.saturated = reached < RISE * self.most
+            self.most = max(self.most, reached)
         return LoadRun(
             engine=self.tenant.server.engine,
             traffic=self.traffic.name,
