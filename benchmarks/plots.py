@@ -21,7 +21,7 @@ ACROSS = 2
 """Panels of a table in a row."""
 LOGARITHMIC = 1e-7
 """Nats below which a divergence is drawn on the axis."""
-SHARES = ("eta", "gap closed", "flips restored", "same answer", "right", "accuracy")
+SHARES = ("eta", "gap closed", "flips restored", "same answer", "right", "agrees", "accuracy")
 TIME = " ms"
 MARKS = "os^DvP"
 LETTERS = 52

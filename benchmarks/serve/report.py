@@ -1,6 +1,6 @@
 """The figures of the service as tables, on a page with plots."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,20 @@ PROTOCOL = (
     f"`subsets`: {SHOWN} of {PAGES} pages in random order (traffic (a)); the pages were uploaded and prefilled before, "
     f"as in MPIC, and a request names their files. `subsets-large`: the same with pages of 258 rows in place of 66, "
     f"{SLOWER} times slower. `windows`: an agent's last {SHOWN} screenshots, sent whole at every turn (traffic (b)). "
-    "`novelty`: conversations about pages that nobody has seen. TTFT is the client's, from the arrival to the first "
+    "`novelty`: conversations about pages that nobody has seen. The last two are sent to the "
+    "embedded engine alone. TTFT is the client's, from the arrival to the first "
     "event with text. Tokens a second are all tokens made over the time from the first arrival to the last end; *CPU* "
     "is the time of all of the server's processors for an answer, which other work on the machine disturbs least. "
     "*rows taken* as the server counts them. *agrees*: the answer is that of `full`; *right*: it is the pages'."
+)
+METHODS_NOTE = (
+    "`prefix`: the longest beginning that an earlier prompt had too, computed from there on; under vLLM its own "
+    "prefix cache. `full-reuse`: the pictures' rows as they were prefilled alone, the text computed without them, as "
+    "in MPIC. `cacheblend-15`: 15 % of the pictures' tokens computed again. vLLM's pages hold rows of one forward, so "
+    "both are the embedded engine's alone; in their place `blind` has the text see the pictures. `mpic-32`: the first "
+    "32 tokens of every picture computed. `patch-25%`: rows corrected for the pictures before them; in an order that "
+    "is new the corrections are formed first, by running all rows; under vLLM the prompt is computed, and they are "
+    "formed of its rows. `auto`: the default."
 )
 COLUMNS = (
     "rate", "method", "TTFT p50 ms", "TTFT p99 ms", "output tokens a second", "answers a second",
@@ -93,6 +103,14 @@ def _bars(runs: Sequence[LoadRun]) -> Iterator[Bar]:
     most, other = (max(_speed(run) for run in of.values()) for of in (auto, prefix))
     sent = sum(len(run.ttfts) for run in auto.values())
     yield Bar(f"{about}: tokens a second of auto to prefix's, the most of each", most / other, 2.0, count=sent)
+    spent, saved = (_processor(of.values()) for of in (auto, prefix))
+    yield Bar(f"{about}: answers a processor second, auto's to prefix's", saved / spent, 2.0, count=sent, aim=True)
+
+
+def _processor(runs: Iterable[LoadRun]) -> float:
+    """Return the processor seconds of an answer, over all rates."""
+    every = list(runs)
+    return sum(run.processor for run in every) / sum(len(run.ttfts) for run in every)
 
 
 def _speed(run: LoadRun) -> float:
@@ -106,4 +124,4 @@ def write_serve(
     found = ModelTables(label, tuple(tables))
     write_rows({"options": dict(options), **found.data(), "rows": [asdict(run) for run in runs]}, folder / "serve.json")
     words = f"`{command}`: {options_text(options)}; figures in [serve.json](serve.json)"
-    return write_page(folder / "serve.md", "The service, measured", words, [found], remarks=(PROTOCOL,))
+    return write_page(folder / "serve.md", "The service, measured", words, [found], remarks=(METHODS_NOTE, PROTOCOL))

@@ -10,6 +10,8 @@ from emblema.errors import PromptError
 
 TALKS, SUBSETS, LARGE, WINDOWS, NOVELTY = "talks", "subsets", "subsets-large", "windows", "novelty"
 TRAFFIC = (TALKS, SUBSETS, LARGE, WINDOWS, NOVELTY)
+EMBEDDED_ALONE = (WINDOWS, NOVELTY)
+"""Traffic that vLLM is not sent."""
 TEN = (SUBSETS, LARGE, WINDOWS)
 """Traffic in which every request shows `SHOWN` pictures."""
 PAGES, SHOWN = 30, 10

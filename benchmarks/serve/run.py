@@ -14,7 +14,7 @@ from benchmarks.serve.decoding import measure_decoding
 from benchmarks.serve.generator import GeneratorPlan, measure_generator
 from benchmarks.serve.load import LoadPlan, LoadRun, measure_load
 from benchmarks.serve.report import load_tables, write_serve
-from benchmarks.serve.requests import NOVELTY
+from benchmarks.serve.requests import EMBEDDED_ALONE
 from benchmarks.serve.servers import EMBEDDED
 from benchmarks.serve.single import SinglePlan, measure_knobs, measure_pictures
 from benchmarks.table import Table
@@ -34,7 +34,7 @@ class ServeOptions:
         command: how the run is asked for, without the places that it writes to.
         parts: of `PARTS`.
         engines: of `ENGINES`.
-        traffic: of `TRAFFIC`; pages that nobody has seen on the embedded engine alone.
+        traffic: of `TRAFFIC`.
         plan: of the load.
         rounds: of decoding.
         single: of requests one at a time.
@@ -112,7 +112,7 @@ class ServeBench:
         if LOAD in options.parts:
             for engine in options.engines:
                 for traffic in options.traffic:
-                    if engine == EMBEDDED or traffic != NOVELTY:
+                    if engine == EMBEDDED or traffic not in EMBEDDED_ALONE:
                         found.append((f"{traffic} on {engine}: {plan}", self._loaded(engine, traffic)))
         if SINGLE in options.parts:
             found.append((f"knobs one at a time: {options.single}", self._knobs))
@@ -163,6 +163,6 @@ class ServeBench:
         plan = self.options.plan
         options = {
             "rates": ",".join(f"{rate:g}" for rate in plan.rates), "requests": plan.requests, "seed": plan.seed,
-            "commit": self._source["commit"], "load average": f"{min(loads):.1f} to {max(loads):.1f}",
+            "files of the package": self._source["digest"], "load average": f"{min(loads):.1f} to {max(loads):.1f}",
         }  # fmt: skip
         return write_serve(tables, runs, self.options.command, options, MODEL, self.folder)

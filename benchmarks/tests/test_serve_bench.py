@@ -70,11 +70,12 @@ def test_bars_are_on_requests_without_a_queue_and_on_the_most_of_each(tmp_path: 
     runs += [replace(run, traffic=TALKS) for run in runs] + [replace(run, engine=VLLM) for run in runs]
     tables = load_tables(runs)
     assert [table.name for table in tables] == ["embedded-subsets", "embedded-talks", "vllm-subsets"]
-    first, most = tables[0].bars
+    first, most, spent = tables[0].bars
     assert first.value == pytest.approx(0.2) and first.holds and "one after another" in first.name
     assert most.value == pytest.approx(3.2) and most.count == 80
+    assert spent.value == 1.0 and spent.aim
     assert [("at 8 a second" in bar.name, bar.holds) for bar in tables[1].bars] == [
-        (True, True), (True, False), (False, True)
+        (True, True), (True, False), (False, True), (False, False)
     ]  # fmt: skip
     page = write_serve(tables, runs, "python -m benchmarks serve", {"seed": 0}, "reference", tmp_path)
     assert "vllm, subsets: TTFT p50 of auto" in page.read_text() and (tmp_path / "serve.json").exists()
