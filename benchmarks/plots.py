@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from io import BytesIO
-from math import log2
+from math import ceil, floor, log2
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -21,6 +21,8 @@ ACROSS = 2
 """Panels of a table in a row."""
 LOGARITHMIC = 1e-7
 """Nats below which a divergence is drawn on the axis."""
+MOST_TICKS = 8
+"""Places along a panel that are named one by one."""
 SHARES = ("eta", "gap closed", "flips restored", "same answer", "right", "agrees", "accuracy")
 TIME = " ms"
 MARKS = "os^DvP"
@@ -184,8 +186,8 @@ def _groups(plot: Plot, rows: Sequence[TableRow]) -> dict[Cell, list[TableRow]]:
 def _lines(axes: Any, plot: Plot, rows: Sequence[TableRow], colours: dict[Cell, str]) -> None:
     groups = _groups(plot, rows)
     ticks = sorted({_across(row, plot) for row in rows if _number(row[plot.x]) is not None})
-    # Lines that lie on one another stay apart by a little.
-    apart = (ticks[-1] - ticks[0]) * 0.012 if ticks else 0.0
+    # Lines that lie on one another stay apart by a little; where most places are one line's own, a place is exact.
+    apart = (ticks[-1] - ticks[0]) * 0.012 if 0 < len(ticks) <= MOST_TICKS else 0.0
     for place, (group, own) in enumerate(groups.items()):
         points = sorted(
             ((_across(row, plot), row[plot.y]) for row in own if _number(row[plot.x]) is not None),
@@ -202,7 +204,9 @@ def _lines(axes: Any, plot: Plot, rows: Sequence[TableRow], colours: dict[Cell, 
     if ticks:
         edge = max(0.05 * (ticks[-1] - ticks[0]), len(groups) * apart)
         axes.set_xlim(ticks[0] - edge, ticks[-1] + edge)
-    if len(ticks) <= 8:
+    if len(ticks) > MOST_TICKS and plot.doubling:
+        ticks = [float(power) for power in range(ceil(ticks[0]), floor(ticks[-1]) + 1)]
+    if len(ticks) <= MOST_TICKS:
         axes.set_xticks(ticks, [f"{2**tick if plot.doubling else tick:g}" for tick in ticks])
 
 
