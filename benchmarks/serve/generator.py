@@ -15,7 +15,7 @@ from benchmarks.vllm.saturation import settle
 from emblema.eval.metrics import Share
 from emblema.models.load import bundled_folder
 
-CONCURRENCY = (1, 2, 4, 8)
+CONCURRENCY = (1, 4)
 """Requests under way at most; as many places of the plan's rates are sent."""
 COLUMNS = (
     "engine", "under way", "method", "TTFT p50 ms", "TTFT p99 ms", "output tokens a second", "answers a second", "right"
