@@ -12,7 +12,7 @@ NAMES = st.lists(st.text("abc", max_size=3), max_size=3).map(tuple)
 
 @given(st.lists(NAMES, max_size=79))
 def test_an_estimate_is_never_too_low_before_the_counters_age(added: list[tuple[str, ...]]) -> None:
-    sketch, truth = FrequencySketch(width=8), Counter[tuple[str, ...]]()
+    sketch, truth = FrequencySketch(width=512), Counter[tuple[str, ...]]()
     for names in added:
         truth[names] += 1
         assert sketch.add(names) >= min(truth[names], LARGEST)
@@ -22,7 +22,7 @@ def test_an_estimate_is_never_too_low_before_the_counters_age(added: list[tuple[
 
 @given(st.lists(NAMES, min_size=1, max_size=60))
 def test_what_was_added_is_what_is_estimated_then(added: list[tuple[str, ...]]) -> None:
-    sketch = FrequencySketch(width=8)
+    sketch = FrequencySketch(width=512)
     for names in added:
         before = sketch.estimate(names)
         assert sketch.add(names) == min(before + 1, LARGEST) == sketch.estimate(names)
@@ -58,14 +58,28 @@ def test_counters_are_halved_after_ten_times_the_width() -> None:
     for _ in range(100):
         assert sketch.add(("often",)) <= LARGEST
     assert sketch.estimate(("often",)) == LARGEST
-    for _ in range(59):
+    for _ in range(60):
         sketch.add(("other",))
     assert sketch.estimate(("often",)) == LARGEST
     sketch.add(("other",))
-    assert sketch.estimate(("often",)) <= LARGEST // 2, "the 160th addition"
+    assert sketch.estimate(("often",)) <= LARGEST // 2, "after 160 additions"
     for _ in range(80):
         sketch.add(("other",))
     assert sketch.estimate(("often",)) <= LARGEST // 4, "and every 80 from then on, as half of them are forgotten"
+
+
+def test_new_lists_do_not_fill_it() -> None:
+    sketch = FrequencySketch(width=1024)
+    wrong = sum(sketch.add((f"once {index}",)) > 1 for index in range(8000))
+    assert wrong / 8000 < 0.005, "most lists never come again, however many there were"
+
+
+def test_a_list_is_known_again_while_an_eighth_of_the_width_is_new() -> None:
+    sketch = FrequencySketch(width=1024)
+    for index in range(4000):
+        sketch.add((f"once {index}",))
+        if index % 128 == 0:
+            assert sketch.add(("again",)) > 1 or index == 0
 
 
 def test_what_came_long_ago_is_forgotten() -> None:

@@ -8,22 +8,27 @@ from blake3 import blake3
 ROWS = 4
 LARGEST = 15
 """Counters stop here, and all are halved from time to time: only lately matters."""
+LOAD = 1 / 4
+"""Lists that are new, over the counters of a row, before all are halved. Most lists come once; with so many of them one
+that is new is taken for a known one in (1 - exp(-LOAD)) ** ROWS, a quarter of a per cent."""
 
 
 class FrequencySketch:
     """Estimates how often lists of names were added; never too low before they age, rarely too high.
 
+    All counters are halved after ten additions a counter of a row, or before new lists fill the rows.
+
     Args:
-        width: counters a row; a power of two. `4 * width` bytes in all. After ten times as many additions all counters
-            are halved.
+        width: counters a row; a power of two. `4 * width` bytes in all.
     """
 
-    def __init__(self, width: int = 8192) -> None:
+    def __init__(self, width: int = 65_536) -> None:
         self._counts = np.zeros((ROWS, width), dtype=np.uint8)
-        self._added = 0
+        self._added = self._new = 0
 
     def add(self, names: Sequence[str]) -> int:
         """Count a list once more and return the estimate of how often it was added, this time included."""
+        self._age()
         places = self._places(names)
         estimate = int(self._counts[range(ROWS), places].min())
         if estimate < LARGEST:
@@ -32,10 +37,15 @@ class FrequencySketch:
                 if self._counts[row, place] == estimate:
                     self._counts[row, place] += 1
         self._added += 1
-        if self._added >= 10 * self._counts.shape[1]:
+        self._new += estimate == 0
+        return min(estimate + 1, LARGEST)
+
+    def _age(self) -> None:
+        width = self._counts.shape[1]
+        if self._added >= 10 * width or self._new >= LOAD * width:
             self._counts >>= 1
             self._added //= 2
-        return min(estimate + 1, LARGEST)
+            self._new = int(np.count_nonzero(self._counts[0]))
 
     def estimate(self, names: Sequence[str]) -> int:
         """Return how often a list was added lately, `LARGEST` at most."""
