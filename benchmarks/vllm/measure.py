@@ -17,6 +17,8 @@ from benchmarks.vllm.client import Client, ServerReply, content_of
 from emblema.errors import EmblemaError
 
 PLAIN = "full"
+QUIET_SECONDS = 0.25
+"""Between two looks: the server forms patches once it is quiet, which it is after 0.2 s without a step."""
 PATIENCE = 60.0
 AnswerPair = tuple[ServerReply, ServerReply, str]
 """A question's answer by plain prefill and by a strategy, and the right one."""
@@ -114,7 +116,7 @@ def ready(client: Client, content: Sequence[Any], strategy: str, salt: str | Non
     while time.monotonic() < until:
         if client.ask(content, strategy=strategy, tokens=1, salt=salt).linking.get("stored"):
             return
-        time.sleep(0.05)
+        time.sleep(QUIET_SECONDS)
     raise EmblemaError(f"nothing was linked within {PATIENCE:g} s: is this a server with the emblema connector?")
 
 
