@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.serve.load import AUTO, PREFIX, STRATEGIES, TOKENS, LoadedMethod, LoadPlan
 from benchmarks.serve.requests import SUBSETS
 from benchmarks.serve.servers import LoadServer, serving
-from benchmarks.table import Cell, Plot, Table
+from benchmarks.table import Cell, Table
 from benchmarks.vllm.load import generator_command, run_generator, write_prompts
 from benchmarks.vllm.saturation import settle
 from emblema.eval.metrics import Share
@@ -51,11 +51,7 @@ def measure_generator(engines: Sequence[str], plan: GeneratorPlan, folder: Path)
     for engine in engines:
         with serving(engine, plan.model, folder) as server:
             rows += _measured(server, plan, folder)
-    plots = tuple(
-        Plot("under way", name, "method", split="engine", doubling=True)
-        for name in ("TTFT p50 ms", "output tokens a second")
-    )
-    return Table("generator", "`vllm bench serve`, waiting for answers", NOTE, COLUMNS, tuple(rows), plots)
+    return Table("generator", "`vllm bench serve`, waiting for answers", NOTE, COLUMNS, tuple(rows))
 
 
 def _measured(server: LoadServer, plan: GeneratorPlan, folder: Path) -> list[tuple[Cell, ...]]:
