@@ -168,7 +168,7 @@ def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPat
         worker.load(StepMetadata())
         time.sleep(0.005)
     busy = len(formed)
-    assert 1 <= busy <= 2, "2 % of 0.6 s are 0.012 s"
+    assert 1 <= busy <= 3, "5 % of 0.6 s are 0.03 s"
     worker.drain()
     assert len(formed) == len(names)
 
@@ -177,7 +177,7 @@ def test_a_burst_is_left_alone(worker: KVWorker, monkeypatch: pytest.MonkeyPatch
     """Where requests come densely nothing is read and no patch formed, unless that lasts; empty steps are idle."""
     put(worker.store, request("a", "b", "c", "d"))
     key = patches("a", "b").needs[1][0]
-    monkeypatch.setattr(kv_worker, "IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(kv_worker, "BURST_SECONDS", 60.0)
     worker.save(StepMetadata(patches=(patches("a", "b"),), pressed=True))
     until = time.monotonic() + 0.4
     while time.monotonic() < until:
@@ -186,7 +186,7 @@ def test_a_burst_is_left_alone(worker: KVWorker, monkeypatch: pytest.MonkeyPatch
         time.sleep(0.005)
     assert worker.take_dropped() >= 5 and worker.waiting.held == 2 * TOKENS * ROW
     assert worker.store.tenant().find_patch(key) is None
-    monkeypatch.setattr(kv_worker, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(kv_worker, "BURST_SECONDS", 0.05)
     until = time.monotonic() + 30
     while worker.store.tenant().find_patch(key) is None and time.monotonic() < until:
         worker.load(StepMetadata(computes=False))

@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 WAITING_PROMPTS = 16
 WAITING_BYTES = 256 * 2**20
 """Rows that may wait to be stored or formed into patches. A piece that alone is larger waits alone."""
-IDLE_SECONDS = 0.2
-"""A worker without a step for so long is idle."""
-FORMING_SHARE = 0.02
+IDLE_SECONDS, BURST_SECONDS = 0.05, 0.2
+"""A worker without a step for so long is idle; the second where requests come densely."""
+FORMING_SHARE = 0.05
 """Share of the time in which patches are formed while the worker is not idle, and the same to read rows for them
 after steps of several requests."""
 PRESSED_SECONDS = 2.0
@@ -163,7 +163,7 @@ class KVWorker:
             return
         before, self._stepped = self._stepped, time.monotonic()
         now = self._stepped
-        if step.pressed and (not self._pressed or now - before >= IDLE_SECONDS):
+        if step.pressed and (not self._pressed or now - before >= BURST_SECONDS):
             self._form_from = max(self._form_from, now + PRESSED_SECONDS)
             self._read_from = max(self._read_from, now + PRESSED_SECONDS)
         self._pressed = step.pressed
@@ -347,6 +347,7 @@ class KVWorker:
         """Wait until the worker is idle, or forming has its share of the time again."""
         while not self._closing:
             now = time.monotonic()
-            if now >= self._form_from or now - self._stepped >= IDLE_SECONDS:
+            idle = BURST_SECONDS if self._pressed else IDLE_SECONDS
+            if now >= self._form_from or now - self._stepped >= idle:
                 return
             time.sleep(IDLE_SECONDS / 5)
