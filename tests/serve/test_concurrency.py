@@ -128,7 +128,8 @@ def check_mixed(answers: list[Answer]) -> None:
     assert any(answer.tokens for answer in answers) and len({answer.text for answer in answers}) > 9
 
 
-@pytest.mark.parametrize(("clients", "count"), [(8, 24), pytest.param(64, 200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("clients", "count"), [(8, 24), (64, 200)])
 def test_each_of_many_gets_what_it_gets_alone(server: Process, clients: int, count: int) -> None:
     requests = mixed(server.client)
     alone = [requests.ask(server.client, number) for number in range(count)]

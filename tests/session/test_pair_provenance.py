@@ -1,6 +1,7 @@
 """What a request does not show cannot be read out of the memory of pairs: a chat whose legend was dropped."""
 
 import numpy as np
+import pytest
 
 from benchmarks.tasks.episodes import TEMPLATES, Plan, facts, make_episode
 from benchmarks.tasks.world import Episode
@@ -12,6 +13,7 @@ WINDOW = 6
 LEARNS = Policy(canary=0, sightings=15, learning_share=None)
 
 
+@pytest.mark.slow
 def test_a_dropped_legend_is_not_read_from_memory(reference: Engine) -> None:
     """A window slides over pages, the legends first; each window is learnt from in full, the legends' with the rest.
 
