@@ -139,8 +139,8 @@ def test_scores_are_the_shares_of_both_readings_added() -> None:
     slots = torch.tensor([6, 0, 3])
     last = torch.stack([weights[:, 4].sum(0) for weights in layers]).sum(0)[slots]
     largest = torch.stack([weights.amax((0, 1)) for weights in layers]).amax(0)[slots]
-    assert torch.allclose(attention.scores(slots), last / last.sum() + largest / largest.sum())
-    assert torch.isclose(attention.scores(slots).sum(), torch.tensor(2.0))
+    assert torch.allclose(attention.readings.scores(slots), last / last.sum() + largest / largest.sum())
+    assert torch.isclose(attention.readings.scores(slots).sum(), torch.tensor(2.0))
 
 
 @pytest.mark.parametrize("rows", [[], [4], [0, 8]])
@@ -156,4 +156,4 @@ def test_only_the_layers_and_rows_asked_for_are_noted(rows: list[int]) -> None:
 
 def test_rows_that_nothing_attends_have_no_score() -> None:
     attention = QuestionAttention(2, 4, torch.device("cpu"))
-    assert attention.scores(torch.arange(4)).tolist() == [0, 0, 0, 0]
+    assert attention.readings.scores(torch.arange(4)).tolist() == [0, 0, 0, 0]

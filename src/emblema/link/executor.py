@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy
@@ -12,7 +12,8 @@ from torch import Tensor
 from emblema.errors import PlanError
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan, Recomputation, RowRange, RowSource, Selector
-from emblema.link.prompt import Prompt, Rows, TextPart
+from emblema.link.prompt import Prompt, TextPart
+from emblema.link.second_pass import chosen_rows, spanned_rows
 from emblema.link.taken_rows import LinkJob, TakenRows, relocated
 from emblema.models.adapter import Adapter
 from emblema.models.attention import AntecedentAttention, QuestionAttention, noting_attention
@@ -237,9 +238,8 @@ class _PlanRun:
         with noting_attention(self.adapter, noted, attention.add, again.layers):
             self.adapter.forward(batch, self.table)
         self.table.settle()
-        candidates = _spanned_rows(again.candidates)
-        scores = attention.scores(self.slots[candidates].to(self.adapter.device)).cpu()
-        chosen = candidates[scores.topk(min(again.budget, len(candidates))).indices].sort().values
+        slots = self.slots[spanned_rows(again.candidates)].to(self.adapter.device)
+        chosen = chosen_rows(again, attention.readings.scores(slots).cpu())
         self.selected += (tuple(chosen.tolist()),)
         self.row_layers += (len(rows) + len(chosen) + len(noted)) * self.plan.layers
         # The question follows all candidates.
@@ -409,13 +409,7 @@ def _candidate_rows(selector: Selector) -> Tensor:
     """
     if selector.rule not in RULES:
         raise PlanError(f"unknown selector rule {selector.rule!r}: choose one of {', '.join(RULES)}")
-    return _spanned_rows(selector.candidates)
-
-
-def _spanned_rows(spans: Sequence[Rows]) -> Tensor:
-    """Return the rows of ranges [rows], each once and in order."""
-    rows: Tensor = torch.cat([torch.arange(start, stop) for start, stop in spans]).unique()
-    return rows
+    return spanned_rows(selector.candidates)
 
 
 def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -456,6 +450,4 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
 
 def _rows(ranges: list[RowRange]) -> Tensor:
     """Return the logical rows of ranges, in order and each once."""
-    spans = {(part.start, part.stop) for part in ranges}
-    rows: Tensor = torch.cat([torch.arange(0), *(torch.arange(start, stop) for start, stop in spans)]).unique()
-    return rows
+    return spanned_rows([(part.start, part.stop) for part in ranges])

@@ -56,7 +56,7 @@ def noting_attention(
         for places in inside.split(BLOCK) if len(inside) else ():
             chosen = (rows[places] - first).to(query.device)
             own = None if mask is None else mask[0, 0].index_select(0, chosen)
-            note(layer, places, _weights(query[0].index_select(1, chosen), key[0], own, extra.get("scaling")))
+            note(layer, places, attention_weights(query[0].index_select(1, chosen), key[0], own, extra.get("scaling")))
         spent.seconds += thread_time() - began
         return stock_attend(module, query, key, value, mask, **extra)
 
@@ -64,8 +64,15 @@ def noting_attention(
         yield spent
 
 
-def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Return attention weights [heads, queries, rows] float32 of queries [heads, queries, width] over all keys."""
+def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Return attention weights [heads, queries, rows] float32 of queries over all keys, apart from the kernel.
+
+    Args:
+        queries: [heads, queries, width].
+        keys: [key heads, rows, width]; each serves as many heads in turn.
+        mask: [queries, rows], added to the scores; None where every query sees all rows.
+        scaling: of the scores; None for one over the root of the width.
+    """
     heads, count, width = queries.shape
     scale = width**-0.5 if scaling is None else float(scaling)
     grouped = (queries.float() * scale).reshape(keys.shape[0], -1, width)
@@ -73,11 +80,30 @@ def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, scaling: float 
     return torch.softmax(scores if mask is None else scores + mask.float(), dim=-1)
 
 
-class QuestionAttention:
-    """What the rows of a question attend, added up over layers and heads. Its `add` is what `noting_attention` calls.
+@dataclass(frozen=True, slots=True)
+class QuestionReadings:
+    """What the rows of a question attend: two readings for every row, summed or compared over layers and heads.
 
-    Two readings are kept for every row of the table: the weight that the last row gives it, summed over layers and
-    heads, and the largest weight that any row of the question gives it.
+    Attributes:
+        last: [rows] float32, the weight that the question's last row gives each, summed over layers and heads.
+        largest: [rows] float32, the largest weight that any row of the question gives each.
+    """
+
+    last: Tensor
+    largest: Tensor
+
+    def joined(self, other: "QuestionReadings") -> "QuestionReadings":
+        """Return the readings of all heads, from those of some heads and of the others."""
+        return QuestionReadings(self.last + other.last, torch.maximum(self.largest, other.largest))
+
+    def scores(self, rows: Tensor) -> Tensor:
+        """Return a score [rows] float32 for some rows: both readings, each as shares of their sum, added."""
+        last, largest = self.last[rows], self.largest[rows]
+        return last / last.sum().clamp_min(1e-9) + largest / largest.sum().clamp_min(1e-9)
+
+
+class QuestionAttention:
+    """Adds up what the rows of a question attend. Its `add` is what `noting_attention` calls.
 
     Args:
         rows: how many rows the question has.
@@ -91,15 +117,17 @@ class QuestionAttention:
         self._largest = torch.zeros(length, device=device)
 
     def add(self, layer: int, places: Tensor, weights: Tensor) -> None:
-        """Add one layer's weights of some of the question's rows."""
-        self._largest = torch.maximum(self._largest, weights.amax(dim=(0, 1)))
+        """Add one layer's weights of some of the question's rows, over the first rows of the table or all of them."""
+        held = weights.shape[-1]
+        largest = self._largest[:held]
+        torch.maximum(largest, weights.amax(dim=(0, 1)), out=largest)
         if int(places[-1]) == self._rows - 1:
-            self._last += weights[:, -1].sum(dim=0)
+            self._last[:held] += weights[:, -1].sum(dim=0)
 
-    def scores(self, slots: Tensor) -> Tensor:
-        """Return a score [slots] float32 for rows of the table: both readings, each as shares of their sum, added."""
-        last, largest = self._last[slots], self._largest[slots]
-        return last / last.sum().clamp_min(1e-9) + largest / largest.sum().clamp_min(1e-9)
+    @property
+    def readings(self) -> QuestionReadings:
+        """What was added so far, by rows of the table."""
+        return QuestionReadings(self._last, self._largest)
 
 
 class AntecedentAttention:

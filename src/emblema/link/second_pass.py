@@ -1,0 +1,54 @@
+"""Which rows a second pass computes again: those that the question attends most, and short gaps between them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from emblema.link.plan import Recomputation
+from emblema.link.prompt import Rows
+
+
+def spanned_rows(spans: Sequence[Rows]) -> Tensor:
+    """Return the rows of ranges [rows] int64, each once and in order."""
+    rows: Tensor = torch.cat([torch.arange(0), *(torch.arange(start, stop) for start, stop in spans)]).unique()
+    return rows
+
+
+def chosen_rows(again: Recomputation, scores: Tensor) -> Tensor:
+    """Return the rows that a second pass computes beside the question [chosen] int64, in order.
+
+    Args:
+        again: the second pass.
+        scores: [candidates] float32 on the CPU, how much the question attends each candidate, in the order of
+            `spanned_rows(again.candidates)`.
+    """
+    candidates = spanned_rows(again.candidates)
+    best = scores.topk(min(again.budget, len(candidates))).indices
+    chosen = candidates[best].sort().values
+    return _bridged(chosen, again) if again.bridge else chosen
+
+
+def runs_of(rows: Tensor) -> tuple[Rows, ...]:
+    """Return rows [n], in order, as ranges."""
+    if len(rows) == 0:
+        return ()
+    edges = (rows.diff() != 1).nonzero().squeeze(1)
+    starts = torch.cat((rows[:1], rows[edges + 1])).tolist()
+    stops = torch.cat((rows[edges], rows[-1:])).tolist()
+    return tuple((start, stop + 1) for start, stop in zip(starts, stops, strict=True))
+
+
+def _bridged(chosen: Tensor, again: Recomputation) -> Tensor:
+    """Return chosen rows with the gaps between them of `bridge` rows or fewer, where these are candidates too."""
+    spans: list[Rows] = []
+    ends = iter(sorted(again.candidates))
+    end = next(ends)
+    for start, stop in runs_of(chosen):
+        while start >= end[1]:
+            end = next(ends)
+        if spans and start - spans[-1][1] <= again.bridge and end[0] <= spans[-1][0]:
+            spans[-1] = (spans[-1][0], stop)
+        else:
+            spans.append((start, stop))
+    return spanned_rows(spans)
