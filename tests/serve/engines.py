@@ -14,6 +14,7 @@ from openai import OpenAI
 
 from benchmarks.vllm.server import free_port
 from tests.attached import attached
+from tests.vllm.cells import Cell
 
 COMMANDS = ["serve", "vllm-serve"] if find_spec("vllm") is not None else ["serve"]
 """The command of each engine that is installed here."""
@@ -43,9 +44,11 @@ class ServedEngine:
 
 @contextmanager
 def served(command: str, folder: Path, *options: str, model: str = "reference") -> Iterator[ServedEngine]:
-    """Run `emblema COMMAND MODEL` until the block ends."""
+    """Run `emblema COMMAND MODEL` until the block ends; vLLM in the way that the environment names."""
     port, log, store = free_port(), folder / f"{command}.log", folder / "store"
     line = [sys.executable, "-m", "emblema.cli", command, model, "--store", str(store), "--port", str(port)]
+    cell = Cell.read(os.environ)
+    options = (*cell.arguments, *options) if command == "vllm-serve" else options
     environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -1,6 +1,10 @@
-"""One served model at a time: vLLM holds the process's only transfer group, so an engine is closed before the next."""
+"""One served model at a time: vLLM holds the process's only transfer group, so an engine is closed before the next.
+
+A process runs vLLM in one way, which options or the environment name: see `cells`.
+"""
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +13,41 @@ import pytest
 
 from emblema.vllm import planner
 from emblema.vllm.planner import RequestPlanner
+from tests.vllm.cells import CHOICES, Cell, enter
 
 SERVED_BY_VLLM = importlib.util.find_spec("vllm") is not None
 collect_ignore_glob = [] if SERVED_BY_VLLM else ["test_served*.py", "test_http*.py"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    for name, choices in CHOICES.items():
+        parser.addoption(_option(name), choices=choices, help=f"how the tests run vLLM; else {name}, or {choices[0]}")
+
+
+def _option(name: str) -> str:
+    return "--" + name.removeprefix("EMBLEMA_").lower().replace("_", "-")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = {name: config.getoption(_option(name), None) for name in CHOICES}
+    try:
+        cell = Cell.read(os.environ | {name: value for name, value in given.items() if value is not None})
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    if SERVED_BY_VLLM:
+        enter(cell)
+
+
 def pytest_report_header() -> list[str]:
-    return [] if SERVED_BY_VLLM else ["vllm is not installed: its tests are not collected here; run `make test-vllm`"]
+    if not SERVED_BY_VLLM:
+        return ["vllm is not installed: its tests are not collected here; run `make test-vllm`"]
+    return [f"vllm: {Cell.read(os.environ)}"]
+
+
+@pytest.fixture(scope="session")
+def cell() -> Cell:
+    """How this process runs vLLM."""
+    return Cell.read(os.environ)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 
 from emblema.vllm.serving import ENCODINGS, SCHEDULER
+from tests.vllm.cells import Cell
 
 VOCAB_TOP = -1
 
@@ -37,7 +38,6 @@ def plugin_options(store: Path, strategy: str = "blind", **extra: Any) -> dict[s
         },
         "ec_transfer_config": dict(ENCODINGS),
         "scheduler_cls": SCHEDULER,
-        "async_scheduling": False,
     }
 
 
@@ -63,6 +63,7 @@ class Served:
             "dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 64 << 20,
             "skip_mm_profiling": True, "max_model_len": 4096, "limit_mm_per_prompt": {"image": 10, "video": 0},
             "max_logprobs": vocabulary, "seed": 0, "disable_log_stats": False,
+            **Cell.read(os.environ).options,
         }  # fmt: skip
         own = {} if store is None else plugin_options(store, strategy, **options.pop("extra", {}))
         self.llm = LLM(str(folder), **settings | own | options)
