@@ -44,6 +44,7 @@ class VllmHost(Host):
         settings: of the server.
         own_key: whether vLLM itself asks for a key.
         registry: of vLLM's metrics.
+        shards: workers that the model's heads are split over.
 
     Raises:
         EmblemaError: others would be let in without a key, or two kinds of keys would be asked for.
@@ -51,7 +52,9 @@ class VllmHost(Host):
 
     collections: StoredCollections
 
-    def __init__(self, settings: ServeSettings, own_key: bool, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self, settings: ServeSettings, own_key: bool, registry: CollectorRegistry = REGISTRY, shards: int = 1
+    ) -> None:
         keys = KeyRing(settings.folder)
         check_access(settings, keys, own_key)
         # Rows are never read here, so that they need no memory.
@@ -59,7 +62,7 @@ class VllmHost(Host):
         super().__init__(settings, keys, store, request_counter(registry), settings.loopback or own_key)
         registry.register(SharedNames(registry))
         self.limits = settings.media_limits
-        self.warmer = PartWarmer(store, settings.name)
+        self.warmer = PartWarmer(store, settings.name, shards)
         self.cache_maker = CacheMaker(self.files, self.caches, MediaFetcher(self.limits), self.warmer.warm)
         self.collections = StoredCollections(settings.folder, self._picture)
         self.readers = ThreadPoolExecutor(_READERS, "emblema-media")

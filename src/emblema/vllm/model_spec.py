@@ -39,6 +39,7 @@ class ModelSpec:
         markers: token ids written before and after a picture.
         merge: patches merged into one token, per side.
         dtype, device: of the pages.
+        shards: workers that the heads are split over; the layouts are of one of them.
     """
 
     version: str
@@ -50,14 +51,18 @@ class ModelSpec:
     merge: int
     dtype: torch.dtype
     device: torch.device
+    shards: int = 1
 
 
-def model_spec_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dtype, device: torch.device) -> ModelSpec:
+def model_spec_of(
+    config: Any, fingerprint: str, kv_heads: int, dtype: torch.dtype, device: torch.device, shards: int = 1
+) -> ModelSpec:
     """Return the spec of a model by its transformers configuration.
 
     Args:
         fingerprint: see `files_fingerprint`.
-        kv_heads: heads whose rows this rank keeps.
+        kv_heads: heads whose rows each rank keeps; where there are fewer heads than ranks, several keep the same one.
+        shards: the number of ranks.
 
     Raises:
         UnsupportedModelError: the family is unknown, a layer slides or cannot be relocated, or rows attend later ones.
@@ -83,7 +88,7 @@ def model_spec_of(config: Any, fingerprint: str, kv_heads: int, dtype: torch.dty
         before, after = family.markers(kit, "image")
         markers, merge = (tuple(before), tuple(after)), family.merge(kit)
     version = f"vllm-2/{family.name}/{family.version()}"
-    return ModelSpec(version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device)
+    return ModelSpec(version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device, shards)
 
 
 def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, RotaryTable], int]:
@@ -111,7 +116,7 @@ def files_fingerprint(folder: Path, config: Any, extra: str) -> str:
     Args:
         folder: of the checkpoint; without weights in it the configuration alone counts (random weights).
         config: the transformers configuration as the server changed it.
-        extra: quantisation, rank and all else that decides what the weights become.
+        extra: quantisation, how many workers there are, and all else that decides what rows become.
     """
     digest = blake3(derive_key_context=_DIGEST, max_threads=blake3.AUTO)
     described = {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "dtype")}

@@ -67,7 +67,9 @@ class ServicePlugin:
 
         args = app.state.args
         log_lines("emblema.serve")
-        mount(app, VllmHost(settings_of(args), bool(args.api_key or envs.VLLM_API_KEY)), args.allowed_origins)
+        own_key = bool(args.api_key or envs.VLLM_API_KEY)
+        host = VllmHost(settings_of(args), own_key, shards=int(args.tensor_parallel_size))
+        mount(app, host, args.allowed_origins)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Begin to look for what expires. The service asks nothing of the engine but through vLLM's own routes."""

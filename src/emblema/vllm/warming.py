@@ -20,6 +20,7 @@ from emblema.store.identity import artifact_id, owner_digest
 from emblema.store.keys import ArtifactKey
 from emblema.store.store import Store
 from emblema.store.warm_parts import WarmParts
+from emblema.vllm.shards import shard_ids, shard_key
 
 Ask = Callable[[Tenant, dict[str, Any]], Awaitable[dict[str, Any]]]
 """Has vLLM answer a tenant's chat request; raises ServeError where it refuses."""
@@ -54,11 +55,14 @@ class ShownParts:
     forming: frozenset[str]
     stored: bool
 
-    def patches(self, owner: str) -> dict[str, str]:
-        """Return the ids of an owner's patches of this order, by chunk; a chunk that comes twice by its first place."""
-        ids: dict[str, str] = {}
+    def patches(self, owner: str, shards: int) -> dict[str, tuple[str, ...]]:
+        """Return the ids of an owner's patches of this order, every rank's, by chunk; one that comes twice by its first
+        place."""
+        ids: dict[str, tuple[str, ...]] = {}
         for index, chunk in enumerate(self.chunks):
-            ids.setdefault(chunk, artifact_id(ArtifactKey(self.model, chunk, self.chunks[:index]), owner))
+            if chunk not in ids:
+                key = ArtifactKey(self.model, chunk, self.chunks[:index])
+                ids[chunk] = tuple(artifact_id(shard_key(key, rank), owner) for rank in range(shards))
         return ids
 
 
@@ -68,10 +72,11 @@ class PartWarmer:
     Args:
         store: on the plugin's folder; it makes nothing.
         model: what clients call the model.
+        shards: workers that the model's heads are split over; each stores a share of every piece.
     """
 
-    def __init__(self, store: Store, model: str) -> None:
-        self._store, self._model = store, model
+    def __init__(self, store: Store, model: str, shards: int = 1) -> None:
+        self._store, self._model, self._shards = store, model, shards
         self._ask: Ask | None = None
         # By owner and digest of a part that was shown alone: its chunk and the rows of it.
         self._known: OrderedDict[tuple[str, bytes], tuple[str, int]] = OrderedDict()
@@ -117,15 +122,17 @@ class PartWarmer:
         owner = owner_digest(store_salts(tenant)[-1])
         name = (owner, blake3(json.dumps(part, sort_keys=True).encode()).digest())
         chunk, tokens = self._known.get(name, ("", 0))
-        kept = await asyncio.to_thread(self._on_disk, owner, [chunk]) if chunk else {}
-        if kept:
+        ids = shard_ids(chunk, self._shards) if chunk else ()
+        kept = await asyncio.to_thread(self._on_disk, owner, ids) if chunk else {}
+        if ids and kept.keys() >= set(ids):
             self._known.move_to_end(name)
-            return WarmParts(tokens, {chunk: kept[chunk].bytes}), False
+            return WarmParts(tokens, {id: kept[id].bytes for id in ids}), False
         made, shown = await self._show_until_kept(tenant, [part], ROWS_ALONE)
         self._known[name] = (shown.chunks[0], made.tokens)
         if len(self._known) > KNOWN_PARTS:
             self._known.popitem(last=False)
-        return WarmParts(made.tokens, {shown.chunks[0]: made.pieces[shown.chunks[0]]}), True
+        ids = shard_ids(shown.chunks[0], self._shards)
+        return WarmParts(made.tokens, {id: made.pieces[id] for id in ids}), True
 
     async def _show_until_kept(
         self, tenant: Tenant, content: Sequence[Mapping[str, Any]], strategy: str
@@ -133,12 +140,13 @@ class PartWarmer:
         owner = owner_digest(store_salts(tenant)[-1])
         for _ in range(SHOWN_AT_MOST):
             shown = await self._show(tenant, content, strategy)
-            patches = shown.patches(owner)
-            awaited = {*shown.chunks, *(patches[chunk] for chunk in shown.forming)}
-            kept = await self._await_kept(owner, {*shown.chunks, *patches.values()}, awaited)
+            patches = shown.patches(owner, self._shards)
+            chunks = {id for chunk in shown.chunks for id in shard_ids(chunk, self._shards)}
+            awaited = chunks.union(*(patches[chunk] for chunk in shown.forming))
+            kept = await self._await_kept(owner, chunks.union(*patches.values()), awaited)
             if kept.keys() >= awaited and (shown.stored or strategy == ROWS_ALONE):
                 break
-        if not kept.keys() >= set(shown.chunks):
+        if not kept.keys() >= chunks:
             raise BusyError("the rows were not kept, as too many others wait to be", KEEPING_SECONDS)
         return WarmParts(shown.tokens, {id: entry.bytes for id, entry in kept.items()}), shown
 
