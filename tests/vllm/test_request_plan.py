@@ -1,16 +1,19 @@
 """Plans of single requests: what is taken, what patches it leaves, and which encoder outputs it hands over."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
+from emblema.kv.chunk import Chunk
 from emblema.kv.patch import form_patch
 from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.policy.policy import Lane
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey
 from emblema.vllm import request_plan
+from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.request_plan import (
     COSTS_MORE,
     ChunkStubs,
@@ -115,3 +118,41 @@ def test_the_stubs_that_were_used_last_are_remembered(monkeypatch: pytest.Monkey
     assert stubs.make(first, [9, 9], 0, b"") is made[first], "it was used after the second"
     again = stubs.make(second, [9, 9], 0, b"")
     assert again is not made[second] and again.id == made[second].id
+
+
+def clip(runs: tuple[tuple[int, int], ...] = (), **more: object) -> ServedRequest:
+    """A clip of three steps of 2 x 3 tokens with its markers in a prompt."""
+    tokens = runs[-1][1] if runs else 18
+    item = replace(MediaItem(0, "video", "clip", 3, tokens, (3, 4, 6), "shown"), runs=runs, **more)  # type: ignore[arg-type]
+    return ServedRequest([7, 7, 1, *[9] * tokens, 2, 7], (item,))
+
+
+GRIDS = replace(SPEC, axes=3, merge=2, markers=((1,), (2,)))
+
+
+def stub(shown: ServedRequest, spec: ModelSpec = GRIDS) -> Chunk:
+    ((_, chunk),) = build_prompt(shown, ChunkStubs(spec)).chunk_segments
+    return chunk
+
+
+def test_a_clip_is_one_grid_with_a_time_axis() -> None:
+    chunk = stub(clip(seconds=2.5), replace(GRIDS, tokens_per_second=2.0))
+    assert chunk.kind == "video" and chunk.tokens == 20 and int(chunk.encoded.visual.sum()) == 18
+    times, rows, columns = chunk.encoded.positions[:, 1:19].reshape(3, 3, 6)
+    assert times.unique(dim=1).flatten().tolist() == [1, 6, 11]
+    assert rows[0].tolist() == [1, 1, 1, 2, 2, 2] and columns[0].tolist() == [1, 2, 3, 1, 2, 3]
+    assert chunk.encoded.span == 13, "text goes on after the latest time, and the end marker"
+
+
+def test_a_clip_with_time_stamps_is_a_grid_for_each_step() -> None:
+    chunk = stub(clip(runs=((2, 8), (10, 16), (18, 24))))
+    assert chunk.encoded.visual.nonzero().flatten().tolist() == [*range(3, 9), *range(11, 17), *range(19, 25)]
+    assert [chunk.encoded.positions[:, row].tolist() for row in (3, 11, 19)] == [[3] * 3, [8] * 3, [13] * 3]
+    assert chunk.encoded.positions[:, 9].tolist() == [6] * 3 and chunk.encoded.span == 17
+
+
+def test_a_clip_is_told_from_the_same_frames_at_another_pace() -> None:
+    """Also where what the encoder is given has the same digest."""
+    names = {stub(clip(seconds=seconds)).id for seconds in (None, 1.0, 2.5)}
+    assert len(names) == 3
+    assert stub(clip()).id != stub(clip(kind="image")).id

@@ -17,7 +17,9 @@ def server(**changes: Any) -> tuple[Any, Any]:
         scheduler_config=SimpleNamespace(async_scheduling=False),
         parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
         cache_config=SimpleNamespace(cache_dtype="auto", enable_prefix_caching=True),
-        model_config=SimpleNamespace(dtype="float32", multimodal_config=SimpleNamespace(mm_processor_cache_gb=4)),
+        model_config=SimpleNamespace(
+            dtype="float32", multimodal_config=SimpleNamespace(mm_processor_cache_gb=4, video_pruning_rate=None)
+        ),
     )
     kept = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec())])
     for name, value in changes.items():
@@ -55,6 +57,7 @@ def test_a_server_that_fits() -> None:
         ({"quant_config": object()}, "quantised"),
         ({"groups": [SimpleNamespace(kv_cache_spec=FullAttentionSpec())] * 2}, "several kinds"),
         ({"groups": [SimpleNamespace(kv_cache_spec=SlidingWindowSpec())]}, "SlidingWindowSpec"),
+        ({"model_config__multimodal_config__video_pruning_rate": 0.5}, "video_pruning_rate"),
         ({"cache_config__enable_prefix_caching": False, "model_config__multimodal_config__mm_processor_cache_gb": 0},
          "no digest"),
     ],

@@ -17,6 +17,7 @@ class Grid:
         height: rows of tokens in a frame.
         width: tokens in a row.
         interval: positions on the time axis from one grid step to the next; fractions are rounded down per step.
+        slack: a step that lies so closely below a whole position belongs to it (3 steps of 1/3 are 1).
     """
 
     start: int
@@ -24,6 +25,7 @@ class Grid:
     height: int
     width: int
     interval: float = 1.0
+    slack: float = 1e-6
 
     @property
     def tokens(self) -> int:
@@ -37,8 +39,7 @@ def plain_positions(tokens: int, axes: int = 1, start: int = 0) -> Tensor:
 
 def grid_positions(grid: Grid, start: int = 0) -> Tensor:
     """Return positions [3, tokens] of a grid whose corner is at `start`."""
-    # A frame that lies within rounding of the next whole position belongs to it (3 steps of 1/3 are 1).
-    frame = (torch.arange(grid.frames, dtype=torch.float64) * grid.interval + 1e-6).floor().to(torch.int64)
+    frame = (torch.arange(grid.frames, dtype=torch.float64) * grid.interval + grid.slack).floor().to(torch.int64)
     axes = torch.meshgrid(frame, torch.arange(grid.height), torch.arange(grid.width), indexing="ij")
     return torch.stack([axis.reshape(-1) for axis in axes]) + start
 

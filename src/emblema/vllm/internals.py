@@ -17,6 +17,7 @@ from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.request import Request
 
 from emblema.errors import EmblemaError
+from emblema.kv.chunk import Chunk
 from emblema.vllm.planner import CaptureRequest
 from emblema.vllm.request_plan import MediaItem, ServedRequest
 
@@ -79,6 +80,8 @@ def describe_request(request: Any, digests: MediaDigests) -> ServedRequest:
             feature.mm_position.offset,
             feature.mm_position.length,
             _grid(feature),
+            seconds=_seconds(feature),
+            runs=_runs(feature.mm_position),
         )
         for index, feature in enumerate(request.mm_features)
     )
@@ -96,11 +99,31 @@ def describe_request(request: Any, digests: MediaDigests) -> ServedRequest:
 
 
 def _grid(feature: Any) -> tuple[int, int, int] | None:
-    element = None if feature.data is None else feature.data.get("image_grid_thw")
-    if element is None or element.data is None:
+    size = _value(feature, "video_grid_thw" if feature.modality == "video" else "image_grid_thw")
+    if size is None:
         return None
-    frames, height, width = element.data.reshape(-1).tolist()
+    frames, height, width = size.reshape(-1).tolist()
     return frames, height, width
+
+
+def _seconds(feature: Any) -> float | None:
+    seconds = _value(feature, "second_per_grid_ts")
+    return None if seconds is None else float(seconds)
+
+
+def _value(feature: Any, name: str) -> Any:
+    """Return what the encoder is given under a name; None where it is given nothing."""
+    element = None if feature.data is None else feature.data.get(name)
+    return None if element is None else element.data
+
+
+def _runs(place: PlaceholderRange) -> tuple[tuple[int, int], ...]:
+    """Return the rows of an item that the encoder fills, as runs; none where it fills all."""
+    if place.is_embed is None or bool(place.is_embed.all()):
+        return ()
+    edges = torch.diff(place.is_embed.to(torch.int8), prepend=torch.zeros(1), append=torch.zeros(1))
+    starts, stops = ((edges == step).nonzero().flatten().tolist() for step in (1, -1))
+    return tuple(zip(starts, stops, strict=True))
 
 
 def _refusal(request: Any) -> str | None:
@@ -115,8 +138,13 @@ def _refusal(request: Any) -> str | None:
         return "prompt_logprobs needs every row computed"
     if request.resumable:
         return "its prompt is still being written"
-    other = next((feature.modality for feature in request.mm_features if feature.modality != "image"), None)
-    return None if other is None else f"media of the kind {other} are not linked yet"
+    other = next((feature.modality for feature in request.mm_features if not _is_linked(feature)), None)
+    return None if other is None else f"media of the kind {other} are not linked in this model"
+
+
+def _is_linked(feature: Any) -> bool:
+    """Return whether media are of a kind that is linked: pictures, and videos that the model places on a grid."""
+    return feature.modality == "image" or (feature.modality == "video" and _grid(feature) is not None)
 
 
 def rename_pages(request: Any, row: int, block_size: int) -> None:
@@ -139,6 +167,13 @@ def rename_pages(request: Any, row: int, block_size: int) -> None:
     request.block_hashes[first - 1] = parent
 
 
+def _place_in(chunk: Chunk, place: PlaceholderRange) -> PlaceholderRange:
+    """Return where a picture or clip stands in its own chunk; time stamps may come before what the encoder fills."""
+    before = 0 if place.is_embed is None else int(place.is_embed.to(torch.uint8).argmax())
+    moved: PlaceholderRange = replace(place, offset=int(chunk.encoded.visual.to(torch.uint8).argmax()) - before)
+    return moved
+
+
 def solo_request(capture: CaptureRequest) -> Any:
     """Return vLLM's request that prefills a chunk alone, with one token to be made and no client.
 
@@ -146,8 +181,7 @@ def solo_request(capture: CaptureRequest) -> Any:
     """
     source, chunk = capture.shown_by.source, capture.capture.chunk
     feature = source.mm_features[capture.item.index]
-    lead = int(chunk.encoded.visual.to(torch.uint8).argmax())
-    place: PlaceholderRange = replace(feature.mm_position, offset=lead)
+    place = _place_in(chunk, feature.mm_position)
     return Request(
         request_id=f"emblema-{chunk.id[:16]}-{secrets.token_hex(4)}",
         prompt_token_ids=chunk.encoded.token_ids.tolist(),
@@ -215,6 +249,8 @@ def unfit(config: Any, kv_cache_config: Any) -> str | None:
     if config.quant_config is not None:
         return "the weights are quantised; such a model has not been tried"
     media = config.model_config.multimodal_config
+    if media is not None and media.video_pruning_rate:
+        return "tokens of videos are left out (video_pruning_rate)"
     if not config.cache_config.enable_prefix_caching and (media is None or not media.mm_processor_cache_gb):
         return "pictures have no digest without prefix caching or a processor cache"
     return None

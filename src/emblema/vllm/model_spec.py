@@ -40,6 +40,7 @@ class ModelSpec:
         merge: patches merged into one token, per side.
         dtype, device: of the pages.
         shards: workers that the heads are split over; the layouts are of one of them.
+        tokens_per_second: positions of a second of video; 1 also where the model is not told seconds.
     """
 
     version: str
@@ -52,6 +53,7 @@ class ModelSpec:
     dtype: torch.dtype
     device: torch.device
     shards: int = 1
+    tokens_per_second: float = 1.0
 
 
 def model_spec_of(
@@ -82,13 +84,14 @@ def model_spec_of(
         raise UnsupportedModelError(f"{family.name}: the places of its picture tokens are not known to this plugin")
     own = LayerLayout((kv_heads, layout.keys[1]), (kv_heads, layout.values[1]), layout.rotary)
     markers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    merge = 1
+    merge, rate = 1, 1.0
     if isinstance(family, QwenVL):
+        rate = float(getattr(config.vision_config, "tokens_per_second", 1.0))
         kit = Toolkit(config, None)
         before, after = family.markers(kit, "image")
         markers, merge = (tuple(before), tuple(after)), family.merge(kit)
     version = f"vllm-2/{family.name}/{family.version()}"
-    return ModelSpec(version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device, shards)
+    return ModelSpec(version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device, shards, rate)
 
 
 def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, RotaryTable], int]:

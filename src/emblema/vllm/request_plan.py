@@ -16,7 +16,7 @@ from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.policy.policy import COMPUTED
-from emblema.link.prompt import ChunkPart, Part, Prompt, Segment, TextPart
+from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, Segment, TextPart
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
@@ -44,6 +44,8 @@ class MediaItem:
         tokens: how many rows it takes.
         grid: frames, height and width in patches, where the model places media on a grid.
         digest: of what the model is shown, made here; empty where that is not there.
+        seconds: from one step of a video's grid to the next, where the model is told so.
+        runs: rows, counted from its first, that the encoder fills, where there are others between (time stamps).
     """
 
     index: int
@@ -53,6 +55,8 @@ class MediaItem:
     tokens: int
     grid: tuple[int, int, int] | None = None
     digest: str = ""
+    seconds: float | None = None
+    runs: tuple[Rows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +163,8 @@ class ChunkStubs:
         self._made: OrderedDict[Hashable, Chunk] = OrderedDict()
 
     def make(self, item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes) -> Chunk:
-        """Return the chunk of a picture; `lead` tokens come before its media tokens."""
-        key = (item.kind, item.digest, item.tokens, item.grid, tuple(token_ids), lead, salt)
+        """Return the chunk of a picture or clip; `lead` tokens come before its own."""
+        key = (item.kind, item.digest, item.tokens, item.grid, item.seconds, item.runs, tuple(token_ids), lead, salt)
         chunk = self._made.get(key)
         if chunk is None:
             chunk = self._made[key] = _chunk_stub(item, token_ids, lead, salt, self.spec)
@@ -384,13 +388,10 @@ def build_prompt(request: ServedRequest, stubs: ChunkStubs) -> Prompt:
 
 def _chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes, spec: ModelSpec) -> Chunk:
     tokens = len(token_ids)
-    grids: tuple[Grid, ...] = ()
-    if item.grid is not None and spec.axes > 1:
-        frames, height, width = item.grid
-        grids = (Grid(lead, frames, height // spec.merge, width // spec.merge),)
-    positions, span = chunk_positions(tokens, spec.axes, grids)
+    positions, span = chunk_positions(tokens, spec.axes, _grids(item, lead, spec))
     visual = torch.zeros(tokens, dtype=torch.bool)
-    visual[lead : lead + item.tokens] = True
+    for start, stop in item.runs or ((0, item.tokens),):
+        visual[lead + start : lead + stop] = True
     encoded = Encoded(
         torch.tensor(list(token_ids), dtype=torch.int64),
         torch.empty(tokens, 0, dtype=spec.dtype),
@@ -402,11 +403,23 @@ def _chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: byte
     )
     name = chunk_id(
         (item.kind.encode(), item.digest.encode(), numpy.asarray(token_ids, dtype="<i8").tobytes()),
-        options={},
+        options={} if item.seconds is None else {"seconds": item.seconds},
         model_fingerprint=spec.fingerprint,
         dtype=spec.dtype,
         adapter_version=spec.version,
         geometry=item.grid or (),
         salt=salt,
     )
-    return Chunk(name, "image", spec.fingerprint, encoded, ())
+    return Chunk(name, "video" if item.kind == "video" else "image", spec.fingerprint, encoded, ())
+
+
+def _grids(item: MediaItem, lead: int, spec: ModelSpec) -> tuple[Grid, ...]:
+    """Return where vLLM places an item's media tokens on grids: a clip with time stamps on one for each step."""
+    if item.grid is None or spec.axes == 1:
+        return ()
+    frames, height, width = item.grid[0], item.grid[1] // spec.merge, item.grid[2] // spec.merge
+    if item.runs:
+        return tuple(Grid(lead + start, 1, height, width) for start, _ in item.runs)
+    interval = 1.0 if item.kind != "video" else (1.0 if item.seconds is None else item.seconds) * spec.tokens_per_second
+    # vLLM rounds down without slack.
+    return (Grid(lead, frames, height, width, interval, 0.0),)
