@@ -21,6 +21,16 @@ TEXT = {
     "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32,
 }  # fmt: skip
+LATENTS = {
+    "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "head_dim": 64, "num_key_value_heads": 4, "first_k_dense_replace": 3, "n_routed_experts": 4, "n_group": 1,
+    "n_shared_experts": 1, "topk_group": 1, "moe_intermediate_size": 64, "num_experts_per_tok": 1,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 2048,
+        "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
+    },
+}  # fmt: skip
+"""MLA in the sizes that vLLM's kernel for CPUs takes, without experts, with the rotation of the published models."""
 PROCESSING = ("chat_template.jinja", "generation_config.json", "preprocessor_config.json", "tokenizer.json")
 PROCESSING += ("tokenizer_config.json", "video_preprocessor_config.json")
 SIZES = ((168, 224), (224, 196), (252, 140), (196, 196), (140, 252), (224, 168), (196, 224), (168, 196))
@@ -165,7 +175,16 @@ def _qwen(source: str) -> Callable[[Path], Subject]:
     return build
 
 
-def _onevision(folder: Path) -> Subject:
+def _onevision(kind: str, **text: Any) -> Callable[[Path], Subject]:
+    """Return what makes a LLaVA-OneVision with a decoder of some kind."""
+
+    def build(folder: Path) -> Subject:
+        return _build_onevision(folder, {"model_type": kind, **TEXT, **text})
+
+    return build
+
+
+def _build_onevision(folder: Path, text: dict[str, Any]) -> Subject:
     from transformers import AutoTokenizer, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
     source = model_folder("reference-mha")
@@ -174,10 +193,7 @@ def _onevision(folder: Path) -> Subject:
     tokenizer.add_tokens(["<video>"], special_tokens=True)
     size = len(tokenizer)
     points = [[28, 28], [28, 56], [56, 28], [56, 56]]
-    text = {
-        "model_type": "qwen2", "vocab_size": size, "max_position_embeddings": 8192,
-        "tie_word_embeddings": False, **{key: value for key, value in TEXT.items() if key != "head_dim"},
-    }  # fmt: skip
+    text |= {"vocab_size": size, "max_position_embeddings": 8192, "tie_word_embeddings": False}
     vision = {
         "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 2, "image_size": 28, "patch_size": 7, "vision_use_head": False,
@@ -203,7 +219,7 @@ def _onevision(folder: Path) -> Subject:
     whole = {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "image_token": "<image>"}
     (folder / "processor_config.json").write_text(json.dumps(whole | {"processor_class": "LlavaOnevisionProcessor"}))
     (folder / "preprocessor_config.json").write_text(json.dumps(processing))
-    return Subject("llava-onevision", folder, size, (), image, (), range(40, size - 1))
+    return Subject(folder.name, folder, size, (), image, (), range(40, size - 1))
 
 
 def _save(model: nn.Module, folder: Path, source: Path) -> None:
@@ -220,5 +236,7 @@ def _save(model: nn.Module, folder: Path, source: Path) -> None:
 BUILDERS: dict[str, Callable[[Path], Subject]] = {
     "qwen2.5-vl": _qwen("reference"),
     "qwen3-vl": _qwen("reference-deepstack"),
-    "llava-onevision": _onevision,
+    "llava-onevision": _onevision("qwen2"),
+    "deepseek-v2": _onevision("deepseek_v2", **LATENTS),
+    "deepseek-v3": _onevision("deepseek_v3", **LATENTS, rope_interleave=True),
 }

@@ -38,12 +38,27 @@ class FullAttentionSpec:
     """As vLLM calls it."""
 
 
+class MLAAttentionSpec:
+    """As vLLM calls it."""
+
+
 class SlidingWindowSpec:
     """As vLLM calls it."""
 
 
 def test_a_server_that_fits() -> None:
     assert internals.unfit(*server()) is None
+
+
+@pytest.mark.parametrize("changes", [
+    {"cache_config__cache_dtype": "float32"},
+    {"cache_config__cache_dtype": "fp8"},
+    {"cache_config__cache_dtype": "fp8_e4m3"},
+    {"cache_config__cache_dtype": "fp8_e5m2"},
+    {"groups": [SimpleNamespace(kv_cache_spec=MLAAttentionSpec())]},
+])  # fmt: skip
+def test_pages_of_8_bits_and_latents_fit(changes: dict[str, Any]) -> None:
+    assert internals.unfit(*server(**changes)) is None
 
 
 @pytest.mark.parametrize(
@@ -53,7 +68,10 @@ def test_a_server_that_fits() -> None:
         ({"scheduler_config__async_scheduling": True}, "--no-async-scheduling"),
         ({"use_v2_model_runner": True}, "second model runner"),
         ({"parallel_config__world_size": 2}, "several workers"),
-        ({"cache_config__cache_dtype": "fp8"}, "quantised"),
+        ({"cache_config__cache_dtype": "int8_per_token_head"}, "quantised"),
+        ({"cache_config__cache_dtype": "fp8_ds_mla"}, "quantised"),
+        ({"cache_config__cache_dtype": "fp8", "groups": [SimpleNamespace(kv_cache_spec=MLAAttentionSpec())]},
+         "latents are quantised"),
         ({"quant_config": object()}, "quantised"),
         ({"groups": [SimpleNamespace(kv_cache_spec=FullAttentionSpec())] * 2}, "several kinds"),
         ({"groups": [SimpleNamespace(kv_cache_spec=SlidingWindowSpec())]}, "SlidingWindowSpec"),

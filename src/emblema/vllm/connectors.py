@@ -216,6 +216,8 @@ def _model_spec(config: Any, device: str | None) -> ModelSpec:
 
         folder = Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
     extra = f"{config.load_config.load_format} {model.quantization} seed {model.seed}"
+    if (kind := internals.page_kind(config)) != model.dtype:
+        extra += f" pages {kind}"
     fingerprint = files_fingerprint(folder, model.hf_config, extra)
     place = torch.device(device or config.device_config.device or "cpu")
     return model_spec_of(model.hf_config, fingerprint, model.get_num_kv_heads(parallel), model.dtype, place)
@@ -225,10 +227,8 @@ def _pages(config: Any, kv_caches: dict[str, Tensor], spec: ModelSpec) -> Pages:
     names = sorted(kv_caches, key=internals.layer_index)
     if len(names) != len(spec.layouts):
         raise EmblemaError(f"the server keeps rows of {len(names)} layers, the model has {len(spec.layouts)}")
-    found = [internals.cache_of(config, name, kv_caches[name]) for name in names]
-    writes = [partial(internals.write_rows, layer, cache) for layer, cache, _ in found]
-    caches = [(cache, axis) for _, cache, axis in found]
-    return Pages(caches, writes, spec.layouts, config.cache_config.block_size)
+    layers = [internals.layer_pages(config, name) for name in names]
+    return Pages(layers, spec.layouts, config.cache_config.block_size, spec.dtype)
 
 
 def _encoder_output(identifier: str) -> Tensor | None:

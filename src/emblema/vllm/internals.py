@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from blake3 import blake3
 from torch import Tensor
+from vllm.model_executor.layers.attention import MLAAttention
 from vllm.multimodal.inputs import PlaceholderRange
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.request import Request
 
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
+from emblema.vllm.pages import LayerPages, PageCodes
 from emblema.vllm.planner import CaptureRequest
 from emblema.vllm.request_plan import MediaItem, ServedRequest
 
@@ -207,19 +210,51 @@ def virtual_request(request: Any, number: int, start: int, blocks: tuple[list[in
     )
 
 
-def cache_of(config: Any, name: str, cache: Tensor) -> tuple[Any, Tensor, int]:
-    """Return a layer of the model by the name of its cache, the cache, and the axis of its pages."""
+def layer_pages(config: Any, name: str) -> LayerPages:
+    """Return the pages of a layer of the model, by the name of its cache, as the layer's own forward uses them.
+
+    Raises:
+        EmblemaError: the attention backend keeps them in a form that the plugin does not know.
+    """
     layer = config.compilation_config.static_forward_context[name]
-    blocks = config.cache_config.num_gpu_blocks
-    axes = [axis for axis in range(min(2, cache.dim())) if cache.shape[axis] == blocks]
-    if not axes or not hasattr(layer.impl, "do_kv_cache_update"):
+    cache, blocks = layer.kv_cache, config.cache_config.num_gpu_blocks
+    if not hasattr(layer.impl, "do_kv_cache_update") or not blocks or cache.shape[0] % blocks:
         raise EmblemaError(f"the attention backend of {name} keeps its pages in a form that the plugin does not know")
-    return layer, cache, axes[0]
+    write = partial(_write_latents if isinstance(layer, MLAAttention) else _write_heads, layer, cache)
+    size = config.cache_config.block_size // (cache.shape[0] // blocks)
+    kind = page_kind(config)
+    if kind == config.model_config.dtype:
+        return LayerPages(cache, size, write)
+    if layer._k_scale.numel() > 1 or layer._v_scale.numel() > 1:
+        raise EmblemaError(f"the pages of {name} have a scale for each head; the plugin knows one for each layer")
+    return LayerPages(cache, size, write, PageCodes(kind, layer._k_scale_float, layer._v_scale_float))
 
 
-def write_rows(layer: Any, cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+def _write_heads(layer: Any, cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
     """Write rows [tokens, heads, width] at slots [tokens] of a layer's pages, as its own forward does."""
     layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
+
+
+def _write_latents(layer: Any, cache: Tensor, latents: Tensor, keys: Tensor, slots: Tensor) -> None:
+    """The same for latents and rotary keys (MLA), each of one head."""
+    given = latents.squeeze(1), keys, cache, slots, layer.kv_cache_dtype, layer._k_scale
+    layer.impl.do_kv_cache_update(*given)
+
+
+def page_kind(config: Any) -> torch.dtype:
+    """Return the kind of what a server's pages hold: the rows' own data type, or that of codes of 8 bits.
+
+    Raises:
+        EmblemaError: they are quantised in a way that the plugin does not know.
+    """
+    named, own = str(config.cache_config.cache_dtype), config.model_config.dtype
+    if named in ("auto", str(own).removeprefix("torch.")):
+        return own  # type: ignore[no-any-return]
+    if named in ("fp8", "fp8_e4m3"):
+        return current_platform.fp8_dtype()
+    if named == "fp8_e5m2":
+        return torch.float8_e5m2
+    raise EmblemaError(f"its pages are quantised ({named})")
 
 
 def layer_index(name: str) -> int:
@@ -242,10 +277,14 @@ def unfit(config: Any, kv_cache_config: Any) -> str | None:
     if len(kv_cache_config.kv_cache_groups) != 1:
         return "the model keeps rows of several kinds (sliding windows, or a recurrent state)"
     kind = type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__
-    if kind != "FullAttentionSpec":
+    if kind not in ("FullAttentionSpec", "MLAAttentionSpec"):
         return f"its rows are kept as {kind}"
-    if str(config.cache_config.cache_dtype) not in ("auto", str(config.model_config.dtype).removeprefix("torch.")):
-        return f"the pages are quantised ({config.cache_config.cache_dtype})"
+    try:
+        coded = page_kind(config) != config.model_config.dtype
+    except EmblemaError as error:
+        return str(error)
+    if coded and kind == "MLAAttentionSpec":
+        return f"its latents are quantised ({config.cache_config.cache_dtype}), which has not been tried"
     if config.quant_config is not None:
         return "the weights are quantised; such a model has not been tried"
     media = config.model_config.multimodal_config

@@ -6,7 +6,7 @@ random weights, since a rotation depends on the configuration alone.
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from emblema.models.families.qwen_vl import QwenVL
 from emblema.models.structure import layer_windows, position_axes
 
 _DIGEST = "emblema 2026-11 vllm weights 1"
+LATENT_DECODERS = ("deepseek_v2", "deepseek_v3")
+"""Decoders with latents (MLA) that are served by vLLM's implementation of DeepSeek's."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
@@ -77,12 +79,11 @@ def model_spec_of(
         raise UnsupportedModelError(f"{family.name}: its layers slide or differ in kind; only full attention is linked")
     if family.bidirectional:
         raise UnsupportedModelError(f"{family.name}: its picture tokens attend each other both ways")
+    device = _indexed(device)
     layout, tables, axes = _measured(text, device)
-    if layout.kind == "latent":
-        raise UnsupportedModelError(f"{family.name} keeps latents (MLA); this plugin has not been tried on them")
     if axes > 1 and not isinstance(family, QwenVL):
         raise UnsupportedModelError(f"{family.name}: the places of its picture tokens are not known to this plugin")
-    own = LayerLayout((kv_heads, layout.keys[1]), (kv_heads, layout.values[1]), layout.rotary)
+    own = _served_layout(family.name, text, layout, kv_heads)
     markers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     merge, rate = 1, 1.0
     if isinstance(family, QwenVL):
@@ -92,6 +93,30 @@ def model_spec_of(
         markers, merge = (tuple(before), tuple(after)), family.merge(kit)
     version = f"vllm-2/{family.name}/{family.version()}"
     return ModelSpec(version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device, shards, rate)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """Return a device as tensors name theirs: with its index."""
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())
+
+
+def _served_layout(family: str, text: Any, layout: LayerLayout, kv_heads: int) -> LayerLayout:
+    """Return how a rank of a server keeps rows of a layout that was measured.
+
+    vLLM turns the rotary keys of DeepSeek's decoders as published, neighbours paired; transformers sorts them by halves
+    first in some.
+
+    Raises:
+        UnsupportedModelError: the decoder keeps latents in a way that the plugin does not know.
+    """
+    if layout.kind == "heads":
+        return LayerLayout((kv_heads, layout.keys[1]), (kv_heads, layout.values[1]), layout.rotary)
+    if layout.rotary is None or text.model_type not in LATENT_DECODERS:
+        raise UnsupportedModelError(f"{family} keeps latents (MLA) of a decoder ({text.model_type}) that was not tried")
+    # Every rank has the whole latent.
+    return LayerLayout(layout.keys, layout.values, replace(layout.rotary, pairing="pairs"))
 
 
 def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, RotaryTable], int]:

@@ -1,10 +1,14 @@
 """A layer's pages: written as the model itself writes them, and read by a layout that is measured, not assumed.
 
-Attention backends differ in how they order a page (vLLM's for CPUs keeps keys transposed). So known numbers are written
-to the page that vLLM never uses (its null block); where each is found is where that feature of that row lies.
+Attention backends differ in how they order a page (vLLM's for CPUs keeps keys transposed), and may keep codes of 8 bits
+in place of numbers. So rows of zeros and of one other number are written to the page that vLLM never uses (its null
+block): where a page changes is where a feature lies, whatever its elements mean.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,84 +18,202 @@ from emblema.kv.layout import LayerLayout, LayerRows
 
 Write = Callable[[Tensor, Tensor, Tensor], None]
 """Keys and values [tokens, heads, width] to slots [tokens] of one layer."""
-DIGIT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PageCodes:
+    """Numbers kept as codes of 8 bits: a number is its code times a scale.
+
+    Attributes:
+        dtype: of the codes, one of torch's `float8` types.
+        keys, values: the scales.
+    """
+
+    dtype: torch.dtype
+    keys: float
+    values: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """One layer's pages.
+
+    Attributes:
+        cache: the tensor that holds them; its first axis counts them, in any order of memory.
+        size: rows of one. vLLM's page may be several that follow each other.
+        write: how rows are written to them.
+        codes: how numbers are coded; None where they are kept in the cache's own dtype.
+    """
+
+    cache: Tensor
+    size: int
+    write: Write
+    codes: PageCodes | None = None
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What all layers of a server must have in common."""
+        return self.cache.shape, self.cache.stride(), self.cache.dtype, self.cache.device, self.size
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """What a one is written as where it shall be a code's one: for keys and for values."""
+        return (1.0, 1.0) if self.codes is None else (self.codes.keys, self.codes.values)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Where the features of some rows lie in any layer's pages, [heads, rows, width] int64: keys and values."""
+
+    keys: Tensor
+    values: Tensor
 
 
 class Pages:
     """The pages of every layer of one rank.
 
     Args:
-        caches: per layer, the tensor that holds its pages and the axis that counts them.
-        writes: per layer, how rows are written.
+        layers: each layer's pages.
         layouts: per layer, how the model keeps its rows.
-        block_size: rows of a page.
+        block_size: rows of vLLM's page.
+        dtype: of rows.
 
     Raises:
-        EmblemaError: what was written to a page is not found in it again.
+        EmblemaError: layers differ in how they keep pages, or what was written to a page is not found in it again.
     """
 
     def __init__(
-        self,
-        caches: Sequence[tuple[Tensor, int]],
-        writes: Sequence[Write],
-        layouts: Sequence[LayerLayout],
-        block_size: int,
+        self, layers: Sequence[LayerPages], layouts: Sequence[LayerLayout], block_size: int, dtype: torch.dtype
     ) -> None:
-        self.caches, self.writes, self.layouts, self.block_size = caches, writes, layouts, block_size
-        self.rows = torch.empty(0, device=caches[0][0].device)
-        self._places = self._measure()
+        self._layers, self._layouts, self._block_size, self._dtype = layers, layouts, block_size, dtype
+        if any(one.form != other.form for one, other in pairwise(layers)):
+            raise EmblemaError("the server's layers keep their pages in different forms")
+        cache = layers[0].cache
+        self.rows = torch.empty(0, dtype=dtype, device=cache.device)
+        self._size, self._stride = layers[0].size, cache.stride(0)
+        self._measure()
 
     def slots(self, blocks: Sequence[int], rows: int) -> Tensor:
         """Return the slots [rows] int64 of a request's rows, by its pages in order."""
-        places = torch.tensor(list(blocks), dtype=torch.int64)[:, None] * self.block_size
-        return (places + torch.arange(self.block_size)).reshape(-1)[:rows]
+        places = torch.tensor(list(blocks), dtype=torch.int64)[:, None] * self._block_size
+        return (places + torch.arange(self._block_size)).reshape(-1)[:rows]
+
+    def locate(self, slots: Tensor) -> RowPlaces:
+        """Return where rows at slots lie: once for all layers that are read."""
+        slots = slots.to(self.rows.device, non_blocking=True)
+        starts, inside = slots // self._size * self._stride, slots % self._size
+        keys, values = (
+            (places.index_select(0, inside) + starts[:, None, None]).transpose(0, 1).contiguous()
+            for places in self._places
+        )
+        return RowPlaces(keys, values)
 
     def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
-        """Write one layer's rows at slots."""
-        if isinstance(slots, slice):
-            slots = torch.arange(slots.start, slots.stop)
+        """Write one layer's rows at slots; numbers become the codes that are nearest to them.
+
+        A backend may round them otherwise (vLLM's for CPUs cuts digits off). What `read` gave is written unchanged.
+        """
+        device, codes = self.rows.device, self._layers[layer].codes
+        where = torch.arange(slots.start, slots.stop, device=device) if isinstance(slots, slice) else slots.to(device)
+        if codes is not None:
+            places, memory = self.locate(where), _memory(self._layers[layer].cache)
+            memory[places.keys] = _coded(rows.keys, codes.dtype, codes.keys)
+            memory[places.values] = _coded(rows.values, codes.dtype, codes.values)
+            return
         keys, values = (part.transpose(0, 1).contiguous() for part in (rows.keys, rows.values))
-        self.writes[layer](keys, values, slots.to(self.rows.device))
+        self._layers[layer].write(keys, values, where)
 
-    def read(self, layer: int, slots: Tensor) -> LayerRows:
-        """Return a copy of one layer's rows at slots."""
-        cache, axis = self.caches[layer]
-        slots = slots.to(cache.device)
-        blocks, inverse = torch.unique(slots // self.block_size, return_inverse=True)
-        pages = cache.index_select(axis, blocks).movedim(axis, 0).flatten(1)
-        taken = []
-        for places in self._places:
-            # [rows, heads, width]: each row's features by where they lie in its page.
-            inside = places.index_select(0, slots % self.block_size)
-            taken.append(pages[inverse[:, None, None], inside].transpose(0, 1).contiguous())
-        return LayerRows(taken[0], taken[1])
+    def read(self, layer: int, rows: RowPlaces | Tensor) -> LayerRows:
+        """Return a copy of one layer's rows at places or slots: codes as the numbers that they stand for.
 
-    def _measure(self) -> tuple[Tensor, Tensor]:
-        """Return where each feature of each row of a page lies: keys and values, [block, heads, width] int64."""
-        cache, axis = self.caches[0]
-        page, layout = cache.select(axis, 0), self.layouts[0]
-        sizes = [self.block_size * heads * width for heads, width in (layout.keys, layout.values)]
-        codes = torch.arange(sum(sizes), dtype=torch.int64)
-        found = torch.zeros(page.numel(), dtype=torch.int64)
-        seen = torch.zeros(page.numel(), dtype=torch.bool)
-        kept = page.clone()
-        scale = 1
-        while scale < len(codes):
-            digits = (codes // scale % DIGIT + 1).to(cache.dtype).to(cache.device)
-            keys, values = (
-                part.reshape(self.block_size, *shape)
-                for part, shape in zip(digits.split(sizes), (layout.keys, layout.values), strict=True)
-            )
+        A number from a code is rounded to the rows' dtype, and written again gives the same code.
+        """
+        places = rows if isinstance(rows, RowPlaces) else self.locate(rows)
+        memory, codes = _memory(self._layers[layer].cache), self._layers[layer].codes
+        keys, values = memory[places.keys], memory[places.values]
+        if codes is None:
+            return LayerRows(keys, values)
+        numbers = _decoded(keys, codes.dtype, codes.keys), _decoded(values, codes.dtype, codes.values)
+        return LayerRows(*(part.to(self._dtype) for part in numbers))
+
+    def _measure(self) -> None:
+        """Find where each feature of each row of a page lies.
+
+        Raises:
+            EmblemaError: the page does not give back what was written to it.
+        """
+        cache = self._layers[0].cache
+        page, kept = cache[0], cache[0].clone()
+        try:
+            self._places = self._find_features(page)
+            self._check(page)
+        finally:
+            page.copy_(kept)
+
+    def _find_features(self, page: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how far keys and values lie from a page's start, each [rows, heads, width] int64."""
+        layout, size = self._layouts[0], self._size
+        shapes = (size, *layout.keys), (size, *layout.values)
+        counts = [math.prod(shape) for shape in shapes]
+        numbers = torch.arange(sum(counts), device=page.device)
+
+        def written(bits: Tensor) -> Tensor:
+            """Return a page's elements, in the order of its axes, where features are zeros and ones."""
             page.zero_()
-            self.writes[0](keys, values, torch.arange(self.block_size, device=cache.device))
-            read = page.reshape(-1).cpu().to(torch.int64)
-            seen = read > 0
-            found += (read - 1).clamp_min(0) * scale
-            scale *= DIGIT
-        page.copy_(kept)
-        places = seen.nonzero().squeeze(1)
-        if len(places) != len(codes) or not bool((found[places].sort().values == codes).all()):
+            parts = zip(bits.to(self._dtype).split(counts), self._layers[0].scales, shapes, strict=True)
+            self._write_through(*((part * scale).reshape(shape) for part, scale, shape in parts))
+            return page.reshape(-1).clone()
+
+        empty = written(torch.zeros_like(numbers))
+        places = (written(torch.ones_like(numbers)) != empty).nonzero().squeeze(1)
+        found = torch.zeros_like(places)
+        for bit in range(len(numbers).bit_length()):
+            found += (written(numbers >> bit & 1) != empty)[places].to(torch.int64) << bit
+        if not torch.equal(found.sort().values, numbers):
             raise EmblemaError("the pages of this attention backend do not give back what was written to them")
-        order = places[found[places].argsort()].to(cache.device)
-        keys, values = order.split(sizes)
-        return keys.reshape(self.block_size, *layout.keys), values.reshape(self.block_size, *layout.values)
+        keys, values = _offsets(page)[places[found.argsort()]].split(counts)
+        return keys.reshape(shapes[0]), values.reshape(shapes[1])
+
+    def _write_through(self, keys: Tensor, values: Tensor) -> None:
+        """Write the first page's rows, each [rows, heads, width], as the backend does."""
+        self._layers[0].write(keys, values, torch.arange(self._size, device=keys.device))
+
+    def _check(self, page: Tensor) -> None:
+        """Raise EmblemaError unless rows are read as written, or near it in codes, which are then written unchanged."""
+        layout, layer = self._layouts[0], self._layers[0]
+        generator = torch.Generator().manual_seed(0)
+        written = [
+            (torch.randn(self._size, *shape, generator=generator) * scale).to(self._dtype).to(page.device)
+            for shape, scale in zip((layout.keys, layout.values), layer.scales, strict=True)
+        ]
+        self._write_through(*written)
+        once, read = page.clone(), self.read(0, torch.arange(self._size))
+        self.write(0, slice(0, self._size), read)
+        step = 0.0 if layer.codes is None else torch.finfo(layer.codes.dtype).eps
+        for given, back, scale in zip(written, (read.keys, read.values), layer.scales, strict=True):
+            own, found = given.float(), back.transpose(0, 1).float()
+            if not bool(((own - found).abs() <= step * (own.abs() + scale)).all()) or not torch.equal(page, once):
+                raise EmblemaError("the pages of this attention backend do not give back the numbers written to them")
+
+
+def _memory(cache: Tensor) -> Tensor:
+    """Return all memory between a cache's first and last element, as one axis of its own kind of elements."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(cache.shape, cache.stride(), strict=True))
+    return cache.as_strided((extent,), (1,))
+
+
+def _offsets(page: Tensor) -> Tensor:
+    """Return how far each element of a page lies from its first, in the order of its axes."""
+    offsets = torch.zeros((), dtype=torch.int64, device=page.device)
+    for size, stride in zip(page.shape, page.stride(), strict=True):
+        offsets = offsets[..., None] + torch.arange(size, device=page.device) * stride
+    return offsets.reshape(-1)
+
+
+def _decoded(codes: Tensor, kind: torch.dtype, scale: float) -> Tensor:
+    return codes.view(kind).float() * scale
+
+
+def _coded(numbers: Tensor, kind: torch.dtype, scale: float) -> Tensor:
+    most = torch.finfo(kind).max
+    return (numbers.float() / scale).clamp(-most, most).to(kind).view(torch.uint8)
