@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
@@ -225,3 +227,52 @@ def test_layers_that_keep_pages_in_different_forms_are_refused() -> None:
 def test_the_layouts_are_those_of_vllm() -> None:
     kinds = pytest.importorskip("vllm.v1.kv_cache_layout")
     assert {kind.name: kind.stride_order for kind in kinds.KVCacheLayout} == LAYOUTS
+
+
+class OneDevice(TorchDispatchMode):
+    """Notes what is moved between devices, and refuses what mixes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        result = function(*given, **(named or {}))
+        devices = {one.device for one in (*given, result) if isinstance(one, Tensor) and one.dim()}
+        if len(devices) > 1:
+            assert "copy" in str(function), f"{function} mixes {devices}"
+            self.moved.append(str(function))
+        return result
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn])
+def test_no_row_is_waited_for(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the device `meta`, on which whatever looks at a number raises, stand for a GPU's.
+
+    Places of rows go there once for all layers; a run of slots, and what is read, does not move at all.
+    """
+    device, size, heads, width, layers = torch.device("meta"), 16, 2, 8, 3
+    layout, coded = LayerLayout((heads, width), (heads, width), None), kind != torch.bfloat16
+    codes, written = PageCodes(kind, 0.5, 2.0) if coded else None, []
+
+    def write(keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        written.append({keys.device, values.device, slots.device})
+
+    def measured(pages: Pages) -> None:
+        pages._places = (torch.zeros(size, heads, width, dtype=torch.int64, device=device),) * 2
+
+    monkeypatch.setattr(Pages, "_measure", measured)
+    caches = [torch.zeros(BLOCKS, heads, size, 2 * width, dtype=torch.uint8 if coded else kind, device=device)] * layers
+    given = [LayerPages(cache, size, write, codes) for cache in caches]
+    pages = Pages(given, [layout] * layers, size, torch.bfloat16)
+    slots = pages.slots([1, 3], 20)
+    with OneDevice() as seen:
+        places = pages.locate(slots)
+        assert len(seen.moved) == 1
+        for layer in range(layers):
+            rows = pages.read(layer, places)
+            assert rows.keys.shape == (heads, 20, width) and rows.keys.dtype == torch.bfloat16
+            assert {rows.keys.device, rows.values.device, pages.rows.device} == {device}
+            pages.write(layer, slice(16, 36), rows)
+        assert len(seen.moved) == 1
+    assert written == [] if coded else written == [{device}] * layers

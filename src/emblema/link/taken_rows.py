@@ -293,8 +293,8 @@ class _RelocatedGroup:
             blocks[-1].append(_TakenRange(part, chunk, held, span, count, count + part.rows))
             count += part.rows
         rows = torch.cat([torch.arange(part.start, part.stop) for part in parts])
-        source = PhaseBook(model.tables, torch.cat(positions, dim=1).to(model.device))
-        target = PhaseBook(model.tables, job.prompt.positions[:, rows].to(model.device)) if relocated else source
+        source = PhaseBook(model.tables, _moved(torch.cat(positions, dim=1), model.device))
+        target = PhaseBook(model.tables, _moved(job.prompt.positions[:, rows], model.device)) if relocated else source
         groups, first = [], 0
         for block in blocks:
             last = first + block[-1].stop
@@ -322,8 +322,8 @@ class _RelocatedGroup:
             ):
                 raise LoadError(taken.chunk.id, f"its rows of layer {layer} have other shapes than the model's")
             pieces.append(rows if taken.part.rows == tokens else rows.slice(taken.span.start, taken.span.stop))
-        keys = torch.cat([piece.keys.to(device) for piece in pieces], dim=1)
-        values = torch.cat([piece.values.to(device) for piece in pieces], dim=1)
+        keys = torch.cat([_moved(piece.keys, device) for piece in pieces], dim=1)
+        values = torch.cat([_moved(piece.values, device) for piece in pieces], dim=1)
         band = layout.rotary
         if band is None or self.source is self.target:
             return LayerRows(keys, values)
@@ -380,8 +380,8 @@ class _RelocatedGroup:
         found = [slot for slot in factors if slot is not None]
         if not found:
             return torch.zeros(shape[0], 1, shape[1], device=device).expand(-1, rows, -1)
-        left = torch.cat([slot.left for slot in found]).to(device).float()
-        product: Tensor = (left @ found[0].right.to(device).float()).unflatten(1, shape).transpose(0, 1)
+        left = _moved(torch.cat([slot.left for slot in found]), device).float()
+        product: Tensor = (left @ _moved(found[0].right, device).float()).unflatten(1, shape).transpose(0, 1)
         return product
 
 
@@ -414,4 +414,9 @@ def _contiguous(slots: Tensor, device: torch.device) -> Tensor | slice:
     first, last = int(slots[0]), int(slots[-1])
     if last - first + 1 == len(slots) and bool((slots.diff() == 1).all()):
         return slice(first, last + 1)
-    return slots.to(device)
+    return _moved(slots, device)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device. One that goes to a GPU is copied as the GPU comes to it: nothing here waits."""
+    return tensor.to(device, non_blocking=device.type != "cpu")

@@ -103,7 +103,7 @@ class Pages:
         slots = slots.to(self.rows.device, non_blocking=True)
         starts, inside = slots // self._size * self._stride, slots % self._size
         keys, values = (
-            (places.index_select(0, inside) + starts[:, None, None]).transpose(0, 1).contiguous()
+            (places.index_select(0, inside) + starts.view(-1, 1, 1)).transpose(0, 1).contiguous()
             for places in self._places
         )
         return RowPlaces(keys, values)
@@ -117,8 +117,8 @@ class Pages:
         where = torch.arange(slots.start, slots.stop, device=device) if isinstance(slots, slice) else slots.to(device)
         if codes is not None:
             places, memory = self.locate(where), _memory(self._layers[layer].cache)
-            memory[places.keys] = _coded(rows.keys, codes.dtype, codes.keys)
-            memory[places.values] = _coded(rows.values, codes.dtype, codes.values)
+            memory.put_(places.keys, _coded(rows.keys, codes.dtype, codes.keys))
+            memory.put_(places.values, _coded(rows.values, codes.dtype, codes.values))
             return
         keys, values = (part.transpose(0, 1).contiguous() for part in (rows.keys, rows.values))
         self._layers[layer].write(keys, values, where)
@@ -130,7 +130,7 @@ class Pages:
         """
         places = rows if isinstance(rows, RowPlaces) else self.locate(rows)
         memory, codes = _memory(self._layers[layer].cache), self._layers[layer].codes
-        keys, values = memory[places.keys], memory[places.values]
+        keys, values = (memory.index_select(0, at.view(-1)).view(at.shape) for at in (places.keys, places.values))
         if codes is None:
             return LayerRows(keys, values)
         numbers = _decoded(keys, codes.dtype, codes.keys), _decoded(values, codes.dtype, codes.values)
