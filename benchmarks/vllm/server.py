@@ -15,10 +15,9 @@ from pathlib import Path
 
 from emblema.errors import EmblemaError
 from emblema.models.load import bundled_folder
-from emblema.vllm.serving import RUNNER
 
 STARTING_SECONDS = 600.0
-ENVIRONMENT = RUNNER | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 """Unless the caller's own environment says otherwise."""
 PROCESSING = (
     "chat_template.jinja",

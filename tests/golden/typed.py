@@ -50,7 +50,7 @@ def vllm_names() -> Json:
         "metrics": sorted(_metrics()),
         "connector's options": sorted(PluginSettings.__dataclass_fields__),
         "variable": RETRIEVAL_VARIABLE,
-        "scheduler in the command line": _said("serving.py", "emblema.vllm.LinkingScheduler"),
+        "worker in the command line": _said("serving.py", "emblema.vllm.EmblemaWorker"),
         "middleware in the command line": _said("serving.py", "emblema.vllm.retrieving.Retrieving"),
     }
 
@@ -58,7 +58,7 @@ def vllm_names() -> Json:
 CLASSES = (
     "emblema.vllm.EmblemaConnector",
     "emblema.vllm.EmblemaEncoderConnector",
-    "emblema.vllm.LinkingScheduler",
+    "emblema.vllm.EmblemaWorker",
     "emblema.vllm.retrieving.Retrieving",
 )
 

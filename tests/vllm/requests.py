@@ -7,9 +7,11 @@ import torch
 
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.store import Store
+from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
+from emblema.vllm.step_costs import StepCosts
 from tests.link.pieces import LAYOUTS
 
 SPEC = ModelSpec("test", "f" * 64, LAYOUTS, {}, 1, ((), ()), 1, torch.float32, torch.device("cpu"))
@@ -42,6 +44,11 @@ def with_encoding(store: Store, shown: ServedRequest) -> None:
 
 def zeros(layout: LayerLayout, tokens: int) -> LayerRows:
     return LayerRows(*(torch.zeros(heads, tokens, width) for heads, width in (layout.keys, layout.values)))
+
+
+def planner_of(store: Store, strategy: str, costs: StepCosts | None = None, workers: int = 1) -> RequestPlanner:
+    """Return the planner of a server whose batch has eight places."""
+    return RequestPlanner(SPEC, store, strategy, True, BatchPlaces(8), workers, costs)
 
 
 def planned(planner: RequestPlanner, name: str, shown: ServedRequest) -> RequestPlan:

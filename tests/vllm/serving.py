@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from emblema.vllm.serving import ENCODINGS, SCHEDULER
+from emblema.vllm.serving import ENCODINGS, WORKER
 from tests.vllm.cells import Cell
 
 VOCAB_TOP = -1
@@ -37,7 +37,7 @@ def plugin_options(store: Path, strategy: str = "blind", **extra: Any) -> dict[s
             "kv_connector_extra_config": {"store": str(store), "strategy": strategy, "weigh": False, **extra},
         },
         "ec_transfer_config": dict(ENCODINGS),
-        "scheduler_cls": SCHEDULER,
+        "worker_cls": WORKER,
     }
 
 
@@ -75,10 +75,22 @@ class Served:
         return self.llm.llm_engine.engine_core.engine_core.scheduler
 
     @property
-    def store(self) -> Any:
+    def planner(self) -> Any:
+        return self.scheduler.connector.planner
+
+    @property
+    def captures(self) -> Any:
+        return self.scheduler.connector.captures
+
+    @property
+    def kv_worker(self) -> Any:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        return get_kv_transfer_group().kv_worker.store
+        return get_kv_transfer_group().kv_worker
+
+    @property
+    def store(self) -> Any:
+        return self.kv_worker.store
 
     def params(self, options: dict[str, Any] | None = None, tokens: int = 1, **more: Any) -> Any:
         from vllm import SamplingParams
@@ -135,10 +147,8 @@ class Served:
         core = self.llm.llm_engine.engine_core.engine_core
         deadline = time.monotonic() + 60
         while core.scheduler.has_requests() and time.monotonic() < deadline:
-            core.step()
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        get_kv_transfer_group().kv_worker.drain()
+            core.step_fn()
+        self.kv_worker.drain()
         self.store.flush()
 
     def forget_prefixes(self) -> None:

@@ -90,7 +90,7 @@ def test_a_busy_store_does_not_make_rows_pile_up(
     most = 8 * 2 * TOKENS * ROW
     worker.waiting = WaitingRows(most)
     try:
-        worker.save(StepMetadata(chunks=(capture("a"),)))
+        worker.save(StepMetadata(), (capture("a"),))
         dropped = 0
         for number in range(200):
             worker.save(StepMetadata(patches=(patches("a", f"b{number}"),)))
@@ -110,13 +110,13 @@ def test_chunks_that_find_no_room_are_dropped_too_and_one_that_is_larger_waits_a
     busy = BusyStore(monkeypatch)
     worker.waiting = WaitingRows(TOKENS * ROW // 2)
     try:
-        worker.save(StepMetadata(chunks=tuple(capture(name) for name in "abc")))
+        worker.save(StepMetadata(), tuple(capture(name) for name in "abc"))
         assert worker.take_dropped() == 2 and worker.waiting.held == TOKENS * ROW
     finally:
         busy.free.set()
     worker.drain()
     assert worker.waiting.held == 0 and len(worker.store.tenant()) == 1
-    worker.save(StepMetadata(chunks=(capture("d"),)))
+    worker.save(StepMetadata(), (capture("d"),))
     worker.drain()
     assert len(worker.store.tenant()) == 2 and worker.take_dropped() == 0
 
@@ -139,10 +139,10 @@ def test_what_fails_leaves_its_room(worker: KVWorker, pages: FakePages, monkeypa
         raise RuntimeError("no rows")
 
     monkeypatch.setattr(pages, "read", fail)
-    worker.save(StepMetadata(chunks=(capture("a"),), patches=(patches("a", "b"),)))
+    worker.save(StepMetadata(patches=(patches("a", "b"),)), [capture("a")])
     monkeypatch.undo()
     monkeypatch.setattr(TenantStore, "put", fail)
-    worker.save(StepMetadata(chunks=(capture("a"),)))
+    worker.save(StepMetadata(), (capture("a"),))
     worker.drain()
     assert worker.waiting.held == 0
 
@@ -162,10 +162,11 @@ def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPat
         return form(*args)
 
     monkeypatch.setattr(kv_worker, "form_patch", slow)
+    worker.begin_step(StepMetadata())
     worker.save(StepMetadata(patches=(patches(*names),)))
     until = time.monotonic() + 0.6
     while time.monotonic() < until:
-        worker.load(StepMetadata())
+        worker.begin_step(StepMetadata())
         time.sleep(0.005)
     busy = len(formed)
     assert 1 <= busy <= 3, "5 % of 0.6 s are 0.03 s"
@@ -178,10 +179,11 @@ def test_a_burst_is_left_alone(worker: KVWorker, monkeypatch: pytest.MonkeyPatch
     put(worker.store, request("a", "b", "c", "d"))
     key = patches("a", "b").needs[1][0]
     monkeypatch.setattr(kv_worker, "BURST_SECONDS", 60.0)
+    worker.begin_step(StepMetadata(pressed=True))
     worker.save(StepMetadata(patches=(patches("a", "b"),), pressed=True))
     until = time.monotonic() + 0.4
     while time.monotonic() < until:
-        worker.load(StepMetadata(pressed=True))
+        worker.begin_step(StepMetadata(pressed=True))
         worker.save(StepMetadata(patches=(replace(patches("c", "d"), alone=False),), pressed=True))
         time.sleep(0.005)
     assert worker.take_dropped() >= 5 and worker.waiting.held == 2 * TOKENS * ROW
@@ -189,7 +191,7 @@ def test_a_burst_is_left_alone(worker: KVWorker, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kv_worker, "BURST_SECONDS", 0.05)
     until = time.monotonic() + 30
     while worker.store.tenant().find_patch(key) is None and time.monotonic() < until:
-        worker.load(StepMetadata(computes=False))
+        worker.begin_step(StepMetadata(computes=False))
         time.sleep(0.005)
     worker.drain()
     assert worker.store.tenant().find_patch(key) is not None

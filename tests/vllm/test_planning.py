@@ -18,11 +18,11 @@ from emblema.store.disk.indexed_folder import IndexedFolder
 from emblema.store.identity import SHARED_SALT, owner_digest, request_salt
 from emblema.store.record import SHARED
 from emblema.store.store import TenantStore
-from emblema.vllm.planner import MOST_SKETCHES, RequestPlanner
+from emblema.vllm.planner import MOST_SKETCHES
 from emblema.vllm.request_plan import ChunkStubs, RequestPlan, build_prompt, plan_request
 from emblema.vllm.stored import StoreMemory
 from tests.link.pieces import LAYOUTS
-from tests.vllm.requests import SPEC, TOKENS, planned, put, request, unplanned, with_encoding, zeros
+from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, unplanned, with_encoding, zeros
 
 pytestmark = pytest.mark.usefixtures("planners_end")
 
@@ -52,7 +52,7 @@ def test_a_second_pass_that_is_asked_for_is_computed_plainly_and_said(store: Sto
 
 
 def test_patches_are_formed_from_the_second_sighting_on(store: Store) -> None:
-    planner = RequestPlanner(SPEC, store, "auto", capture=True)
+    planner = planner_of(store, "auto")
     put(store, request("a", "b"))
     first, second = planned(planner, "1", request("a", "b")), planned(planner, "2", request("a", "b"))
     assert first.needs == () and first.lacking
@@ -71,7 +71,7 @@ def test_patches_are_formed_from_the_second_sighting_on(store: Store) -> None:
 
 def test_new_combinations_of_known_pictures_form_nothing(store: Store) -> None:
     """Traffic without repetitions: only the first picture comes again after the same, which is nothing."""
-    planner = RequestPlanner(SPEC, store, "auto", capture=True)
+    planner = planner_of(store, "auto")
     put(store, request(*"abcd"))
     for number, names in enumerate(("abc", "acb", "adc", "cab", "cba", "dca")):
         plan = planned(planner, str(number), request(*names))
@@ -80,7 +80,7 @@ def test_new_combinations_of_known_pictures_form_nothing(store: Store) -> None:
 
 
 def test_a_picture_twice_in_one_request_is_met_once_in_each_place(store: Store) -> None:
-    planner = RequestPlanner(SPEC, store, "auto", capture=True)
+    planner = planner_of(store, "auto")
     put(store, request("a"))
     assert planned(planner, "1", request("a", "a")).needs == ()
     assert len(planned(planner, "2", request("a", "a")).needs) == 2
@@ -88,12 +88,12 @@ def test_a_picture_twice_in_one_request_is_met_once_in_each_place(store: Store) 
 
 def test_named_strategies_form_at_once(store: Store) -> None:
     put(store, request("a", "b"))
-    planner = RequestPlanner(SPEC, store, "patch-4", capture=True)
+    planner = planner_of(store, "patch-4")
     assert planned(planner, "1", request("a", "b")).needs
 
 
 def test_what_one_tenant_met_is_not_anothers_and_tenants_are_bounded(store: Store) -> None:
-    planner = RequestPlanner(SPEC, store, "auto", capture=True)
+    planner = planner_of(store, "auto")
     for salt in ("alice", "bob"):
         put(store, request("a", "b", salt=salt))
     assert planned(planner, "1", request("a", "b", salt="alice")).needs == ()
@@ -110,64 +110,45 @@ def test_the_default_policy_wants_two_sightings() -> None:
 
 
 @pytest.mark.parametrize("salt", [None, "alice"])
-def test_encoder_outputs_are_the_tenants_own(store: Store, salt: str | None) -> None:
-    """Found for the tenant that stored them, and for no other: neither without a salt nor with another."""
-    planner = RequestPlanner(SPEC, store, "auto", capture=True)
-    with_encoding(store, request("a", "b", salt=salt))
-    planned(planner, "own", request("a", "b", salt=salt))
-    found = planner.encoder_output("own", "b")
-    assert found is not None and found.shape == (TOKENS, 4) and bool((found == 2.0).all())
-    for other in {None, "alice", "bob"} - {salt}:
-        planned(planner, str(other), request("a", "b", salt=other))
-        assert planner.encoder_output(str(other), "a") is None
-    assert planner.encoder_output("unknown", "a") is None
-
-
-@pytest.mark.parametrize("salt", [None, "alice"])
-def test_tenants_have_chunks_patches_and_captures_of_their_own(store: Store, salt: str | None) -> None:
-    """One tenant's rows are taken by no other, and each captures what it lacks under its own salt."""
-    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+def test_tenants_have_chunks_of_their_own(store: Store, salt: str | None) -> None:
+    """One tenant's rows are taken by no other, nor what the encoder made for it."""
+    planner = planner_of(store, "blind")
     put(store, request("a", "b", salt=salt))
     own = planned(planner, "own", request("a", "b", salt=salt))
-    assert own.cached.spans and not own.missing and not list(planner.next_captures(9))
+    assert own.cached.spans and not own.missing and len(own.encodings(0)) == 2
     others: set[str | None] = {None, "alice", "bob"}
     for other in others - {salt}:
         plan = planned(planner, str(other), request("a", "b", salt=other))
-        assert not plan.cached.spans and len(plan.missing) == 2
-        captures = list(planner.next_captures(9))
-        assert {capture.capture.salt for capture in captures} == {request(salt=other).store_salt}
+        assert not plan.cached.spans and len(plan.missing) == 2 and not plan.encodings(0)
         ids = {chunk.id for _, chunk in plan.prompt.chunk_segments}
-        assert {capture.capture.chunk.id for capture in captures} == ids
         assert ids.isdisjoint(chunk.id for _, chunk in own.prompt.chunk_segments)
 
 
 def test_steps_name_the_tenant(store: Store) -> None:
     """What the worker loads and keeps is of the request's tenant."""
-    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    planner = planner_of(store, "blind")
     put(store, request("a", salt="alice"))
-    plan = planned(planner, "1", request("a", salt="alice"))
-    with planner.scheduling(0, lambda: 8, lambda: 0) as step:
-        assert step.skip("1", plan, plan.cached.spans[0][0]) is not None
-        metadata = planner.step_metadata({"1": (plan.cached.spans[0][1], 1)}, lambda name: (0,))
-    assert [load.salt for load in metadata.loads] == [request_salt("alice")]
-    planner = RequestPlanner(SPEC, store, "patch-4", capture=True)
+    planned(planner, "1", request("a", salt="alice"))
+    assert not planner.admit("1", 0)
+    metadata = planner.step_metadata({}, lambda name: (0,), True, True)
+    assert [order.salt for order in metadata.stagings] == [request_salt("alice")]
+    planner = planner_of(store, "patch-4")
     plan = planned(planner, "2", request("a", salt="alice"))
-    metadata = planner.step_metadata({"2": (0, plan.prompt.tokens)}, lambda name: (0,))
+    metadata = planner.step_metadata({"2": (0, plan.prompt.tokens)}, lambda name: (0,), True, True)
     assert [capture.salt for capture in metadata.patches] == [request_salt("alice")]
 
 
 def test_no_cache_salt_aims_at_another_owner(store: Store) -> None:
-    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    planner = planner_of(store, "blind")
     salts = [SHARED_SALT.decode(), "alice", "bob", request_salt("alice").hex(), "\ud800", ""]
     owners = [owner_digest(request(salt=salt).store_salt) for salt in salts]
     assert SHARED not in owners and len(set(owners)) == len(salts)
     assert owner_digest(request().store_salt) == owners[-1], "no salt and an empty one are the common tenant"
     assert unplanned(planner, "1", request("a", salt=SHARED_SALT.decode())) is None
-    assert not list(planner.next_captures(9))
 
 
 def test_a_name_that_was_another_pictures_is_not_trusted(store: Store) -> None:
-    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    planner = planner_of(store, "blind")
     first = request("logo")
     false = replace(first, items=(replace(first.items[0], digest="something else"),))
     unseen = replace(first, items=(replace(first.items[0], digest=""),))
@@ -182,7 +163,7 @@ def test_a_name_that_was_another_pictures_is_not_trusted(store: Store) -> None:
 
 
 def test_names_are_checked_of_requests_that_are_not_linked_too(store: Store) -> None:
-    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    planner = planner_of(store, "blind")
     first = request("logo")
     false = replace(first, items=(replace(first.items[0], digest="something else"),), refusal="prompt_logprobs")
     assert unplanned(planner, "1", false) is None and unplanned(planner, "2", first) is None
@@ -221,14 +202,14 @@ def test_the_scheduler_never_reads_the_store(tmp_path: Path, monkeypatch: pytest
         asked.append(threading.current_thread().name)
         return read(folder, ask)
 
-    planner = RequestPlanner(SPEC, store, "auto", capture=True)
+    planner = planner_of(store, "auto")
     for name in ("0", "00"):
         planned(planner, name, request(*"abcdefghij"))
     monkeypatch.setattr(IndexedFolder, "read", noted)
     planned(planner, "1", request(*"jihgfedcba"))
-    assert planner.encoder_output("1", "a") is not None
-    list(planner.next_captures(4))
-    planner.step_metadata({"1": (0, 10)}, lambda name: (0,))
+    assert not planner.admit("1", 0)
+    (order,) = planner.step_metadata({}, lambda name: (0,), True, True).stagings
+    assert len(order.encodings) == 10
     planner.finish("1")
     assert asked == ["emblema-plan"]
     # Absent pieces are remembered as absent, until something is written; here by another process.
@@ -245,7 +226,7 @@ def test_the_scheduler_never_reads_the_store(tmp_path: Path, monkeypatch: pytest
 
 def test_a_store_that_hangs_does_not_hold_requests_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emblema.vllm.planner.PLANNING_SECONDS", 0.05)
-    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    planner = planner_of(store, "blind")
     put(store, request("a"))
     free = threading.Event()
     held = TenantStore.held
@@ -263,7 +244,7 @@ def test_a_store_that_hangs_does_not_hold_requests_up(store: Store, monkeypatch:
 
 def test_a_step_waits_for_plans_and_not_twice_for_a_late_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emblema.vllm.planner.AWAITING_SECONDS", 30.0)
-    planner = RequestPlanner(SPEC, store, "blind", capture=True)
+    planner = planner_of(store, "blind")
     put(store, request("a"))
     for name in ("1", "2", "3"):
         planner.announce(name, lambda: request("a"))
@@ -284,10 +265,9 @@ def test_a_step_waits_for_plans_and_not_twice_for_a_late_one(store: Store, monke
 
 
 def test_rows_are_left_alone_while_requests_wait(store: Store) -> None:
-    planner = RequestPlanner(SPEC, store, "patch-4", capture=True)
+    planner = planner_of(store, "patch-4")
     put(store, request("a", "b"))
     plan = planned(planner, "1", request("a", "b"))
-    for waiting, count in ((3, 0), (0, 1)):
-        with planner.scheduling(0, lambda: 8, lambda number=waiting: number):  # type: ignore[misc]
-            metadata = planner.step_metadata({"1": (0, plan.prompt.tokens)}, lambda name: (0,))
-        assert len(metadata.patches) == count
+    for quiet in (False, True):
+        metadata = planner.step_metadata({"1": (0, plan.prompt.tokens)}, lambda name: (0,), quiet, True)
+        assert len(metadata.patches) == quiet

@@ -22,12 +22,11 @@ from emblema.vllm.request_plan import (
     ServedRequest,
     build_prompt,
     plan_request,
-    stored_encodings,
 )
 from emblema.vllm.spans import CachedSpans
 from emblema.vllm.stored import StoreMemory
 from tests.link.pieces import LAYOUTS
-from tests.vllm.requests import SPEC, TOKENS, put, request, with_encoding, zeros
+from tests.vllm.requests import SPEC, TOKENS, put, request, zeros
 
 FULL_RANK = 16
 
@@ -96,16 +95,15 @@ def test_nothing_is_formed_of_a_picture_that_needs_no_patch(store: Store) -> Non
         assert [key for key, _, _ in made.needs] == keys[2:] * (sighting - 1)
 
 
-def test_encoder_outputs_are_handed_over_for_pictures_that_are_computed_and_stored(store: Store) -> None:
+def test_encoder_outputs_are_wanted_of_stored_pictures_that_are_not_in_the_prefix(store: Store) -> None:
     shown = request("a", "b", "new")
-    with_encoding(store, request("a", "b"))
+    put(store, request("a", "b"))
     put_patches(store, keys_of(shown)[0])
     made = plan(store, shown, FrequencySketch())
+    ids = [chunk.id for _, chunk in made.prompt.chunk_segments]
     assert made.cached.spans == ((2, 302),) and len(made.missing) == 1
-    found = stored_encodings(made, store.tenant(), StoreMemory(store))
-    assert list(found) == ["b"] and bool((found["b"] == 2.0).all())
-    made.decline(COSTS_MORE)
-    assert list(stored_encodings(made, store.tenant(), StoreMemory(store))) == ["a", "b"]
+    assert made.encodings(0) == (("a", ids[0]), ("b", ids[1]))
+    assert made.encodings(302) == (("b", ids[1]),) and made.encodings(603) == ()
 
 
 def test_the_stubs_that_were_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,6 @@ def test_pages_of_8_bits_and_latents_fit(changes: dict[str, Any]) -> None:
     ("changes", "words"),
     [
         ({"speculative_config": object()}, "speculative"),
-        ({"scheduler_config__async_scheduling": True}, "--no-async-scheduling"),
-        ({"use_v2_model_runner": True}, "second model runner"),
         ({"parallel_config__world_size": 2}, "several workers"),
         ({"cache_config__cache_dtype": "int8_per_token_head"}, "quantised"),
         ({"cache_config__cache_dtype": "fp8_ds_mla"}, "quantised"),

@@ -8,6 +8,7 @@ import torch
 from emblema import Engine
 from emblema.session.requests import LinkRequest
 from emblema.store.keys import orbit_key
+from emblema.vllm.staging import StagedRows
 from tests.vllm.plans import AfterPrefix
 
 TOLERANCE = 1e-5
@@ -100,14 +101,12 @@ def test_a_system_prompt_hits_vllms_own_prefix_cache(served, subject, engine) ->
     assert error(answer, wanted(engine, prompts[1], "blind")) <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"max_num_batched_tokens": 24, "max_num_seqs": 8}, {"max_num_batched_tokens": 64, "max_num_seqs": 2},
-     {"max_num_batched_tokens": 512, "max_num_seqs": 1}],
-    ids=["tokens", "places", "one-place"],
-)  # fmt: skip
-def test_budgets_too_small_for_all_compute_spans(bench, subject, engine, tmp_path, options) -> None:
-    served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, enable_chunked_prefill=True, **options)
+def test_a_step_too_small_for_a_prompt(bench, subject, engine, tmp_path) -> None:
+    """Steps end within pictures, and two prompts have more runs of computed rows than the batch has places."""
+    served = bench.serve(
+        subject.folder, tmp_path / "store", subject.vocabulary, enable_chunked_prefill=True,
+        max_num_batched_tokens=24, max_num_seqs=8,
+    )  # fmt: skip
     prompts = [subject.prompt(6, seed=10), subject.prompt(4, seed=11)]
     for given in prompts:
         learn(served, given)
@@ -117,6 +116,20 @@ def test_budgets_too_small_for_all_compute_spans(bench, subject, engine, tmp_pat
             assert error(answer, wanted(engine, given, strategy)) <= TOLERANCE, strategy
             assert answer.report["linked_tokens"] == answer.cached > 0
         served.forget_prefixes()
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_batch_too_small_for_a_prompt(bench, subject, engine, tmp_path, places) -> None:
+    served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, max_num_seqs=places)
+    large, small = subject.prompt(6, seed=10), subject.prompt(1, seed=12)
+    learn(served, large)
+    learn(served, small)
+    answers = served.ask_all([(prompt.token_ids, prompt.pictures) for prompt in (large, small)], {"strategy": "blind"})
+    for answer, given, needed in zip(answers, (large, small), (7, 2), strict=True):
+        linked = needed <= places
+        assert (answer.report["linked_tokens"] > 0) == linked
+        assert linked or "max_num_seqs" in answer.report["remark"]
+        assert error(answer, wanted(engine, given, "blind" if linked else "full")) <= TOLERANCE
 
 
 def test_preemption_in_a_tiny_pool(bench, subject, engine, tmp_path) -> None:
@@ -144,19 +157,20 @@ def test_preemption_in_a_tiny_pool(bench, subject, engine, tmp_path) -> None:
 
 
 def test_pictures_of_dense_requests_are_kept_once_it_is_quiet(served, subject, monkeypatch) -> None:
-    monkeypatch.setattr("emblema.vllm.scheduler.DENSE_SECONDS", 600.0)
+    monkeypatch.setattr("emblema.vllm.quiet.DENSE_SECONDS", 600.0)
     prompts = [subject.prompt(2, seed=70 + number) for number in range(6)]
     served.ask_all([(given.token_ids, given.pictures) for given in prompts], {"strategy": "auto"}, tokens=3)
-    planner = served.scheduler.planner
-    assert planner.captures_wait and not planner.capturing and served.scheduler.has_requests()
-    monkeypatch.setattr("emblema.vllm.scheduler.DENSE_SECONDS", 0.1)
+    captures = served.captures
+    assert captures.waiting and not captures.running and served.scheduler.has_requests()
+    monkeypatch.setattr("emblema.vllm.quiet.DENSE_SECONDS", 0.1)
     served.settle()
-    assert not planner.captures_wait and not served.scheduler.has_requests()
+    assert not captures.waiting and not served.scheduler.has_requests()
     assert len(served.store.tenant()) == 12
     # A request alone does not wait for that.
     last = subject.prompt(1, seed=80)
     served.ask(last.token_ids, last.pictures, {"strategy": "auto"})
-    assert not planner.captures_wait and planner.capturing
+    served.settle()
+    assert len(served.store.tenant()) == 13
 
 
 def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
@@ -173,7 +187,7 @@ def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
     assert 0 < served.scheduler.requests[name].num_computed_tokens < served.scheduler.requests[name].num_prompt_tokens
     core.abort_request(["gone"])
     served.settle()
-    assert not served.scheduler.requests and served.scheduler.planner.finish(name) is None
+    assert not served.scheduler.requests and served.planner.finish(name) is None
     assert error(served.ask(given.token_ids, given.pictures), wanted(engine, given, "blind")) <= TOLERANCE
     assert served.scheduler.kv_cache_manager.usage == 0
 
@@ -182,16 +196,16 @@ def test_a_store_that_vanishes(served, subject, engine, monkeypatch) -> None:
     given = subject.prompt(3, seed=40)
     learn(served, given)
     assert served.ask(given.token_ids, given.pictures).report["linked_tokens"] > 0
-    # Planned, and gone when the pages ask for it.
-    view = served.store.tenant()
-    planner = served.scheduler.planner
+    # Planned, and gone when the worker is to read it.
+    view, planner = served.store.tenant(), served.planner
     stock = planner.step_metadata
 
     def late(*args: Any) -> Any:
         step = stock(*args)
-        for load in step.loads:
-            for part in load.plan.ranges:
-                view.delete(part.origin.chunk)
+        for order in step.stagings:
+            for part in order.plan.ranges:
+                if part.origin is not None:
+                    view.delete(part.origin.chunk)
         return step
 
     with monkeypatch.context() as patched:
@@ -202,6 +216,41 @@ def test_a_store_that_vanishes(served, subject, engine, monkeypatch) -> None:
     # Nothing wrong stays in vLLM's pages, and the chunks are made again.
     plain = served.ask(given.token_ids, given.pictures, {"strategy": "full"})
     assert error(plain, wanted(engine, given, "full")) <= TOLERANCE
+
+
+def test_rows_that_vanish_once_they_are_staged_are_taken(served, subject, engine, monkeypatch) -> None:
+    given = subject.prompt(3, seed=41)
+    learn(served, given)
+    view, planner = served.store.tenant(), served.planner
+    stock = planner.step_metadata
+
+    def late(*args: Any) -> Any:
+        step = stock(*args)
+        for chunk in view.ids() if step.loads else ():
+            view.delete(chunk)
+        return step
+
+    monkeypatch.setattr(planner, "step_metadata", late)
+    answer = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
+    assert answer.report["linked_tokens"] > 0 and not view.ids()
+    assert error(answer, wanted(engine, given, "blind")) <= TOLERANCE
+
+
+def test_rows_that_cannot_be_written_are_computed(served, subject, engine, monkeypatch) -> None:
+    given = subject.prompt(3, seed=42)
+    learn(served, given)
+
+    def broken(*args: Any) -> None:
+        raise OSError("no more memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StagedRows, "write", broken)
+        # The report comes with the step's outcome, so the first token does not know of it yet.
+        answer = served.ask(given.token_ids, given.pictures, {"strategy": "blind"}, tokens=2)
+    assert answer.report["linked_tokens"] == 0 and "could not be loaded" in answer.report["remark"]
+    assert error(answer, wanted(engine, given, "full")) <= TOLERANCE
+    again = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
+    assert again.report["linked_tokens"] > 0 and error(again, wanted(engine, given, "blind")) <= TOLERANCE
 
 
 def test_tenants_do_not_meet(served, subject, engine) -> None:
@@ -303,7 +352,7 @@ def test_a_stored_orbit_patch_serves_every_order(served_once, subject, engine, m
     chunks = [engine.add(picture) for picture in given.pictures]
     engine.prefill(given.parts(chunks), "orbit-8", template=False)
     # The embedded engine's patches under the names that the same pictures have here.
-    planner, linked = served_once.scheduler.planner, []
+    planner, linked = served_once.planner, []
     stock = planner.finish
     monkeypatch.setattr(planner, "finish", lambda name: (linked.append(planner.get(name)), stock(name))[1])
     plain = served_once.ask(given.token_ids, given.pictures, {"strategy": "orbit-8"})

@@ -32,7 +32,7 @@ def test_the_server_s_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         command("reference", tmp_path)
     monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
     line = command("reference", tmp_path, more=["--port", "1"])
-    assert "--no-async-scheduling" in line and line[-2:] == ["--port", "1"]
+    assert line[line.index("--worker-cls") + 1] == "emblema.vllm.EmblemaWorker" and line[-2:] == ["--port", "1"]
     assert "--kv-transfer-config" not in command("reference", None)
 
 
@@ -73,7 +73,6 @@ def test_the_list_of_plugins_is_extended(monkeypatch: pytest.MonkeyPatch) -> Non
     assert environment({})["VLLM_PLUGINS"] == "emblema,emblema_service,other"
     assert environment({"VLLM_PLUGINS": "mine"})["VLLM_PLUGINS"] == "emblema,emblema_service,mine"
     assert environment({"VLLM_PLUGINS": ""})["VLLM_PLUGINS"] == "emblema,emblema_service"
-    assert environment({"VLLM_USE_V2_MODEL_RUNNER": "1"})["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 
 def test_what_a_server_would_refuse_is_refused_before_it_starts(

@@ -1,11 +1,11 @@
-"""Cached and compute spans: whatever the budgets, every row is loaded or computed once and in order."""
+"""Cached spans: however a prompt is cut into steps, every row is taken or computed as the plan has it."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource, Selector
-from emblema.vllm.spans import CachedSpans, Claim, clip_plan, unsupported_reason
+from emblema.vllm.spans import CachedSpans, StepRows, taken_rows, unsupported_reason
 
 
 @st.composite
@@ -19,46 +19,41 @@ def layouts(draw: st.DrawFn) -> tuple[CachedSpans, int]:
     return CachedSpans(tuple(cached)), row + draw(st.integers(1, 9))
 
 
-@given(layouts(), st.integers(0, 12), st.integers(0, 3), st.integers(1, 8), st.integers(0, 60))
-def test_every_row_is_ready_once(layout, tokens, slots, own, hit) -> None:
+@given(layouts(), st.data())
+def test_every_row_is_ready_once(layout, data) -> None:
+    """Whatever a step's rows are, what it takes and computes are these rows and no others."""
     cached, rows = layout
-    computed = min(hit, rows - 1)
-    ready = [0] * rows
-    ready[:computed] = [1] * computed
-    for _ in range(10 * rows + 10):
-        if computed == rows:
-            break
-        claim = cached.claim(computed, tokens, slots)
-        if claim is not None:
-            assert claim.compute_rows <= tokens and len(claim.compute_spans) <= slots
-            assert claim.compute_rows + claim.cached_rows == claim.stop - computed
-            for row in range(computed, claim.stop):
-                ready[row] += 1
-                # A compute span is computed, a cached one is not.
-                assert (row in cached) != any(start <= row < stop for start, stop in claim.compute_spans)
-            computed = claim.stop
-        bound = cached.rows_until(computed)
-        step = min(own, rows - computed, rows if bound is None else bound)
-        # At a cached span there is always a claim, so a request never waits for ever.
-        assert step > 0
-        ready[computed : computed + step] = [count + 1 for count in ready[computed : computed + step]]
-        computed += step
-    assert computed == rows and set(ready) == {1}
+    taken_rows_of_plan = {row for start, stop in cached.spans for row in range(start, stop)}
+    first = start = data.draw(st.integers(0, rows - 1))
+    stand_in, ready = False, {}
+    while start < rows:
+        stop = data.draw(st.integers(start + 1, rows))
+        step = cached.step_rows(start, stop, stand_in)
+        taken = [row for low, high in step.taken for row in range(low, high)]
+        computed = [row for low, high in step.computed for row in range(low, high)]
+        assert len(taken) == len(set(taken)) and computed == sorted(set(computed))
+        assert set(taken) <= taken_rows_of_plan and computed and computed[-1] == stop - 1
+        again = {start - 1} if stand_in else set()
+        assert set(taken) - set(range(start, stop)) == again
+        assert set(taken) | set(computed) == set(range(start, stop)) | again
+        assert set(computed) & taken_rows_of_plan == ({stop - 1} if step.stand_in else set())
+        assert len(step.computed) <= cached.runs(start, rows)
+        ready |= {row: "computed" for row in computed}
+        ready |= {row: "taken" for row in taken if row not in computed}
+        start, stand_in = stop, step.stand_in
+    # The last row is in no span, so every row is as the plan has it in the end.
+    assert ready == {row: "taken" if row in taken_rows_of_plan else "computed" for row in range(first, rows)}
 
 
-def test_a_claim_reaches_as_far_as_its_budgets() -> None:
-    spans = ((4, 10), (12, 20), (25, 30))
-    cached, fewer = CachedSpans(spans), CachedSpans(spans)
-    fewer.skip_fewer()
-    assert cached.claim(0, 11, 3).stop == 30  # type: ignore[union-attr]
-    assert cached.claim(0, 10, 3).stop == 20  # type: ignore[union-attr]
-    assert cached.claim(0, 11, 2).stop == 20  # type: ignore[union-attr]
-    assert fewer.claim(0, 11, 3).stop == 10  # type: ignore[union-attr]
-    assert cached.claim(0, 3, 3) is None
-    assert cached.claim(6, 0, 0).compute_spans == ()  # type: ignore[union-attr]
-    assert cached.claim(30, 99, 9) is None
-    fewer.skip_fewer()
-    assert fewer.spans == () and fewer.claim(0, 11, 3) is None
+def test_a_hit_in_a_span_leaves_its_rows_alone() -> None:
+    """Rows of the prefix cache are shared: none before a request's first step is written."""
+    cached = CachedSpans(((4, 10), (12, 20)))
+    assert cached.step_rows(6, 24, stand_in=False) == StepRows(((6, 10), (12, 20)), ((10, 12), (20, 24)))
+    assert cached.step_rows(6, 8, stand_in=False) == StepRows(((6, 8),), ((7, 8),), stand_in=True)
+    assert cached.step_rows(8, 11, stand_in=True) == StepRows(((7, 10),), ((10, 11),))
+    assert cached.runs(0, 24) == 3 and cached.runs(6, 24) == 2 and cached.runs(20, 24) == 1
+    assert cached.after(19) and not cached.after(20)
+    assert cached.private_from(0) == 4 and cached.private_from(11) == 12 and cached.private_from(20) is None
 
 
 ORIGIN = ChunkOrigin("a" * 64)
@@ -89,23 +84,15 @@ def test_cached_spans_join_and_are_cut_to_a_claim() -> None:
     taken = [RowRange(start, start + 3, RowSource.TAKEN, (0, 4), origins[start // 3]) for start in (0, 3)]
     plan = LinkPlan("x", 8, 4, (*taken, TEXT))
     assert unsupported_reason(plan) is None and CachedSpans.of(plan) == CachedSpans(((0, 6),))
-    cut = clip_plan(plan, CachedSpans(((0, 6),)).claim(2, 0, 0))  # type: ignore[arg-type]
+    cut = taken_rows(plan, ((2, 6),))
     assert [(part.start, part.stop, part.origin.offset) for part in cut.ranges] == [(2, 3, 2), (3, 6, 0)]
 
 
-@pytest.mark.parametrize(("start", "stop", "kept"), [(3, 6, [(3, 6)]), (4, 6, [(4, 6)]), (0, 3, [(0, 3)])])
-def test_a_claim_has_nothing_of_ranges_before_or_after_it(start: int, stop: int, kept: list[tuple[int, int]]) -> None:
-    taken = [RowRange(first, first + 3, RowSource.TAKEN, (0, 4), ORIGIN) for first in (0, 3)]
-    cut = clip_plan(LinkPlan("x", 8, 4, (*taken, TEXT)), Claim(start, stop, ()))
+@pytest.mark.parametrize(
+    ("taken", "kept"),
+    [(((3, 6),), [(3, 6)]), (((4, 6),), [(4, 6)]), (((0, 3),), [(0, 3)]), (((1, 2), (4, 5)), [(1, 2), (4, 5)])],
+)
+def test_taken_rows_have_nothing_of_ranges_before_or_after_them(taken, kept) -> None:
+    parts = [RowRange(first, first + 3, RowSource.TAKEN, (0, 4), ORIGIN) for first in (0, 3)]
+    cut = taken_rows(LinkPlan("x", 8, 4, tuple(parts)), taken)
     assert [(part.start, part.stop) for part in cut.ranges] == kept
-
-
-def test_half_of_the_spans_are_skipped_and_then_half_of_these() -> None:
-    cached = CachedSpans(tuple((row, row + 1) for row in range(0, 18, 2)))
-    reached = []
-    while cached.spans:
-        claim = cached.claim(0, 99, 99)
-        assert claim is not None
-        reached.append(claim.cached_rows)
-        cached.skip_fewer()
-    assert reached == [9, 4, 2, 1]

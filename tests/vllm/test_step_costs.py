@@ -8,12 +8,11 @@ import pytest
 
 from emblema.kv.patch import form_patch
 from emblema.store import Store
-from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.request_plan import COSTS_MORE
 from emblema.vllm.spans import CachedSpans
 from emblema.vllm.step_costs import StepCosts, StepRates, StepWork
 from tests.link.pieces import LAYOUTS
-from tests.vllm.requests import SPEC, TOKENS, planned, put, request, zeros
+from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, zeros
 
 WHOLE = CachedSpans(((20, 1020),))
 """One long span after 20 rows of text, of a prompt of 1,040."""
@@ -83,7 +82,7 @@ def store() -> Iterator[Store]:
 @pytest.mark.parametrize("strategy", ["auto", "patch-4"])
 def test_auto_declines_what_does_not_pay_and_named_strategies_do_as_they_are_told(store: Store, strategy: str) -> None:
     costs = StepCosts(shared=True)
-    planner = RequestPlanner(SPEC, store, strategy, capture=True, costs=costs)
+    planner = planner_of(store, strategy, costs)
     put(store, request("a", "b"))
     planned(planner, "1", request("a", "b"))
     plan = planned(planner, "2", request("a", "b"))
@@ -97,14 +96,14 @@ def test_auto_declines_what_does_not_pay_and_named_strategies_do_as_they_are_tol
         plan = planned(planner, name, request("a", "b"))
         costs.rates = replace(costs.rates, request=scheduling)
         assert bool(plan.cached.spans) == (strategy != "auto" or planning < 100)
-        with planner.scheduling(4096, lambda: 64, lambda: 0):
-            claim = planner.reserve(name, 0)
+        planner.admit(name, 0)
+        taken = bool(plan.cached.spans)
         assert not plan.needs and not plan.lacking, "both patches are stored"
         report = planner.finish(name)
         assert report is not None and report["stored"] is True
-        if claim is None:
+        if not taken:
             assert report["strategy"] == "plain" and report["remark"] == COSTS_MORE
-        return claim is not None
+        return taken
 
     assert linked("3", 8.0, 8.0)
     assert linked("4", 1000.0, 1000.0) == linked("5", 8.0, 1000.0) == (strategy != "auto")
@@ -113,10 +112,9 @@ def test_auto_declines_what_does_not_pay_and_named_strategies_do_as_they_are_tol
 def test_a_prompt_is_weighed_once(store: Store) -> None:
     """A prompt that waits for pages asks again at each step, and counts once."""
     costs = StepCosts(shared=True)
-    planner = RequestPlanner(SPEC, store, "auto", capture=True, costs=costs)
+    planner = planner_of(store, "auto", costs)
     planned(planner, "1", request("a"))
-    with planner.scheduling(4096, lambda: 64, lambda: 0):
-        planner.reserve("1", 0)
-        once = costs.uses
-        planner.reserve("1", 0)
+    planner.admit("1", 0)
+    once = costs.uses
+    planner.admit("1", 0)
     assert costs.uses == once

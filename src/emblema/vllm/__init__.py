@@ -1,13 +1,13 @@
 """The plugin for vLLM. See `docs/vllm.md`.
 
 vLLM imports the plugin's classes by these names, so that an untested vLLM is refused before any of its modules are
-imported. `internals` and `scheduler` alone know vLLM's private names.
+imported. `internals` alone knows vLLM's private names.
 """
 
 from importlib import import_module
 from typing import Any
 
-_MODULES = {"EmblemaConnector": "connectors", "EmblemaEncoderConnector": "connectors", "LinkingScheduler": "scheduler"}
+_MODULES = {"EmblemaConnector": "connectors", "EmblemaEncoderConnector": "connectors", "EmblemaWorker": "worker"}
 
 
 def __getattr__(name: str) -> Any:

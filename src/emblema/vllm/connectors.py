@@ -3,8 +3,10 @@
 vLLM makes each connector twice: beside the scheduler, where it asks the planner, and beside the pages of a worker.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,23 +19,33 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from emblema.errors import EmblemaError, UnsupportedModelError
 from emblema.store import Store
 from emblema.store.settings import StoreSettings
 from emblema.vllm import internals
+from emblema.vllm.batch_places import BatchPlaces
+from emblema.vllm.captures import BESIDE_ROWS, CaptureQueue
 from emblema.vllm.kv_worker import KVWorker
 from emblema.vllm.model_spec import ModelSpec, files_fingerprint, model_spec_of
 from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.plugin import PluginSettings
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
+from emblema.vllm.serving import WORKER
+from emblema.vllm.side_rows import CaptureRuns
+from emblema.vllm.step_clock import StepClock
 from emblema.vllm.step_costs import StepCosts
-from emblema.vllm.step_metadata import StepMetadata
+from emblema.vllm.step_metadata import StepMetadata, WorkerReport
+from emblema.vllm.step_rewriter import StepRewriter
 
 PLANNER_BYTES = 256 * 2**20
 """Memory for patches that the planner looks at; it reads no rows."""
+POLLING_SECONDS = 0.005
+"""How long a step without work takes while captures wait for a quiet moment."""
 
 
 @dataclass
@@ -45,17 +57,30 @@ class StepMessage(KVConnectorMetadata):
 
 @dataclass
 class EncoderOutputs(ECConnectorMetadata):
-    """Encoder outputs of one step, by vLLM's digest of the picture."""
+    """A step's message beside the encoder; vLLM needs one, and it says nothing."""
 
-    outputs: dict[str, Tensor] = field(default_factory=dict)
+
+@dataclass(slots=True)
+class ReportMessage(KVConnectorWorkerMetadata):
+    """What workers have done, as vLLM passes it to the scheduler."""
+
+    report: WorkerReport
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "ReportMessage":
+        assert isinstance(other, ReportMessage)
+        return ReportMessage(self.report.joined(other.report))
 
 
 class EmblemaConnector(KVConnectorBase_V1):
-    """Chunks of pictures, taken anywhere in a prompt. See `docs/vllm.md`.
+    """Chunks of pictures, taken anywhere in a prompt; needs `EmblemaWorker`. See `docs/vllm.md`.
 
     Attributes:
         planner: beside the scheduler; None beside pages.
+        captures: beside the scheduler; None where nothing is captured.
         kv_worker: beside pages, once they are known; None where nothing can be linked.
+
+    Raises:
+        EmblemaError: the server's options do not fit the connector.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
@@ -65,6 +90,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         settings = PluginSettings.read(transfer.kv_connector_extra_config)
         if transfer.kv_load_failure_policy != "recompute":
             raise EmblemaError('a lost chunk is computed again: set "kv_load_failure_policy": "recompute".')
+        if vllm_config.parallel_config.worker_cls != WORKER:
+            raise EmblemaError(f"EmblemaConnector needs its own worker: set --worker-cls {WORKER} too.")
         scheduling = role == KVConnectorRole.SCHEDULER
         refusal, spec = internals.unfit(vllm_config, kv_cache_config), None
         if refusal is None:
@@ -74,67 +101,92 @@ class EmblemaConnector(KVConnectorBase_V1):
             except UnsupportedModelError as error:
                 refusal = str(error)
         self.planner: RequestPlanner | None = None
+        self.captures: CaptureQueue | None = None
         self.kv_worker: KVWorker | None = None
         self._make_worker: Callable[[Callable[[ModelSpec], Pages]], KVWorker] | None = None
         self._meter: StoreMeter | None = None
         self._prompts = PromptCounts()
         self._digests = internals.MediaDigests()
-        self._hash_block_size = 0
         self._blocks: Callable[[str], tuple[list[int], ...]] | None = None
+        self._hash_block_size = 0
+        # Beside the scheduler: requests that have not ended, and those of them that have not been scheduled yet.
+        self._requests: dict[str, Any] = {}
+        self._waiting: set[str] = set()
+        self._places = BatchPlaces(vllm_config.scheduler_config.max_num_seqs)
+        # Beside the pages.
+        self._rewriter: StepRewriter | None = None
+        self._capture_runs = CaptureRuns()
+        self._clock: StepClock | None = None
+        block_size, workers = vllm_config.cache_config.block_size, vllm_config.parallel_config.world_size
         if scheduling:
             store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
             costs = StepCosts(bool(vllm_config.cache_config.enable_prefix_caching)) if settings.weigh else None
             self._meter = StoreMeter(store, bytes=False)
-            self.planner = RequestPlanner(spec, store, settings.strategy, settings.capture, costs, refusal)
+            self.planner = RequestPlanner(
+                spec, store, settings.strategy, settings.capture, self._places, workers, costs, refusal
+            )
+            if settings.capture and spec is not None:
+                self.captures = CaptureQueue(workers, block_size, internals.solo_feature)
         elif spec is not None:
             placed = StoreSettings(device=spec.device)
             store = Store(settings.store, device_bytes=settings.memory or "auto", settings=placed)
             self._meter = StoreMeter(store, bytes=True)
-            self._make_worker = partial(KVWorker, spec, store, vllm_config.cache_config.block_size, _encoder_output)
+            self._make_worker = partial(KVWorker, spec, store, block_size, _encoder_output)
+            self._clock = StepClock(spec.device)
 
     # beside the pages
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        if self._make_worker is not None:
-            self.kv_worker = self._make_worker(partial(_pages, self._config, kv_caches))
+        if self._make_worker is None:
+            return
+        worker = self.kv_worker = self._make_worker(partial(_pages, self._config, kv_caches))
+        hand_over = None if _encoder_connector() is None else _hand_over
+        self._rewriter = StepRewriter(
+            self._config.use_v2_model_runner, worker.write, worker.encodings, hand_over, [self._capture_runs]
+        )
+
+    @contextmanager
+    def rewrites(self, output: SchedulerOutput, step: StepMetadata) -> Iterator[SchedulerOutput]:
+        """Have a step as the model's runner is to see it, for as long as the runner works on it."""
+        if self.kv_worker is None or self._rewriter is None or self._clock is None:
+            yield output
+            return
+        for work, seconds in self._clock.take():
+            self.kv_worker.observe_step(work, seconds)
+        self.kv_worker.begin_step(step)
+        self._capture_runs.add(step.captures)
+        self._clock.begin()
+        rewritten = self._rewriter.rewrite(output, step)
+        yield rewritten.output
+        if rewritten.work.rows:
+            self._clock.end(rewritten.work)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        if self.kv_worker is not None:
-            self.kv_worker.load(self._step)
+        """Return at once: rows are written when the step is rewritten."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Return at once: all layers are loaded before the forward."""
+        """Return at once: all layers are written before the forward."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: rows are read after the forward."""
 
     def wait_for_save(self) -> None:
-        if self.kv_worker is not None:
-            self.kv_worker.save(self._step)
+        message = self._get_connector_metadata()
+        if self.kv_worker is not None and self._rewriter is not None and isinstance(message, StepMessage):
+            self.kv_worker.save(message.step, self._capture_runs.finished)
+            # The first runner calls this before it samples, the second one after that.
+            self._rewriter.finish_step()
 
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        return set() if self.kv_worker is None else self.kv_worker.take_failed()
+    def build_connector_worker_meta(self) -> ReportMessage | None:
+        report = None if self.kv_worker is None else self.kv_worker.take_report()
+        return ReportMessage(report) if report else None
 
     def shutdown(self) -> None:
         for side in (self.kv_worker, self.planner):
             if side is not None:
                 side.close()
 
-    @property
-    def _step(self) -> StepMetadata:
-        message = self._get_connector_metadata()
-        return message.step if isinstance(message, StepMessage) else StepMetadata()
-
     # beside the scheduler
-
-    def bind_scheduler(self, hash_block_size: int) -> RequestPlanner:
-        """Take what names pages from the scheduler, and return the planner that both share.
-
-        Args:
-            hash_block_size: rows to which vLLM gives one name in its prefix cache.
-        """
-        self._hash_block_size = hash_block_size
-        return self._planner
 
     @property
     def _planner(self) -> RequestPlanner:
@@ -143,41 +195,100 @@ class EmblemaConnector(KVConnectorBase_V1):
         return self.planner
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
         self._blocks = kv_cache_manager.get_block_ids
 
-    def hide_pages(self, request: Any, ready: int) -> None:
-        """Give a request's pages names of their own where they differ from plain prefill; before vLLM names them."""
-        plan = self._planner.get(request.request_id)
-        row = None if plan is None else plan.cached.private_from(ready)
-        if row is not None:
-            internals.rename_pages(request, row, self._hash_block_size)
-
-    def prepare(self, request: Any) -> bool:
-        """Return whether it is decided what a request takes; see `RequestPlanner.prepare`."""
-        return self._planner.prepare(request.request_id, partial(internals.describe_request, request, self._digests))
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        # Rows to which vLLM gives one name in its prefix cache.
+        self._hash_block_size = gpu_block_pool.hash_block_size
+        if self.captures is not None:
+            self.captures.bind_pool(gpu_block_pool)
 
     def on_new_request(self, request: Any) -> None:
+        if self.captures is not None and self._requests:
+            self.captures.quiet.arrive(time.monotonic())
+        self._requests[request.request_id] = request
+        self._waiting.add(request.request_id)
         self._planner.announce(request.request_id, partial(internals.describe_request, request, self._digests))
 
+    def _prepare(self, request: Any) -> bool:
+        """Return whether a request is planned; where it is not, wait for that a moment."""
+        planner, name = self._planner, request.request_id
+        describe = partial(internals.describe_request, request, self._digests)
+        if planner.prepare(name, describe):
+            return True
+        planner.await_plans(idle=len(self._requests) == len(self._waiting))
+        return planner.prepare(name, describe)
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        if not self.prepare(request):
+        planner, name = self._planner, request.request_id
+        if not self._prepare(request) or not planner.admit(name, num_computed_tokens):
             return None, False
-        claim = self._planner.reserve(request.request_id, num_computed_tokens)
-        if claim is None:
-            return 0, False
-        self.hide_pages(request, num_computed_tokens)
-        return claim.stop - num_computed_tokens, False
+        plan = planner.get(name)
+        row = None if plan is None else plan.cached.private_from(num_computed_tokens)
+        if row is not None:
+            # Before vLLM names the pages that it allocates.
+            internals.rename_pages(request, row, self._hash_block_size)
+        return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if self._planner.step is not None:
-            self._planner.step.confirm(num_external_tokens > 0)
+        """Do nothing: nothing is loaded in place of being scheduled."""
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         starts = {data.req_id: data.num_computed_tokens for data in scheduler_output.scheduled_new_reqs}
         cached = scheduler_output.scheduled_cached_reqs
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         scheduled = {name: (starts[name], count) for name, count in scheduler_output.num_scheduled_tokens.items()}
-        return StepMessage(self._planner.step_metadata(scheduled, self._blocks_of))
+        preempted = (scheduler_output.preempted_req_ids or set()) - scheduled.keys()
+        self._places.follow(scheduled, scheduler_output.finished_req_ids | preempted)
+        self._waiting -= scheduled.keys()
+        self._waiting |= preempted & self._requests.keys()
+        quiet, alone = not self._waiting, len(scheduled) == 1 and not self._pressed
+        step = self._planner.step_metadata(scheduled, self._blocks_of, quiet, alone)
+        for name in scheduled:
+            plan = self._planner.get(name)
+            if plan is not None and name in self._requests:
+                internals.count_cached(self._requests[name], plan.linked)
+                if self.captures is not None and plan.request.options.get("capture", True) is True:
+                    self.captures.request(plan)
+        return StepMessage(self._with_captures(step, scheduled))
+
+    @property
+    def _pressed(self) -> bool:
+        return self.captures is not None and self.captures.quiet.pressed
+
+    def _with_captures(self, step: StepMetadata, scheduled: Mapping[str, tuple[int, int]]) -> StepMetadata:
+        """Return a step with the chunks that it begins to prefill alone."""
+        captures = self.captures
+        if captures is None:
+            return step
+        captures.quiet.look(time.monotonic())
+        idle = not self._requests
+        prefills = any(count > 1 for _, count in scheduled.values())
+        if self._waiting or prefills:
+            return replace(step, pressed=captures.quiet.pressed)
+        begun = captures.begin(idle)
+        if not scheduled and not captures.running and captures.waiting:
+            # Nothing else holds the engine up, which asks again at once.
+            time.sleep(POLLING_SECONDS)
+        rows = self._config.scheduler_config.max_num_batched_tokens - sum(count for _, count in scheduled.values())
+        rows = rows if idle else min(rows, BESIDE_ROWS)
+        running = captures.running
+        return replace(
+            step, captures=tuple(begun), side_rows=rows if running else 0, side_slots=self._places.free,
+            pressed=captures.quiet.pressed,
+        )  # fmt: skip
+
+    def has_pending_push_work(self) -> bool:
+        """Return whether anything is to be prefilled alone; vLLM goes on stepping as long as it is."""
+        return self.captures is not None and (self.captures.waiting or self.captures.running)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        message = connector_output.kv_connector_worker_meta
+        if isinstance(message, ReportMessage):
+            self._planner.note(message.report)
+            if self.captures is not None:
+                self.captures.finish(message.report.captured)
 
     def _blocks_of(self, request_id: str) -> tuple[int, ...]:
         return () if self._blocks is None else tuple(self._blocks(request_id)[0])
@@ -187,7 +298,9 @@ class EmblemaConnector(KVConnectorBase_V1):
         if self.planner is not None:
             return joined((asdict(self.planner.take_counts()), self._prompts.take(), told))
         dropped = 0 if self.kv_worker is None else self.kv_worker.take_dropped()
-        return joined((told, {"dropped": dropped}))
+        encodings = _encoder_connector()
+        handed = 0 if encodings is None else encodings.take_count()
+        return joined((told, {"dropped": dropped, "encodings": handed}))
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> LinkedStats:
@@ -200,10 +313,13 @@ class EmblemaConnector(KVConnectorBase_V1):
         return LinkedCounters(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        # What is prefilled alone, or shown by the service itself, is nobody's prompt.
-        plan, own = self._planner.get(request.request_id), request.request_id in self._planner.capturing
-        report = self._planner.finish(request.request_id)
-        if not own and "pieces" not in (report or {}):
+        name = request.request_id
+        self._requests.pop(name, None)
+        self._waiting.discard(name)
+        plan = self._planner.get(name)
+        report = self._planner.finish(name)
+        # What is shown by the service itself is nobody's prompt.
+        if "pieces" not in (report or {}):
             self._prompts.note(plan, report)
         return False, None if report is None else {"emblema": report}
 
@@ -231,17 +347,28 @@ def _pages(config: Any, kv_caches: dict[str, Tensor], spec: ModelSpec) -> Pages:
     return Pages(layers, spec.layouts, config.cache_config.block_size, spec.dtype)
 
 
-def _encoder_output(identifier: str) -> Tensor | None:
+def _encoder_connector() -> "EmblemaEncoderConnector | None":
     connector = get_ec_transfer() if has_ec_transfer() else None
-    return connector.outputs.get(identifier) if isinstance(connector, EmblemaEncoderConnector) else None
+    return connector if isinstance(connector, EmblemaEncoderConnector) else None
+
+
+def _encoder_output(identifier: str) -> Tensor | None:
+    connector = _encoder_connector()
+    return None if connector is None else connector.outputs.get(identifier)
+
+
+def _hand_over(identifier: str, output: Tensor) -> None:
+    connector = _encoder_connector()
+    if connector is not None:
+        connector.hand_over(identifier, output)
 
 
 class EmblemaEncoderConnector(ECConnectorBase):
-    """Stored encoder outputs, in place of running the encoder; needs `EmblemaConnector` and `LinkingScheduler`.
+    """Stored encoder outputs, in place of running the encoder; needs `EmblemaConnector`.
 
-    A chunk is stored with its encoder output. Whether it may be used depends on the tenant, whom vLLM's interface does
-    not name; so the scheduler says which request's pictures it schedules. The output itself goes along with the step,
-    as vLLM has no other way to get one that was promised and is lost.
+    A chunk is stored with its encoder output. The scheduler is told of none and schedules every encoder run: whose
+    picture it is, vLLM's interface does not say. The worker leaves the runs out whose outputs are staged for the
+    request, and puts them into the runner's encoder cache here.
 
     Attributes:
         outputs: vLLM's encoder cache, beside the pages.
@@ -251,46 +378,36 @@ class EmblemaEncoderConnector(ECConnectorBase):
         super().__init__(vllm_config, role)
         self.outputs: Mapping[str, Tensor] = {}
         self._device = torch.device(vllm_config.device_config.device or "cpu")
-        self._planner: RequestPlanner | None = None
-        self._request_id: str | None = None
-        self._found: dict[str, Tensor] = {}
-        self._sent: dict[str, Tensor] = {}
+        self._handed: dict[str, Tensor] = {}
+        self._count = 0
 
     # beside the scheduler
 
-    def bind_planner(self, planner: RequestPlanner) -> None:
-        """Take the planner, which knows what is stored for a request."""
-        self._planner = planner
-
-    def begin_request(self, request_id: str) -> None:
-        """Look for the pictures of this request from now on."""
-        self._request_id = request_id
-
     def has_cache_item(self, identifier: str) -> bool:
-        if self._planner is None or self._request_id is None:
-            return False
-        output = self._planner.encoder_output(self._request_id, identifier)
-        if output is not None:
-            self._found[identifier] = output
-        return output is not None
+        return False
 
     def update_state_after_alloc(self, request: Any, index: int) -> None:
-        identifier = request.mm_features[index].identifier
-        if self._planner is not None and identifier in self._found:
-            self._sent[identifier] = self._found.pop(identifier)
-            self._planner.count_encoding()
+        """Do nothing: no encoder output is promised."""
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
-        sent, self._sent = self._sent, {}
-        self._found.clear()
-        return EncoderOutputs(sent)
+        return EncoderOutputs()
 
     # beside the pages
 
+    def hand_over(self, identifier: str, output: Tensor) -> None:
+        """Have the runner find an encoder output [media tokens, width] in the step that is about to run."""
+        self._handed[identifier] = output
+
+    def take_count(self) -> int:
+        """Return how many encoder outputs were handed over since the last call."""
+        count, self._count = self._count, 0
+        return count
+
     def start_load_caches(self, encoder_cache: MutableMapping[str, Tensor], **kwargs: Any) -> None:
         self.outputs = encoder_cache
-        message = self._get_connector_metadata()
-        for identifier, output in message.outputs.items() if isinstance(message, EncoderOutputs) else ():
+        handed, self._handed = self._handed, {}
+        self._count += len(handed)
+        for identifier, output in handed.items():
             if identifier not in encoder_cache:
                 encoder_cache[identifier] = output.to(self._device)
 

@@ -1,4 +1,4 @@
-"""vLLM's private names, as they are in 0.32, but for those in `scheduler`; `docs/vllm.md` lists them all."""
+"""vLLM's private names, as they are in 0.32; `docs/vllm.md` lists them all."""
 
 import secrets
 import weakref
@@ -14,14 +14,11 @@ from torch import Tensor
 from vllm.model_executor.layers.attention import MLAAttention
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.platforms import current_platform
-from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.output import NewRequestData
-from vllm.v1.request import Request
 
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
+from emblema.vllm.captures import CaptureRequest
 from emblema.vllm.pages import LayerPages, PageCodes
-from emblema.vllm.planner import CaptureRequest
 from emblema.vllm.request_plan import MediaItem, ServedRequest
 
 _SHOWN = "emblema 2026-11 vllm shown media 1"
@@ -177,37 +174,21 @@ def _place_in(chunk: Chunk, place: PlaceholderRange) -> PlaceholderRange:
     return moved
 
 
-def solo_request(capture: CaptureRequest) -> Any:
-    """Return vLLM's request that prefills a chunk alone, with one token to be made and no client.
+def solo_feature(capture: CaptureRequest) -> Any:
+    """Return a request's picture as it is given to the model alone: at its place in its chunk.
 
-    Its picture has a name of its own: what vLLM's caches hold under the name that a client gave is not kept.
+    It has a name of its own: what vLLM's caches hold under the name that a client gave is not kept.
     """
-    source, chunk = capture.shown_by.source, capture.capture.chunk
-    feature = source.mm_features[capture.item.index]
-    place = _place_in(chunk, feature.mm_position)
-    return Request(
-        request_id=f"emblema-{chunk.id[:16]}-{secrets.token_hex(4)}",
-        prompt_token_ids=chunk.encoded.token_ids.tolist(),
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
-        pooling_params=None,
-        mm_features=[replace(feature, identifier=capture.capture.identifier, mm_position=place)],
-        cache_salt=capture.shown_by.salt,
-        block_hasher=source._block_hasher,
-    )
+    feature = capture.shown_by.source.mm_features[capture.item.index]
+    place = _place_in(capture.capture.chunk, feature.mm_position)
+    return replace(feature, identifier=capture.capture.identifier, mm_position=place)
 
 
-def virtual_request(request: Any, number: int, start: int, blocks: tuple[list[int], ...]) -> Any:
-    """Return a virtual request: the request's prompt and pages, with the rows before `start` as computed."""
-    return NewRequestData(
-        req_id=f"{request.request_id}\0gap-{number}",
-        prompt_token_ids=request.prompt_token_ids,
-        mm_features=request.mm_features,
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
-        pooling_params=None,
-        block_ids=blocks,
-        num_computed_tokens=start,
-        lora_request=None,
-    )
+def count_cached(request: Any, linked: int) -> None:
+    """Have a reply report linked rows as cached, beside those that the prefix cache had."""
+    stats = request.prefill_stats
+    if stats is not None and request.num_preemptions == 0:
+        stats.set(request.num_prompt_tokens, stats.num_local_cached_tokens, linked)
 
 
 def layer_pages(config: Any, name: str) -> LayerPages:
@@ -268,10 +249,6 @@ def unfit(config: Any, kv_cache_config: Any) -> str | None:
     """Return why nothing can be linked on a server of this configuration; None if it can."""
     if config.speculative_config is not None:
         return "speculative decoding is on"
-    if config.scheduler_config.async_scheduling:
-        return "asynchronous scheduling is on: start with --no-async-scheduling"
-    if config.use_v2_model_runner:
-        return "the second model runner is on: set VLLM_USE_V2_MODEL_RUNNER=0"
     if config.parallel_config.world_size > 1 or config.parallel_config.decode_context_parallel_size > 1:
         return "the model is split over several workers, which has not been tried"
     if len(kv_cache_config.kv_cache_groups) != 1:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,12 +19,13 @@ from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Segment
-from emblema.link.taken_rows import LinkJob, Resources, TakenRows
 from emblema.store import Store
 from emblema.store.store import TenantStore
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.pages import Pages
-from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata
+from emblema.vllm.staging import RowStager
+from emblema.vllm.step_costs import StepWork
+from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata, WorkerReport
 
 _log = logging.getLogger(__name__)
 WAITING_PROMPTS = 16
@@ -37,6 +38,8 @@ FORMING_SHARE = 0.05
 after steps of several requests."""
 PRESSED_SECONDS = 2.0
 """For how long requests come densely before either is done beside them: a burst is over sooner."""
+STAGING_SECONDS = 0.01
+"""How long a step without rows waits for what it is to stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class KVWorker:
         block_size: rows of a page.
         encoder_output: finds what the encoder made of a picture, by vLLM's digest of it; None where that is gone.
         pages: makes the pages; called when they are first needed, as the model's layers are ready only then.
+        agree: returns whether something is so on all workers.
     """
 
     def __init__(
@@ -123,12 +127,14 @@ class KVWorker:
         block_size: int,
         encoder_output: Callable[[str], Tensor | None],
         pages: Callable[[ModelSpec], Pages],
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
         self.store = store
         self._spec, self._block_size = spec, block_size
         self._make_pages, self._encoder_output = pages, encoder_output
         self._pages: Pages | None = None
-        self._failed: set[int] = set()
+        self._agree = agree
+        self.stager, self._report = RowStager(store), WorkerReport()
         self.waiting = WaitingRows(WAITING_BYTES)
         # Prompts whose chunks are not all stored yet; the thread appends, any thread may take the oldest away.
         self._prompts: deque[WaitingPrompt] = deque()
@@ -145,17 +151,55 @@ class KVWorker:
             self._pages = self._make_pages(self._spec)
         return self._pages
 
-    def load(self, step: StepMetadata) -> None:
-        """Write cached rows into pages, before the forward."""
+    def begin_step(self, step: StepMetadata) -> None:
+        """Begin to stage what is ordered, let go of what is not wanted, and take chunks to prefill alone."""
         self._note(step)
-        for load in step.loads:
-            try:
-                self._load(load)
-            except Exception as error:
-                # No error may end the server; vLLM computes what is reported as lost.
-                _log_failure("rows could not be loaded and are computed", error)
-                size = self._block_size
-                self._failed.update(load.blocks[load.claim.start // size : -(-load.claim.stop // size)])
+        for request_id in step.dropped:
+            self.stager.drop(request_id)
+        self.stager.stage(step.stagings)
+        if not step.computes and step.stagings:
+            self.stager.wait(STAGING_SECONDS)
+
+    @torch.inference_mode()
+    def write(self, loads: Sequence[RowLoad], blocks: Mapping[str, Sequence[int]]) -> bool:
+        """Write staged rows into pages, before the forward; return whether that was done, on all workers or on none.
+
+        Args:
+            loads: of the step.
+            blocks: requests' pages, in order.
+        """
+        try:
+            for load in loads:
+                staged = self.stager.get(load.request_id)
+                if staged is None:
+                    raise EmblemaError(f"request {load.request_id} is to take rows that are not staged")
+                staged.write(self._spec, self.pages, blocks[load.request_id], load.taken)
+            written = True
+        except Exception as error:
+            # No error may end the server: the rows are computed.
+            _log_failure("rows could not be written and are computed", error)
+            written = False
+        written = self._agree(written)
+        if not written:
+            self._report.failed.update(load.request_id for load in loads)
+        return written
+
+    def encodings(self, request_id: str) -> Mapping[str, Tensor]:
+        """Return what is staged of what the encoder made, by vLLM's names of the request's pictures."""
+        staged = self.stager.get(request_id)
+        return {} if staged is None else staged.encodings
+
+    def observe_step(self, work: StepWork, seconds: float) -> None:
+        """Report what an earlier step did and how long it took."""
+        self._report.steps.append((work, seconds))
+
+    def take_report(self) -> WorkerReport:
+        """Return what was done since the last call."""
+        report, self._report = self._report, WorkerReport()
+        staged, unstaged = self.stager.take_reports()
+        report.staged = dict.fromkeys(staged, 1)
+        report.unstaged = set(unstaged)
+        return report
 
     def _note(self, step: StepMetadata) -> None:
         """Note when a step was there, and from when on rows may be read and patches formed beside dense requests."""
@@ -168,43 +212,24 @@ class KVWorker:
             self._read_from = max(self._read_from, now + PRESSED_SECONDS)
         self._pressed = step.pressed
 
-    @torch.inference_mode()
-    def _load(self, load: RowLoad) -> None:
-        store = self.store.tenant(load.salt)
-        named = {part.origin.chunk for part in load.plan.ranges}  # type: ignore[union-attr]
-        keys = {part.patch.key for part in load.plan.ranges if part.patch is not None}
-        with store.lease(named) as lease:
-            if lease.missing:
-                raise LoadError(lease.missing[0], "it is not in the store any more")
-            patches = {}
-            for key in keys:
-                patch = store.find_artifact(key)
-                if patch is None:
-                    raise LoadError(key.chunk, f"the {key} is not in the store any more")
-                patches[key] = patch
-            slots = self.pages.slots(load.blocks, load.prompt.tokens)
-            job = LinkJob(load.plan, load.prompt, Resources(patches, rows=lease.rows))
-            taken = TakenRows(self._spec, self.pages, slots, job)
-            for layer in range(len(self._spec.layouts)):
-                taken.write(layer)
+    def save(self, step: StepMetadata, captured: Sequence[ChunkCapture] = ()) -> None:
+        """Read what the forward made, after it; the thread stores it.
 
-    def take_failed(self) -> set[int]:
-        """Return the pages whose rows could not be loaded since the last call."""
-        failed, self._failed = self._failed, set()
-        return failed
-
-    def save(self, step: StepMetadata) -> None:
-        """Read what the forward made, after it; the thread stores it."""
-        self._note(step)
+        Args:
+            step: the step.
+            captured: chunks whose rows are all in their pages since.
+        """
+        # Whatever comes of them, their pages are not needed any more.
+        self._report.captured.update({capture.chunk.id: 1 for capture in captured})
         try:
-            self._save(step)
+            self._save(step, captured)
         except Exception as error:
             # A server that cannot store what it computes still serves.
             _log_failure("rows could not be read", error)
 
-    def _save(self, step: StepMetadata) -> None:
+    def _save(self, step: StepMetadata, captured: Sequence[ChunkCapture]) -> None:
         row = self._spec.dtype.itemsize * sum(layout.features for layout in self._spec.layouts)
-        for capture in step.chunks:
+        for capture in captured:
             size = capture.chunk.tokens * row
             if self._take_room(size):
                 with self._leaving_on_error(size):
@@ -277,6 +302,7 @@ class KVWorker:
 
     def close(self) -> None:
         """Store what was read and close the store."""
+        self.stager.close()
         self._closing = True
         self._work.put(None)
         self._thread.join()

@@ -1,38 +1,26 @@
-"""The scheduler's side: what each request takes, how far it skips in a step, and what is captured. No vLLM in here."""
+"""The scheduler's side: what each request takes, when it may, and what a step does of it. No vLLM in here."""
 
 import logging
-import math
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
 from queue import SimpleQueue
 
-from torch import Tensor
-
+from emblema.link.plan import LinkPlan
 from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.prompt import TextPart
 from emblema.store import Store
+from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.model_spec import ModelSpec
-from emblema.vllm.request_plan import (
-    COSTS_MORE,
-    ChunkStubs,
-    MediaItem,
-    RequestPlan,
-    ServedRequest,
-    plan_request,
-    stored_encodings,
-)
-from emblema.vllm.spans import CachedSpans, Claim, clip_plan
+from emblema.vllm.request_plan import COSTS_MORE, ChunkStubs, RequestPlan, ServedRequest, plan_request
+from emblema.vllm.spans import CachedSpans
 from emblema.vllm.step_costs import StepCosts
-from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata
+from emblema.vllm.step_metadata import PatchCapture, RowLoad, StagingOrder, StepMetadata, WorkerReport
 from emblema.vllm.stored import StoreMemory
 
 _log = logging.getLogger(__name__)
-WAITING_CAPTURES = 64
-REMEMBERED_CAPTURES = 4096
 MOST_LINES = 256
 MOST_SKETCHES = 256
 REMEMBERED_NAMES = 2**16
@@ -41,79 +29,35 @@ PLANNING_SECONDS = 1.0
 AWAITING_SECONDS = 0.01
 """How long a step waits for plans that are being made: one that leaves their requests out costs more than most plans
 take."""
-RECAPTURE_SECONDS = 10.0
-"""How long a chunk that was captured is not captured again, as it may not be stored yet."""
+STAGING_SECONDS = 1.0
+"""How long a request waits until all workers have read what it takes; it is computed plainly after that."""
 
 
 @dataclass(slots=True)
 class LinkCounts:
-    """What was linked since the last report (rows, their bytes, encoder outputs handed over), and what was dropped."""
+    """What was linked since the last report: rows, and their bytes."""
 
     linked_tokens: int = 0
     linked_bytes: int = 0
-    encodings: int = 0
-    dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureRequest:
-    """A chunk to be prefilled alone: the request that showed it, its place in there, and what to store."""
-
-    shown_by: ServedRequest
-    item: MediaItem
-    capture: ChunkCapture
 
 
 @dataclass(slots=True)
-class StepBudget:
-    """What one step has left for compute spans, and what is claimed of it.
+class Staging:
+    """What a request takes, on its way into the memory of all workers.
 
     Attributes:
-        rows: rows that compute spans may still have.
-        free_slots: counts the requests that the batch has room for, compute spans left out.
-        waiting: counts the requests that wait for a step.
-        pressed: whether requests come so densely that nothing is to be kept beside them.
-        claims: claims that the step carries out, by request id.
-        used_slots: slots that compute spans take.
+        number: of the order.
+        ordered: when, in monotonic seconds.
+        missing: how many workers have not reported it.
+        stepped: whether a step has taken some of it.
+        stand_in: whether the last step computed a row in place of taking it.
     """
 
-    rows: int
-    free_slots: Callable[[], int]
-    waiting: Callable[[], int]
-    pressed: bool = False
-    claims: dict[str, Claim] = field(default_factory=dict)
-    used_slots: int = 0
-    _reserved: tuple[str, Claim] | None = field(default=None, init=False)
-
-    def reserve(self, request_id: str, plan: RequestPlan, ready: int) -> Claim | None:
-        """Return how far a waiting request may skip from row `ready`; `confirm` claims it, once it has pages."""
-        # The request itself takes a slot too.
-        claim = plan.cached.claim(ready, self.rows, self.free_slots() - self.used_slots - 1)
-        self._reserved = None if claim is None else (request_id, claim)
-        return claim
-
-    def confirm(self, allocated: bool) -> None:
-        """Claim what was reserved, or drop it where vLLM has no pages for it."""
-        if allocated and self._reserved is not None:
-            self._take(*self._reserved)
-        self._reserved = None
-
-    def skip(self, request_id: str, plan: RequestPlan, ready: int) -> Claim | None:
-        """Claim as far as a running request may skip from row `ready`."""
-        claim = plan.cached.claim(ready, self.rows, self.free_slots() - self.used_slots)
-        if claim is not None:
-            self._take(request_id, claim)
-        return claim
-
-    def _take(self, request_id: str, claim: Claim) -> None:
-        self.claims[request_id] = claim
-        self.rows -= claim.compute_rows
-        self.used_slots += len(claim.compute_spans)
-
-    def claim_of(self, request_id: str) -> Claim | None:
-        """Return what a request has claimed or reserved."""
-        reserved, claim = self._reserved or (None, None)
-        return self.claims.get(request_id) or (claim if reserved == request_id else None)
+    number: int
+    ordered: float
+    missing: int
+    stepped: bool = False
+    stand_in: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -143,12 +87,11 @@ class RequestPlanner:
         spec: of the model; None where nothing can be linked.
         store: is only read here; the worker's side writes it.
         strategy: for requests that name none.
-        capture: whether pictures and patches are captured.
+        forms: whether patches are formed of what is computed plainly.
+        places: of the batch.
+        workers: how many report what is staged.
         costs: what linking costs here; None where `auto` links whatever it may.
         refusal: why there is no spec, for the log.
-
-    Attributes:
-        step: the step that is being scheduled; None between steps.
     """
 
     def __init__(
@@ -156,14 +99,15 @@ class RequestPlanner:
         spec: ModelSpec | None,
         store: Store,
         strategy: str,
-        capture: bool,
+        forms: bool,
+        places: BatchPlaces,
+        workers: int = 1,
         costs: StepCosts | None = None,
         refusal: str | None = None,
     ) -> None:
         self.spec = spec
-        self.step: StepBudget | None = None
         self.costs = costs
-        self._store, self._strategy, self._captures = store, strategy, capture
+        self._store, self._strategy, self._forms, self._places, self._workers = store, strategy, forms, places, workers
         self._stubs = None if spec is None else ChunkStubs(spec)
         self._pending: dict[str, PendingPlan] = {}
         # A plan that was not made in time: while it is not done, no other request waits for the store.
@@ -172,10 +116,11 @@ class RequestPlanner:
         self._hurried = False
         self._plans: dict[str, RequestPlan | None] = {}
         self._counts = LinkCounts()
-        self._waiting: deque[CaptureRequest] = deque(maxlen=WAITING_CAPTURES)
-        self._running: dict[str, CaptureRequest] = {}
-        # Chunks whose capture was requested, so that each is requested once; with the moment when it was done.
-        self._requested: OrderedDict[str, float | None] = OrderedDict()
+        self._numbers = count()
+        self._stagings: dict[str, Staging] = {}
+        # What the next step tells the workers: new orders, and requests whose rows are not wanted any more.
+        self._orders: dict[str, StagingOrder] = {}
+        self._dropped: list[str] = []
         self._logged: set[str] = set()
         # By tenant, the chunks after their antecedents that were met lately; of the tenants that came last. The
         # thread's own.
@@ -204,7 +149,7 @@ class RequestPlanner:
 
     def announce(self, request_id: str, describe: Callable[[], ServedRequest]) -> None:
         """Begin to plan a request that has arrived."""
-        if request_id in self._plans or request_id in self._pending or request_id in self._running:
+        if request_id in self._plans or request_id in self._pending:
             return
         request = None if self._stubs is None else describe()
         if self._late is not None and self._late.done.is_set():
@@ -231,8 +176,6 @@ class RequestPlanner:
         plan = pending.plan if pending.done.is_set() else None
         del self._pending[request_id]
         self._plans[request_id] = plan
-        if plan is not None and self._captures and plan.request.options.get("capture", True) is True:
-            self._request_captures(plan)
         return True
 
     def await_plans(self, idle: bool) -> None:
@@ -276,9 +219,7 @@ class RequestPlanner:
         store = self._store.tenant(request.store_salt)
         met = self._met_by(request.store_salt)
         self._memory.refresh()
-        plan = plan_request(request, self._stubs, store, self._memory, self._strategy, self._log_once, met, self._pays)
-        plan.encodings = stored_encodings(plan, store, self._memory)
-        return plan
+        return plan_request(request, self._stubs, store, self._memory, self._strategy, self._log_once, met, self._pays)
 
     def _pays(self, spans: CachedSpans, rows: int) -> bool:
         """Return whether taking some spans of a prompt of so many rows may pay, if the prefix cache has none of it."""
@@ -308,10 +249,8 @@ class RequestPlanner:
 
     def finish(self, request_id: str) -> dict[str, object] | None:
         """Forget a request and return what its reply reports; None where nothing was planned."""
-        captured = self._running.pop(request_id, None)
-        if captured is not None:
-            # A chunk that is lost later may be captured again.
-            self._requested[captured.capture.chunk.id] = time.monotonic()
+        self._drop(request_id)
+        self._places.leave(request_id)
         self._pending.pop(request_id, None)
         plan = self._plans.pop(request_id, None)
         if plan is None:
@@ -342,29 +281,58 @@ class RequestPlanner:
 
     # steps
 
-    @contextmanager
-    def scheduling(
-        self, rows: int, free_slots: Callable[[], int], waiting: Callable[[], int], pressed: bool = False
-    ) -> Iterator[StepBudget]:
-        """Have a step, in which compute spans may have `rows` rows, for as long as the block runs; see `StepBudget`."""
-        self.step = StepBudget(rows, free_slots, waiting, pressed)
-        try:
-            yield self.step
-        finally:
-            self.step = None
+    def admit(self, request_id: str, ready: int) -> bool:
+        """Return whether a waiting request, whose plan is made, may be scheduled now.
 
-    def reserve(self, request_id: str, ready: int) -> Claim | None:
-        """Return how far a waiting request may skip from row `ready` in this step; see `StepBudget.reserve`."""
-        plan = self._plans.get(request_id)
+        What it takes is staged first, on all workers, and it needs places in the batch for its virtual requests.
+
+        Args:
+            request_id: of vLLM.
+            ready: rows that the prefix cache has.
+        """
+        plan, staging = self._plans.get(request_id), self._stagings.get(request_id)
         if plan is None:
-            return None
-        plan.restart()
-        if self.costs is not None:
-            self._weigh(plan, ready, self.costs)
-        if self.step is None:
-            self._log_once("nothing is linked without --scheduler-cls emblema.vllm.LinkingScheduler")
-            return None
-        return self.step.reserve(request_id, plan, ready)
+            return self._places.admit(request_id, 0)
+        if staging is not None and staging.stepped:
+            # It was preempted.
+            self._drop(request_id)
+            staging = None
+        if staging is None:
+            plan.restart()
+            if self.costs is not None:
+                self._weigh(plan, ready, self.costs)
+            self._check_places(plan, ready)
+            if self._order(request_id, plan, ready):
+                return False
+        elif staging.missing:
+            if time.monotonic() - staging.ordered < STAGING_SECONDS:
+                return False
+            self._log_once(f"rows were not read within {STAGING_SECONDS:g} s; a request is computed plainly")
+            plan.fail()
+            self._drop(request_id)
+        runs = plan.cached.runs(ready, plan.prompt.tokens) if plan.cached.after(ready) else 1
+        return self._places.admit(request_id, runs - 1)
+
+    def _check_places(self, plan: RequestPlan, ready: int) -> None:
+        """Have a prompt computed that needs more places than the batch has."""
+        if plan.cached.after(ready) and plan.cached.runs(ready, plan.prompt.tokens) > self._places.most:
+            plan.decline("its computed rows need more places than max_num_seqs")
+
+    def _order(self, request_id: str, plan: RequestPlan, ready: int) -> bool:
+        """Have what a request takes staged; return whether there is anything."""
+        encodings, linked = plan.encodings(ready), plan.cached.after(ready)
+        if plan.failed or not (linked or encodings):
+            return False
+        number, salt = next(self._numbers), plan.request.store_salt
+        taken = plan.plan if linked else LinkPlan("plain", plan.prompt.tokens, plan.plan.layers, ())
+        self._orders[request_id] = StagingOrder(number, request_id, salt, plan.prompt, taken, encodings)
+        self._stagings[request_id] = Staging(number, time.monotonic(), self._workers)
+        return True
+
+    def _drop(self, request_id: str) -> None:
+        """Have the workers let go of what a request takes."""
+        if self._stagings.pop(request_id, None) is not None and self._orders.pop(request_id, None) is None:
+            self._dropped.append(request_id)
 
     def _weigh(self, plan: RequestPlan, ready: int, costs: StepCosts) -> None:
         """Have a prompt computed, if `auto` planned it and linking is not expected to pay; decided once a prompt."""
@@ -375,87 +343,81 @@ class RequestPlanner:
         if plan.plan.decisions and plan.cached.spans and not costs.pays(plan.cached, ready, plan.prompt.tokens):
             plan.decline(COSTS_MORE)
 
+    def note(self, report: WorkerReport) -> None:
+        """Take what the workers report."""
+        by_number = {staging.number: name for name, staging in self._stagings.items()}
+        for number, workers in report.staged.items():
+            if number in by_number:
+                self._stagings[by_number[number]].missing -= workers
+        for name in (by_number[number] for number in report.unstaged if number in by_number):
+            self._fail(name)
+        for name in report.failed:
+            self._fail(name)
+        if self.costs is not None:
+            for work, seconds in report.steps:
+                self.costs.observe_step(work, seconds)
+
+    def _fail(self, request_id: str) -> None:
+        plan = self._plans.get(request_id)
+        if plan is not None:
+            plan.fail()
+        self._drop(request_id)
+
     def step_metadata(
-        self, scheduled: dict[str, tuple[int, int]], blocks: Callable[[str], tuple[int, ...]]
+        self, scheduled: dict[str, tuple[int, int]], blocks: Callable[[str], tuple[int, ...]], quiet: bool, alone: bool
     ) -> StepMetadata:
         """Return the work on the pages in the step that was scheduled.
-
-        Rows that patches could be formed of are left alone while requests wait.
 
         Args:
             scheduled: by request id, the row that its own rows begin at and how many there are.
             blocks: finds a request's pages.
+            quiet: whether no request waits, so that rows may be read that patches are formed of.
+            alone: whether no other request comes soon, so that reading them holds none up.
         """
-        loads, chunks, patches = [], [], []
-        pressed = self.step is not None and self.step.pressed
-        forming = self._captures and (self.step is None or self.step.waiting() == 0)
-        for request_id, claim in ({} if self.step is None else self.step.claims).items():
+        loads, patches = [], []
+        for request_id, (start, rows) in scheduled.items():
             plan = self._plans.get(request_id)
-            if request_id in scheduled and plan is not None:
-                cut = clip_plan(plan.plan, claim)
-                loads.append(RowLoad(plan.request.store_salt, plan.prompt, cut, claim, blocks(request_id)))
-                rows = plan.take(claim)
-                self._counts.linked_tokens += rows
-                self._counts.linked_bytes += rows * self._row_bytes
-        for request_id, (start, count) in scheduled.items():
-            captured, plan = self._running.get(request_id), self._plans.get(request_id)
-            if captured is not None and start + count >= captured.capture.chunk.tokens:
-                chunks.append(replace(captured.capture, blocks=blocks(request_id)))
-            if plan is not None and plan.needs and forming and start < plan.prompt.tokens <= start + count:
-                alone = len(scheduled) == 1 and not pressed
+            if plan is None or start >= plan.prompt.tokens:
+                continue
+            last = plan.prompt.tokens <= start + rows
+            load = self._load(request_id, plan, start, start + rows)
+            if load is not None:
+                loads.append(load)
+            if last:
+                self._places.settle(request_id)
+            if plan.needs and quiet and self._forms and last:
                 salt, pages = plan.request.store_salt, blocks(request_id)
                 patches.append(PatchCapture(salt, plan.prompt, plan.needs, pages, alone))
-        return StepMetadata(tuple(loads), tuple(chunks), tuple(patches), bool(scheduled), pressed)
+        orders, self._orders = self._orders, {}
+        dropped, self._dropped = self._dropped, []
+        for request_id in scheduled:
+            plan, staging = self._plans.get(request_id), self._stagings.get(request_id)
+            if plan is not None and staging is not None and sum(scheduled[request_id]) >= plan.prompt.tokens:
+                # The workers let go of it in the next step.
+                self._drop(request_id)
+        return StepMetadata(
+            tuple(orders.values()), tuple(dropped), tuple(loads), patches=tuple(patches), computes=bool(scheduled)
+        )
+
+    def _load(self, request_id: str, plan: RequestPlan, start: int, stop: int) -> RowLoad | None:
+        """Return what a step does of a request's rows; None where it computes them all."""
+        staging = self._stagings.get(request_id)
+        if staging is None:
+            return None
+        staging.stepped = True
+        if not plan.cached.spans:
+            return None
+        rows = plan.cached.step_rows(start, stop, staging.stand_in)
+        staging.stand_in = rows.stand_in
+        if not rows.taken:
+            return None
+        linked = sum(last - max(first, start) for first, last in rows.taken)
+        plan.linked += linked
+        self._counts.linked_tokens += linked
+        self._counts.linked_bytes += linked * self._row_bytes
+        return RowLoad(request_id, rows.taken, rows.computed)
 
     def take_counts(self) -> LinkCounts:
         """Return what was linked since the last call."""
         counts, self._counts = self._counts, LinkCounts()
         return counts
-
-    # encoder outputs
-
-    def encoder_output(self, request_id: str, identifier: str) -> Tensor | None:
-        """Return the stored encoder output [media tokens, width] of a request's picture, by vLLM's digest of it."""
-        plan = self._plans.get(request_id)
-        return None if plan is None else plan.encodings.get(identifier)
-
-    def count_encoding(self) -> None:
-        """Count an encoder output that goes along with this step."""
-        self._counts.encodings += 1
-
-    # captures
-
-    @property
-    def capturing(self) -> Collection[str]:
-        """Ids of requests that prefill a chunk alone."""
-        return self._running.keys()
-
-    @property
-    def captures_wait(self) -> bool:
-        """Whether there are chunks to prefill alone."""
-        return bool(self._waiting)
-
-    def _request_captures(self, plan: RequestPlan) -> None:
-        missing = {chunk.id for chunk in plan.missing}
-        items = iter(plan.request.items)
-        for segment in plan.prompt.segments:
-            if isinstance(segment.part, TextPart):
-                continue
-            item, chunk = next(items), segment.part.chunk
-            captured = self._requested.get(chunk.id, -math.inf)
-            if chunk.id not in missing or captured is None or time.monotonic() - captured < RECAPTURE_SECONDS:
-                continue
-            self._requested[chunk.id] = None
-            while len(self._requested) > REMEMBERED_CAPTURES:
-                self._requested.popitem(last=False)
-            capture = ChunkCapture(plan.request.store_salt, chunk, f"emblema-{item.digest}")
-            self._waiting.append(CaptureRequest(plan.request, item, capture))
-
-    def next_captures(self, count: int) -> Iterator[CaptureRequest]:
-        """Yield chunks to prefill alone now, each once and `count` at most."""
-        for _ in range(min(count, len(self._waiting))):
-            yield self._waiting.popleft()
-
-    def start_capture(self, request_id: str, capture: CaptureRequest) -> None:
-        """Follow a request that prefills a chunk alone."""
-        self._running[request_id] = capture

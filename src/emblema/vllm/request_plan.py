@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
 
 from emblema.errors import EmblemaError
 from emblema.kv.artifacts import Artifact
@@ -24,7 +23,7 @@ from emblema.store.identity import SHARED_SALT, chunk_id, request_salt
 from emblema.store.keys import ArtifactKey, orbit_key
 from emblema.store.store import TenantStore
 from emblema.vllm.model_spec import ModelSpec
-from emblema.vllm.spans import CachedSpans, Claim, unsupported_reason
+from emblema.vllm.spans import CachedSpans, unsupported_reason
 from emblema.vllm.step_metadata import PatchNeed
 from emblema.vllm.stored import StoreMemory
 
@@ -115,9 +114,9 @@ class RequestPlan:
         needs: patches to form from this request's rows, once they are computed.
         lacking: whether patches are lacking, those that are not worth forming yet included.
         remark: why the plan is not what was asked for; None if it is.
-        encodings: what the encoder made of pictures whose rows are computed, by vLLM's digest, where that is stored.
         linked: cached rows that were taken so far.
         weighed: whether it was decided if linking pays.
+        failed: whether what it takes could not be read or written.
     """
 
     request: ServedRequest
@@ -128,18 +127,26 @@ class RequestPlan:
     needs: tuple[PatchNeed, ...] = ()
     remark: str | None = None
     lacking: bool = False
-    encodings: Mapping[str, Tensor] = field(default_factory=dict)
     linked: int = field(default=0, init=False)
     weighed: bool = field(default=False, init=False)
+    failed: bool = field(default=False, init=False)
 
     def restart(self) -> None:
         """Count from the start, as vLLM schedules the request for the first time or after a preemption."""
         self.linked = 0
 
-    def take(self, claim: Claim) -> int:
-        """Count the cached rows of a claim that is carried out, and return their number."""
-        self.linked += claim.cached_rows
-        return claim.cached_rows
+    def encodings(self, ready: int) -> tuple[tuple[str, str], ...]:
+        """Return the stored chunks of pictures with rows from `ready` on, by vLLM's names of these pictures.
+
+        The encoder outputs of pictures whose rows are taken are of use too, where a step ends within such rows.
+        """
+        missing = {chunk.id for chunk in self.missing}
+        places = zip(self.request.items, self.prompt.chunk_segments, strict=True)
+        return tuple(
+            (item.identifier, chunk.id)
+            for item, (segment, chunk) in places
+            if segment.stop > ready and chunk.id not in missing
+        )
 
     def decline(self, remark: str) -> None:
         """Have the whole request computed."""
@@ -147,7 +154,7 @@ class RequestPlan:
 
     def fail(self) -> None:
         """Have the rest of the request computed, as its cached rows could not be loaded."""
-        self.cached, self.linked = CachedSpans(), 0
+        self.cached, self.linked, self.failed = CachedSpans(), 0, True
         self.remark = "stored rows could not be loaded; they were computed"
 
 
@@ -308,18 +315,6 @@ def _all_computed(
     kept = tuple(missing.values())
     remark = COSTS_MORE if served else None
     return RequestPlan(request, prompt, plain, kept, needs=tuple(needs.values()), remark=remark, lacking=lacking)
-
-
-def stored_encodings(plan: RequestPlan, store: TenantStore, memory: StoreMemory) -> dict[str, Tensor]:
-    """Return what the encoder made of pictures whose rows a plan computes [media tokens, width], where it is stored."""
-    found: dict[str, Tensor] = {}
-    missing = {chunk.id for chunk in plan.missing}
-    for item, (segment, stub) in zip(plan.request.items, plan.prompt.chunk_segments, strict=True):
-        taken = any(start <= segment.start and segment.stop <= stop for start, stop in plan.cached.spans)
-        output = None if taken or stub.id in missing else memory.encoding(store, stub.id)
-        if output is not None:
-            found[item.identifier] = output
-    return found
 
 
 def _count_sightings(prompt: Prompt, met: FrequencySketch) -> dict[tuple[str, tuple[str, ...]], int]:

@@ -11,12 +11,10 @@ from emblema.errors import EmblemaError
 from emblema.models.load import BUNDLED, bundled_folder
 from emblema.vllm.plugin import PluginSettings
 
-SCHEDULER = "emblema.vllm.LinkingScheduler"
+WORKER = "emblema.vllm.EmblemaWorker"
 ENCODINGS = {"ec_connector": "EmblemaEncoderConnector", "ec_role": "ec_consumer"}
 RETRIEVING = "emblema.vllm.retrieving.Retrieving"
 MODULE = "vllm.entrypoints.openai.api_server"
-RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-"""The environment: where there is Triton, vLLM's default is its second model runner, on which nothing is linked."""
 PLUGINS = "VLLM_PLUGINS"
 """vLLM's list of the plugins that it loads; endpoint plugins have to be in it."""
 SERVICE_GROUP, SERVICE = "vllm.endpoint_plugins", "emblema_service"
@@ -78,7 +76,7 @@ def command(
     if store is not None:
         config = json.dumps(transfer_config(store, strategy, capture, weigh))
         line += ["--kv-transfer-config", config, "--ec-transfer-config", json.dumps(ENCODINGS)]
-        line += ["--scheduler-cls", SCHEDULER, "--no-async-scheduling"]
+        line += ["--worker-cls", WORKER]
     if retrieving:
         line += ["--middleware", RETRIEVING]
     defaults = {**(DEFAULTS if store is not None else {}), **(BUNDLED_DEFAULTS if model in BUNDLED else {})}
@@ -117,8 +115,7 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
         names = {point.name for group in groups for point in entry_points(group=f"vllm.{group}_plugins")}
     else:
         names = {name for name in listed.split(",") if name}
-    runner = {name: given.get(name, value) for name, value in RUNNER.items()}
-    return runner | {PLUGINS: ",".join(sorted(names | {"emblema", SERVICE}))}
+    return {PLUGINS: ",".join(sorted(names | {"emblema", SERVICE}))}
 
 
 def check_start(store: Path, options: Sequence[str], given: Mapping[str, str]) -> None:

@@ -1,35 +1,28 @@
-"""Cached spans and compute spans: which rows of a plan come from the store, and how far one step can skip.
+"""Cached spans: which rows of a plan come from the store, and what one step takes and computes of a request.
 
 There is no model and no vLLM in here.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from emblema.link.plan import LinkPlan, RowRange, RowSource
 from emblema.link.prompt import Rows
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Rows `start` to `stop` that one step makes ready: cached spans are loaded, compute spans computed beside them.
+class StepRows:
+    """What one step does of a request: some rows are taken, the others computed.
 
     Attributes:
-        start: the first row that is not ready yet.
-        stop: end of the last cached span; the step's own rows begin here.
-        compute_spans: the rows between cached spans.
+        taken: rows to write into pages before the forward.
+        computed: rows to compute, in order; the last run is the request's own, the others are virtual requests.
+        stand_in: whether the last computed row is one to be taken: a step computes at least one row of a request. The
+            next step takes that row again.
     """
 
-    start: int
-    stop: int
-    compute_spans: tuple[Rows, ...]
-
-    @property
-    def compute_rows(self) -> int:
-        return sum(stop - start for start, stop in self.compute_spans)
-
-    @property
-    def cached_rows(self) -> int:
-        return self.stop - self.start - self.compute_rows
+    taken: tuple[Rows, ...]
+    computed: tuple[Rows, ...]
+    stand_in: bool = False
 
 
 def unsupported_reason(plan: LinkPlan) -> str | None:
@@ -51,16 +44,15 @@ def unsupported_reason(plan: LinkPlan) -> str | None:
     return None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CachedSpans:
-    """The longest runs of taken rows of a plan, in order. `ready` is the first row that is not ready yet.
+    """The longest runs of taken rows of a plan, in order.
 
     Attributes:
         spans: as rows of the prompt.
     """
 
     spans: tuple[Rows, ...] = ()
-    _most: int | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, plan: LinkPlan) -> "CachedSpans":
@@ -75,13 +67,6 @@ class CachedSpans:
                 spans.append((part.start, part.stop))
         return cls(tuple(spans))
 
-    def __contains__(self, row: int) -> bool:
-        return any(start <= row < stop for start, stop in self.spans)
-
-    def rows_until(self, ready: int) -> int | None:
-        """Return how many rows may be computed before the next span; None if there is no next one."""
-        return next((start - ready for start, _ in self.spans if start > ready), None)
-
     def private_from(self, ready: int) -> int | None:
         """Return the first row from `ready` on that differs from plain prefill; None if there is none.
 
@@ -89,46 +74,43 @@ class CachedSpans:
         """
         return next((max(start, ready) for start, stop in self.spans if start > 0 and stop > ready), None)
 
-    def claim(self, ready: int, rows: int, slots: int) -> Claim | None:
-        """Return the furthest that one step can skip, or None where it reaches no span.
+    def after(self, ready: int) -> bool:
+        """Return whether any span has rows from `ready` on."""
+        return any(stop > ready for _, stop in self.spans)
+
+    def runs(self, ready: int, rows: int) -> int:
+        """Return how many runs of computed rows a prompt of so many rows has from `ready` on."""
+        return len(self.step_rows(ready, rows, False).computed)
+
+    def step_rows(self, start: int, stop: int, stand_in: bool) -> StepRows:
+        """Return what a step does that is to make some rows of a request ready, one or more.
 
         Args:
-            rows: how many rows of compute spans may be computed beside the step's own.
-            slots: how many compute spans there may be.
+            start, stop: the rows.
+            stand_in: whether the row before them was computed in place of being taken.
         """
-        spans: list[Rows] = []
-        reached: Claim | None = None
-        row, computed, taken = ready, 0, 0
-        for start, stop in self.spans:
-            if stop <= ready:
-                continue
-            if start > row:
-                spans.append((row, start))
-                computed += start - row
-            if computed > rows or len(spans) > slots or taken == self._most:
-                break
-            row, taken = stop, taken + 1
-            reached = Claim(ready, row, tuple(spans))
-        return reached
-
-    def compute_rows(self, ready: int) -> int:
-        """Return the rows of all compute spans ahead, in a step that has room for them."""
-        claim = self.claim(ready, 1 << 30, 1 << 30)
-        return 0 if claim is None else claim.compute_rows
-
-    def skip_fewer(self) -> None:
-        """Halve the spans that a step may skip, for a small encoder budget; drop all where one span is too many."""
-        if self._most == 1:
-            self.spans = ()
-        else:
-            self._most = max(1, (len(self.spans) if self._most is None else self._most) // 2)
+        begin = start - stand_in
+        taken = tuple(
+            (max(first, begin), min(last, stop)) for first, last in self.spans if first < stop and last > begin
+        )
+        computed: list[Rows] = []
+        row = start
+        for first, last in taken:
+            if first > row:
+                computed.append((row, first))
+            row = max(row, last)
+        if row < stop:
+            computed.append((row, stop))
+            return StepRows(taken, tuple(computed))
+        return StepRows(taken, (*computed, (stop - 1, stop)), stand_in=True)
 
 
-def clip_plan(plan: LinkPlan, claim: Claim) -> LinkPlan:
-    """Return a plan with the taken ranges of a claim alone, cut to it; it does not cover the prompt."""
+def taken_rows(plan: LinkPlan, taken: tuple[Rows, ...]) -> LinkPlan:
+    """Return a plan with its taken ranges alone, cut to some rows; it does not cover the prompt."""
     parts: list[RowRange] = []
     for part in plan.ranges:
-        if part.source is RowSource.TAKEN and part.start < claim.stop and part.stop > claim.start:
-            kept = part.after(claim.start)
-            parts.append(replace(kept, stop=min(kept.stop, claim.stop)))
+        for start, stop in taken if part.source is RowSource.TAKEN else ():
+            if part.start < stop and part.stop > start:
+                kept = part.after(start)
+                parts.append(replace(kept, stop=min(kept.stop, stop)))
     return replace(plan, ranges=tuple(parts), forming=())

@@ -1,50 +1,69 @@
-"""What the scheduler's side tells the worker's side once a step. Plain data that pickles."""
+"""What the scheduler's side tells the worker's side once a step, and what it is told. Plain data that pickles."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan
-from emblema.link.prompt import Prompt
+from emblema.link.prompt import Prompt, Rows
 from emblema.store.keys import ArtifactKey
-from emblema.vllm.spans import Claim
+from emblema.vllm.step_costs import StepWork
 
 PatchNeed = tuple[ArtifactKey, int, tuple[int, ...]]
 """A patch to be formed: its key, its rank and its layers."""
 
 
 @dataclass(frozen=True, slots=True)
-class RowLoad:
-    """Cached rows to write into a request's pages before the forward.
+class StagingOrder:
+    """What a request will take, to be read and verified before a step links it.
 
     Attributes:
+        number: of the order; a request that is preempted gets another.
+        request_id: of vLLM.
         salt: of the tenant's store.
-        prompt, plan: the plan holds taken ranges only, those of the claim.
-        claim: the rows that are ready afterwards.
-        blocks: the request's pages in order.
+        prompt, plan: the request's.
+        encodings: chunks whose encoder output may be needed, by vLLM's name of the picture.
     """
 
+    number: int
+    request_id: str
     salt: bytes
     prompt: Prompt
     plan: LinkPlan
-    claim: Claim
-    blocks: tuple[int, ...]
+    encodings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoad:
+    """What a step does of a request whose rows are staged; see `StepRows`.
+
+    Attributes:
+        request_id: of vLLM.
+        taken, computed: rows to write before the forward, and rows to compute.
+    """
+
+    request_id: str
+    taken: tuple[Rows, ...]
+    computed: tuple[Rows, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkCapture:
-    """A chunk that was prefilled alone: its rows are read after the forward and stored.
+    """A chunk to be prefilled alone, on pages that no request has; its rows are read after that and stored.
 
     Attributes:
         salt: of the tenant's store.
         chunk: ids and geometry, without rows.
         identifier: the picture's name while it is prefilled alone, by which its encoder output is found.
-        blocks: the pages of the request that prefilled it, in order.
+        blocks: the pages, in order.
+        feature: the picture as vLLM's model takes it, under that name and at its place in the chunk.
     """
 
     salt: bytes
     chunk: Chunk
     identifier: str
     blocks: tuple[int, ...] = ()
+    feature: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +87,61 @@ class PatchCapture:
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """All work of one step on the pages.
+    """All work of one step beside vLLM's own.
 
     Attributes:
+        stagings: what to read ahead for requests that wait.
+        dropped: requests whose staged rows are not wanted any more.
         loads: rows to write before its forward.
-        chunks, patches: what to read after it.
+        captures: chunks to prefill alone, in this step and those after it.
+        side_rows, side_slots: rows, and places in the batch, that this step has for what no request asks for.
+        patches: what to read after it.
         computes: whether it has any rows.
         pressed: whether requests come so densely that nothing is to be kept beside them.
     """
 
+    stagings: tuple[StagingOrder, ...] = ()
+    dropped: tuple[str, ...] = ()
     loads: tuple[RowLoad, ...] = ()
-    chunks: tuple[ChunkCapture, ...] = ()
+    captures: tuple[ChunkCapture, ...] = ()
+    side_rows: int = 0
+    side_slots: int = 0
     patches: tuple[PatchCapture, ...] = ()
     computes: bool = True
     pressed: bool = False
+
+
+@dataclass(slots=True)
+class WorkerReport:
+    """What one worker, or all of them together, have done since the last step.
+
+    Attributes:
+        staged: by number of an order, how many workers have its rows.
+        unstaged: orders that a worker could not stage.
+        captured: by chunk, how many workers are done with its pages.
+        failed: requests whose rows could not be written; all workers computed them.
+        steps: what earlier steps did, and the seconds that they took on one worker.
+    """
+
+    staged: dict[int, int] = field(default_factory=dict)
+    unstaged: set[int] = field(default_factory=set)
+    captured: dict[str, int] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    steps: list[tuple[StepWork, float]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.staged or self.unstaged or self.captured or self.failed or self.steps)
+
+    def joined(self, other: "WorkerReport") -> "WorkerReport":
+        """Return the report of both; seconds are those of the first."""
+
+        def added(one: dict[Any, int], two: dict[Any, int]) -> dict[Any, int]:
+            return {key: one.get(key, 0) + two.get(key, 0) for key in one | two}
+
+        return WorkerReport(
+            added(self.staged, other.staged),
+            self.unstaged | other.unstaged,
+            added(self.captured, other.captured),
+            self.failed | other.failed,
+            self.steps or other.steps,
+        )

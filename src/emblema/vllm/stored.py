@@ -3,8 +3,6 @@
 import time
 from collections.abc import Iterable
 
-from torch import Tensor
-
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey
 from emblema.store.store import TenantStore
@@ -27,15 +25,14 @@ class StoreMemory:
         self._until = 0.0
         self._chunks: dict[tuple[str, str], bool | None] = {}
         self._artifacts: dict[tuple[str, ArtifactKey], bool] = {}
-        self._encodings: dict[tuple[str, str], Tensor | None] = {}
 
     def refresh(self) -> None:
         """Forget all that was remembered if the store has changed since; before each prompt."""
         now, version = time.monotonic(), self._store.version
-        many = len(self._chunks) + len(self._artifacts) + len(self._encodings) > MOST_ANSWERS
+        many = len(self._chunks) + len(self._artifacts) > MOST_ANSWERS
         if version is None or version != self._version or now > self._until or many:
             self._version, self._until = version, now + REMEMBERED_SECONDS
-            self._chunks, self._artifacts, self._encodings = {}, {}, {}
+            self._chunks, self._artifacts = {}, {}
 
     def held(self, tenant: TenantStore, chunks: Iterable[str]) -> dict[str, bool]:
         """As `TenantStore.held`."""
@@ -55,13 +52,3 @@ class StoreMemory:
             found = tenant.held_artifacts(unknown)
             self._artifacts |= {(tenant.owner, key): key in found for key in unknown}
         return frozenset(key for key in asked if self._artifacts[tenant.owner, key])
-
-    def encoding(self, tenant: TenantStore, chunk: str) -> Tensor | None:
-        """Return what the encoder made of a stored chunk [media tokens, width]; None where that is not stored."""
-        name = (tenant.owner, chunk)
-        if name not in self._encodings:
-            found = tenant.find(chunk)
-            encoded = None if found is None else found.encoded
-            kept = encoded is not None and encoded.embeds.shape[1] > 0
-            self._encodings[name] = encoded.embeds[encoded.visual] if encoded is not None and kept else None
-        return self._encodings[name]

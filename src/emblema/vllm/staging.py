@@ -1,0 +1,176 @@
+"""Rows that are read ahead: before a step takes them they are in memory, whole and verified, on every worker."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+from emblema.errors import EmblemaError, LoadError
+from emblema.kv.artifacts import Artifact
+from emblema.kv.layout import KVRows
+from emblema.link.plan import ChunkOrigin, RowSource
+from emblema.link.prompt import Rows
+from emblema.link.taken_rows import LinkJob, ModelGeometry, Resources, TakenRows
+from emblema.store import Store
+from emblema.store.keys import ArtifactKey
+from emblema.vllm.pages import Pages
+from emblema.vllm.spans import taken_rows
+from emblema.vllm.step_metadata import StagingOrder
+
+_log = logging.getLogger(__name__)
+ROOM_SECONDS = 0.5
+"""How long an order waits for room in memory that other requests' rows take."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """What a request takes, held in memory until `end` is called.
+
+    Attributes:
+        order: what was ordered.
+        rows: canonical rows by chunk.
+        patches: by key.
+        encodings: what the encoder made of a picture [media tokens, width], by vLLM's name of it, where that is kept.
+        held: leases of the rows.
+    """
+
+    order: StagingOrder
+    rows: dict[str, KVRows]
+    patches: dict[ArtifactKey, Artifact]
+    encodings: dict[str, Tensor]
+    held: ExitStack
+
+    def write(self, model: ModelGeometry, pages: Pages, blocks: Sequence[int], taken: tuple[Rows, ...]) -> None:
+        """Write some of the taken rows, relocated and patched, into a request's pages."""
+        prompt = self.order.prompt
+        plan = taken_rows(self.order.plan, taken)
+        slots = pages.slots(blocks, prompt.tokens)
+        rows = TakenRows(model, pages, slots, LinkJob(plan, prompt, Resources(self.patches, rows=self.rows)))
+        for layer in range(len(model.layouts)):
+            rows.write(layer)
+
+    def end(self) -> None:
+        """Let go of the rows."""
+        self.held.close()
+
+
+class RowStager:
+    """Stages orders one after another on a thread of its own. All but that thread's work is for the model's thread.
+
+    Args:
+        store: where chunks and patches are.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._changed = threading.Condition()
+        # The numbers of orders that are wanted, by request, and what became of them.
+        self._wanted: dict[str, int] = {}
+        self._done: dict[str, StagedRows] = {}
+        self._staged: list[int] = []
+        self._unstaged: list[int] = []
+        self._orders: SimpleQueue[StagingOrder | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="emblema-stage", daemon=True)
+        self._thread.start()
+
+    def stage(self, orders: Sequence[StagingOrder]) -> None:
+        """Begin to read what requests take; an earlier order of a request is dropped."""
+        for order in orders:
+            self.drop(order.request_id)
+            with self._changed:
+                self._wanted[order.request_id] = order.number
+            self._orders.put(order)
+
+    def drop(self, request_id: str) -> None:
+        """Let go of a request's rows, staged or not."""
+        with self._changed:
+            self._wanted.pop(request_id, None)
+            done = self._done.pop(request_id, None)
+        if done is not None:
+            done.end()
+
+    def get(self, request_id: str) -> StagedRows | None:
+        """Return what is staged for a request; None where nothing is."""
+        with self._changed:
+            return self._done.get(request_id)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until nothing is being staged, so long at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._wanted.keys() <= self._done.keys(), seconds)
+
+    def take_reports(self) -> tuple[list[int], list[int]]:
+        """Return the numbers of orders that were staged since the last call, and of those that could not be."""
+        with self._changed:
+            staged, unstaged = self._staged, self._unstaged
+            self._staged, self._unstaged = [], []
+        return staged, unstaged
+
+    def close(self) -> None:
+        """End the thread, and let go of everything."""
+        self._orders.put(None)
+        self._thread.join()
+        for request_id in list(self._done):
+            self.drop(request_id)
+
+    # the thread
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            with self._changed:
+                if self._wanted.get(order.request_id) != order.number:
+                    continue
+            held = ExitStack()
+            try:
+                with torch.inference_mode():
+                    made = self._read(order, held)
+            except Exception as error:
+                # No error may end the server: the request is computed.
+                held.close()
+                unexpected = not isinstance(error, EmblemaError | OSError)
+                _log.warning("emblema: rows could not be read and are computed: %s", error, exc_info=unexpected)
+                self._finish(order, None)
+            else:
+                self._finish(order, made)
+
+    def _finish(self, order: StagingOrder, made: StagedRows | None) -> None:
+        with self._changed:
+            wanted = self._wanted.get(order.request_id) == order.number
+            if wanted and made is not None:
+                self._done[order.request_id] = made
+                self._staged.append(order.number)
+            elif wanted:
+                del self._wanted[order.request_id]
+                self._unstaged.append(order.number)
+            self._changed.notify_all()
+        if not wanted and made is not None:
+            made.end()
+
+    def _read(self, order: StagingOrder, held: ExitStack) -> StagedRows:
+        store = self._store.tenant(order.salt)
+        parts = [part for part in order.plan.ranges if part.source is RowSource.TAKEN]
+        named = {part.origin.chunk for part in parts if isinstance(part.origin, ChunkOrigin)}
+        patches: dict[ArtifactKey, Artifact] = {}
+        rows: dict[str, KVRows] = {}
+        if named:
+            lease = held.enter_context(store.lease(named, ROOM_SECONDS))
+            if lease.missing:
+                raise LoadError(lease.missing[0], "it is not in the store any more")
+            # A layer is verified as it arrives; reading them all waits for all.
+            rows = {chunk: tuple(found) for chunk, found in lease.rows.items()}
+        for key in {part.patch.key for part in parts if part.patch is not None}:
+            patch = store.find_artifact(key)
+            if patch is None:
+                raise LoadError(key.chunk, f"the {key} is not in the store any more")
+            patches[key] = patch
+        encodings: dict[str, Tensor] = {}
+        for identifier, chunk in order.encodings:
+            found = store.find(chunk)
+            if found is not None and found.encoded.embeds.shape[1] > 0:
+                encodings[identifier] = found.encoded.embeds[found.encoded.visual]
+        return StagedRows(order, rows, patches, encodings, held)
