@@ -173,6 +173,22 @@ def test_pictures_of_dense_requests_are_kept_once_it_is_quiet(served, subject, m
     assert len(served.store.tenant()) == 13
 
 
+def test_chunks_that_have_the_pages_of_a_request_are_finished_first(bench, subject, engine, tmp_path) -> None:
+    page = 2 * 32 * 2 * 32 * 3 * 4
+    served = bench.serve(
+        subject.folder, tmp_path / "store", subject.vocabulary, kv_cache_memory_bytes=10 * page, max_model_len=256,
+        max_num_batched_tokens=24, max_num_seqs=8,
+    )  # fmt: skip
+    first, second = subject.prompt(3, seed=33), subject.prompt(3, seed=34, lead=60)
+    served.ask(first.token_ids, first.pictures)
+    core = served.llm.llm_engine
+    while not served.captures.running:
+        core.step()
+    pool = served.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() < 7 <= -(-len(second.token_ids) // 32) + 6
+    assert error(served.ask(second.token_ids, second.pictures), wanted(engine, second, "full")) <= TOLERANCE
+
+
 def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
     served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, max_num_batched_tokens=24)
     given = subject.prompt(6, seed=30)

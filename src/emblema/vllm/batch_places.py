@@ -23,6 +23,11 @@ class BatchPlaces:
         """Places that nobody has or was promised."""
         return self.most - len(self._running | self._virtual.keys()) - sum(self._virtual.values())
 
+    @property
+    def unused(self) -> int:
+        """Places that nobody has; those that were promised are free in a step without requests."""
+        return self.most - len(self._running)
+
     def admit(self, request_id: str, virtual: int) -> bool:
         """Return whether a waiting request may be scheduled, with so many virtual requests at most."""
         if request_id in self._virtual:

@@ -265,17 +265,19 @@ class EmblemaConnector(KVConnectorBase_V1):
         captures.quiet.look(time.monotonic())
         idle = not self._requests
         prefills = any(count > 1 for _, count in scheduled.values())
-        if self._waiting or prefills:
+        # Who waits though nothing is read for it waits for pages, which chunks under way may have.
+        held_up = captures.running and not self._planner.reads
+        if prefills or (self._waiting and not held_up):
             return replace(step, pressed=captures.quiet.pressed)
-        begun = captures.begin(idle)
+        begun = [] if self._waiting else captures.begin(idle)
         if not scheduled and not captures.running and captures.waiting:
             # Nothing else holds the engine up, which asks again at once.
             time.sleep(POLLING_SECONDS)
         rows = self._config.scheduler_config.max_num_batched_tokens - sum(count for _, count in scheduled.values())
         rows = rows if idle else min(rows, BESIDE_ROWS)
-        running = captures.running
+        slots = self._places.free if scheduled else self._places.unused
         return replace(
-            step, captures=tuple(begun), side_rows=rows if running else 0, side_slots=self._places.free,
+            step, captures=tuple(begun), side_rows=rows if captures.running else 0, side_slots=slots,
             pressed=captures.quiet.pressed,
         )  # fmt: skip
 

@@ -191,6 +191,12 @@ class RequestPlanner:
         elif idle or not self._hurried:
             self._hurried = not last.done.wait(AWAITING_SECONDS)
 
+    @property
+    def reads(self) -> bool:
+        """Whether anything is being read for a request that waits: its plan, or what it takes."""
+        plans = any(not pending.done.is_set() for pending in self._pending.values())
+        return plans or any(staging.missing for staging in self._stagings.values())
+
     def get(self, request_id: str) -> RequestPlan | None:
         """Return the plan of a request; None if it has none, or none yet."""
         return self._plans.get(request_id)
