@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from emblema.link.plan import LinkPlan, RowRange, RowSource
-from emblema.link.prompt import Prompt
+from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.vllm.request_plan import compute_chunks
@@ -31,3 +31,29 @@ class AfterPrefix:
         plan = parse(self.name).plan(prompt, knowledge)
         kept = [part.after(self.rows) for part in plan.ranges if part.stop > self.rows]
         return replace(plan, ranges=(RowRange(0, self.rows, RowSource.COMPUTED, (0, plan.layers)), *kept))
+
+
+@dataclass(frozen=True)
+class RowsTaken:
+    """A strategy that takes the rows that a worker took, and computes all others.
+
+    Attributes:
+        taken: runs of rows, each within a chunk.
+    """
+
+    taken: tuple[Rows, ...]
+    name: str = "blind"
+
+    def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
+        plan = parse("blind").plan(prompt, knowledge)
+        found: list[RowRange] = []
+        row = 0
+        for start, stop in self.taken:
+            part = next(part for part in plan.ranges if part.start <= start < part.stop)
+            if part.source is not RowSource.TAKEN or stop > part.stop:
+                raise ValueError(f"rows {start} to {stop} are no chunk's")
+            found += [RowRange(row, start, RowSource.COMPUTED, part.layers)] if row < start else []
+            found.append(replace(part.after(start), stop=stop))
+            row = stop
+        found.append(RowRange(row, prompt.tokens, RowSource.COMPUTED, (0, plan.layers)))
+        return replace(plan, ranges=tuple(found))
