@@ -13,10 +13,12 @@ from emblema.kv.layout import LayerRows
 from emblema.store import Store
 from emblema.store.store import TenantStore
 from emblema.vllm import kv_worker
+from emblema.vllm.host_copies import HostCopier
 from emblema.vllm.kv_worker import KVWorker, WaitingRows
 from emblema.vllm.request_plan import ChunkStubs, build_prompt
 from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, StepMetadata
 from tests.link.pieces import LAYOUTS
+from tests.vllm.devices import Device
 from tests.vllm.requests import SPEC, TOKENS, put, request
 
 ROW = SPEC.dtype.itemsize * sum(layout.features for layout in LAYOUTS)
@@ -31,6 +33,9 @@ class FakePages:
 
     def slots(self, blocks: tuple[int, ...], rows: int) -> torch.Tensor:
         return torch.arange(rows)
+
+    def locate(self, slots: torch.Tensor) -> torch.Tensor:
+        return slots
 
     def read(self, layer: int, slots: torch.Tensor) -> LayerRows:
         shapes = (LAYOUTS[layer].keys, LAYOUTS[layer].values)
@@ -195,3 +200,52 @@ def test_a_burst_is_left_alone(worker: KVWorker, monkeypatch: pytest.MonkeyPatch
         time.sleep(0.005)
     worker.drain()
     assert worker.store.tenant().find_patch(key) is not None
+
+
+class DevicePages(FakePages):
+    """Pages on a simulated device: what is read is there when the model's stream comes to it."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+        self.given: list[torch.Tensor] = []
+
+    def read(self, layer: int, slots: torch.Tensor) -> LayerRows:
+        shapes = (LAYOUTS[layer].keys, LAYOUTS[layer].values)
+        rows = LayerRows(*(torch.zeros(heads, len(slots), width) for heads, width in shapes))
+        for part in (rows.keys, rows.values):
+            self.device.compute(part, layer + 1.0)
+            self.given.append(part)
+        return rows
+
+
+def test_rows_of_a_device_are_kept_as_the_models_stream_makes_them() -> None:
+    """The model's thread waits for nothing; the other one has whole rows, though their memory is used again at once."""
+    device, store = Device(), Store()
+    pages, output = DevicePages(device), torch.zeros(TOKENS, 4)
+    worker = KVWorker(
+        SPEC,
+        store,
+        32,
+        lambda name: output,
+        lambda spec: pages,
+        copier=HostCopier(device),  # type: ignore[arg-type, return-value]
+    )
+    try:
+        device.compute(output, 7.0)
+        worker.save(StepMetadata(), (capture("a"), capture("b")))
+        worker.save(StepMetadata(patches=(patches("a", "b"),)))
+        for part in (output, *pages.given):
+            device.reuse(part)
+        worker.drain()
+        for name in "ab":
+            kept = store.tenant().find(capture(name).chunk.id)
+            assert kept is not None and float(kept.encoded.embeds[kept.encoded.visual].min()) == 7.0
+            for layer, rows in enumerate(kept.rows):
+                assert bool((rows.keys == layer + 1).all()) and bool((rows.values == layer + 1).all())
+        assert device.waits and threading.get_ident() not in device.waits
+        (key,) = (key for key, _, _ in patches("a", "b").needs if key.antecedents)
+        patch = store.tenant().find_patch(key)
+        assert patch is not None and all(bool(layer.keys.left.isfinite().all()) for layer in patch.layers if layer)
+    finally:
+        worker.close()

@@ -85,6 +85,10 @@ class LayerRows:
         """Return the same rows on another device."""
         return LayerRows(self.keys.to(device), self.values.to(device))
 
+    def pinned(self) -> "LayerRows":
+        """Return the same rows in page-locked host memory; needs a GPU."""
+        return LayerRows(self.keys.pin_memory(), self.values.pin_memory())
+
 
 KVRows = Sequence[LayerRows]
 """Rows of every layer; a tuple, or rows that come when they are read and know their `bytes` before."""

@@ -35,6 +35,7 @@ class StoreSettings:
         library_bytes: budget of the media that one tenant's libraries keep for one model, so that lost chunks can be
             made again; not part of the other budgets.
         device: where loaded rows are wanted; None for the GPU if there is one, else the CPU.
+        pinned: whether rows that are loaded into a CPU's memory are page-locked, which a GPU copies fastest; needs one.
         clock: returns Unix time in seconds.
 
     Raises:
@@ -50,6 +51,7 @@ class StoreSettings:
     prefix_bytes: int = 256 * 2**20
     library_bytes: int = 2**30
     device: torch.device | str | None = None
+    pinned: bool = False
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:

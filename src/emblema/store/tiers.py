@@ -248,10 +248,12 @@ class TierReader:
         tiers: the slower tiers.
         device: where tensors are wanted.
         terms: of records that carry none.
+        pinned: whether rows in a CPU's memory are page-locked.
     """
 
-    def __init__(self, tiers: TierStack, device: torch.device, terms: Terms) -> None:
+    def __init__(self, tiers: TierStack, device: torch.device, terms: Terms, pinned: bool = False) -> None:
         self._tiers, self._device, self._default_terms = tiers, device, terms
+        self._pinned = pinned and device.type == "cpu"
         self._lock = threading.Lock()
         # Keys read from headers, by id, which is a digest of the key.
         self._keys: OrderedDict[str, ArtifactKey] = OrderedDict()
@@ -317,7 +319,7 @@ class TierReader:
                 for index, layer in enumerate(codec.read_layers(reader)):
                     if rows.failed is not None:
                         break
-                    rows.arrive(index, layer.to(self._device))
+                    rows.arrive(index, layer.pinned() if self._pinned else layer.to(self._device))
             except LoadError as failure:
                 error = failure
                 raise

@@ -128,8 +128,9 @@ class EmblemaConnector(KVConnectorBase_V1):
             if settings.capture and spec is not None:
                 self.captures = CaptureQueue(workers, block_size, internals.solo_feature)
         elif spec is not None:
-            placed = StoreSettings(device=spec.device)
-            store = Store(settings.store, device_bytes=settings.memory or "auto", settings=placed)
+            # Of the device's memory vLLM has what its operator gave it.
+            placed = StoreSettings(device="cpu", pinned=spec.device.type == "cuda")
+            store = Store(settings.store, device_bytes=settings.memory, settings=placed)
             self._meter = StoreMeter(store, bytes=True)
             self._make_worker = partial(KVWorker, spec, store, block_size, _encoder_output)
             self._clock = StepClock(spec.device)

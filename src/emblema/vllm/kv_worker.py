@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError, LoadError
-from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.chunk import Encoded
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Segment
 from emblema.store import Store
 from emblema.store.store import TenantStore
+from emblema.vllm.host_copies import HostCopier, PendingCopies
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.pages import Pages
 from emblema.vllm.staging import RowStager
@@ -52,6 +53,13 @@ class CopiedRows:
     def read(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows:
         rows = self.layers[layer]
         return rows.slice(start - self.start, rows.tokens if stop is None else stop - self.start)
+
+
+def _layers(pending: PendingCopies) -> tuple[LayerRows, ...]:
+    """Return every layer's rows when they are in host memory."""
+    copies = pending.take()
+    half = len(copies) // 2
+    return tuple(LayerRows(keys, values) for keys, values in zip(copies[:half], copies[half:], strict=True))
 
 
 class WaitingRows:
@@ -118,6 +126,7 @@ class KVWorker:
         encoder_output: finds what the encoder made of a picture, by vLLM's digest of it; None where that is gone.
         pages: makes the pages; called when they are first needed, as the model's layers are ready only then.
         agree: returns whether something is so on all workers.
+        copier: brings rows to the host; by default the one of the model's device.
     """
 
     def __init__(
@@ -128,12 +137,15 @@ class KVWorker:
         encoder_output: Callable[[str], Tensor | None],
         pages: Callable[[ModelSpec], Pages],
         agree: Callable[[bool], bool] = bool,
+        copier: HostCopier | None = None,
     ) -> None:
         self.store = store
         self._spec, self._block_size = spec, block_size
         self._make_pages, self._encoder_output = pages, encoder_output
         self._pages: Pages | None = None
         self._agree = agree
+        # Patches are formed in host memory, beside the model.
+        self._host_spec, self._copier = spec.on(torch.device("cpu")), copier or HostCopier.of(spec.device)
         self.stager, self._report = RowStager(store), WorkerReport()
         self.waiting = WaitingRows(WAITING_BYTES)
         # Prompts whose chunks are not all stored yet; the thread appends, any thread may take the oldest away.
@@ -234,8 +246,9 @@ class KVWorker:
             if self._take_room(size):
                 with self._leaving_on_error(size):
                     rows = self._read(capture.blocks, 0, capture.chunk.tokens)
-                    chunk = replace(capture.chunk, encoded=self._encoded(capture), rows=rows)
-                self._work.put(partial(self._put, capture.salt, chunk, size))
+                    output = self._encoder_output(capture.identifier)
+                    encoding = self._copier.copy(() if output is None else (output,))
+                self._work.put(partial(self._put, capture, rows, encoding, size))
         for prompt in step.patches:
             began = time.monotonic()
             if not prompt.alone and began < self._read_from:
@@ -247,10 +260,9 @@ class KVWorker:
             if self._take_room(size):
                 with self._leaving_on_error(size):
                     copied = {
-                        segment.start: CopiedRows(segment.start, self._read(prompt.blocks, segment.start, segment.stop))
-                        for segment in segments
+                        segment.start: self._read(prompt.blocks, segment.start, segment.stop) for segment in segments
                     }
-                self._work.put(partial(self._await_chunks, WaitingPrompt(prompt, copied, size)))
+                self._work.put(partial(self._await_chunks, prompt, copied, size))
                 self._read_from = max(self._read_from, began + (time.monotonic() - began) / FORMING_SHARE)
 
     def _take_room(self, size: int) -> bool:
@@ -280,19 +292,11 @@ class KVWorker:
         """Return how many chunks and prompts were not kept for want of room since the last call."""
         return self.waiting.take_dropped()
 
-    def _encoded(self, capture: ChunkCapture) -> Encoded:
-        """Return the chunk's encoding, with the encoder's output in the rows of its media tokens."""
-        encoded, output = capture.chunk.encoded, self._encoder_output(capture.identifier)
-        media = int(encoded.visual.sum())
-        if output is None or output.dim() != 2 or len(output) != media or output.dtype != self._spec.dtype:
-            return encoded
-        embeds = torch.zeros(encoded.tokens, output.shape[1], dtype=output.dtype, device=output.device)
-        embeds[encoded.visual.to(output.device)] = output
-        return replace(encoded, embeds=embeds)
-
-    def _read(self, blocks: tuple[int, ...], start: int, stop: int) -> tuple[LayerRows, ...]:
-        slots = self.pages.slots(blocks, stop)[start:]
-        return tuple(self.pages.read(layer, slots) for layer in range(len(self._spec.layouts)))
+    def _read(self, blocks: tuple[int, ...], start: int, stop: int) -> PendingCopies:
+        """Return copies of some rows, under way to the host: the keys of all layers, then the values of all."""
+        places = self.pages.locate(self.pages.slots(blocks, stop)[start:])
+        rows = [self.pages.read(layer, places) for layer in range(len(self._spec.layouts))]
+        return self._copier.copy([*(layer.keys for layer in rows), *(layer.values for layer in rows)])
 
     def drain(self) -> None:
         """Wait until all that was read is stored, or has failed to be."""
@@ -319,15 +323,28 @@ class KVWorker:
                 # The server goes on without this piece.
                 _log_failure("a piece could not be kept", error)
 
-    def _put(self, salt: bytes, chunk: Chunk, size: int) -> None:
+    def _put(self, capture: ChunkCapture, rows: PendingCopies, encoding: PendingCopies, size: int) -> None:
         try:
-            self.store.tenant(salt).put(chunk)
+            encoded = self._encoded(capture.chunk.encoded, *encoding.take())
+            chunk = replace(capture.chunk, encoded=encoded, rows=_layers(rows))
+            self.store.tenant(capture.salt).put(chunk)
         finally:
             self.waiting.leave(size)
         self._form_patches()
 
-    def _await_chunks(self, prompt: WaitingPrompt) -> None:
-        self._prompts.append(prompt)
+    def _encoded(self, encoded: Encoded, output: Tensor | None = None) -> Encoded:
+        """Return an encoding with the encoder's output in the rows of its media tokens; as it is without a fit one."""
+        media = int(encoded.visual.sum())
+        if output is None or output.dim() != 2 or len(output) != media or output.dtype != self._spec.dtype:
+            return encoded
+        embeds = torch.zeros(encoded.tokens, output.shape[1], dtype=output.dtype)
+        embeds[encoded.visual] = output
+        return replace(encoded, embeds=embeds)
+
+    def _await_chunks(self, capture: PatchCapture, copied: dict[int, PendingCopies], size: int) -> None:
+        with self._leaving_on_error(size):
+            rows = {start: CopiedRows(start, _layers(pending)) for start, pending in copied.items()}
+        self._prompts.append(WaitingPrompt(capture, rows, size))
         if len(self._prompts) > WAITING_PROMPTS:
             with suppress(IndexError):
                 self._forget(self._prompts.popleft())
@@ -364,7 +381,7 @@ class KVWorker:
                 if lease.missing:
                     raise LoadError(key.chunk, "it is not in the store any more")
                 rows = lease.rows[key.chunk]
-                deficits = deficits_of(self._spec, copied[place.start], prompt.prompt, place, rows, set(layers))
+                deficits = deficits_of(self._host_spec, copied[place.start], prompt.prompt, place, rows, set(layers))
                 store.put_artifact(key, form_patch(deficits, rank, self._spec.dtype))
             rest = (time.thread_time() - began) * (1 / FORMING_SHARE - 1)
             self._form_from = max(self._form_from, time.monotonic() + rest)

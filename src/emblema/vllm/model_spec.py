@@ -15,8 +15,7 @@ from blake3 import blake3
 
 from emblema.errors import UnsupportedModelError
 from emblema.kv.layout import LayerLayout
-from emblema.kv.rotation import RotaryTable
-from emblema.models.calibrate import calibrate
+from emblema.models.calibrate import DecoderTable, calibrate
 from emblema.models.families import family_of
 from emblema.models.families.base import Toolkit
 from emblema.models.families.qwen_vl import QwenVL
@@ -48,7 +47,7 @@ class ModelSpec:
     version: str
     fingerprint: str
     layouts: tuple[LayerLayout, ...]
-    tables: dict[str, RotaryTable]
+    tables: dict[str, DecoderTable]
     axes: int
     markers: tuple[tuple[int, ...], tuple[int, ...]]
     merge: int
@@ -56,6 +55,15 @@ class ModelSpec:
     device: torch.device
     shards: int = 1
     tokens_per_second: float = 1.0
+
+    def on(self, device: torch.device) -> "ModelSpec":
+        """Return the spec for rows on another device."""
+        if device == self.device:
+            return self
+        tables = copy.deepcopy(self.tables)
+        for table in tables.values():
+            table.rotary.to(device)
+        return replace(self, tables=tables, device=device)
 
 
 def model_spec_of(
@@ -119,7 +127,7 @@ def _served_layout(family: str, text: Any, layout: LayerLayout, kv_heads: int) -
     return LayerLayout(layout.keys, layout.values, replace(layout.rotary, pairing="pairs"))
 
 
-def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, RotaryTable], int]:
+def _measured(text: Any, device: torch.device) -> tuple[LayerLayout, dict[str, DecoderTable], int]:
     """Return layout, tables and axes of one layer of such a decoder, small wherever rows do not depend on it."""
     from transformers import AutoModel
 

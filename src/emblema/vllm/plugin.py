@@ -12,6 +12,8 @@ from emblema.link.strategies.registry import parse
 
 _log = logging.getLogger(__name__)
 TESTED = "0.32"
+WORKER_BYTES = 2 * 2**30
+"""Host memory of one worker, unless the operator gives another number."""
 
 
 def check_version() -> None:
@@ -57,14 +59,14 @@ class PluginSettings:
         store: folder of the store; all processes of a server, and several servers, may share it.
         strategy: for requests that name none.
         capture: whether pictures and patches are captured from what the server computes.
-        memory: bytes of rows kept in memory beside the pages; None for a quarter of what is free.
+        memory: bytes of rows, embeddings and patches that each worker keeps in host memory, page-locked beside a GPU.
         weigh: whether `auto` links only what is expected to pay by the costs measured here.
     """
 
     store: Path
     strategy: str = "auto"
     capture: bool = True
-    memory: int | None = None
+    memory: int = WORKER_BYTES
     weigh: bool = True
 
     @classmethod
@@ -86,6 +88,7 @@ class PluginSettings:
         for name, value in (("capture", capture), ("weigh", weigh)):
             if type(value) is not bool:
                 raise EmblemaError(f"{name} is {value!r}: give true or false.")
-        if memory is not None and (type(memory) is not int or memory <= 0):
+        memory = WORKER_BYTES if memory is None else memory
+        if type(memory) is not int or memory <= 0:
             raise EmblemaError(f"memory is {memory!r}: give bytes.")
         return cls(Path(given["store"]), strategy, capture, memory, weigh)
