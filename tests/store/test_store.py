@@ -63,6 +63,29 @@ def test_device_then_host_then_disk(tmp_path: Path) -> None:
         assert store.statistics.device_bytes <= 2 * ONE and store.statistics.host_bytes <= 2 * ONE
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_rows_that_are_loaded_are_page_locked_where_that_is_wanted(
+    tmp_path: Path, pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[torch.Tensor] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        locked.append(tensor.clone())
+        return locked[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    with opened(tmp_path) as store:
+        store.tenant().put(numbered(1))
+        store.flush()
+    with opened(tmp_path, settings=StoreSettings(device="cpu", pinned=pinned)) as store:
+        with store.tenant().lease([name(1)]) as lease:
+            rows = lease.rows[name(1)]
+            assert is_numbered(1, rows)
+            kept = [part for layer in rows for part in (layer.keys, layer.values)]
+        assert len(locked) == (len(kept) if pinned else 0)
+        assert all(any(part is own for own in locked) for part in kept) == pinned
+
+
 def test_a_chunk_of_another_store_is_taken_with_its_rows(tmp_path: Path) -> None:
     with Store() as first, opened(tmp_path) as second:
         given = first.tenant().put(numbered(1))
