@@ -13,7 +13,7 @@ os.environ.update(
 )
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,13 @@ class Served:
 
     @property
     def store(self) -> Any:
-        return self.kv_worker.store
+        return self.kv_worker.store.whole
+
+    def on_ranks(self, action: Callable[..., Any], *given: Any) -> list[Any]:
+        """Call a function with the worker of each rank, and the same arguments, in its process."""
+        executor = self.llm.llm_engine.engine_core.engine_core.model_executor
+        answers: list[Any] = executor.collective_rpc(action, args=given)
+        return answers
 
     def params(self, options: dict[str, Any] | None = None, tokens: int = 1, **more: Any) -> Any:
         from vllm import SamplingParams
@@ -146,10 +152,11 @@ class Served:
         """Let the server do what it does in idle moments, and the pages' side keep what it read."""
         core = self.llm.llm_engine.engine_core.engine_core
         deadline = time.monotonic() + 60
-        while core.scheduler.has_requests() and time.monotonic() < deadline:
+        while (core.scheduler.has_requests() or core.batch_queue) and time.monotonic() < deadline:
             core.step_fn()
-        self.kv_worker.drain()
-        self.store.flush()
+        from tests.vllm.ranks import drain
+
+        self.on_ranks(drain)
 
     def forget_prefixes(self) -> None:
         """vLLM's own prefix cache, emptied."""

@@ -16,6 +16,7 @@ from emblema.vllm import kv_worker
 from emblema.vllm.host_copies import HostCopier
 from emblema.vllm.kv_worker import KVWorker, WaitingRows
 from emblema.vllm.request_plan import ChunkStubs, build_prompt
+from emblema.vllm.shards import ShardStore
 from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, StepMetadata
 from tests.link.pieces import LAYOUTS
 from tests.vllm.devices import Device
@@ -65,7 +66,7 @@ def pages() -> FakePages:
 
 @pytest.fixture
 def worker(pages: FakePages) -> Iterator[KVWorker]:
-    worker = KVWorker(SPEC, Store(), 32, lambda name: None, lambda spec: pages)  # type: ignore[arg-type, return-value]
+    worker = KVWorker(SPEC, ShardStore(Store()), 32, lambda name: None, lambda spec: pages)  # type: ignore[arg-type, return-value]
     yield worker
     worker.close()
 
@@ -106,7 +107,7 @@ def test_a_busy_store_does_not_make_rows_pile_up(
     finally:
         busy.free.set()
     worker.drain()
-    assert len(worker.store.tenant()) == 1, "what was in the queue is stored"
+    assert len(worker.store.whole.tenant()) == 1, "what was in the queue is stored"
 
 
 def test_chunks_that_find_no_room_are_dropped_too_and_one_that_is_larger_waits_alone(
@@ -120,10 +121,10 @@ def test_chunks_that_find_no_room_are_dropped_too_and_one_that_is_larger_waits_a
     finally:
         busy.free.set()
     worker.drain()
-    assert worker.waiting.held == 0 and len(worker.store.tenant()) == 1
+    assert worker.waiting.held == 0 and len(worker.store.whole.tenant()) == 1
     worker.save(StepMetadata(), (capture("d"),))
     worker.drain()
-    assert len(worker.store.tenant()) == 2 and worker.take_dropped() == 0
+    assert len(worker.store.whole.tenant()) == 2 and worker.take_dropped() == 0
 
 
 def test_prompts_whose_chunks_never_come_make_room(worker: KVWorker) -> None:
@@ -132,11 +133,11 @@ def test_prompts_whose_chunks_never_come_make_room(worker: KVWorker) -> None:
         worker.save(StepMetadata(patches=(patches("never", str(number)),)))
         worker.drain()
     assert worker.take_dropped() == 7 and worker.waiting.held == 3 * 2 * TOKENS * ROW
-    put(worker.store, request("x", "y"))
+    put(worker.store.whole, request("x", "y"))
     worker.save(StepMetadata(patches=(patches("x", "y"),)))
     worker.drain()
     key = patches("x", "y").needs[1][0]
-    assert worker.store.tenant().find_patch(key) is not None, "older prompts went first"
+    assert worker.store.tenant().find_artifact(key) is not None, "older prompts went first"
 
 
 def test_what_fails_leaves_its_room(worker: KVWorker, pages: FakePages, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +156,7 @@ def test_what_fails_leaves_its_room(worker: KVWorker, pages: FakePages, monkeypa
 def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """While steps follow each other, patches are formed in a small share of the time; afterwards at once."""
     names = "abcdefgh"
-    put(worker.store, request(*names))
+    put(worker.store.whole, request(*names))
     formed: list[float] = []
     form = kv_worker.form_patch
 
@@ -181,7 +182,7 @@ def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPat
 
 def test_a_burst_is_left_alone(worker: KVWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where requests come densely nothing is read and no patch formed, unless that lasts; empty steps are idle."""
-    put(worker.store, request("a", "b", "c", "d"))
+    put(worker.store.whole, request("a", "b", "c", "d"))
     key = patches("a", "b").needs[1][0]
     monkeypatch.setattr(kv_worker, "BURST_SECONDS", 60.0)
     worker.begin_step(StepMetadata(pressed=True))
@@ -192,14 +193,14 @@ def test_a_burst_is_left_alone(worker: KVWorker, monkeypatch: pytest.MonkeyPatch
         worker.save(StepMetadata(patches=(replace(patches("c", "d"), alone=False),), pressed=True))
         time.sleep(0.005)
     assert worker.take_dropped() >= 5 and worker.waiting.held == 2 * TOKENS * ROW
-    assert worker.store.tenant().find_patch(key) is None
+    assert worker.store.tenant().find_artifact(key) is None
     monkeypatch.setattr(kv_worker, "BURST_SECONDS", 0.05)
     until = time.monotonic() + 30
-    while worker.store.tenant().find_patch(key) is None and time.monotonic() < until:
+    while worker.store.tenant().find_artifact(key) is None and time.monotonic() < until:
         worker.begin_step(StepMetadata(computes=False))
         time.sleep(0.005)
     worker.drain()
-    assert worker.store.tenant().find_patch(key) is not None
+    assert worker.store.tenant().find_artifact(key) is not None
 
 
 class DevicePages(FakePages):
@@ -225,7 +226,7 @@ def test_rows_of_a_device_are_kept_as_the_models_stream_makes_them() -> None:
     pages, output = DevicePages(device), torch.zeros(TOKENS, 4)
     worker = KVWorker(
         SPEC,
-        store,
+        ShardStore(store),
         32,
         lambda name: output,
         lambda spec: pages,

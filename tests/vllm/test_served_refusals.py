@@ -15,7 +15,13 @@ def server(**changes: Any) -> tuple[Any, Any]:
         use_v2_model_runner=False,
         quant_config=None,
         scheduler_config=SimpleNamespace(async_scheduling=False),
-        parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            data_parallel_size=1,
+        ),
         cache_config=SimpleNamespace(cache_dtype="auto", enable_prefix_caching=True),
         model_config=SimpleNamespace(
             dtype="float32", multimodal_config=SimpleNamespace(mm_processor_cache_gb=4, video_pruning_rate=None)
@@ -48,6 +54,7 @@ class SlidingWindowSpec:
 
 def test_a_server_that_fits() -> None:
     assert internals.unfit(*server()) is None
+    assert internals.unfit(*server(parallel_config__tensor_parallel_size=2)) is None
 
 
 @pytest.mark.parametrize("changes", [
@@ -65,7 +72,9 @@ def test_pages_of_8_bits_and_latents_fit(changes: dict[str, Any]) -> None:
     ("changes", "words"),
     [
         ({"speculative_config": object()}, "speculative"),
-        ({"parallel_config__world_size": 2}, "several workers"),
+        ({"parallel_config__pipeline_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "context parallel"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, "context parallel"),
         ({"cache_config__cache_dtype": "int8_per_token_head"}, "quantised"),
         ({"cache_config__cache_dtype": "fp8_ds_mla"}, "quantised"),
         ({"cache_config__cache_dtype": "fp8", "groups": [SimpleNamespace(kv_cache_spec=MLAAttentionSpec())]},
@@ -80,3 +89,13 @@ def test_pages_of_8_bits_and_latents_fit(changes: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_servers_that_compute_everything(changes: dict[str, Any], words: str) -> None:
     assert words in (internals.unfit(*server(**changes)) or "")
+
+
+def test_engines_of_a_model_with_experts_step_together() -> None:
+    """Where vLLM leaves an engine its `data_parallel_size`; those of a dense model get 1 before anything is made."""
+    from vllm.config import ParallelConfig
+
+    dense = ParallelConfig(data_parallel_size=2, data_parallel_rank=1)
+    assert internals.steps_together(SimpleNamespace(parallel_config=dense))
+    dense.reconfigure_for_independent_dp_rank()
+    assert not internals.steps_together(SimpleNamespace(parallel_config=dense))

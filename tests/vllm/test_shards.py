@@ -18,8 +18,9 @@ from emblema.kv.patch import Patch
 from emblema.serve.keys import LOCAL
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey
-from emblema.vllm import warming
+from emblema.vllm import stored, warming
 from emblema.vllm.shards import ShardStore, shard_id, shard_ids, shard_key
+from emblema.vllm.stored import StoreMemory
 from emblema.vllm.warming import PartWarmer
 from tests.link.pieces import LAYERS, chunk, zero_patch
 
@@ -132,3 +133,24 @@ def test_a_part_whose_second_share_never_comes_is_not_kept(store: Store, monkeyp
     warmer.bind(Shown(store, late=False).ask)
     with pytest.raises(BusyError):
         asyncio.run(warmer.warm_part(LOCAL, {"type": "image_url"}))
+
+
+def test_what_a_rank_has_lost_counts_as_missing_until_it_is_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans look at the first rank's shares, and are told of the others'."""
+    first, second = share(0, 0), share(1, 0)
+    key = ArtifactKey("model", second.id, (first.id,))
+    tenant, memory = store.tenant(), StoreMemory(store)
+    for made in (first, second):
+        tenant.put(made)
+    tenant.put_artifact(key, zero_patch(TOKENS, 1))
+    assert memory.held(tenant, [first.id, second.id]).keys() == {first.id, second.id}
+    memory.lose([first.id, key])
+    assert memory.held(tenant, [first.id, second.id]).keys() == {second.id}
+    assert not memory.held_artifacts(tenant, [key])
+    memory.regain([first.id])
+    assert memory.held(tenant, [first.id, second.id]).keys() == {first.id, second.id}
+    monkeypatch.setattr(stored, "LOST_SECONDS", -1.0)
+    memory.lose([first.id, key])
+    assert first.id in memory.held(tenant, [first.id]) and memory.held_artifacts(tenant, [key]), "for some time alone"

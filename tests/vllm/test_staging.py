@@ -14,6 +14,7 @@ from emblema.store.keys import ArtifactKey
 from emblema.store.store import TenantStore
 from emblema.vllm import staging
 from emblema.vllm.request_plan import ChunkStubs, build_prompt
+from emblema.vllm.shards import ShardStore, shard_id
 from emblema.vllm.staging import RowStager
 from emblema.vllm.step_metadata import StagingOrder
 from tests.link.pieces import LAYOUTS
@@ -30,7 +31,7 @@ def store() -> Iterator[Store]:
 
 @pytest.fixture
 def stager(store: Store) -> Iterator[RowStager]:
-    stager = RowStager(store)
+    stager = RowStager(ShardStore(store))
     yield stager
     stager.close()
 
@@ -126,7 +127,7 @@ def test_rows_that_find_no_room_are_reported(store: Store, monkeypatch: pytest.M
     put(store, request("a", "b"))
     one = sum(rows.bytes for rows in store.tenant().get(store.tenant().ids()[0]).rows)
     small = Store(device_bytes=one + one // 2)
-    stager = RowStager(small)
+    stager = RowStager(ShardStore(small))
     put(small, request("a"))
     first = order(small, "1", "a")
     stager.stage([first])
@@ -139,3 +140,18 @@ def test_rows_that_find_no_room_are_reported(store: Store, monkeypatch: pytest.M
     assert settled(stager) == ([], [5]), "the first one holds the room"
     assert stager.get("1") is not None
     stager.close()
+
+
+def test_what_a_rank_lacks_is_named_as_the_whole_piece(store: Store) -> None:
+    """The first rank has the chunk, on which plans are made; the second has not."""
+    put(store, request("a"))
+    second = RowStager(ShardStore(store, 1))
+    try:
+        ordered = order(store, "1", "a")
+        ((_, chunk),) = ordered.prompt.chunk_segments
+        second.stage([ordered])
+        assert settled(second) == ([], [0])
+        assert second.take_lost() == [chunk.id] and second.take_lost() == []
+        assert shard_id(chunk.id, 1) not in store.tenant()
+    finally:
+        second.close()

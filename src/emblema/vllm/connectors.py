@@ -29,13 +29,14 @@ from emblema.store.settings import StoreSettings
 from emblema.vllm import internals
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.captures import BESIDE_ROWS, CaptureQueue
-from emblema.vllm.kv_worker import KVWorker
+from emblema.vllm.kv_worker import Agree, KVWorker
 from emblema.vllm.model_spec import ModelSpec, files_fingerprint, model_spec_of
 from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.plugin import PluginSettings
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
 from emblema.vllm.serving import WORKER
+from emblema.vllm.shards import ShardStore
 from emblema.vllm.side_rows import CaptureRuns
 from emblema.vllm.step_clock import StepClock
 from emblema.vllm.step_costs import StepCosts
@@ -112,9 +113,11 @@ class EmblemaConnector(KVConnectorBase_V1):
         # Beside the scheduler: requests that have not ended, and those of them that have not been scheduled yet.
         self._requests: dict[str, Any] = {}
         self._waiting: set[str] = set()
+        self._together = internals.steps_together(vllm_config)
         self._places = BatchPlaces(vllm_config.scheduler_config.max_num_seqs)
         # Beside the pages.
         self._rewriter: StepRewriter | None = None
+        self._agree: Agree = list
         self._capture_runs = CaptureRuns()
         self._clock: StepClock | None = None
         block_size, workers = vllm_config.cache_config.block_size, vllm_config.parallel_config.world_size
@@ -131,8 +134,12 @@ class EmblemaConnector(KVConnectorBase_V1):
             # Of the device's memory vLLM has what its operator gave it.
             placed = StoreSettings(device="cpu", pinned=spec.device.type == "cuda")
             store = Store(settings.store, device_bytes=settings.memory, settings=placed)
-            self._meter = StoreMeter(store, bytes=True)
-            self._make_worker = partial(KVWorker, spec, store, block_size, _encoder_output)
+            ranks = internals.TensorRanks(spec.shards)
+            # The ranks share a folder.
+            self._meter = StoreMeter(store, bytes=ranks.own == 0)
+            self._agree = ranks.agree
+            shares = ShardStore(store, ranks.own)
+            self._make_worker = partial(KVWorker, spec, shares, block_size, _encoder_output, agree=ranks.agree)
             self._clock = StepClock(spec.device)
 
     # beside the pages
@@ -143,7 +150,12 @@ class EmblemaConnector(KVConnectorBase_V1):
         worker = self.kv_worker = self._make_worker(partial(_pages, self._config, kv_caches))
         hand_over = None if _encoder_connector() is None else _hand_over
         self._rewriter = StepRewriter(
-            self._config.use_v2_model_runner, worker.write, worker.encodings, hand_over, [self._capture_runs]
+            self._config.use_v2_model_runner,
+            worker.write,
+            worker.encodings,
+            hand_over,
+            [self._capture_runs],
+            self._agree,
         )
 
     @contextmanager
@@ -261,7 +273,8 @@ class EmblemaConnector(KVConnectorBase_V1):
     def _with_captures(self, step: StepMetadata, scheduled: Mapping[str, tuple[int, int]]) -> StepMetadata:
         """Return a step with the chunks that it begins to prefill alone."""
         captures = self.captures
-        if captures is None:
+        if captures is None or (self._together and not scheduled):
+            # Engines that step together fill a step all or none: with what the scheduler knows of.
             return step
         captures.quiet.look(time.monotonic())
         idle = not self._requests
@@ -284,7 +297,9 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     def has_pending_push_work(self) -> bool:
         """Return whether anything is to be prefilled alone; vLLM goes on stepping as long as it is."""
-        return self.captures is not None and (self.captures.waiting or self.captures.running)
+        if self.captures is None or self._together:
+            return False
+        return self.captures.waiting or self.captures.running
 
     def update_connector_output(self, connector_output: Any) -> None:
         message = connector_output.kv_connector_worker_meta
@@ -337,9 +352,13 @@ def _model_spec(config: Any, device: str | None) -> ModelSpec:
     extra = f"{config.load_config.load_format} {model.quantization} seed {model.seed}"
     if (kind := internals.page_kind(config)) != model.dtype:
         extra += f" pages {kind}"
+    shards = int(parallel.tensor_parallel_size)
+    if shards > 1:
+        extra += f" tensor parallel {shards}"
     fingerprint = files_fingerprint(folder, model.hf_config, extra)
     place = torch.device(device or config.device_config.device or "cpu")
-    return model_spec_of(model.hf_config, fingerprint, model.get_num_kv_heads(parallel), model.dtype, place)
+    heads = model.get_num_kv_heads(parallel)
+    return model_spec_of(model.hf_config, fingerprint, heads, model.dtype, place, shards)
 
 
 def _pages(config: Any, kv_caches: dict[str, Tensor], spec: ModelSpec) -> Pages:

@@ -238,6 +238,34 @@ def page_kind(config: Any) -> torch.dtype:
     raise EmblemaError(f"its pages are quantised ({named})")
 
 
+class TensorRanks:
+    """The workers that share a model's heads, seen from one of them; made in its process.
+
+    Args:
+        size: how many there are.
+
+    Attributes:
+        own: which of them this is.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._group: Any = None
+        self.own = 0
+        if size > 1:
+            from vllm.distributed import get_tp_group
+
+            self._group = get_tp_group()
+            self.own = int(self._group.rank_in_group)
+
+    def agree(self, facts: list[bool]) -> list[bool]:
+        """Return which facts are so on all workers; each calls it at the same place of the same step."""
+        if self._group is None:
+            return facts
+        votes = torch.tensor(facts, dtype=torch.int32)
+        torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
+        return [bool(vote) for vote in votes.tolist()]
+
+
 def layer_index(name: str) -> int:
     """Return the number of the decoder layer in a cache's name."""
     from vllm.model_executor.models.utils import extract_layer_index
@@ -245,12 +273,23 @@ def layer_index(name: str) -> int:
     return int(extract_layer_index(name))
 
 
+def steps_together(config: Any) -> bool:
+    """Return whether this engine steps together with others: those of a model with experts, under data parallel.
+
+    Engines of a dense model are independent; vLLM sets their own `data_parallel_size` to 1.
+    """
+    return int(config.parallel_config.data_parallel_size) > 1
+
+
 def unfit(config: Any, kv_cache_config: Any) -> str | None:
     """Return why nothing can be linked on a server of this configuration; None if it can."""
     if config.speculative_config is not None:
         return "speculative decoding is on"
-    if config.parallel_config.world_size > 1 or config.parallel_config.decode_context_parallel_size > 1:
-        return "the model is split over several workers, which has not been tried"
+    parallel = config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        return "its layers are split over workers (pipeline parallel); split heads instead: --tensor-parallel-size"
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "rows of a prompt are split over workers (context parallel)"
     if len(kv_cache_config.kv_cache_groups) != 1:
         return "the model keeps rows of several kinds (sliding windows, or a recurrent state)"
     kind = type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__

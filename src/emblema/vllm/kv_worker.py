@@ -19,11 +19,10 @@ from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Segment
-from emblema.store import Store
-from emblema.store.store import TenantStore
 from emblema.vllm.host_copies import HostCopier, PendingCopies
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.pages import Pages
+from emblema.vllm.shards import ShardStore, TenantShards
 from emblema.vllm.staging import RowStager
 from emblema.vllm.step_costs import StepWork
 from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata, WorkerReport
@@ -41,6 +40,10 @@ PRESSED_SECONDS = 2.0
 """For how long requests come densely before either is done beside them: a burst is over sooner."""
 STAGING_SECONDS = 0.01
 """How long a step without rows waits for what it is to stage."""
+
+
+Agree = Callable[[list[bool]], list[bool]]
+"""Returns which of some facts are so on all workers; all call it together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,22 +124,22 @@ class KVWorker:
 
     Args:
         spec: of this rank's model.
-        store: where chunks are.
+        store: where this rank's shares of chunks are.
         block_size: rows of a page.
         encoder_output: finds what the encoder made of a picture, by vLLM's digest of it; None where that is gone.
         pages: makes the pages; called when they are first needed, as the model's layers are ready only then.
-        agree: returns whether something is so on all workers.
+        agree: see `Agree`.
         copier: brings rows to the host; by default the one of the model's device.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        store: Store,
+        store: ShardStore,
         block_size: int,
         encoder_output: Callable[[str], Tensor | None],
         pages: Callable[[ModelSpec], Pages],
-        agree: Callable[[bool], bool] = bool,
+        agree: Agree = list,
         copier: HostCopier | None = None,
     ) -> None:
         self.store = store
@@ -180,21 +183,34 @@ class KVWorker:
             loads: of the step.
             blocks: requests' pages, in order.
         """
+        late = {load.request_id: load.first for load in loads if load.taken[0][0] < load.first}
+        (written,) = self._agree([self._write(loads, blocks, {})])
+        if not written:
+            self._report.failed.update(load.request_id for load in loads)
+        elif late:
+            # These rows are there, computed, and nobody would compute them again: they are written when nothing fails.
+            self._write([load for load in loads if load.request_id in late], blocks, late)
+        return written
+
+    def _write(self, loads: Sequence[RowLoad], blocks: Mapping[str, Sequence[int]], until: Mapping[str, int]) -> bool:
+        """Write the taken rows of a step, or those before some row, by request; return whether that went well."""
         try:
             for load in loads:
                 staged = self.stager.get(load.request_id)
                 if staged is None:
                     raise EmblemaError(f"request {load.request_id} is to take rows that are not staged")
-                staged.write(self._spec, self.pages, blocks[load.request_id], load.taken)
-            written = True
+                stop = until.get(load.request_id)
+                if stop is None:
+                    taken = tuple((max(row, load.first), end) for row, end in load.taken if end > load.first)
+                else:
+                    taken = tuple((row, min(end, stop)) for row, end in load.taken if row < stop)
+                if taken:
+                    staged.write(self._spec, self.pages, blocks[load.request_id], taken)
         except Exception as error:
             # No error may end the server: the rows are computed.
             _log_failure("rows could not be written and are computed", error)
-            written = False
-        written = self._agree(written)
-        if not written:
-            self._report.failed.update(load.request_id for load in loads)
-        return written
+            return False
+        return True
 
     def encodings(self, request_id: str) -> Mapping[str, Tensor]:
         """Return what is staged of what the encoder made, by vLLM's names of the request's pictures."""
@@ -210,7 +226,7 @@ class KVWorker:
         report, self._report = self._report, WorkerReport()
         staged, unstaged = self.stager.take_reports()
         report.staged = dict.fromkeys(staged, 1)
-        report.unstaged = set(unstaged)
+        report.unstaged, report.lost = set(unstaged), set(self.stager.take_lost())
         return report
 
     def _note(self, step: StepMetadata) -> None:
@@ -367,7 +383,7 @@ class KVWorker:
             finally:
                 self.waiting.leave(prompt.size)
 
-    def _form(self, prompt: PatchCapture, copied: dict[int, CopiedRows], store: TenantStore) -> None:
+    def _form(self, prompt: PatchCapture, copied: dict[int, CopiedRows], store: TenantShards) -> None:
         places: dict[tuple[str, tuple[str, ...]], Segment] = {}
         for segment, chunk in prompt.prompt.chunk_segments:
             places.setdefault((chunk.id, prompt.prompt.antecedents(segment)), segment)

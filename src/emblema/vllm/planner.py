@@ -283,7 +283,7 @@ class RequestPlanner:
     @property
     def _row_bytes(self) -> int:
         spec = self.spec
-        return 0 if spec is None else spec.dtype.itemsize * sum(layout.features for layout in spec.layouts)
+        return 0 if spec is None else spec.shards * spec.dtype.itemsize * sum(each.features for each in spec.layouts)
 
     # steps
 
@@ -357,6 +357,9 @@ class RequestPlanner:
                 self._stagings[by_number[number]].missing -= workers
         for name in (by_number[number] for number in report.unstaged if number in by_number):
             self._fail(name)
+        if report.lost or report.captured:
+            self._memory.lose(report.lost)
+            self._memory.regain(report.captured)
         for name in report.failed:
             self._fail(name)
         if self.costs is not None:
@@ -421,7 +424,7 @@ class RequestPlanner:
         plan.linked += linked
         self._counts.linked_tokens += linked
         self._counts.linked_bytes += linked * self._row_bytes
-        return RowLoad(request_id, rows.taken, rows.computed)
+        return RowLoad(request_id, rows.taken, rows.computed, start)
 
     def take_counts(self) -> LinkCounts:
         """Return what was linked since the last call."""

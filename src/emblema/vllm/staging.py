@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -16,9 +16,9 @@ from emblema.kv.layout import KVRows
 from emblema.link.plan import ChunkOrigin, RowSource
 from emblema.link.prompt import Rows
 from emblema.link.taken_rows import LinkJob, ModelGeometry, Resources, TakenRows
-from emblema.store import Store
 from emblema.store.keys import ArtifactKey
 from emblema.vllm.pages import Pages
+from emblema.vllm.shards import ShardStore
 from emblema.vllm.spans import taken_rows
 from emblema.vllm.step_metadata import StagingOrder
 
@@ -63,10 +63,10 @@ class RowStager:
     """Stages orders one after another on a thread of its own. All but that thread's work is for the model's thread.
 
     Args:
-        store: where chunks and patches are.
+        store: where this rank's shares of chunks and patches are.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ShardStore) -> None:
         self._store = store
         self._changed = threading.Condition()
         # The numbers of orders that are wanted, by request, and what became of them.
@@ -74,6 +74,7 @@ class RowStager:
         self._done: dict[str, StagedRows] = {}
         self._staged: list[int] = []
         self._unstaged: list[int] = []
+        self._lost: list[str | ArtifactKey] = []
         self._orders: SimpleQueue[StagingOrder | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="emblema-stage", daemon=True)
         self._thread.start()
@@ -110,6 +111,12 @@ class RowStager:
             staged, unstaged = self._staged, self._unstaged
             self._staged, self._unstaged = [], []
         return staged, unstaged
+
+    def take_lost(self) -> list[str | ArtifactKey]:
+        """Return the ids of chunks and the keys of artifacts that were wanted and not there since the last call."""
+        with self._changed:
+            lost, self._lost = self._lost, []
+        return lost
 
     def close(self) -> None:
         """End the thread, and let go of everything."""
@@ -151,6 +158,10 @@ class RowStager:
         if not wanted and made is not None:
             made.end()
 
+    def _lose(self, pieces: Iterable[str | ArtifactKey]) -> None:
+        with self._changed:
+            self._lost.extend(pieces)
+
     def _read(self, order: StagingOrder, held: ExitStack) -> StagedRows:
         store = self._store.tenant(order.salt)
         parts = [part for part in order.plan.ranges if part.source is RowSource.TAKEN]
@@ -160,12 +171,14 @@ class RowStager:
         if named:
             lease = held.enter_context(store.lease(named, ROOM_SECONDS))
             if lease.missing:
+                self._lose(lease.missing)
                 raise LoadError(lease.missing[0], "it is not in the store any more")
             # A layer is verified as it arrives; reading them all waits for all.
             rows = {chunk: tuple(found) for chunk, found in lease.rows.items()}
         for key in {part.patch.key for part in parts if part.patch is not None}:
             patch = store.find_artifact(key)
             if patch is None:
+                self._lose([key])
                 raise LoadError(key.chunk, f"the {key} is not in the store any more")
             patches[key] = patch
         encodings: dict[str, Tensor] = {}

@@ -40,11 +40,13 @@ class RowLoad:
     Attributes:
         request_id: of vLLM.
         taken, computed: rows to write before the forward, and rows to compute.
+        first: the step's first row; one that is taken before it was computed by the step before in its place.
     """
 
     request_id: str
     taken: tuple[Rows, ...]
     computed: tuple[Rows, ...]
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class WorkerReport:
     Attributes:
         staged: by number of an order, how many workers have its rows.
         unstaged: orders that a worker could not stage.
+        lost: ids of chunks, and keys of artifacts, whose share a worker lacks.
         captured: by chunk, how many workers are done with its pages.
         failed: requests whose rows could not be written; all workers computed them.
         steps: what earlier steps did, and the seconds that they took on one worker.
@@ -125,12 +128,13 @@ class WorkerReport:
 
     staged: dict[int, int] = field(default_factory=dict)
     unstaged: set[int] = field(default_factory=set)
+    lost: set[str | ArtifactKey] = field(default_factory=set)
     captured: dict[str, int] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     steps: list[tuple[StepWork, float]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.staged or self.unstaged or self.captured or self.failed or self.steps)
+        return bool(self.staged or self.unstaged or self.lost or self.captured or self.failed or self.steps)
 
     def joined(self, other: "WorkerReport") -> "WorkerReport":
         """Return the report of both; seconds are those of the first."""
@@ -141,6 +145,7 @@ class WorkerReport:
         return WorkerReport(
             added(self.staged, other.staged),
             self.unstaged | other.unstaged,
+            self.lost | other.lost,
             added(self.captured, other.captured),
             self.failed | other.failed,
             self.steps or other.steps,

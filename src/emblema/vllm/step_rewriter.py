@@ -7,7 +7,7 @@ before the run. Every layer writes the whole batch's rows before attention reads
 before them, in one forward.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +48,7 @@ class StepRewriter:
         encodings: what is staged of what the encoder made, by request, under vLLM's names of the pictures.
         hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
         side: work that goes along with steps.
+        agree: returns which of some facts are so on all workers.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class StepRewriter:
         encodings: Callable[[str], Mapping[str, Tensor]],
         hand_over: Callable[[str, Tensor], None] | None,
         side: Sequence[SideRows],
+        agree: Callable[[list[bool]], list[bool]] = list,
     ) -> None:
         self._second_runner, self._write = second_runner, write
         self._encodings, self._hand_over, self._side = encodings, hand_over, side
+        self._agree = agree
         self._known: dict[str, KnownRequest] = {}
         # Virtual requests of the step before, which end with it.
         self._ended: set[str] = set()
@@ -195,13 +198,13 @@ class StepRewriter:
         """
         inputs: dict[str, list[int]] = {}
         given: set[str] = set()
+        needed: list[tuple[str, int, str]] = []
         for name, runs in ranges.items():
             known, scheduled = self._known.get(name), output.scheduled_encoder_inputs.get(name, [])
             if known is None:
                 if scheduled:
                     inputs[name] = scheduled
                 continue
-            staged: Mapping[str, Tensor] | None = None
             for index, feature in enumerate(known.data.mm_features):
                 first = feature.mm_position.offset
                 last = first + feature.mm_position.length
@@ -213,14 +216,24 @@ class StepRewriter:
                     if index in scheduled:
                         self._unencoded.add(identifier)
                     continue
-                staged = self._encodings(name) if staged is None else staged
-                if self._hand_over is not None and identifier in staged:
-                    self._hand_over(identifier, staged[identifier])
-                else:
-                    inputs.setdefault(name, []).append(index)
+                needed.append((name, index, identifier))
                 given.add(identifier)
                 self._unencoded.discard(identifier)
+        for name, index, identifier, output in self._staged_outputs(needed):
+            if output is not None and self._hand_over is not None:
+                self._hand_over(identifier, output)
+            else:
+                inputs.setdefault(name, []).append(index)
         return inputs
+
+    def _staged_outputs(self, needed: Sequence[tuple[str, int, str]]) -> Iterator[tuple[str, int, str, Tensor | None]]:
+        """Yield what is staged of pictures on all workers, which run the encoder together or not at all."""
+        if not needed:
+            return
+        staged = {name: self._encodings(name) for name, _, _ in needed}
+        here = self._agree([self._hand_over is not None and own in staged[name] for name, _, own in needed])
+        for (name, index, identifier), found in zip(needed, here, strict=True):
+            yield name, index, identifier, staged[name][identifier] if found else None
 
     def _side_runs(self, step: StepMetadata) -> list[SideRun]:
         rows, slots = step.side_rows, step.side_slots

@@ -51,6 +51,13 @@ NAMES = (
     _names("vllm.model_executor.layers.attention", "MLAAttention", "impl kv_cache kv_cache_dtype"),
     _names("vllm.config.compilation", "CompilationConfig", "static_forward_context"),
     _names("vllm.config", "VllmConfig", "use_v2_model_runner"),
+    _names(
+        "vllm.config", "ParallelConfig",
+        "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
+        "prefill_context_parallel_size",
+    ),
+    _names("vllm.config", "MultiModalConfig", "video_pruning_rate"),
+    _names("vllm.distributed.parallel_state", "GroupCoordinator", "cpu_group rank_in_group"),
     _names("vllm.multimodal.inputs", "MultiModalFeatureSpec", "data modality identifier mm_position", private=False),
     _names("vllm.multimodal.inputs", "PlaceholderRange", "offset length is_embed", private=False),
     _names(

@@ -1,0 +1,75 @@
+"""What tests do inside the processes of vLLM's workers, each of which keeps a share of the model's heads.
+
+vLLM calls these functions with a worker; `Served.on_ranks` asks all ranks, in one process or in several.
+"""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+from emblema.errors import EmblemaError
+from emblema.kv.layout import LayerRows
+from emblema.vllm.pages import Pages
+from emblema.vllm.shards import shard_id
+from emblema.vllm.staging import StagedRows
+
+WRITE, WRITE_ROWS = StagedRows.write, Pages.write
+
+
+def _kv_worker() -> Any:
+    return get_kv_transfer_group().kv_worker
+
+
+def drain(worker: Any) -> None:
+    """Wait until all that a rank has read out of pages is stored, and on disk."""
+    if _kv_worker() is not None:
+        _kv_worker().drain()
+        _kv_worker().store.flush()
+
+
+def lose(worker: Any, chunks: list[str], rank: int) -> int:
+    """Delete one rank's shares of chunks, in its memory and on disk; return how many there were."""
+    store = _kv_worker().store
+    return 0 if store.rank != rank else sum(store.whole.tenant().delete(shard_id(chunk, rank)) for chunk in chunks)
+
+
+def forget_encodings(worker: Any, rank: int) -> None:
+    """Have one rank find no encoder output in what it staged; a negative rank has all find theirs again."""
+    own = _kv_worker()
+    own.__dict__.pop("encodings", None)
+    if own.store.rank == rank:
+        own.encodings = lambda request_id: {}
+
+
+def fail_writes(worker: Any, rank: int) -> None:
+    """Have one rank fail to write staged rows; a negative rank has all write them again."""
+
+    def fail(own: StagedRows, *given: Any) -> None:
+        raise EmblemaError("a test has it fail")
+
+    StagedRows.write = fail if _kv_worker().store.rank == rank else WRITE  # type: ignore[method-assign]
+
+
+def zero_values(worker: Any, on: bool) -> None:
+    """Have values written as zeros, or as they are: an answer that does not change has not read them."""
+
+    def write(own: Pages, layer: int, slots: Any, rows: LayerRows) -> None:
+        WRITE_ROWS(own, layer, slots, LayerRows(rows.keys, rows.values * 0))
+
+    Pages.write = write if on else WRITE_ROWS  # type: ignore[method-assign]
+
+
+def computed(worker: Any) -> int:
+    """Return how many rows a rank has computed since the last call; counts from the first call on."""
+    rewriter = get_kv_transfer_group()._rewriter
+    if "rewrite" not in rewriter.__dict__:
+        stock, rewriter.rows = rewriter.rewrite, 0
+
+        def rewrite(output: Any, step: Any) -> Any:
+            made = stock(output, step)
+            rewriter.rows += made.output.total_num_scheduled_tokens
+            return made
+
+        rewriter.rewrite = rewrite
+    rows, rewriter.rows = int(rewriter.rows), 0
+    return rows
