@@ -13,7 +13,7 @@ SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers browser demo test test-benchmarks test-slow test-519 test-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic fuzz results-check reference docs lint format types imports check clean
+.PHONY: help setup servers browser demo test test-benchmarks test-slow test-519 test-vllm test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic fuzz results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,9 +80,22 @@ test-slow: $(VENV)/installed-dev servers browser  ## Run the slow tests, the whe
 test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with torchvision
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(OLD)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/models
 
-# One process at a time and one thread: exact comparisons, and vLLM keeps one engine a process.
+# One thread a process: exact comparisons. vLLM keeps one engine, run in one way, a process; two of them at once.
+MATRIX = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m tests.vllm.matrix --at-once $(WORKERS)
 test-vllm: $(SERVED)/installed  ## Run the plugin's tests inside vLLM, on a CPU, in an environment of their own
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m pytest tests/vllm tests/serve/test_clients.py tests/serve/test_timing.py
+	$(MATRIX)
+
+test-vllm-matrix: $(SERVED)/installed  ## The same with every model runner, scheduling and number of tokens a step: hours
+	$(MATRIX) --whole
+
+# A fresh seed for each way of running vLLM, which is printed; FUZZ_VLLM_SEED=… draws the same again.
+FUZZ_VLLM_STEPS ?= 1000
+FUZZ_VLLM_SEED ?= fresh
+fuzz-vllm: $(SERVED)/installed  ## A thousand steps of chance inside vLLM, on both runners, with either scheduling
+	for runner in v1 v2; do for scheduling in sync async; do \
+		EMBLEMA_FUZZ_STEPS=$(FUZZ_VLLM_STEPS) EMBLEMA_FUZZ_SEED=$(FUZZ_VLLM_SEED) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+			$(SERVED)/bin/python -m pytest -s -q tests/vllm/test_served_fuzz.py --vllm-runner $$runner --vllm-scheduling $$scheduling || exit 1; \
+	done; done
 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
 	$(PYTEST) -m slow tests/e2e/test_wheel.py

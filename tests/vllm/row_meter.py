@@ -30,10 +30,12 @@ class RequestRows:
     Attributes:
         computed: for each row that was scheduled whether it was computed, at last; a row that a step computed in place
             of taking it is taken by the next one.
+        scheduled: the rows of each of its steps.
         count: rows computed, each time counted.
     """
 
     computed: dict[int, bool] = field(default_factory=dict)
+    scheduled: list[Rows] = field(default_factory=list)
     count: int = 0
 
     def taken(self, rows: int) -> tuple[Rows, ...]:
@@ -66,6 +68,12 @@ class RowMeter:
         self._follow(worker, self._ask)
         self._follow(worker.model_runner, self._compute)
 
+    def forget(self) -> None:
+        """Count from the start."""
+        self.steps.clear()
+        self.requests.clear()
+        self.preempted = 0
+
     def detach(self) -> None:
         """Count no further."""
         for part in self._parts:
@@ -89,6 +97,7 @@ class RowMeter:
         for name, start, stop in ranges(output):
             known = self.requests.setdefault(name, RequestRows())
             known.computed.update(dict.fromkeys(range(start, stop), False))
+            known.scheduled.append((start, stop))
 
     def _compute(self, output: Any) -> None:
         counts = output.num_scheduled_tokens

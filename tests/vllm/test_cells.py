@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from tests.vllm.cells import CHUNK, STARTUP, Cell, enter
+from tests.vllm.matrix import PAIRS, every
 from tests.vllm.startup.cpu_runners import RUNNER, SCHEDULING
 
 
@@ -41,3 +43,11 @@ def test_processes_that_are_started_get_the_shims(tmp_path: Path) -> None:
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(STARTUP)])
     done = subprocess.run([sys.executable, "-c", line], env=environment, capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
+
+
+def test_each_two_choices_meet_in_the_short_matrix() -> None:
+    short, whole = (Cell(), *PAIRS), every()
+    assert len(whole) == len(set(whole)) == 12
+    for one, two in combinations(("runner", "scheduling", "chunk"), 2):
+        pairs = {(getattr(cell, one), getattr(cell, two)) for cell in whole}
+        assert {(getattr(cell, one), getattr(cell, two)) for cell in short} == pairs

@@ -8,6 +8,7 @@ import pytest
 from tests.vllm.answering import answers, answers_in, prompts
 from tests.vllm.cells import Cell
 
+pytestmark = pytest.mark.cells
 TOLERANCE = 1e-5
 FAMILY = "qwen2.5-vl"
 

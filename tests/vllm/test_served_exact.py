@@ -97,7 +97,7 @@ def prompts(subject: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *BUNDLED])
+@pytest.fixture(scope="module", params=[pytest.param(FAMILIES[0], marks=pytest.mark.cells), *FAMILIES[1:], *BUNDLED])
 def both(request, bench, subjects, tmp_path_factory) -> Both:
     subject = subjects(request.param)
     given = prompts(subject)

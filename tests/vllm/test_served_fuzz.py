@@ -24,7 +24,7 @@ STEPS_EACH = 250
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(params=["stock", "plugin"])
+@pytest.fixture(params=["stock", pytest.param("plugin", marks=pytest.mark.cells)])
 def stored(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "plugin")
 

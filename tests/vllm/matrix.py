@@ -1,0 +1,72 @@
+"""Run the tests of the plugin in several ways of running vLLM: `python -m tests.vllm.matrix [--whole] [--at-once 2]`.
+
+Without `--whole` the first way runs all tests, and a choice in which each two of runner, scheduling and chunk meet runs
+those that are marked `cells`.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+from tests.attached import attached
+from tests.vllm.cells import CHUNKS, RUNNERS, SCHEDULINGS, Cell
+
+ROOT = Path(__file__).parents[2]
+BESIDE = ("tests/serve/test_clients.py", "tests/serve/test_timing.py")
+"""Tests beside this folder that start a server of the plugin; in the first way alone."""
+PAIRS = (Cell("v2", "async", None), Cell("v1", "async", 64), Cell("v2", "sync", 64), Cell("v1", "async", 96),
+         Cell("v2", "sync", 96))  # fmt: skip
+"""With `Cell()` each runner meets each scheduling and chunk, and each scheduling each chunk."""
+ENDINGS = {0: "passed", 5: "had no tests"}
+
+
+def every() -> list[Cell]:
+    """Return all ways of running vLLM."""
+    return [
+        Cell(runner, scheduling, None if chunk == "none" else int(chunk))
+        for runner, scheduling, chunk in product(RUNNERS, SCHEDULINGS, CHUNKS)
+    ]
+
+
+def run(cell: Cell, arguments: Sequence[str]) -> bool:
+    """Run pytest in a way of running vLLM, print what it says once it has ended, and return whether all passed."""
+    began = time.monotonic()
+    line = attached([sys.executable, "-m", "pytest", "-q", *arguments])
+    done = subprocess.run(line, cwd=ROOT, env=os.environ | cell.environment, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    ending = ENDINGS.get(done.returncode, "failed")
+    print(f"{done.stdout}\n== {cell}: {ending} in {time.monotonic() - began:.0f} s", flush=True)
+    return ending != "failed"
+
+
+def failed(runs: Iterable[tuple[Cell, Sequence[str]]], at_once: int) -> list[Cell]:
+    """Run several, some at once, and return those that failed."""
+    with ThreadPoolExecutor(at_once) as pool:
+        begun = [(cell, pool.submit(run, cell, arguments)) for cell, arguments in runs]
+        return [cell for cell, future in begun if not future.result()]
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--whole", action="store_true", help="all tests in all ways")
+    parser.add_argument("--at-once", type=int, default=2, help="processes, of one thread each")
+    parser.add_argument("--marked", default="cells", help="expression that chooses the tests of the other ways")
+    options, more = parser.parse_known_args(given)
+    first = (Cell(), ["tests/vllm", *BESIDE, *more])
+    if options.whole:
+        others = [(cell, ["tests/vllm", *more]) for cell in every() if cell != Cell()]
+    else:
+        others = [(cell, ["tests/vllm", "-m", options.marked, *more]) for cell in PAIRS]
+    found = failed([first, *others], options.at_once)
+    print("== all passed" if not found else f"== failed: {', '.join(map(str, found))}")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
