@@ -18,6 +18,7 @@ from emblema.link.prompt import ChunkPart, Prompt, TextPart
 from emblema.link.taken_rows import LinkJob, Resources, TakenRows
 from emblema.store.keys import ArtifactKey
 from tests.kv.tables import BANDS, table, table_turns, turned_pairs
+from tests.one_device import META, OneDevice
 
 LATENT = RotaryBand("values", "pairs", 0, 16, "", (0,) * 8, tuple(range(8)))
 LAYOUTS = (
@@ -176,3 +177,40 @@ def test_no_more_rows_are_worked_on_at_once_than_fit_a_cache(
     assert sinks[0].written == sizes * len(LAYOUTS) and sinks[1].written == [15] * len(LAYOUTS)
     for found, whole in zip(sinks[0].layers, sinks[1].layers, strict=True):
         assert torch.equal(found.keys, whole.keys) and torch.equal(found.values, whole.values)
+
+
+class DeviceSink:
+    """A table on another device; it keeps nothing."""
+
+    def __init__(self) -> None:
+        self.rows = torch.empty(0, device=META)
+        self.written = 0
+
+    def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
+        assert isinstance(slots, slice) or slots.device == META
+        assert rows.keys.device == rows.values.device == META
+        self.written += rows.tokens
+
+
+def device_table(positions: Tensor) -> tuple[Tensor, Tensor]:
+    angles = positions.float()[:, None] * torch.arange(8, dtype=torch.float32, device=positions.device)
+    return angles.cos(), angles.sin()
+
+
+def test_rows_in_host_memory_go_to_a_device_that_nothing_waits_for() -> None:
+    """Relocated and patched there; `meta` stands for a GPU."""
+    layers, sink = (0, len(LAYOUTS)), DeviceSink()
+    ranges = (
+        RowRange(0, 3, RowSource.COMPUTED, layers),
+        RowRange(3, 7, RowSource.TAKEN, layers, ChunkOrigin(FIRST.id)),
+        RowRange(7, 10, RowSource.COMPUTED, layers),
+        RowRange(10, 15, RowSource.TAKEN, layers, ChunkOrigin(SECOND.id, 1), PatchUse(KEY, RANK - 1)),
+        RowRange(15, 16, RowSource.COMPUTED, layers),
+    )
+    job = LinkJob(LinkPlan("test", PROMPT.tokens, len(LAYOUTS), ranges), PROMPT, Resources({KEY: patch(6)}))
+    model = Model(tables={"": device_table}, device=META)
+    with OneDevice() as seen:
+        taken = TakenRows(model, sink, torch.arange(PROMPT.tokens), job)
+        for layer in range(len(LAYOUTS)):
+            taken.write(layer)
+    assert sink.written == 9 * len(LAYOUTS) and seen.moved

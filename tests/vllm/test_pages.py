@@ -3,18 +3,17 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.vllm.pages import LayerPages, PageCodes, Pages
+from tests.one_device import META, OneDevice
 
 BLOCKS, SIZE = 5, 4
 LAYOUTS = {
@@ -229,29 +228,13 @@ def test_the_layouts_are_those_of_vllm() -> None:
     assert {kind.name: kind.stride_order for kind in kinds.KVCacheLayout} == LAYOUTS
 
 
-class OneDevice(TorchDispatchMode):
-    """Notes what is moved between devices, and refuses what mixes them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moved: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        result = function(*given, **(named or {}))
-        devices = {one.device for one in (*given, result) if isinstance(one, Tensor) and one.dim()}
-        if len(devices) > 1:
-            assert "copy" in str(function), f"{function} mixes {devices}"
-            self.moved.append(str(function))
-        return result
-
-
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn])
 def test_no_row_is_waited_for(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of the device `meta`, on which whatever looks at a number raises, stand for a GPU's.
 
     Places of rows go there once for all layers; a run of slots, and what is read, does not move at all.
     """
-    device, size, heads, width, layers = torch.device("meta"), 16, 2, 8, 3
+    device, size, heads, width, layers = META, 16, 2, 8, 3
     layout, coded = LayerLayout((heads, width), (heads, width), None), kind != torch.bfloat16
     codes, written = PageCodes(kind, 0.5, 2.0) if coded else None, []
 

@@ -50,10 +50,14 @@ class Phases:
 
 def phases(table: RotaryTable, band: RotaryBand, positions: Tensor) -> Phases:
     """Return phases of a band at positions [axes, tokens]; each frequency reads the axis and column that turn it."""
-    unique, inverse = torch.unique(positions, return_inverse=True)
+    device = positions.device
+    if device.type == "cpu":
+        unique, inverse = torch.unique(positions, return_inverse=True)
+    else:
+        # To know how many differ, the processor would have to wait for the device.
+        unique, inverse = positions.reshape(-1), torch.arange(positions.numel(), device=device)
     cos, sin = table(unique)
-    axes = torch.tensor(band.axes, device=positions.device)
-    columns = torch.tensor(band.frequencies, device=positions.device)
+    axes, columns = (torch.tensor(each).to(device, non_blocking=True) for each in (band.axes, band.frequencies))
     rows = inverse.reshape(positions.shape).index_select(0, axes).transpose(0, 1)
     return Phases(cos[rows, columns], sin[rows, columns])
 
