@@ -22,12 +22,12 @@ from emblema.link.policy.fidelity import divergence
 from emblema.link.policy.margins import DEFAULT as LEAST_MARGIN
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
+from emblema.link.second_pass import margin_of
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.blind import Blind
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.pair import Pair
 from emblema.link.taken_rows import LinkJob
-from emblema.session.canary import margin_of
 from emblema.session.prompt_reader import slid
 from emblema.session.requests import Prefill
 

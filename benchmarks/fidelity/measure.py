@@ -43,11 +43,11 @@ from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.executor import Executor
 from emblema.link.policy.fidelity import divergence, first_token
 from emblema.link.prompt import TextPart
+from emblema.link.second_pass import margin_of
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.pair import Pair
 from emblema.link.strategies.patch import PatchStrategy
-from emblema.session.canary import margin_of
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.store.keys import ArtifactKey
 

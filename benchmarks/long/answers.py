@@ -14,6 +14,7 @@ from emblema.kv.artifacts import Artifact
 from emblema.link.context import LinkContext
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.prompt import Prompt, TextPart
+from emblema.link.second_pass import margin_of
 from emblema.link.strategies.base import Knowledge, Strategy
 from emblema.link.strategies.pair import Pair
 from emblema.link.strategies.query import QueryStrategy
@@ -21,7 +22,6 @@ from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob
 from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
-from emblema.session.canary import margin_of
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.store.keys import ArtifactKey
 

@@ -1,5 +1,9 @@
-"""Which rows a second pass computes again: those that the question attends most, and short gaps between them."""
+"""Which rows a second pass computes again, and how sure its answer is.
 
+They are the rows that the question attends most, and where a plan says so short gaps between them.
+"""
+
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,6 +41,13 @@ def runs_of(rows: Tensor) -> tuple[Rows, ...]:
     starts = torch.cat((rows[:1], rows[edges + 1])).tolist()
     stops = torch.cat((rows[edges], rows[-1:])).tolist()
     return tuple((start, stop + 1) for start, stop in zip(starts, stops, strict=True))
+
+
+def margin_of(logits: Tensor) -> float:
+    """Return by how much the probabilities of the two likeliest tokens differ, of logits [vocab]; 0 if not finite."""
+    likeliest = torch.softmax(logits.double(), dim=0).topk(min(2, logits.shape[0])).values
+    margin = float(likeliest[0] - likeliest[-1]) if len(likeliest) > 1 else 1.0
+    return margin if math.isfinite(margin) else 0.0
 
 
 def _bridged(chosen: Tensor, again: Recomputation) -> Tensor:

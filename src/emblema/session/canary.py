@@ -8,13 +8,11 @@ Rows that a window wrote count as computed where all that preceded them is still
 (rows after something that has changed) is compared for these alone, as the rows after them are no better.
 """
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError
@@ -24,6 +22,7 @@ from emblema.link.policy.fidelity import FidelityLog, Sample
 from emblema.link.policy.margins import MarginSample
 from emblema.link.policy.policy import REPEATED, TAKEN, Decision, Lane, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
+from emblema.link.second_pass import margin_of
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.full import Full
@@ -214,13 +213,6 @@ class Canary:
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self.statistics, name) + int(change) for name, change in more.items()}
         self.statistics = replace(self.statistics, **changes)
-
-
-def margin_of(logits: Tensor) -> float:
-    """Return by how much the probabilities of the two likeliest tokens differ, of logits [vocab]; 0 if not finite."""
-    likeliest = torch.softmax(logits.double(), dim=0).topk(min(2, logits.shape[0])).values
-    margin = float(likeliest[0] - likeliest[-1]) if len(likeliest) > 1 else 1.0
-    return margin if math.isfinite(margin) else 0.0
 
 
 def lanes_of(decisions: Iterable[Decision]) -> Lanes:

@@ -18,6 +18,7 @@ from emblema.link.plan import LinkPlan
 from emblema.link.policy.fidelity import first_token
 from emblema.link.policy.policy import PolicyInputs
 from emblema.link.prompt import Part, Prompt, RowState, TextPart
+from emblema.link.second_pass import margin_of
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch, Strategy
 from emblema.link.strategies.full import Full
@@ -25,7 +26,6 @@ from emblema.link.strategies.prefix import Prefix
 from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob
 from emblema.models.adapter import Adapter
-from emblema.session.canary import margin_of
 from emblema.session.newcomers import Newcomers
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest, Prefill, Usage

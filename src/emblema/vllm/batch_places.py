@@ -41,6 +41,32 @@ class BatchPlaces:
         self._virtual[request_id] = virtual
         return True
 
+    def make_way(self, request_id: str, name: str, places: int) -> bool:
+        """Hold places under a name, for a waiting request to begin; return whether it may.
+
+        Where there are not as many, none that came later takes those that become free.
+        """
+        if self._first not in (None, request_id):
+            return False
+        if not self.hold(name, places):
+            self._first = request_id
+            return False
+        self._first = None
+        return True
+
+    def hold(self, name: str, places: int) -> bool:
+        """Take places for what is under way already, whoever waits; return whether it has them."""
+        if name in self._virtual or name in self._running:
+            return True
+        if places > self.free:
+            return False
+        self._virtual[name] = places - 1
+        return True
+
+    def held(self, name: str) -> int:
+        """Return how many places are held under a name."""
+        return self._virtual[name] + 1 if name in self._virtual else 0
+
     def follow(self, scheduled: Iterable[str], ended: Iterable[str]) -> None:
         """Note which requests were scheduled, and which have ended or were preempted before that."""
         for request_id in ended:

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -35,6 +36,8 @@ from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.plugin import PluginSettings
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
+from emblema.vllm.question_notes import QuestionNotes
+from emblema.vllm.question_runs import QuestionRuns
 from emblema.vllm.serving import WORKER
 from emblema.vllm.shards import ShardStore
 from emblema.vllm.side_rows import CaptureRuns
@@ -115,10 +118,14 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._waiting: set[str] = set()
         self._together = internals.steps_together(vllm_config)
         self._places = BatchPlaces(vllm_config.scheduler_config.max_num_seqs)
+        # Requests that are to be read once they have pages, with the rows that the prefix cache has of them.
+        self._to_read: dict[str, int] = {}
         # Beside the pages.
         self._rewriter: StepRewriter | None = None
         self._agree: Agree = list
         self._capture_runs = CaptureRuns()
+        self._question_runs: QuestionRuns | None = None
+        self._make_readings: Callable[[Any], QuestionRuns] | None = None
         self._clock: StepClock | None = None
         block_size, workers = vllm_config.cache_config.block_size, vllm_config.parallel_config.world_size
         if scheduling:
@@ -126,7 +133,15 @@ class EmblemaConnector(KVConnectorBase_V1):
             costs = StepCosts(bool(vllm_config.cache_config.enable_prefix_caching)) if settings.weigh else None
             self._meter = StoreMeter(store, bytes=False)
             self.planner = RequestPlanner(
-                spec, store, settings.strategy, settings.capture, self._places, workers, costs, refusal
+                spec,
+                store,
+                settings.strategy,
+                settings.capture,
+                self._places,
+                workers,
+                costs,
+                refusal,
+                refusal or internals.unfit_to_read(vllm_config),
             )
             if settings.capture and spec is not None:
                 self.captures = CaptureQueue(workers, block_size, internals.solo_feature)
@@ -157,10 +172,29 @@ class EmblemaConnector(KVConnectorBase_V1):
             [self._capture_runs],
             self._agree,
         )
+        layers = [
+            self._config.compilation_config.static_forward_context[name]
+            for name in sorted(kv_caches, key=internals.layer_index)
+        ]
+
+        def readings(model: Any) -> QuestionRuns:
+            notes = QuestionNotes(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
+            positions = internals.KnownPositions(model)
+            return QuestionRuns(worker.spec, worker.stager, lambda: worker.pages, notes, positions, hand_over)
+
+        self._make_readings = readings
 
     @contextmanager
-    def rewrites(self, output: SchedulerOutput, step: StepMetadata) -> Iterator[SchedulerOutput]:
-        """Have a step as the model's runner is to see it, for as long as the runner works on it."""
+    def rewrites(
+        self, output: SchedulerOutput, step: StepMetadata, model: Callable[[], Any]
+    ) -> Iterator[SchedulerOutput]:
+        """Have a step as the model's runner is to see it, for as long as the runner works on it.
+
+        Args:
+            output: the step.
+            step: what the scheduler's side says of it.
+            model: returns vLLM's.
+        """
         if self.kv_worker is None or self._rewriter is None or self._clock is None:
             yield output
             return
@@ -168,6 +202,11 @@ class EmblemaConnector(KVConnectorBase_V1):
             self.kv_worker.observe_step(work, seconds)
         self.kv_worker.begin_step(step)
         self._capture_runs.add(step.captures)
+        if step.readings and self._question_runs is None and self._make_readings is not None:
+            self._question_runs = self._make_readings(model())
+            self._rewriter.add_side(self._question_runs)
+        if self._question_runs is not None:
+            self._question_runs.begin_step(step, output.finished_req_ids)
         self._clock.begin()
         rewritten = self._rewriter.rewrite(output, step)
         yield rewritten.output
@@ -184,14 +223,24 @@ class EmblemaConnector(KVConnectorBase_V1):
         """Do nothing: rows are read after the forward."""
 
     def wait_for_save(self) -> None:
+        if self._question_runs is not None:
+            self._question_runs.settle()
         message = self._get_connector_metadata()
         if self.kv_worker is not None and self._rewriter is not None and isinstance(message, StepMessage):
             self.kv_worker.save(message.step, self._capture_runs.finished)
             # The first runner calls this before it samples, the second one after that.
             self._rewriter.finish_step()
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        if self._question_runs is None:
+            return KVConnectorTransferResults()
+        finished, failed = self._question_runs.take_results()
+        return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+
     def build_connector_worker_meta(self) -> ReportMessage | None:
         report = None if self.kv_worker is None else self.kv_worker.take_report()
+        if report is not None and self._question_runs is not None:
+            report.questions, report.outcomes = self._question_runs.take_reports()
         return ReportMessage(report) if report else None
 
     def shutdown(self) -> None:
@@ -242,10 +291,18 @@ class EmblemaConnector(KVConnectorBase_V1):
         if row is not None:
             # Before vLLM names the pages that it allocates.
             internals.rename_pages(request, row, self._hash_block_size)
-        return 0, False
+        if plan is None or not plan.reads(num_computed_tokens):
+            # What is being read came before.
+            return (None, False) if planner.readings.starving else (0, False)
+        # The request waits, as for KV from elsewhere, and its rows run beside what is scheduled.
+        self._to_read[name] = num_computed_tokens
+        return plan.prompt.tokens - num_computed_tokens, True
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Do nothing: nothing is loaded in place of being scheduled."""
+        ready = self._to_read.pop(request.request_id, None)
+        if ready is not None and num_external_tokens > 0:
+            data, pictures = internals.reading_data(request, blocks.get_block_ids())
+            self._planner.begin_reading(request.request_id, ready, data, pictures)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         starts = {data.req_id: data.num_computed_tokens for data in scheduler_output.scheduled_new_reqs}
@@ -264,7 +321,12 @@ class EmblemaConnector(KVConnectorBase_V1):
                 internals.count_cached(self._requests[name], plan.linked)
                 if self.captures is not None and plan.request.options.get("capture", True) is True:
                     self.captures.request(plan)
-        return StepMessage(self._with_captures(step, scheduled))
+        step = self._with_captures(step, scheduled)
+        most = self._config.scheduler_config.max_num_batched_tokens
+        rows, slots = self._planner.readings.room(most - sum(count for _, count in scheduled.values()), most)
+        if slots:
+            step = replace(step, reading_rows=rows, side_slots=slots)
+        return StepMessage(step)
 
     @property
     def _pressed(self) -> bool:
@@ -307,6 +369,8 @@ class EmblemaConnector(KVConnectorBase_V1):
             self._planner.note(message.report)
             if self.captures is not None:
                 self.captures.finish(message.report.captured)
+        for name in connector_output.finished_recving or ():
+            self._planner.readings.end(name, stands=name not in connector_output.failed_recving)
 
     def _blocks_of(self, request_id: str) -> tuple[int, ...]:
         return () if self._blocks is None else tuple(self._blocks(request_id)[0])
@@ -333,6 +397,7 @@ class EmblemaConnector(KVConnectorBase_V1):
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         name = request.request_id
         self._requests.pop(name, None)
+        self._to_read.pop(name, None)
         self._waiting.discard(name)
         plan = self._planner.get(name)
         report = self._planner.finish(name)

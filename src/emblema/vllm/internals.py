@@ -3,7 +3,7 @@
 import secrets
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from blake3 import blake3
 from torch import Tensor
+from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers.attention import MLAAttention
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.platforms import current_platform
+from vllm.v1.core.sched.output import NewRequestData
 
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
+from emblema.link.prompt import Rows
 from emblema.vllm.captures import CaptureRequest
 from emblema.vllm.pages import LayerPages, PageCodes
 from emblema.vllm.request_plan import MediaItem, ServedRequest
@@ -264,6 +267,127 @@ class TensorRanks:
         votes = torch.tensor(facts, dtype=torch.int32)
         torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
         return [bool(vote) for vote in votes.tolist()]
+
+
+def reading_data(request: Any, blocks: tuple[list[int], ...]) -> tuple[NewRequestData, dict[str, str]]:
+    """Return a request as the runner is given virtual ones of it, and vLLM's names of its pictures by their own.
+
+    The pictures have names of their own, so that what is put into the encoder cache for them is nobody else's.
+    """
+    features = [
+        replace(feature, identifier=f"{request.request_id}\0picture-{index}")
+        for index, feature in enumerate(request.mm_features)
+    ]
+    tokens = list(request.prompt_token_ids)
+    data = NewRequestData(
+        req_id=request.request_id,
+        prompt_token_ids=tokens,
+        mm_features=features,
+        sampling_params=None,
+        pooling_params=None,
+        block_ids=tuple(list(group) for group in blocks),
+        num_computed_tokens=0,
+        lora_request=None,
+        prefill_token_ids=tokens,
+    )
+    named = zip(features, request.mm_features, strict=True)
+    return data, {own.identifier: feature.identifier for own, feature in named}
+
+
+def unfit_to_read(config: Any) -> str | None:
+    """Return why no plan with a second pass can be carried out on a server of this configuration; None if it can."""
+    if config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
+        return "whole forwards are replayed as graphs here, so that nothing tells what a question attends"
+    if config.parallel_config.pipeline_parallel_size > 1:
+        return "the model's layers are split over several workers here"
+    if config.parallel_config.use_ubatching:
+        return "batches are split here"
+    if config.ec_transfer_config is None:
+        return "the server has no EmblemaEncoderConnector"
+    if config.model_config.use_mla:
+        return "the model keeps latents, of which nothing tells here what a question attends"
+    if page_kind(config) != config.model_config.dtype:
+        return "pages of 8 bits were not tried with it"
+    return None
+
+
+def watch_attention(layer: Any, note: Callable[[Tensor, float, Any], None]) -> Callable[[], None]:
+    """Have a function told what each forward of an attention layer was given, after it; return what ends that.
+
+    It is told the queries [tokens, heads, width], the scale of their products with keys, and the backend's metadata.
+    Where a whole forward is replayed as a graph, nothing is told.
+    """
+    impl = layer.impl
+    stock = impl.forward
+
+    def forward(
+        own: Any, query: Tensor, key: Any, value: Any, cache: Any, metadata: Any, *rest: Any, **more: Any
+    ) -> Any:
+        result = stock(own, query, key, value, cache, metadata, *rest, **more)
+        if metadata is not None:
+            note(query.view(query.shape[0], impl.num_heads, -1), float(impl.scale), metadata)
+        return result
+
+    impl.forward = forward
+
+    def end() -> None:
+        del impl.forward
+
+    return end
+
+
+def rows_in_batch(metadata: Any, block_size: int) -> Callable[[Sequence[int], Rows], int]:
+    """Return a function that finds a virtual request in the batch, by its pages and its rows of the prompt.
+
+    It returns the first of the request's rows in the batch. The page of its last row is no other request's.
+
+    Raises:
+        EmblemaError: no such rows are in the batch, or the backend's metadata do not say.
+    """
+    try:
+        offsets, ends = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+        table = metadata.block_table
+    except AttributeError as error:
+        raise EmblemaError(f"the attention backend does not say where a request's rows are: {error}") from error
+    places: dict[Rows, list[int]] = {}
+    for index, (first, last, end) in enumerate(zip(offsets, offsets[1:], ends, strict=False)):
+        places.setdefault((end - (last - first), end), []).append(index)
+
+    def place(blocks: Sequence[int], rows: Rows) -> int:
+        page = (rows[1] - 1) // block_size
+        for index in places.get(rows, ()):
+            if int(table[index, page]) == blocks[page]:
+                return int(offsets[index])
+        raise EmblemaError(f"rows {rows[0]} to {rows[1]} of a prompt are not in the batch")
+
+    return place
+
+
+class KnownPositions:
+    """Positions of prompts whose virtual requests are many, worked out once; vLLM would do so for each.
+
+    Args:
+        model: vLLM's.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._stock = getattr(model, "get_mrope_input_positions", None)
+        self._known: dict[int, tuple[Sequence[int], Any]] = {}
+        if self._stock is not None:
+            model.get_mrope_input_positions = self._positions
+
+    def keep(self, tokens: Sequence[int], features: Sequence[Any]) -> None:
+        """Work out the positions of a prompt, and answer with them for this very list of tokens from now on."""
+        if self._stock is not None:
+            self._known[id(tokens)] = tokens, self._stock(tokens, list(features))
+
+    def forget(self, tokens: Sequence[int]) -> None:
+        """Keep a prompt's positions no longer."""
+        self._known.pop(id(tokens), None)
+
+    def _positions(self, tokens: Sequence[int], features: Sequence[Any]) -> Any:
+        known = self._known.get(id(tokens))
+        return self._stock(tokens, features) if known is None else known[1]  # type: ignore[misc]
 
 
 def layer_index(name: str) -> int:

@@ -160,6 +160,11 @@ class KVWorker:
         self._thread.start()
 
     @property
+    def spec(self) -> ModelSpec:
+        """Of this rank's model."""
+        return self._spec
+
+    @property
     def pages(self) -> Pages:
         """The pages, measured."""
         if self._pages is None:

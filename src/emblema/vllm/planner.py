@@ -4,17 +4,28 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from queue import SimpleQueue
+from typing import Any
 
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.frequency import FrequencySketch
+from emblema.link.policy.policy import Policy, PolicyInputs, RowCosts
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.model_spec import ModelSpec
-from emblema.vllm.request_plan import COSTS_MORE, ChunkStubs, RequestPlan, ServedRequest, plan_request
+from emblema.vllm.readings import QuestionReader
+from emblema.vllm.request_plan import (
+    COSTS_MORE,
+    NOT_READY,
+    ChunkStubs,
+    RequestPlan,
+    ServedRequest,
+    plan_request,
+    reading_pays,
+)
 from emblema.vllm.spans import CachedSpans
 from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import PatchCapture, RowLoad, StagingOrder, StepMetadata, WorkerReport
@@ -29,6 +40,8 @@ PLANNING_SECONDS = 1.0
 AWAITING_SECONDS = 0.01
 """How long a step waits for plans that are being made: one that leaves their requests out costs more than most plans
 take."""
+LEAST_PLACES = 4
+"""Places in the batch from which prompts are read: some for readings, and one for a request that was read."""
 STAGING_SECONDS = 1.0
 """How long a request waits until all workers have read what it takes; it is computed plainly after that."""
 
@@ -92,6 +105,7 @@ class RequestPlanner:
         workers: how many report what is staged.
         costs: what linking costs here; None where `auto` links whatever it may.
         refusal: why there is no spec, for the log.
+        second_pass: why no plan with a second pass can be carried out; None where it can.
     """
 
     def __init__(
@@ -104,10 +118,13 @@ class RequestPlanner:
         workers: int = 1,
         costs: StepCosts | None = None,
         refusal: str | None = None,
+        second_pass: str | None = NOT_READY,
     ) -> None:
         self.spec = spec
         self.costs = costs
         self._store, self._strategy, self._forms, self._places, self._workers = store, strategy, forms, places, workers
+        self._second_pass = second_pass
+        self.readings = QuestionReader(workers, places)
         self._stubs = None if spec is None else ChunkStubs(spec)
         self._pending: dict[str, PendingPlan] = {}
         # A plan that was not made in time: while it is not done, no other request waits for the store.
@@ -225,7 +242,30 @@ class RequestPlanner:
         store = self._store.tenant(request.store_salt)
         met = self._met_by(request.store_salt)
         self._memory.refresh()
-        return plan_request(request, self._stubs, store, self._memory, self._strategy, self._log_once, met, self._pays)
+        return plan_request(
+            request,
+            self._stubs,
+            store,
+            self._memory,
+            self._strategy,
+            self._log_once,
+            met,
+            self._pays,
+            self._second_pass,
+            self._inputs(met),
+        )
+
+    def _inputs(self, met: FrequencySketch | None) -> PolicyInputs:
+        """Return what `auto` decides by: this server's costs, and what a tenant's prompts were lately, where known."""
+        costs, policy = self.costs, Policy()
+        return PolicyInputs(
+            policy,
+            recurs=lambda names: met is not None and met.estimate(names) > 0,
+            unsure=self.readings.unsure_share,
+            row_costs=RowCosts if costs is None else lambda: costs.row_costs(policy.query_share),
+            # What is read leaves no pages that later prompts find.
+            continued=lambda prompt: 0.0 if costs is None else min(1.0, costs.uses),
+        )
 
     def _pays(self, spans: CachedSpans, rows: int) -> bool:
         """Return whether taking some spans of a prompt of so many rows may pay, if the prefix cache has none of it."""
@@ -257,20 +297,26 @@ class RequestPlanner:
         """Forget a request and return what its reply reports; None where nothing was planned."""
         self._drop(request_id)
         self._places.leave(request_id)
+        self.readings.abandon(request_id)
         self._pending.pop(request_id, None)
         plan = self._plans.pop(request_id, None)
         if plan is None:
             return None
         pieces = {} if plan.request.options.get("pieces") is not True else {"pieces": self._pieces(plan)}
-        return pieces | {
-            "strategy": plan.plan.strategy if plan.linked else "plain",
-            "prompt_tokens": plan.prompt.tokens,
-            "media_tokens": sum(chunk.tokens for _, chunk in plan.prompt.chunk_segments),
-            "linked_tokens": plan.linked,
-            "kv_bytes": plan.linked * self._row_bytes,
-            "stored": not plan.missing and not plan.lacking,
-            "remark": plan.remark,
-        }
+        read: dict[str, object] = {} if plan.margin is None else {"margin": plan.margin}
+        return (
+            pieces
+            | {
+                "strategy": plan.plan.strategy if plan.linked else "plain",
+                "prompt_tokens": plan.prompt.tokens,
+                "media_tokens": sum(chunk.tokens for _, chunk in plan.prompt.chunk_segments),
+                "linked_tokens": plan.linked,
+                "kv_bytes": plan.linked * self._row_bytes,
+                "stored": not plan.missing and not plan.lacking,
+                "remark": plan.remark,
+            }
+            | read
+        )
 
     def _pieces(self, plan: RequestPlan) -> dict[str, object]:
         """Return what a request that asks for it is told of its chunks: their ids, and whose patches are formed."""
@@ -316,12 +362,24 @@ class RequestPlanner:
             self._log_once(f"rows were not read within {STAGING_SECONDS:g} s; a request is computed plainly")
             plan.fail()
             self._drop(request_id)
+        if plan.reads(ready):
+            return self.readings.may_begin(request_id)
         runs = plan.cached.runs(ready, plan.prompt.tokens) if plan.cached.after(ready) else 1
         return self._places.admit(request_id, runs - 1)
 
+    def begin_reading(self, request_id: str, ready: int, data: Any, pictures: Mapping[str, str]) -> None:
+        """Begin to read a request that has its pages; see `QuestionReader.begin`. The reading lets go of its rows."""
+        plan = self._plans[request_id]
+        if plan is not None:
+            self._stagings.pop(request_id, None)
+            self.readings.begin(request_id, plan, ready, data, pictures)
+
     def _check_places(self, plan: RequestPlan, ready: int) -> None:
         """Have a prompt computed that needs more places than the batch has."""
-        if plan.cached.after(ready) and plan.cached.runs(ready, plan.prompt.tokens) > self._places.most:
+        if plan.reads(ready):
+            if self._places.most < LEAST_PLACES:
+                plan.decline("a second pass needs more places than max_num_seqs")
+        elif plan.cached.after(ready) and plan.cached.runs(ready, plan.prompt.tokens) > self._places.most:
             plan.decline("its computed rows need more places than max_num_seqs")
 
     def _order(self, request_id: str, plan: RequestPlan, ready: int) -> bool:
@@ -346,7 +404,13 @@ class RequestPlanner:
             return
         plan.weighed = True
         costs.observe_prompt(plan.prompt.tokens, ready)
-        if plan.plan.decisions and plan.cached.spans and not costs.pays(plan.cached, ready, plan.prompt.tokens):
+        if not plan.plan.decisions or not plan.cached.spans:
+            return
+        if plan.reads(ready):
+            pays = reading_pays(plan.prompt, ready, self._inputs(None))
+        else:
+            pays = costs.pays(plan.cached, ready, plan.prompt.tokens)
+        if not pays:
             plan.decline(COSTS_MORE)
 
     def note(self, report: WorkerReport) -> None:
@@ -362,6 +426,7 @@ class RequestPlanner:
             self._memory.regain(report.captured)
         for name in report.failed:
             self._fail(name)
+        self.readings.note(report)
         if self.costs is not None:
             for work, seconds in report.steps:
                 self.costs.observe_step(work, seconds)
@@ -397,6 +462,7 @@ class RequestPlanner:
             if plan.needs and quiet and self._forms and last:
                 salt, pages = plan.request.store_salt, blocks(request_id)
                 patches.append(PatchCapture(salt, plan.prompt, plan.needs, pages, alone))
+        readings, choices = self.readings.take()
         orders, self._orders = self._orders, {}
         dropped, self._dropped = self._dropped, []
         for request_id in scheduled:
@@ -405,7 +471,13 @@ class RequestPlanner:
                 # The workers let go of it in the next step.
                 self._drop(request_id)
         return StepMetadata(
-            tuple(orders.values()), tuple(dropped), tuple(loads), patches=tuple(patches), computes=bool(scheduled)
+            tuple(orders.values()),
+            tuple(dropped),
+            tuple(loads),
+            readings=readings,
+            choices=choices,
+            patches=tuple(patches),
+            computes=bool(scheduled),
         )
 
     def _load(self, request_id: str, plan: RequestPlan, start: int, stop: int) -> RowLoad | None:

@@ -14,9 +14,11 @@ from emblema.kv.chunk import Chunk, Encoded
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.policy import COMPUTED
+from emblema.link.policy.policy import COMPUTED, PolicyInputs
 from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, Segment, TextPart
+from emblema.link.strategies.auto import second_pass_pays
 from emblema.link.strategies.base import Knowledge
+from emblema.link.strategies.query import unread_rows
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
 from emblema.store.identity import SHARED_SALT, chunk_id, request_salt
@@ -28,6 +30,9 @@ from emblema.vllm.step_metadata import PatchNeed
 from emblema.vllm.stored import StoreMemory
 
 REMEMBERED_STUBS = 1024
+BRIDGED_ROWS = 3
+"""Rows between two runs of chosen rows that are computed as well: a run is a virtual request, and costs as much."""
+NOT_READY = "this server was not made ready for it"
 COSTS_MORE = "linking was expected to cost more than it saves"
 
 
@@ -117,6 +122,8 @@ class RequestPlan:
         linked: cached rows that were taken so far.
         weighed: whether it was decided if linking pays.
         failed: whether what it takes could not be read or written.
+        margin: of an answer that was read, see `Recomputation`; None where none was.
+        repeated: rows that were computed twice for it.
     """
 
     request: ServedRequest
@@ -130,6 +137,18 @@ class RequestPlan:
     linked: int = field(default=0, init=False)
     weighed: bool = field(default=False, init=False)
     failed: bool = field(default=False, init=False)
+    margin: float | None = field(default=None, init=False)
+    repeated: int = field(default=0, init=False)
+
+    def reads(self, ready: int) -> bool:
+        """Return whether rows are chosen by what the question attends, where `ready` rows are there already."""
+        again = self.plan.recomputation
+        return (
+            again is not None
+            and bool(self.cached.spans)
+            and ready < again.question[0]
+            and again.after(ready) is not None
+        )
 
     def restart(self) -> None:
         """Count from the start, as vLLM schedules the request for the first time or after a preemption."""
@@ -191,6 +210,8 @@ def plan_request(
     log_once: Callable[[str], None],
     met: FrequencySketch,
     pays: Callable[[CachedSpans, int], bool] = lambda spans, rows: True,
+    second_pass: str | None = NOT_READY,
+    inputs: PolicyInputs | None = None,
 ) -> RequestPlan:
     """Plan a request, as far as the store and the pages allow. It reads the store, so no step should wait for it.
 
@@ -202,6 +223,8 @@ def plan_request(
         log_once: is told of strategies that pages do not support.
         met: the tenant's chunks by their antecedents, as they were met lately; the request's are counted here.
         pays: returns whether taking some spans of a prompt of so many rows is expected to pay; `auto` asks it.
+        second_pass: why no plan with a second pass can be carried out; None where it can.
+        inputs: what `auto` decides by; the defaults where None.
     """
     spec = stubs.spec
     prompt = build_prompt(request, stubs)
@@ -209,10 +232,19 @@ def plan_request(
     held = memory.held(store, [chunk.id for _, chunk in prompt.chunk_segments])
     missing = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in held}
     name = request.options.get("strategy", default)
-    # Nothing is measured of a lane here, so `auto` decides by the default policy.
     artifacts = StoredArtifacts(prompt, spec, store, memory, held)
-    knowledge = Knowledge(spec.fingerprint, spec.layouts, artifacts.find, lambda prompt: None)
-    if name == "auto" and all(segment.start for segment, _ in prompt.chunk_segments):
+    # Nothing is measured of a lane here, so `auto` decides by the default policy.
+    inputs = inputs or PolicyInputs()
+    reads = name == "auto" and second_pass is None and not missing and reading_pays(prompt, 0, inputs)
+    knowledge = Knowledge(
+        spec.fingerprint,
+        spec.layouts,
+        artifacts.find,
+        lambda prompt: None,
+        policy_inputs=inputs,
+        second_pass=reads,
+    )
+    if name == "auto" and not reads and all(segment.start for segment, _ in prompt.chunk_segments):
         # Without a patch of its own `auto` computes a picture in its place.
         known = [segment.rows for segment, chunk in prompt.chunk_segments if artifacts.serve(chunk.id, segment.start)]
         if not known or not pays(CachedSpans(tuple(known)), prompt.tokens):
@@ -228,9 +260,13 @@ def plan_request(
     needs: tuple[PatchNeed, ...] = ()
     lacking: tuple[PatchNeed, ...] = ()
     remark: str | None = None
-    reason = unsupported_reason(plan)
+    if plan.recomputation is not None and missing:
+        second_pass = "some of its pictures are not stored yet"
+    reason = unsupported_reason(plan, second_pass)
     if reason is None and not plan.decisions and any(key.orbit for key in plan.forming):
         reason = "an orbit patch is not stored, and under vLLM none is formed, as that takes other orderings"
+    if reason is None and plan.recomputation is not None:
+        plan, reason = _bounded(plan, request.options.get("margin"))
     if reason is not None:
         log_once(f"{plan.strategy} is computed plainly under vLLM: {reason}")
         remark = f"{plan.strategy}: {reason}"
@@ -246,6 +282,13 @@ def plan_request(
     return RequestPlan(
         request, prompt, linked, tuple(missing.values()), CachedSpans.of(linked), needs, remark, bool(lacking or needs)
     )
+
+
+def reading_pays(prompt: Prompt, ready: int, inputs: PolicyInputs) -> bool:
+    """Return whether reading a prompt is expected to pay, where the first `ready` rows are there already."""
+    share = inputs.policy.query_share
+    rows = [(stop - max(start, ready), share) for start, stop in unread_rows(prompt) if stop > ready]
+    return bool(rows) and second_pass_pays(prompt, rows, inputs)
 
 
 class StoredArtifacts:
@@ -315,6 +358,18 @@ def _all_computed(
     kept = tuple(missing.values())
     remark = COSTS_MORE if served else None
     return RequestPlan(request, prompt, plain, kept, needs=tuple(needs.values()), remark=remark, lacking=lacking)
+
+
+def _bounded(plan: LinkPlan, margin: Any) -> tuple[LinkPlan, str | None]:
+    """Return a plan whose second pass suits pages, with the margin that a request asks for; or what is wrong."""
+    if plan.recomputation is None:
+        return plan, None
+    again = replace(plan.recomputation, bridge=BRIDGED_ROWS)
+    if margin is None:
+        return replace(plan, recomputation=again), None
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin <= 1:
+        return plan, f"margin is {margin!r}: give a number from 0 to 1"
+    return replace(plan, recomputation=replace(again, least_margin=float(margin))), None
 
 
 def _count_sightings(prompt: Prompt, met: FrequencySketch) -> dict[tuple[str, tuple[str, ...]], int]:

@@ -25,15 +25,15 @@ class StepRows:
     stand_in: bool = False
 
 
-def unsupported_reason(plan: LinkPlan) -> str | None:
+def unsupported_reason(plan: LinkPlan, second_pass: str | None = None) -> str | None:
     """Return why a plan cannot be carried out in pages, or None if it can.
 
     A page holds whole rows: every row is computed in all layers or taken in all, in one forward.
     """
     if plan.selectors:
         return "it chooses rows by their values, layer by layer"
-    if plan.recomputation is not None:
-        return "it computes rows a second time"
+    if plan.recomputation is not None and second_pass is not None:
+        return f"it computes rows a second time, and {second_pass}"
     if plan.leaving or any(part.source is RowSource.ABSENT for part in plan.ranges):
         return "some of its rows are absent"
     if any(part.stage or part.hidden or part.residual is not None for part in plan.ranges):

@@ -1,11 +1,13 @@
 """What the scheduler's side tells the worker's side once a step, and what it is told. Plain data that pickles."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, Rows
+from emblema.models.attention import QuestionReadings
 from emblema.store.keys import ArtifactKey
 from emblema.vllm.step_costs import StepWork
 
@@ -88,6 +90,70 @@ class PatchCapture:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadingOrder:
+    """A reading of `query-R%` that begins: its request waits, with pages, and its rows are staged; see `QueryReading`.
+
+    Attributes:
+        request_id: of vLLM.
+        data: the request's prompt and pages, as vLLM's runner is given them; its pictures have names of their own.
+        pictures: vLLM's names of the pictures, by their own.
+        taken: rows to write first.
+        texts, question: rows to compute.
+        least_margin: below this margin the answer does not stand.
+    """
+
+    request_id: str
+    data: Any
+    pictures: Mapping[str, str]
+    taken: tuple[Rows, ...]
+    texts: tuple[Rows, ...]
+    question: Rows
+    least_margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingChoice:
+    """The rows that a reading computes again; None where a worker could not say what its question attends."""
+
+    request_id: str
+    runs: tuple[Rows, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionReport:
+    """What a question attends, as some workers saw it.
+
+    Attributes:
+        workers: how many.
+        readings: by their heads together; None where one of them could not say.
+    """
+
+    workers: int
+    readings: QuestionReadings | None
+
+    def joined(self, other: "QuestionReport") -> "QuestionReport":
+        """Return the report of all of the workers."""
+        own = None if self.readings is None or other.readings is None else self.readings.joined(other.readings)
+        return QuestionReport(self.workers + other.workers, own)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingOutcome:
+    """What came of a reading.
+
+    Attributes:
+        margin: by how much the probabilities of the two likeliest first tokens differ.
+        token: the likeliest.
+        rows, runs: how many rows, and runs of them, were computed.
+    """
+
+    margin: float
+    token: int
+    rows: int
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetadata:
     """All work of one step beside vLLM's own.
 
@@ -97,6 +163,8 @@ class StepMetadata:
         loads: rows to write before its forward.
         captures: chunks to prefill alone, in this step and those after it.
         side_rows, side_slots: rows, and places in the batch, that this step has for what no request asks for.
+        readings, choices: readings that begin, and rows that others go on with.
+        reading_rows: rows that this step has for readings.
         patches: what to read after it.
         computes: whether it has any rows.
         pressed: whether requests come so densely that nothing is to be kept beside them.
@@ -108,6 +176,9 @@ class StepMetadata:
     captures: tuple[ChunkCapture, ...] = ()
     side_rows: int = 0
     side_slots: int = 0
+    readings: tuple[ReadingOrder, ...] = ()
+    choices: tuple[ReadingChoice, ...] = ()
+    reading_rows: int = 0
     patches: tuple[PatchCapture, ...] = ()
     computes: bool = True
     pressed: bool = False
@@ -123,6 +194,8 @@ class WorkerReport:
         lost: ids of chunks, and keys of artifacts, whose share a worker lacks.
         captured: by chunk, how many workers are done with its pages.
         failed: requests whose rows could not be written; all workers computed them.
+        questions: what questions attend, by request.
+        outcomes: what came of readings, by request, as one worker saw it.
         steps: what earlier steps did, and the seconds that they took on one worker.
     """
 
@@ -131,10 +204,23 @@ class WorkerReport:
     lost: set[str | ArtifactKey] = field(default_factory=set)
     captured: dict[str, int] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
+    questions: dict[str, QuestionReport] = field(default_factory=dict)
+    outcomes: dict[str, ReadingOutcome] = field(default_factory=dict)
     steps: list[tuple[StepWork, float]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.staged or self.unstaged or self.lost or self.captured or self.failed or self.steps)
+        return any(
+            (
+                self.staged,
+                self.unstaged,
+                self.lost,
+                self.captured,
+                self.failed,
+                self.questions,
+                self.outcomes,
+                self.steps,
+            )
+        )
 
     def joined(self, other: "WorkerReport") -> "WorkerReport":
         """Return the report of both; seconds are those of the first."""
@@ -148,5 +234,12 @@ class WorkerReport:
             self.lost | other.lost,
             added(self.captured, other.captured),
             self.failed | other.failed,
+            {
+                name: self.questions[name].joined(other.questions[name])
+                if name in self.questions and name in other.questions
+                else (self.questions | other.questions)[name]
+                for name in self.questions | other.questions
+            },
+            other.outcomes | self.outcomes,
             self.steps or other.steps,
         )

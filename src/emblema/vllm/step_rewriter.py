@@ -95,7 +95,8 @@ class StepRewriter:
                 made = virtual_request(self._shown(name), f"{name}\0gap-{number}", start)
                 virtual.append(made)
                 rows[made.req_id] = end - start
-        for run in self._side_runs(step):
+        side = self._side_runs(step)
+        for run in side:
             virtual.append(run.data)
             rows[run.data.req_id] = run.rows
             if run.features:
@@ -114,14 +115,20 @@ class StepRewriter:
         )
         self._ended = {data.req_id for data in virtual}
         taken = sum(stop - start for load in loads.values() for start, stop in load.taken)
-        work = StepWork(sum(rows.values()), len(new) + len(virtual), len(loads), taken)
+        reading = sum(run.reading for run in side)
+        requests = len(new) + len(virtual) - reading
+        work = StepWork(sum(rows.values()), requests, len(loads), taken, reading)
         return RewrittenStep(rewritten, work)
+
+    def add_side(self, side: SideRows) -> None:
+        """Have other work go along with steps, before what there is."""
+        self._side = (side, *self._side)
 
     def finish_step(self) -> None:
         """Let side work take what the forward made."""
         for side in self._side:
             done = set(side.finish_step())
-            self._unneeded |= done & self._own
+            self._unneeded |= done
             self._own -= done
 
     def forget_encodings(self) -> None:

@@ -82,11 +82,25 @@ NAMES = (
     _names(
         "vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorBase_V1",
         "register_kv_caches wait_for_save build_connector_worker_meta build_connector_meta update_connector_output "
-        "get_num_new_matched_tokens on_new_request request_finished bind_gpu_block_pool bind_kv_cache_manager "
+        "get_num_new_matched_tokens update_state_after_alloc get_transfer_results on_new_request request_finished "
+        "bind_gpu_block_pool bind_kv_cache_manager "
         "has_pending_push_work get_kv_connector_stats _get_connector_metadata",
         private=False,
     ),
-    _names("vllm.v1.outputs", "KVConnectorOutput", "kv_connector_worker_meta", private=False),
+    _names(
+        "vllm.v1.outputs", "KVConnectorOutput", "kv_connector_worker_meta finished_recving failed_recving",
+        private=False,
+    ),
+    _names(
+        "vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorTransferResults",
+        "finished_recving failed_recving",
+        private=False,
+    ),
+    _names("vllm.v1.attention.backend", "AttentionImpl", "forward num_heads scale"),
+    _names("vllm.model_executor.models.interfaces", "SupportsMRoPE", "get_mrope_input_positions", private=False),
+    _names(
+        "vllm.model_executor.models.interfaces_base", "VllmModelForTextGeneration", "compute_logits", private=False
+    ),
     _names(
         "vllm.distributed.ec_transfer.ec_connector.base", "ECConnectorBase",
         "start_load_caches save_caches has_cache_item update_state_after_alloc build_connector_meta",

@@ -21,7 +21,7 @@ class EmblemaWorker(Worker):
         message = scheduler_output.kv_connector_metadata
         if not isinstance(connector, EmblemaConnector) or not isinstance(message, StepMessage):
             return super().execute_model(scheduler_output)
-        with connector.rewrites(scheduler_output, message.step) as rewritten:
+        with connector.rewrites(scheduler_output, message.step, self.get_model) as rewritten:
             result = super().execute_model(rewritten)
         empty = scheduler_output.total_num_scheduled_tokens == 0
         if result is None and empty and rewritten.total_num_scheduled_tokens:

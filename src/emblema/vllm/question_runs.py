@@ -1,0 +1,219 @@
+"""Readings of `query-R%`, carried out by a worker beside the rows that vLLM scheduled.
+
+vLLM takes a reading for KV that is on its way from elsewhere: its request waits, with pages, and no row of it is
+scheduled. Meanwhile the worker computes its rows as virtual requests, and says in the end that the KV is there, or that
+it could not be had. All workers of a model add the same runs to the same steps: what they do depends on what the
+scheduler's side says alone. An error of one worker is a loss that it reports.
+"""
+
+import logging
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from emblema.errors import EmblemaError, LoadError
+from emblema.link.prompt import Rows
+from emblema.link.second_pass import margin_of
+from emblema.link.taken_rows import ModelGeometry
+from emblema.vllm.internals import KnownPositions
+from emblema.vllm.pages import Pages
+from emblema.vllm.query_reading import QueryReading, ReadingPhase
+from emblema.vllm.question_notes import NotedQuestion, QuestionNotes, WatchedRun
+from emblema.vllm.side_rows import SideRun, virtual_request
+from emblema.vllm.staging import RowStager
+from emblema.vllm.step_metadata import QuestionReport, ReadingOrder, ReadingOutcome, StepMetadata
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """One reading under way.
+
+    Attributes:
+        order: what is read.
+        state: which rows are next.
+        noted: what its question attends.
+        encodings: what the encoder made of its pictures, by their names in the order.
+        watched: runs of the step under way that are noted, or that decide.
+        lost: whether this worker missed something; its runs go on as the other workers' do.
+    """
+
+    order: ReadingOrder
+    state: QueryReading
+    noted: NotedQuestion
+    encodings: dict[str, Tensor] = field(default_factory=dict)
+    watched: list[WatchedRun] = field(default_factory=list)
+    lost: bool = False
+
+
+class QuestionRuns:
+    """The readings of one worker, as `SideRows`.
+
+    Args:
+        model: how the worker keeps rows.
+        stager: has the rows that readings take.
+        pages: of the worker.
+        notes: watches its model.
+        positions: of prompts.
+        hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
+    """
+
+    def __init__(
+        self,
+        model: ModelGeometry,
+        stager: RowStager,
+        pages: Callable[[], Pages],
+        notes: QuestionNotes,
+        positions: KnownPositions,
+        hand_over: Callable[[str, Tensor], None] | None,
+    ) -> None:
+        self._model, self._stager, self._pages = model, stager, pages
+        self._notes, self._positions, self._hand_over = notes, positions, hand_over
+        self._under_way: dict[str, Reading] = {}
+        self._count = self._rows = 0
+        self._finished: set[str] = set()
+        self._failed: set[str] = set()
+        self._unneeded: set[str] = set()
+        self._questions: dict[str, QuestionReport] = {}
+        self._outcomes: dict[str, ReadingOutcome] = {}
+
+    def begin_step(self, step: StepMetadata, ended: Iterable[str]) -> None:
+        """Take what a step brings: room, new readings, and rows that were chosen.
+
+        Args:
+            step: what the scheduler's side says.
+            ended: requests that have ended meanwhile.
+        """
+        self._rows = step.reading_rows
+        for order in step.readings:
+            state = QueryReading(order.texts, order.question)
+            noted = NotedQuestion(order.question, self._notes.layers, self._model.device)
+            reading = self._under_way[order.request_id] = Reading(order, state, noted)
+            self._guarded(reading, self._place)
+        for choice in step.choices:
+            found = self._under_way.get(choice.request_id)
+            if found is None:
+                continue
+            if choice.runs is None:
+                self._end(found, failed=True)
+            else:
+                found.state.choose(choice.runs)
+        for name in ended:
+            if name in self._under_way:
+                # Its pages are kept until this is said.
+                self._end(self._under_way[name], failed=False)
+
+    @torch.inference_mode()
+    def _place(self, reading: Reading) -> None:
+        """Write the rows that a reading takes into its pages."""
+        order = reading.order
+        staged = self._stager.get(order.request_id)
+        if staged is None:
+            raise LoadError(order.request_id, "its rows are not staged")
+        reading.encodings = {
+            own: staged.encodings[name] for own, name in order.pictures.items() if name in staged.encodings
+        }
+        if reading.encodings.keys() != order.pictures.keys() or self._hand_over is None:
+            raise EmblemaError("what the encoder made of its pictures is not stored")
+        staged.write(self._model, self._pages(), order.data.block_ids[0], order.taken)
+        self._stager.drop(order.request_id)
+        self._positions.keep(order.data.prompt_token_ids, order.data.mm_features)
+
+    def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:
+        # What other work may have is less: a request waits for this.
+        rows = self._rows
+        made: list[SideRun] = []
+        watched: list[WatchedRun] = []
+        for reading in self._under_way.values():
+            reading.watched = []
+            for run in reading.state.next_runs(rows, slots):
+                self._count += 1
+                name = f"{reading.order.request_id}\0query-{self._count}"
+                rows, slots = rows - (run[1] - run[0]), slots - 1
+                made.append(SideRun(virtual_request(reading.order.data, name, run[0]), run[1] - run[0], reading=True))
+                noted = reading.state.is_noted(run)
+                if noted or reading.state.decides(run):
+                    blocks = reading.order.data.block_ids[0]
+                    reading.watched.append(WatchedRun(blocks, run, reading.noted if noted else None))
+                self._show(reading, run)
+            watched += reading.watched
+        self._notes.begin_step(watched)
+        return made
+
+    def _show(self, reading: Reading, run: Rows) -> None:
+        """Hand over the encoder outputs of the pictures that have rows in a run."""
+        for feature in reading.order.data.mm_features:
+            first = feature.mm_position.offset
+            if first < run[1] and run[0] < first + feature.mm_position.length and self._hand_over is not None:
+                self._hand_over(feature.identifier, reading.encodings[feature.identifier])
+
+    def settle(self) -> None:
+        """Take what the forward made."""
+        for reading in list(self._under_way.values()):
+            if not reading.state.step:
+                continue
+            reading.lost |= any(watched.failed for watched in reading.watched)
+            reading.state.finish_step()
+            if reading.state.phase is ReadingPhase.CHOOSE:
+                self._guarded(reading, self._report)
+                if reading.order.request_id not in self._questions:
+                    self._questions[reading.order.request_id] = QuestionReport(1, None)
+            elif reading.state.phase is ReadingPhase.DONE:
+                self._guarded(reading, self._decide)
+                self._end(reading, failed=reading.lost)
+        self._notes.end_step()
+
+    def _report(self, reading: Reading) -> None:
+        readings = None if reading.lost else reading.noted.readings
+        if readings is None and not reading.lost:
+            raise EmblemaError("the attention of a question was not seen in all layers")
+        self._questions[reading.order.request_id] = QuestionReport(1, readings)
+
+    def _decide(self, reading: Reading) -> None:
+        """Have the answer stand if it is sure enough."""
+        logits = self._notes.last_logits(reading.watched[-1])
+        if logits is None:
+            raise EmblemaError("the answer of a reading was not seen")
+        margin, state = margin_of(logits), reading.state
+        outcome = ReadingOutcome(margin, int(logits.argmax()), state.rows, state.runs)
+        self._outcomes[reading.order.request_id] = outcome
+        reading.lost |= margin < reading.order.least_margin
+
+    def _guarded(self, reading: Reading, work: Callable[[Reading], None]) -> None:
+        """Do a part of a reading; what fails is a loss, and the request is computed plainly."""
+        try:
+            work(reading)
+        except Exception as error:
+            reading.lost = True
+            expected = isinstance(error, EmblemaError)
+            _log.warning("emblema: a prompt is computed plainly: %s", error, exc_info=not expected)
+
+    def _end(self, reading: Reading, failed: bool) -> None:
+        name = reading.order.request_id
+        del self._under_way[name]
+        self._stager.drop(name)
+        self._positions.forget(reading.order.data.prompt_token_ids)
+        self._unneeded |= reading.encodings.keys()
+        self._finished.add(name)
+        if failed:
+            self._failed.add(name)
+
+    def finish_step(self) -> Iterable[str]:
+        """Return the names of pictures whose encoder outputs no reading needs any more."""
+        unneeded, self._unneeded = self._unneeded, set()
+        return unneeded
+
+    def take_results(self) -> tuple[set[str], set[str]]:
+        """Return the requests whose readings have ended since the last call, and those of them that are computed."""
+        finished, failed = self._finished, self._failed
+        self._finished, self._failed = set(), set()
+        return finished, failed
+
+    def take_reports(self) -> tuple[dict[str, QuestionReport], dict[str, ReadingOutcome]]:
+        """Return what questions attend, and what came of readings, since the last call."""
+        questions, outcomes = self._questions, self._outcomes
+        self._questions, self._outcomes = {}, {}
+        return questions, outcomes

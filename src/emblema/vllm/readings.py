@@ -1,0 +1,194 @@
+"""Readings of `query-R%` beside the scheduler: what is read, what is chosen, what came of it. No vLLM in here."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from emblema.link.plan import LinkPlan, Recomputation, RowSource
+from emblema.link.policy.margins import wilson_interval
+from emblema.link.policy.policy import UNSURE
+from emblema.link.prompt import Rows
+from emblema.link.second_pass import chosen_rows, runs_of, spanned_rows
+from emblema.vllm.batch_places import BatchPlaces
+from emblema.vllm.request_plan import RequestPlan
+from emblema.vllm.step_metadata import QuestionReport, ReadingChoice, ReadingOrder, ReadingOutcome, WorkerReport
+
+SIDE_PLACES = 64
+"""Places of the batch that readings take together, and at most half of all."""
+KEPT_OUTCOMES = 512
+LEAST_ROWS = 256
+"""Rows that a step has for readings before requests that wait are let in; a quarter of all where that is less."""
+PLACES_HELD = "\0readings"
+LOST = "what its question attends could not be read; its rows were computed"
+
+
+@dataclass(slots=True)
+class ReadingState:
+    """A reading under way.
+
+    Attributes:
+        plan: the request's.
+        again: what is chosen, of the rows that vLLM's prefix cache did not have.
+        taken: how many rows are taken.
+        report: what its question attends, as far as workers have said; None before the first.
+        chosen: the rows that were chosen, as runs.
+        outcome: what came of it.
+        abandoned: whether its request has ended meanwhile.
+    """
+
+    plan: RequestPlan
+    again: Recomputation
+    taken: int
+    report: QuestionReport | None = None
+    chosen: tuple[Rows, ...] = ()
+    outcome: ReadingOutcome | None = None
+    abandoned: bool = False
+
+
+class QuestionReader:
+    """Follows the readings of one server; for the scheduler's thread.
+
+    Places in the batch are held for readings as a whole while any is under way, so that none of them waits for ever,
+    and one for each request from its choice on, as vLLM schedules it without asking.
+
+    Args:
+        workers: how many report what a question attends.
+        places: of the batch.
+
+    Attributes:
+        starving: whether the last step had too few rows for them.
+    """
+
+    def __init__(self, workers: int, places: BatchPlaces) -> None:
+        self._workers, self._places = workers, places
+        self.starving = False
+        self._under_way: dict[str, ReadingState] = {}
+        self._orders: list[ReadingOrder] = []
+        # Whether answers under `auto` stood, the latest ones.
+        self._stood: deque[bool] = deque(maxlen=KEPT_OUTCOMES)
+        # Choices that are made and wait for a place, in order.
+        self._choices: dict[str, ReadingChoice] = {}
+
+    def may_begin(self, request_id: str) -> bool:
+        """Return whether a request may begin to be read: there are places, and nobody waits for them before it."""
+        return self._places.make_way(request_id, PLACES_HELD, min(SIDE_PLACES, self._places.most // 2))
+
+    def begin(self, request_id: str, plan: RequestPlan, ready: int, data: Any, pictures: Mapping[str, str]) -> None:
+        """Begin to read a request that has its pages.
+
+        Args:
+            request_id: of vLLM.
+            plan: the request's; it has a reading from `ready` on.
+            ready: rows that vLLM's prefix cache has.
+            data, pictures: see `ReadingOrder`.
+        """
+        again = reading_of(plan.plan, ready)
+        if again is None:
+            raise ValueError("this plan has nothing to be read")
+        taken = tuple((max(start, ready), stop) for start, stop in plan.cached.spans if stop > ready)
+        self._under_way[request_id] = ReadingState(plan, again, sum(stop - start for start, stop in taken))
+        texts = computed_rows(plan.plan, ready, again.question[0])
+        self._orders.append(ReadingOrder(request_id, data, pictures, taken, texts, again.question, again.least_margin))
+
+    def note(self, report: WorkerReport) -> None:
+        """Take what workers report, and choose rows where all have said what a question attends."""
+        for name, outcome in report.outcomes.items():
+            if name in self._under_way:
+                self._under_way[name].outcome = outcome
+        for name, question in report.questions.items():
+            state = self._under_way.get(name)
+            if state is None or state.abandoned:
+                continue
+            state.report = question if state.report is None else state.report.joined(question)
+            if state.report.workers < self._workers:
+                continue
+            readings = state.report.readings
+            if readings is not None:
+                scores = readings.scores(spanned_rows(state.again.candidates))
+                state.chosen = runs_of(chosen_rows(state.again, scores))
+            self._choices[name] = ReadingChoice(name, None if readings is None else state.chosen)
+
+    def take(self) -> tuple[tuple[ReadingOrder, ...], tuple[ReadingChoice, ...]]:
+        """Return what the next step tells the workers: readings that begin, and choices."""
+        orders, self._orders = tuple(self._orders), []
+        choices: list[ReadingChoice] = []
+        for name in list(self._choices):
+            if not self._places.hold(name, 1):
+                break
+            choices.append(self._choices.pop(name))
+        return orders, tuple(choices)
+
+    def abandon(self, request_id: str) -> None:
+        """Note that a request has ended; its pages are its own until the workers are done with them."""
+        self._choices.pop(request_id, None)
+        if request_id in self._under_way:
+            self._under_way[request_id].abandoned = True
+
+    def end(self, request_id: str, stands: bool) -> None:
+        """Note that the workers are done with a reading; where it does not stand, the request is computed.
+
+        The place in the batch that is held for the request stays its own.
+        """
+        state = self._under_way.pop(request_id, None)
+        self._choices.pop(request_id, None)
+        if state is not None and not state.abandoned:
+            plan, outcome = state.plan, state.outcome
+            plan.margin = None if outcome is None else outcome.margin
+            if outcome is not None and plan.plan.decisions:
+                self._stood.append(stands)
+            chosen = sum(stop - start for start, stop in state.chosen)
+            if stands:
+                plan.linked, plan.repeated = state.taken - chosen, state.again.question_rows
+            elif outcome is None:
+                plan.decline(LOST)
+            else:
+                plan.decline(f"computed in full: the two likeliest first tokens differed by {outcome.margin:.2f} only")
+        if not self._under_way:
+            self._places.leave(PLACES_HELD)
+
+    def unsure_share(self) -> float:
+        """Return the share of the prompts under `auto` that were computed in full after they were read.
+
+        It is the least that the measurements allow with confidence, as for the embedded engine: once nothing is read
+        any more, nothing tells better. Any thread may ask.
+        """
+        stood = tuple(self._stood)
+        least = wilson_interval(stood.count(False), len(stood))[0] if stood else 0.0
+        return (least * len(stood) + 10 * UNSURE) / (len(stood) + 10)
+
+    def room(self, rows: int, most: int) -> tuple[int, int]:
+        """Return the rows and the places in the batch that readings have in a step; none where nothing is read.
+
+        Where a step has too few rows left, none of the requests that wait is let in before the next one: they would
+        take what the prompts that are being read wait for.
+
+        Args:
+            rows: that the step has left.
+            most: that a step may have.
+        """
+        if not self._under_way:
+            self.starving = False
+            return 0, 0
+        self.starving = rows < min(LEAST_ROWS, most // 4)
+        return rows, self._places.held(PLACES_HELD) + max(0, self._places.free)
+
+
+def reading_of(plan: LinkPlan, ready: int) -> Recomputation | None:
+    """Return what is left of a plan's second pass where `ready` rows are there already; None where nothing is."""
+    again = plan.recomputation
+    return None if again is None or ready >= again.question[0] else again.after(ready)
+
+
+def computed_rows(plan: LinkPlan, ready: int, stop: int) -> tuple[Rows, ...]:
+    """Return the computed rows of a plan from `ready` up to `stop`, as runs in order."""
+    spans: list[Rows] = []
+    for part in sorted(plan.ranges, key=lambda part: part.start):
+        start, end = max(part.start, ready), min(part.stop, stop)
+        if part.source is not RowSource.COMPUTED or start >= end:
+            continue
+        if spans and start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    return tuple(spans)

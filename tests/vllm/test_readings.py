@@ -1,0 +1,155 @@
+"""Readings beside the scheduler: what workers are told, what is chosen by what they say, and places in the batch."""
+
+import pytest
+import torch
+
+from emblema.link.plan import ChunkOrigin, LinkPlan, Recomputation, RowRange, RowSource
+from emblema.models.attention import QuestionReadings
+from emblema.vllm.batch_places import BatchPlaces
+from emblema.vllm.readings import LOST, QuestionReader, computed_rows, reading_of
+from emblema.vllm.request_plan import ChunkStubs, RequestPlan, build_prompt
+from emblema.vllm.spans import CachedSpans
+from emblema.vllm.step_metadata import QuestionReport, ReadingOutcome, WorkerReport
+from tests.vllm.requests import SPEC, request
+
+LAYERS = len(SPEC.layouts)
+CANDIDATES = ((2, 302), (303, 603))
+"""Rows of two pictures, after two rows of text and with one between; the question is the last row."""
+
+
+def read_plan(budget: int = 4, margin: float = 0.5) -> RequestPlan:
+    shown = request("a", "b")
+    prompt = build_prompt(shown, ChunkStubs(SPEC))
+    taken = [RowRange(*rows, RowSource.TAKEN, (0, LAYERS), ChunkOrigin("x")) for rows in CANDIDATES]
+    computed = [RowRange(*rows, RowSource.COMPUTED, (0, LAYERS)) for rows in ((0, 2), (302, 303), (603, 604))]
+    again = Recomputation(CANDIDATES, budget, (603, 604), least_margin=margin)
+    plan = LinkPlan("query", prompt.tokens, LAYERS, (*taken, *computed), recomputation=again)
+    plan.validate()
+    return RequestPlan(shown, prompt, plan, cached=CachedSpans.of(plan))
+
+
+def seen(*rows: int) -> QuestionReadings:
+    """What a question attends: some rows alike, the others not at all."""
+    weights = torch.zeros(604)
+    weights[list(rows)] = 1.0
+    return QuestionReadings(weights, weights)
+
+
+def test_a_reading_begins_with_all_that_is_not_there() -> None:
+    reader, plan = QuestionReader(1, BatchPlaces(32)), read_plan()
+    assert reader.may_begin("1")
+    reader.begin("1", plan, 32, "data", {"own": "name"})
+    orders, choices = reader.take()
+    assert choices == () and reader.take() == ((), ())
+    (order,) = orders
+    assert (order.taken, order.texts, order.question) == (((32, 302), (303, 603)), ((302, 303),), (603, 604))
+    assert order.least_margin == 0.5 and order.data == "data" and order.pictures == {"own": "name"}
+
+
+def test_rows_are_chosen_when_all_workers_have_said_what_they_saw() -> None:
+    reader = QuestionReader(2, BatchPlaces(32))
+    reader.begin("1", read_plan(), 0, None, {})
+    reader.take()
+    reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5, 400))}))
+    assert reader.take() == ((), ())
+    reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(6, 400))}))
+    ((choice,),) = reader.take()[1:]
+    chosen = [row for start, stop in choice.runs or () for row in range(start, stop)]
+    assert len(chosen) == 4 and {5, 6, 400} <= set(chosen)
+
+
+def test_one_worker_that_saw_nothing_ends_a_reading() -> None:
+    reader, plan = QuestionReader(2, BatchPlaces(32)), read_plan()
+    reader.begin("1", plan, 0, None, {})
+    reader.take()
+    report = WorkerReport(questions={"1": QuestionReport(1, seen(5))})
+    reader.note(report.joined(WorkerReport(questions={"1": QuestionReport(1, None)})))
+    ((choice,),) = reader.take()[1:]
+    assert choice.runs is None
+    reader.end("1", stands=False)
+    assert plan.remark == LOST and not plan.reads(0) and plan.margin is None
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_what_came_of_it_is_in_the_plan(stands: bool) -> None:
+    reader, plan = QuestionReader(1, BatchPlaces(32)), read_plan()
+    reader.begin("1", plan, 0, None, {})
+    reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
+    reader.take()
+    reader.note(WorkerReport(outcomes={"1": ReadingOutcome(0.25, 7, 9, 4)}))
+    reader.end("1", stands)
+    assert plan.margin == 0.25
+    assert (plan.linked, plan.reads(0)) == ((596, True) if stands else (0, False))
+    assert (plan.remark is None) == stands
+
+
+def test_places_are_held_while_anything_is_read_and_given_back() -> None:
+    places = BatchPlaces(8)
+    reader = QuestionReader(1, places)
+    assert reader.may_begin("1") and places.free == 4
+    reader.begin("1", read_plan(), 0, None, {})
+    reader.take()
+    assert reader.room(512, 1024) == (512, 8)
+    # Requests that take the rest leave nothing for the one that was read, until one of them has ended.
+    for name in "abcd":
+        assert places.admit(name, 0)
+    places.follow("abcd", ())
+    for name in "abcd":
+        places.settle(name)
+    reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
+    assert reader.take() == ((), ())
+    assert not places.admit("e", 0)
+    places.follow((), "a")
+    assert [choice.request_id for choice in reader.take()[1]] == ["1"]
+    reader.end("1", stands=True)
+    assert places.free == 4
+    places.follow("1", ())
+    places.settle("1")
+    places.follow((), ["1"])
+    assert places.free == 5
+
+
+def test_who_waits_for_places_is_let_in_before_those_that_came_later() -> None:
+    places = BatchPlaces(8)
+    reader = QuestionReader(1, places)
+    for name in "abcde":
+        assert places.admit(name, 0)
+    places.follow("abcde", ())
+    for name in "abcde":
+        places.settle(name)
+    assert not reader.may_begin("1")
+    assert not places.admit("f", 0) and not reader.may_begin("2")
+    places.follow((), "a")
+    assert reader.may_begin("1") and reader.may_begin("2")
+
+
+def test_a_request_that_has_ended_takes_no_place_and_is_not_spoken_of() -> None:
+    places = BatchPlaces(8)
+    reader, plan = QuestionReader(1, places), read_plan()
+    reader.begin("1", plan, 0, None, {})
+    reader.take()
+    reader.abandon("1")
+    reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
+    assert reader.take() == ((), ())
+    reader.end("1", stands=False)
+    assert plan.remark is None and places.free == 8 and reader.room(9, 9) == (0, 0)
+
+
+def test_requests_wait_where_a_step_has_too_few_rows_for_what_is_read() -> None:
+    reader = QuestionReader(1, BatchPlaces(8))
+    assert reader.room(0, 2048) == (0, 0) and not reader.starving
+    reader.may_begin("1")
+    reader.begin("1", read_plan(), 0, None, {})
+    reader.room(255, 2048)
+    assert reader.starving
+    reader.room(256, 2048)
+    assert not reader.starving
+    reader.room(24, 96)
+    assert not reader.starving
+
+
+def test_what_is_left_after_rows_that_are_there() -> None:
+    plan = read_plan().plan
+    left = reading_of(plan, 320)
+    assert left is not None and left.candidates == ((320, 603),)
+    assert reading_of(plan, 603) is None and computed_rows(plan, 0, 603) == ((0, 2), (302, 303))
