@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from emblema import Engine
+from emblema.session.requests import LinkRequest
 from emblema.store import Store
-from emblema.vllm import captures
+from emblema.vllm import captures, readings
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.shards import shard_ids
 from tests.vllm import ranks
+from tests.vllm.plans import Read
 from tests.vllm.test_served_exact import TOLERANCE, error, reference
 
 CHUNK = 96
@@ -136,6 +138,46 @@ def test_linked_prompts_agree(two: Split, record_property: Any) -> None:
         if strategy == "blind":
             assert error(answer, two.stock) > 300 * TOLERANCE
     assert error(two.ask("full"), plain.logits) == 0.0, "a plain request afterwards is what it was before"
+
+
+def test_a_prompt_that_is_read_agrees(two: Split, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+    two.capture()
+    chosen: list[list[int]] = []
+    choose = readings.chosen_rows
+
+    def noted(again: Any, scores: Tensor) -> Tensor:
+        rows = choose(again, scores)
+        chosen.append(rows.tolist())
+        return rows
+
+    monkeypatch.setattr(readings, "chosen_rows", noted)
+    two.served.on_ranks(ranks.computed)
+    answer = two.ask("query-12%", margin=0)
+    rows = two.served.on_ranks(ranks.computed)
+    parts = two.given.parts([two.engine.add(picture) for picture in two.given.pictures])
+    prompt = two.engine.prompt(parts, template=False)
+    linked = two.engine.session.link(LinkRequest(prompt, Read("query-12%"))).linked
+    assert chosen == [list(linked.trace.selected[-1])]
+    wanted = torch.log_softmax(linked.logits, -1)
+    record_property("query-12%", error(answer, wanted))
+    assert answer.report["linked_tokens"] > 0 and error(answer, wanted) <= two.apart + TOLERANCE
+    text, asked = sum(map(len, two.given.texts[:-1])), len(two.given.texts[-1])
+    assert rows == [text + 2 * asked + len(chosen[0]) + 1] * 2
+    unsure = two.ask("query-12%", margin=1)
+    assert unsure.report["linked_tokens"] == 0 and error(unsure, two.ask("full").logits) == 0.0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fail", [ranks.fail_notes, ranks.fail_writes])
+def test_a_prompt_that_one_rank_cannot_read_is_computed_by_both(
+    two: Split, rank: int, fail: Callable[[Any, int], None]
+) -> None:
+    two.capture()
+    two.served.on_ranks(fail, rank)
+    answer = two.ask("query-12%", margin=0)
+    two.served.on_ranks(fail, -1)
+    assert answer.report["linked_tokens"] == 0 and error(answer, two.stock) <= TOLERANCE
+    assert two.ask("query-12%", margin=0).report["linked_tokens"] > 0
 
 
 def test_patches_are_formed_on_each_rank(two: Split) -> None:
