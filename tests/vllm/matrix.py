@@ -1,7 +1,7 @@
 """Run the tests of the plugin in several ways of running vLLM: `python -m tests.vllm.matrix [--whole] [--at-once 2]`.
 
-Without `--whole` the first way runs all tests, and a choice in which each two of runner, scheduling and chunk meet runs
-those that are marked `cells`.
+Without `--whole` the first way runs all tests but slow ones, and a choice in which each two of runner, scheduling and
+chunk meet runs those that are marked `cells`.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=2, help="processes, of one thread each")
     parser.add_argument("--marked", default="cells", help="expression that chooses the tests of the other ways")
     options, more = parser.parse_known_args(given)
-    first = (Cell(), ["tests/vllm", *BESIDE, *more])
+    first = (Cell(), ["tests/vllm", *BESIDE, *([] if options.whole else ["-m", "not slow"]), *more])
     if options.whole:
         others = [(cell, ["tests/vllm", *more]) for cell in every() if cell != Cell()]
     else:

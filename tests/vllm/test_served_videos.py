@@ -141,6 +141,31 @@ def test_linked_clips_agree(videos: Videos, record_property: Any) -> None:
     assert error(ask(served, subject, shown, {"strategy": "full"}), videos.stock) <= TOLERANCE
 
 
+def test_a_kept_clip_is_not_encoded_again(videos: Videos, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, served, shown = videos.subject, videos.served, (videos.clips["first"], videos.clips["second"])
+    plain = ask(served, subject, shown, {"strategy": "full"})
+    served.settle()
+    runner = served.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    stock, calls = runner.model.embed_multimodal, list[int]()
+
+    def counted(**given: Any) -> Any:
+        calls.append(1)
+        return stock(**given)
+
+    monkeypatch.setattr(runner.model, "embed_multimodal", counted)
+    for strategy in ("full", "mpic-4"):
+        served.forget_prefixes()
+        served.llm.llm_engine.reset_encoder_cache()
+        answer = ask(served, subject, shown, {"strategy": strategy})
+        assert calls == [], strategy
+        if strategy == "full":
+            assert error(answer, plain.logits) <= TOLERANCE
+    served.forget_prefixes()
+    served.llm.llm_engine.reset_encoder_cache()
+    ask(served, subject, (replace(shown[0], rate=7.0),), {"strategy": "full", "capture": False})
+    assert calls, "one that is not known is encoded"
+
+
 def test_the_same_frames_at_another_pace_are_another_clip(videos: Videos) -> None:
     subject, served = videos.subject, videos.served
     quick = videos.clips["first"]
