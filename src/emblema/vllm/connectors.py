@@ -202,12 +202,12 @@ class EmblemaConnector(KVConnectorBase_V1):
             self.kv_worker.observe_step(work, seconds)
         self.kv_worker.begin_step(step)
         self._capture_runs.add(step.captures)
+        self._clock.begin()
         if step.readings and self._question_runs is None and self._make_readings is not None:
             self._question_runs = self._make_readings(model())
             self._rewriter.add_side(self._question_runs)
         if self._question_runs is not None:
             self._question_runs.begin_step(step, output.finished_req_ids)
-        self._clock.begin()
         rewritten = self._rewriter.rewrite(output, step)
         yield rewritten.output
         if rewritten.work.rows:

@@ -19,6 +19,8 @@ SURE = 0.9
 """Linking has to be expected to cost less than this share of what it saves."""
 FADING = 0.98
 """What a prompt still counts when the next one comes, in the share of rows that the prefix cache serves."""
+UNTRIED_RUN = 1.0
+"""What a run of a reading is taken to cost before any was measured: nothing but readings tells."""
 RUNS_PER_ROW = 0.6
 """Runs that chosen rows make, each: of 12 % of the rows some lie side by side, and short gaps are bridged."""
 UNSEEN_ROWS = 1024
@@ -56,6 +58,10 @@ class StepCosts:
 
     Args:
         shared: whether vLLM's prefix cache is on.
+
+    Attributes:
+        rates: what was fitted last.
+        knows_runs: whether runs of readings were among it.
     """
 
     def __init__(self, shared: bool) -> None:
@@ -64,6 +70,7 @@ class StepCosts:
         self._since_fit = 0
         self._hits, self._computed = float(UNSEEN_ROWS), float(UNSEEN_ROWS)
         self.rates = StepRates()
+        self.knows_runs = False
 
     def observe_step(self, work: StepWork, seconds: float) -> None:
         """Add the seconds that a step took."""
@@ -81,13 +88,13 @@ class StepCosts:
         self._computed = FADING * self._computed + rows - hit
 
     def row_costs(self, share: float) -> RowCosts:
-        """Return what a second pass costs beside the rows that it computes.
+        """Return what a second pass costs beside the rows that it computes; until that is measured, little.
 
         Args:
             share: of the taken rows that it computes again.
         """
-        rates = self.rates
-        return RowCosts(rates.load + 2 * rates.request, rates.taken + RUNS_PER_ROW * share * rates.run)
+        rates = self.rates if self.knows_runs else StepRates(run=UNTRIED_RUN)
+        return RowCosts(rates.load + rates.request, rates.taken + RUNS_PER_ROW * share * rates.run)
 
     @property
     def uses(self) -> float:
@@ -124,14 +131,23 @@ class StepCosts:
             # Too few steps had runs of readings to say what one costs; these say nothing of the rest.
             plain = features[:, -1] == 0
             features, seconds = features[plain, :-1], seconds[plain]
+            if len(features) < LEAST:
+                return
         # Slow moments of the machine say nothing about rows.
         pace = seconds / (1 + features[:, 1] + features[:, 4])
         kept = pace <= np.quantile(pace, 0.9)
         scaled = features[kept] / seconds[kept, None]
-        if np.linalg.matrix_rank(scaled) < scaled.shape[1]:
-            return
-        _, row, *others = np.linalg.lstsq(scaled, np.ones(len(scaled)), rcond=None)[0]
+        columns = np.arange(scaled.shape[1])
+        if np.linalg.matrix_rank(scaled) < len(columns):
+            # Where all loads have as many rows, a load's own cost is in that of its rows.
+            columns = np.delete(columns, 3)
+            if np.linalg.matrix_rank(scaled[:, columns]) < len(columns):
+                return
+        fitted = np.zeros(scaled.shape[1])
+        fitted[columns] = np.linalg.lstsq(scaled[:, columns], np.ones(len(scaled)), rcond=None)[0]
+        _, row, *others = fitted
         if row > 0:
             bounds = ((8.0, 1024.0), (8.0, 1024.0), (0.02, 2.0), (0.1, 64.0))
             clipped = [float(np.clip(cost / row, *each)) for cost, each in zip(others, bounds, strict=False)]
             self.rates = StepRates(*clipped, *astuple(self.rates)[len(clipped) :])
+            self.knows_runs |= len(clipped) == len(bounds)

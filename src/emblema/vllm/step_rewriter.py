@@ -117,7 +117,8 @@ class StepRewriter:
         taken = sum(stop - start for load in loads.values() for start, stop in load.taken)
         reading = sum(run.reading for run in side)
         requests = len(new) + len(virtual) - reading
-        work = StepWork(sum(rows.values()), requests, len(loads), taken, reading)
+        taken += sum(stop - start for order in step.readings for start, stop in order.taken)
+        work = StepWork(sum(rows.values()), requests, len(loads) + len(step.readings), taken, reading)
         return RewrittenStep(rewritten, work)
 
     def add_side(self, side: SideRows) -> None:
