@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from emblema import Engine
+from emblema.models.load import bundled_folder
 from emblema.session.requests import LinkRequest
 from emblema.store import Store
 from emblema.vllm import captures, readings
@@ -23,6 +24,7 @@ from tests.vllm.test_served_exact import TOLERANCE, error, reference
 CHUNK = 96
 """Tokens a step, so that a prompt of three pictures takes two."""
 PATIENCE = 60.0
+SERVER = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
 
 
 def split(workers: int) -> dict[str, Any]:
@@ -292,3 +294,28 @@ def test_more_workers_than_heads(bench: Any, subjects: Any, tmp_path_factory: py
         assert answer.report["linked_tokens"] > 0
         assert error(answer, four.wanted(strategy)) <= four.apart + TOLERANCE, strategy
     bench.close()
+
+
+@pytest.mark.slow
+def test_a_server_s_caches_hold_every_share(bench: Any, tmp_path: Path) -> None:
+    """A cache of two pictures: two chunks and their patches, of two workers each."""
+    from tests.serve.engines import served
+
+    bench.close()
+    pages = sorted((bundled_folder("reference").parent / "demo").glob("map-*.png"))[:2]
+    with served("vllm-serve", tmp_path, *SERVER) as running, running.http() as client:
+        form = {"purpose": "user_data"}
+        sent = [client.post("/v1/files", files={"file": (page.name, page.read_bytes())}, data=form) for page in pages]
+        shown = [{"type": "file", "file": {"file_id": answer.json()["id"]}} for answer in sent]
+        cache = client.post("/v1/caches", json={"content": [{"type": "text", "text": "Maps."}, *shown], "ttl": 600})
+        assert cache.status_code == 200, cache.text
+        with Store(running.store) as store:
+            chunks = store.tenant().ids()
+            whole = [id for id in chunks if set(shard_ids(id, 2)) <= set(chunks)]
+            assert store.disk is not None and len(whole) == 2 and len(chunks) == 4
+            kept = list(store.disk.entries())
+        assert cache.json()["bytes"] == sum(entry.bytes for entry in kept) and len(kept) in (4, 6, 8)
+        question = {"role": "user", "content": [*shown, {"type": "text", "text": "what colour?"}]}
+        body = {"model": "reference", "max_tokens": 2, "strategy": "blind", "messages": [question]}
+        told = client.post("/v1/chat/completions", json=body).json()["kv_transfer_params"]["emblema"]
+        assert told["linked_tokens"] == told["media_tokens"] > 0

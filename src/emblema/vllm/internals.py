@@ -300,6 +300,8 @@ def unfit_to_read(config: Any) -> str | None:
         return "whole forwards are replayed as graphs here, so that nothing tells what a question attends"
     if config.parallel_config.pipeline_parallel_size > 1:
         return "the model's layers are split over several workers here"
+    if steps_together(config):
+        return "engines step together here, and its rows would run in steps that the scheduler left empty"
     if config.parallel_config.use_ubatching:
         return "batches are split here"
     if config.ec_transfer_config is None:
