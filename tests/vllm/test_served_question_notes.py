@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.models.attention import QuestionAttention
+from emblema.vllm import internals
 from emblema.vllm.pages import LayerPages, Pages
 from emblema.vllm.question_notes import NotedQuestion, QuestionNotes, WatchedRun
 
@@ -151,3 +153,28 @@ def test_nothing_is_watched_any_more_once_closed(bench: Bench) -> None:
     bench.step([QUESTION], notes, [WatchedRun(BLOCKS, QUESTION, question)])
     assert question.readings is None
     assert all(layer.impl.calls == 1 and "forward" not in vars(layer.impl) for layer in bench.layers)
+
+
+def test_whole_forwards_in_graphs_and_other_servers_without_a_hook_are_refused() -> None:
+    from vllm.config import CUDAGraphMode
+
+    def config(**more: Any) -> Any:
+        given = {
+            "graphs": CUDAGraphMode.FULL_AND_PIECEWISE, "pipeline": 1, "split": False, "encodings": "ec", "mla": False,
+            "pages": "auto", **more,
+        }  # fmt: skip
+        return SimpleNamespace(
+            compilation_config=SimpleNamespace(cudagraph_mode=given["graphs"]),
+            parallel_config=SimpleNamespace(
+                pipeline_parallel_size=given["pipeline"], data_parallel_size=1, use_ubatching=given["split"]
+            ),
+            ec_transfer_config=given["encodings"],
+            model_config=SimpleNamespace(use_mla=given["mla"], dtype=torch.bfloat16, is_moe=False),
+            cache_config=SimpleNamespace(cache_dtype=given["pages"]),
+        )
+
+    assert internals.unfit_to_read(config()) is None
+    assert internals.unfit_to_read(config(graphs=CUDAGraphMode.PIECEWISE)) is None
+    assert "replayed" in (internals.unfit_to_read(config(graphs=CUDAGraphMode.FULL)) or "")
+    for more in ({"pipeline": 2}, {"split": True}, {"encodings": None}, {"mla": True}, {"pages": "fp8"}):
+        assert internals.unfit_to_read(config(**more)) is not None, more
