@@ -37,8 +37,11 @@ class Draw:
     pages: int
 
     @classmethod
-    def of(cls, drawn: random.Random) -> "Draw":
-        return cls(drawn.choice((8, 24, 40, 64, 96, 160, 512)), drawn.choice((10, 10, 12, 16, 40)))
+    def of(cls, drawn: random.Random, number: int) -> "Draw":
+        """Return the bounds of one server of several; every other one has to preempt requests."""
+        if number % 2:
+            return cls(drawn.choice((8, 24, 40, 64, 96, 160, 512)), drawn.choice((10, 12, 16, 40)))
+        return cls(drawn.choice((160, 512)), 10)
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ def test_any_steps_give_each_request_what_it_gets_alone(
         alone = AloneAnswers(engine, given)
         worst = {"plain": 0.0, "linked": 0.0}
         while done < steps:
-            draw, store = Draw.of(drawn), tmp_path / f"store {done}"
+            draw, store = Draw.of(drawn, done // STEPS_EACH), tmp_path / f"store {done}"
             print(draw)
             served = bench.serve(
                 subject.folder, store if stored else None, subject.vocabulary, max_num_seqs=SEATS,
@@ -83,6 +83,8 @@ def test_any_steps_give_each_request_what_it_gets_alone(
     print(told, worst)
     record_property(f"{cell} seed {seed} {'plugin' if stored else 'stock'}", str(told | worst))
     assert told["requests"] > steps / 20
+    assert steps < 1000 or all(told[name] for name in ("aborts", "preempted")), told
+    assert steps < 1000 or not stored or (told["linked"] and told["losses"]), told
 
 
 def page_bytes() -> int:
