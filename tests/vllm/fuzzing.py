@@ -188,15 +188,21 @@ class AloneAnswers:
             self._made[key] = torch.log_softmax(found, -1)
         return self._made[key]
 
-    def error(self, asked: Asked, taken: tuple[tuple[int, int], ...]) -> float:
-        """Return how far an answer is from this at its first, second and last token."""
+    def error(self, asked: Asked, taken: Sequence[tuple[tuple[int, int], ...]]) -> float:
+        """Return how far an answer is from this at its first, second and last token.
+
+        Args:
+            asked: the request.
+            taken: the rows that were taken for it; several where it was preempted, as its tokens may come of any.
+        """
         last = min(asked.tokens, LONGEST - self.rows[asked.prompt]) - 1
         assert len(asked.logits) == last + 1
         places = sorted({0, min(1, last), last})
-        return max(
-            float((asked.logits[place] - self.logits(asked.prompt, taken, asked.written[:place])).abs().max())
-            for place in places
-        )
+        return max(min(self._error(asked, place, rows) for rows in taken) for place in places)
+
+    def _error(self, asked: Asked, place: int, taken: tuple[tuple[int, int], ...]) -> float:
+        wanted = self.logits(asked.prompt, taken, asked.written[:place])
+        return float((asked.logits[place] - wanted).abs().max())
 
 
 def prompts(subject: Subject) -> list[Given]:

@@ -32,16 +32,23 @@ class RequestRows:
             of taking it is taken by the next one.
         scheduled: the rows of each of its steps.
         count: rows computed, each time counted.
+        earlier: what `computed` was each time when the request was preempted.
     """
 
     computed: dict[int, bool] = field(default_factory=dict)
     scheduled: list[Rows] = field(default_factory=list)
     count: int = 0
+    earlier: list[dict[int, bool]] = field(default_factory=list)
 
-    def taken(self, rows: int) -> tuple[Rows, ...]:
+    def taken_each(self, rows: int) -> list[tuple[Rows, ...]]:
+        """Return `taken` at last, and each time when the request was preempted."""
+        return [self.taken(rows, computed) for computed in (self.computed, *self.earlier)]
+
+    def taken(self, rows: int, computed: dict[int, bool] | None = None) -> tuple[Rows, ...]:
         """Return the runs of the first `rows` rows that were scheduled and not computed."""
         runs: list[tuple[int, int]] = []
-        for row in sorted(row for row, was in self.computed.items() if row < rows and not was):
+        known = self.computed if computed is None else computed
+        for row in sorted(row for row, was in known.items() if row < rows and not was):
             if runs and runs[-1][1] == row:
                 runs[-1] = (runs[-1][0], row + 1)
             else:
@@ -91,7 +98,10 @@ class RowMeter:
 
     def _ask(self, output: Any) -> None:
         self._scheduled = output.total_num_scheduled_tokens
-        self.preempted += len(output.preempted_req_ids or ())
+        for name in output.preempted_req_ids or ():
+            self.preempted += 1
+            known = self.requests.setdefault(name, RequestRows())
+            known.earlier.append(dict(known.computed))
         message = output.kv_connector_metadata
         self._loads = message.step.loads if isinstance(message, StepMessage) else ()
         for name, start, stop in ranges(output):
