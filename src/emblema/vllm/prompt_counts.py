@@ -1,5 +1,6 @@
 """What is told of prompts and of the store while a server runs: from the scheduler and the worker to its metrics."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -7,11 +8,13 @@ from typing import Any, get_args
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from emblema.errors import StoreError
 from emblema.link.plan import RowSource
 from emblema.store import Store
 from emblema.store.statistics import CounterName
 from emblema.vllm.request_plan import RequestPlan
 
+_log = logging.getLogger(__name__)
 COUNTERS = {
     "linked_tokens": "Rows of media taken from the store in place of computing them.",
     "linked_bytes": "Bytes of KV written into pages for them.",
@@ -28,6 +31,8 @@ LABELLED = {
 BYTES = "store_bytes"
 _LOOKING_SHARE = 0.01
 """Share of the time in which a store is looked at."""
+AWAY_SECONDS = 10.0
+"""How long a store that could not be looked at is left alone."""
 TIERS = ("device", "host", "disk")
 _LANES = 64
 
@@ -82,7 +87,13 @@ class StoreMeter:
         began = time.monotonic()
         if began < self._next:
             return {}
-        statistics = self._store.statistics
+        try:
+            statistics = self._store.statistics
+        except StoreError as error:
+            # The engine's own thread asks: a folder that is away may not end the server.
+            _log.warning("emblema: the store cannot be counted: %s", error)
+            self._next = began + AWAY_SECONDS
+            return {}
         done = {event: getattr(statistics, event) for event in self._told}
         told = {f"store_events {event}": count - self._told[event] for event, count in done.items()}
         self._told = done

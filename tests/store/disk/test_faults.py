@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,6 +27,7 @@ from tests.store.disk.records import (
     id_of,
     piece_files,
     piece_path,
+    put,
     record,
     temporary_files,
 )
@@ -518,3 +520,35 @@ def test_another_tier_on_the_folder_makes_the_index_again(tmp_path: Path) -> Non
     for tier in (first, second):
         _intact(tier, tmp_path, ["before", "second", "first"])
         tier.close()
+
+
+def test_a_reader_waits_for_an_index_that_another_thread_makes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = DiskTier(tmp_path, 10**6)
+    put(tier, "a")
+    files, answers = tier.files, list[int]()
+    attach, closed, read = files._attach, threading.Event(), threading.Event()
+
+    def slowly(*given: Any) -> Any:
+        # The old index is closed, and the new one is not there yet.
+        closed.set()
+        read.wait(10)
+        return attach(*given)
+
+    def ask(index: Any) -> Any:
+        if not closed.is_set():
+            # This thread has the index; now its file vanishes, and another thread notices.
+            for path in tmp_path.glob("index*"):
+                path.unlink()
+            other.start()
+            assert closed.wait(10)
+            threading.Timer(0.2, read.set).start()
+        return index.totals()
+
+    monkeypatch.setattr(files, "_attach", slowly)
+    other = threading.Thread(target=lambda: answers.append(tier.bytes))
+    _, found = files.read(ask)
+    other.join(10)
+    assert answers == [found] and found > 1000
+    tier.close()

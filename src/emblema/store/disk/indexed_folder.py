@@ -73,8 +73,10 @@ class IndexedFolder:
             try:
                 return ask(index)
             except sqlite3.Error as error:
-                # Another thread may have closed it to rebuild it.
-                if self._index is index or last:
+                # Another thread may have closed it to rebuild it; it has the lock until another index is there.
+                with self._lock:
+                    replaced = self._index is not index
+                if last or not replaced:
                     self._repair(index, error, last)
         raise AssertionError("unreachable")
 
