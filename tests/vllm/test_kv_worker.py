@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from emblema.kv.layout import LayerRows
+from emblema.link.plan import LinkPlan
 from emblema.store import Store
 from emblema.store.store import TenantStore
 from emblema.vllm import kv_worker
@@ -17,7 +18,7 @@ from emblema.vllm.host_copies import HostCopier
 from emblema.vllm.kv_worker import KVWorker, WaitingRows
 from emblema.vllm.request_plan import ChunkStubs, build_prompt
 from emblema.vllm.shards import ShardStore
-from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, StepMetadata
+from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StagingOrder, StepMetadata
 from tests.link.pieces import LAYOUTS
 from tests.vllm.devices import Device
 from tests.vllm.requests import SPEC, TOKENS, put, request
@@ -250,3 +251,24 @@ def test_rows_of_a_device_are_kept_as_the_models_stream_makes_them() -> None:
         assert patch is not None and all(bool(layer.keys.left.isfinite().all()) for layer in patch.layers if layer)
     finally:
         worker.close()
+
+
+def test_a_worker_whose_weights_changed_takes_and_keeps_nothing(worker: KVWorker, pages: FakePages) -> None:
+    ((_, chunk),) = build_prompt(request("a"), ChunkStubs(SPEC)).chunk_segments
+    plan = LinkPlan("blind", 303, len(LAYOUTS), ())
+    first, second = (
+        StagingOrder(number, str(number), b"", build_prompt(request("a"), ChunkStubs(SPEC)), plan) for number in (1, 2)
+    )
+    worker.begin_step(StepMetadata(stagings=(first,), computes=False))
+    worker.stager.wait(30)
+    assert worker.take_report().staged == {1: 1} and worker.stager.get("1") is not None
+    worker.stop("its weights were changed")
+    assert worker.stager.get("1") is None and not worker.write(
+        [RowLoad("1", ((2, 302),), ((0, 2), (302, 303)), 0)], {"1": (0,)}
+    )
+    worker.begin_step(StepMetadata(stagings=(second,)))
+    worker.save(StepMetadata(patches=(patches("a", "b"),)), [capture("a")])
+    report = worker.take_report()
+    assert (report.unstaged, report.captured, report.failed, report.staged) == ({2}, {chunk.id: 1}, {"1"}, {})
+    worker.drain()
+    assert pages.bytes == 0 and not worker.store.whole.tenant().ids()

@@ -197,6 +197,16 @@ def test_captures_take_what_room_a_step_has() -> None:
     assert encoded == [[0], [0]] and freed == ["p", "q"], "each is encoded once, and forgotten when it is finished"
 
 
+def test_captures_that_are_given_up_leave_nothing() -> None:
+    captures = CaptureRuns()
+    captures.add([capture("p", 20), capture("q", 6)])
+    assert [run.rows for run in captures.runs(12, 3, ())] == [12]
+    assert [each.identifier for each in captures.drop()] == ["p", "q"] and captures.drop() == []
+    assert captures.runs(12, 3, ()) == []
+    captures.add([capture("q", 6)])
+    assert [(run.data.num_computed_tokens, run.rows) for run in captures.runs(12, 3, ())] == [(0, 6)]
+
+
 @given(st.data())
 def test_every_row_of_a_step_is_written_or_computed_once(data: st.DataObject) -> None:
     """Whatever is taken of a request, in whatever steps, and however many requests there are."""

@@ -274,6 +274,39 @@ def test_rows_that_cannot_be_written_are_computed(served, subject, engine, monke
     assert again.report["linked_tokens"] > 0 and error(again, wanted(engine, given, "blind")) <= TOLERANCE
 
 
+def test_a_capture_goes_on_where_the_encoder_cache_is_emptied_meanwhile(bench, subject, tmp_path) -> None:
+    served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, max_num_batched_tokens=24)
+    given = subject.prompt(1, seed=46)
+    served.ask(given.token_ids, given.pictures)
+    core, captures = served.llm.llm_engine.engine_core.engine_core, served.captures
+    while not captures.running:
+        core.step_fn()
+    served.llm.llm_engine.reset_encoder_cache()
+    served.settle()
+    assert not captures.running and served.scheduler.kv_cache_manager.usage == 0 and len(served.store.tenant()) == 1
+
+
+def test_nothing_is_taken_once_the_weights_have_changed(served, subject, engine) -> None:
+    given, other = subject.prompt(2, seed=43), subject.prompt(2, seed=44)
+    learn(served, given)
+    worker = served.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    worker.sleep()
+    served.ask(other.token_ids, other.pictures, {"strategy": "blind"})
+    served.settle()
+    assert len(served.store.tenant()) == 2, "a worker that sleeps captures nothing"
+    worker.wake_up()
+    assert served.ask(given.token_ids, given.pictures, {"strategy": "blind"}).report["linked_tokens"] > 0
+    worker.reload_weights()
+    served.llm.llm_engine.reset_encoder_cache()
+    served.forget_prefixes()
+    answer = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
+    assert answer.report["linked_tokens"] == 0 and error(answer, wanted(engine, given, "full")) <= TOLERANCE
+    new = subject.prompt(1, seed=45)
+    served.ask(new.token_ids, new.pictures)
+    served.settle()
+    assert len(served.store.tenant()) == 2 and served.scheduler.kv_cache_manager.usage == 0
+
+
 def test_tenants_do_not_meet(served, subject, engine) -> None:
     given = subject.prompt(2, seed=50)
     served.ask(given.token_ids, given.pictures, salt="one")

@@ -124,6 +124,7 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._rewriter: StepRewriter | None = None
         self._agree: Agree = list
         self._capture_runs = CaptureRuns()
+        self._asleep = False
         self._question_runs: QuestionRuns | None = None
         self._make_readings: Callable[[Any], QuestionRuns] | None = None
         self._clock: StepClock | None = None
@@ -201,7 +202,10 @@ class EmblemaConnector(KVConnectorBase_V1):
         for work, seconds in self._clock.take():
             self.kv_worker.observe_step(work, seconds)
         self.kv_worker.begin_step(step)
-        self._capture_runs.add(step.captures)
+        if self._asleep or self.kv_worker.stopped:
+            self.kv_worker.give_up([*self._capture_runs.drop(), *step.captures])
+        else:
+            self._capture_runs.add(step.captures)
         self._clock.begin()
         if step.readings and self._question_runs is None and self._make_readings is not None:
             self._question_runs = self._make_readings(model())
@@ -212,6 +216,17 @@ class EmblemaConnector(KVConnectorBase_V1):
         yield rewritten.output
         if rewritten.work.rows:
             self._clock.end(rewritten.work)
+
+    def give_up_captures(self, asleep: bool) -> None:
+        """Prefill nothing alone while the worker sleeps; what is under way is given up."""
+        self._asleep = asleep
+        if self.kv_worker is not None:
+            self.kv_worker.give_up(self._capture_runs.drop())
+
+    def forget_encodings(self) -> None:
+        """Forget what the runner's encoder cache had, as it was emptied."""
+        if self._rewriter is not None:
+            self._rewriter.forget_encodings()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Return at once: rows are written when the step is rewritten."""

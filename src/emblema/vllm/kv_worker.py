@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -130,6 +130,9 @@ class KVWorker:
         pages: makes the pages; called when they are first needed, as the model's layers are ready only then.
         agree: see `Agree`.
         copier: brings rows to the host; by default the one of the model's device.
+
+    Attributes:
+        stopped: whether nothing is taken or kept any more.
     """
 
     def __init__(
@@ -146,6 +149,7 @@ class KVWorker:
         self._spec, self._block_size = spec, block_size
         self._make_pages, self._encoder_output = pages, encoder_output
         self._pages: Pages | None = None
+        self.stopped = False
         self._agree = agree
         # Patches are formed in host memory, beside the model.
         self._host_spec, self._copier = spec.on(torch.device("cpu")), copier or HostCopier.of(spec.device)
@@ -176,9 +180,23 @@ class KVWorker:
         self._note(step)
         for request_id in step.dropped:
             self.stager.drop(request_id)
+        if self.stopped:
+            self._report.unstaged.update(order.number for order in step.stagings)
+            return
         self.stager.stage(step.stagings)
         if not step.computes and step.stagings:
             self.stager.wait(STAGING_SECONDS)
+
+    def stop(self, reason: str) -> None:
+        """Take and keep nothing from now on; what was read before is still stored."""
+        if not self.stopped:
+            _log.warning("emblema: nothing is linked or kept from here on: %s", reason)
+        self.stopped = True
+        self.stager.drop_all()
+
+    def give_up(self, captures: Iterable[ChunkCapture]) -> None:
+        """Report chunks as done with whose rows are not made."""
+        self._report.captured.update({capture.chunk.id: 1 for capture in captures})
 
     @torch.inference_mode()
     def write(self, loads: Sequence[RowLoad], blocks: Mapping[str, Sequence[int]]) -> bool:
@@ -231,7 +249,8 @@ class KVWorker:
         report, self._report = self._report, WorkerReport()
         staged, unstaged = self.stager.take_reports()
         report.staged = dict.fromkeys(staged, 1)
-        report.unstaged, report.lost = set(unstaged), set(self.stager.take_lost())
+        report.unstaged |= set(unstaged)
+        report.lost = set(self.stager.take_lost())
         return report
 
     def _note(self, step: StepMetadata) -> None:
@@ -253,7 +272,9 @@ class KVWorker:
             captured: chunks whose rows are all in their pages since.
         """
         # Whatever comes of them, their pages are not needed any more.
-        self._report.captured.update({capture.chunk.id: 1 for capture in captured})
+        self.give_up(captured)
+        if self.stopped:
+            return
         try:
             self._save(step, captured)
         except Exception as error:

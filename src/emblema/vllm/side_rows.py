@@ -75,6 +75,13 @@ class CaptureRuns:
         """Take chunks that are to be prefilled."""
         self._waiting.extend(captures)
 
+    def drop(self) -> list[ChunkCapture]:
+        """Forget all chunks that are not finished, and return them."""
+        dropped = list(self._waiting)
+        self._waiting.clear()
+        self._row = 0
+        return dropped
+
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> list[SideRun]:
         made: list[SideRun] = []
         given: set[str] = set()

@@ -95,6 +95,13 @@ class RowStager:
         if done is not None:
             done.end()
 
+    def drop_all(self) -> None:
+        """Let go of all requests' rows."""
+        with self._changed:
+            wanted = [*self._wanted]
+        for request_id in wanted:
+            self.drop(request_id)
+
     def get(self, request_id: str) -> StagedRows | None:
         """Return what is staged for a request; None where nothing is."""
         with self._changed:
@@ -122,8 +129,7 @@ class RowStager:
         """End the thread, and let go of everything."""
         self._orders.put(None)
         self._thread.join()
-        for request_id in list(self._done):
-            self.drop(request_id)
+        self.drop_all()
 
     # the thread
 

@@ -80,6 +80,10 @@ NAMES = (
     ),
     _names("vllm.v1.worker.worker_base", "WorkerBase", "execute_model sample_tokens", private=False),
     _names(
+        "vllm.v1.worker.gpu_worker", "Worker",
+        "start_weight_update reload_weights reset_weights sleep wake_up reset_encoder_cache", private=False,
+    ),
+    _names(
         "vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorBase_V1",
         "register_kv_caches wait_for_save build_connector_worker_meta build_connector_meta update_connector_output "
         "get_num_new_matched_tokens update_state_after_alloc get_transfer_results on_new_request request_finished "

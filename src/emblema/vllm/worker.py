@@ -14,12 +14,14 @@ else:
 
 
 class EmblemaWorker(Worker):
-    """Has each step rewritten before the model's runner sees it; see `step_rewriter`."""
+    """Has each step rewritten before the model's runner sees it; see `step_rewriter`.
+
+    Rows are of the weights that the server was started with: once these change, nothing is taken or kept any more.
+    """
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
-        message = scheduler_output.kv_connector_metadata
-        if not isinstance(connector, EmblemaConnector) or not isinstance(message, StepMessage):
+        connector, message = _connector(), scheduler_output.kv_connector_metadata
+        if connector is None or not isinstance(message, StepMessage):
             return super().execute_model(scheduler_output)
         with connector.rewrites(scheduler_output, message.step, self.get_model) as rewritten:
             result = super().execute_model(rewritten)
@@ -28,3 +30,44 @@ class EmblemaWorker(Worker):
             # Nobody asks for the tokens of a step that the scheduler left empty.
             return self.sample_tokens(None)
         return result
+
+    def start_weight_update(self) -> None:
+        self._stop_linking()
+        super().start_weight_update()
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        self._stop_linking()
+        super().reload_weights(*args, **kwargs)
+
+    def reset_weights(self) -> None:
+        self._stop_linking()
+        super().reset_weights()
+
+    def sleep(self, level: int = 1) -> None:
+        connector = _connector()
+        if connector is not None:
+            # The pages are given back to the device.
+            connector.give_up_captures(asleep=True)
+        super().sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        super().wake_up(tags)
+        connector = _connector()
+        if connector is not None:
+            connector.give_up_captures(asleep=False)
+
+    def reset_encoder_cache(self) -> None:
+        super().reset_encoder_cache()
+        connector = _connector()
+        if connector is not None:
+            connector.forget_encodings()
+
+    def _stop_linking(self) -> None:
+        connector = _connector()
+        if connector is not None and connector.kv_worker is not None:
+            connector.kv_worker.stop("the model's weights were changed")
+
+
+def _connector() -> EmblemaConnector | None:
+    connector = get_kv_transfer_group() if has_kv_transfer_group() else None
+    return connector if isinstance(connector, EmblemaConnector) else None
