@@ -1,7 +1,7 @@
 """Run the tests of the plugin in several ways of running vLLM: `python -m tests.vllm.matrix [--whole] [--at-once 2]`.
 
-Without `--whole` the first way runs all tests but slow ones, and a choice in which each two of runner, scheduling and
-chunk meet runs those that are marked `cells`.
+Without `--whole` the first way runs all tests of this folder but slow ones, and a choice in which each two of runner,
+scheduling and chunk meet runs those that are marked `cells`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tests.vllm.cells import CHUNKS, RUNNERS, SCHEDULINGS, Cell
 
 ROOT = Path(__file__).parents[2]
 BESIDE = ("tests/serve/test_clients.py", "tests/serve/test_timing.py")
-"""Tests beside this folder that start a server of the plugin; in the first way alone."""
+"""Tests beside this folder that start a server of the plugin: all of them, slow ones too; in the first way alone."""
 PAIRS = (Cell("v2", "async", None), Cell("v1", "async", 64), Cell("v2", "sync", 64), Cell("v1", "async", 96),
          Cell("v2", "sync", 96))  # fmt: skip
 """With `Cell()` each runner meets each scheduling and chunk, and each scheduling each chunk."""
@@ -58,12 +58,13 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=2, help="processes, of one thread each")
     parser.add_argument("--marked", default="cells", help="expression that chooses the tests of the other ways")
     options, more = parser.parse_known_args(given)
-    first = (Cell(), ["tests/vllm", *BESIDE, *([] if options.whole else ["-m", "not slow"]), *more])
+    first = (Cell(), ["tests/vllm", *([] if options.whole else ["-m", "not slow"]), *more])
+    beside = (Cell(), [*BESIDE, *more])
     if options.whole:
         others = [(cell, ["tests/vllm", *more]) for cell in every() if cell != Cell()]
     else:
         others = [(cell, ["tests/vllm", "-m", options.marked, *more]) for cell in PAIRS]
-    found = failed([first, *others], options.at_once)
+    found = failed([first, beside, *others], options.at_once)
     print("== all passed" if not found else f"== failed: {', '.join(map(str, found))}")
     return bool(found)
 

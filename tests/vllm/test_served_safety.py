@@ -193,6 +193,13 @@ def test_chunks_that_have_the_pages_of_a_request_are_finished_first(bench, subje
 
 
 @pytest.mark.cells
+def test_a_request_may_decline_to_be_kept(served, subject) -> None:
+    given = subject.prompt(2, seed=81)
+    served.ask(given.token_ids, given.pictures, {"strategy": "auto", "capture": False})
+    served.settle()
+    assert not served.store.tenant().ids() and not served.captures.waiting
+
+
 def test_an_abort_between_two_loads(bench, subject, engine, tmp_path) -> None:
     served = bench.serve(subject.folder, tmp_path / "store", subject.vocabulary, max_num_batched_tokens=24)
     given = subject.prompt(6, seed=30)

@@ -56,7 +56,7 @@ class ShardLease:
 
 
 class ShardStore:
-    """A store as one rank uses it. It belongs to whoever closes it.
+    """A store as one rank uses it. Closing it closes the store.
 
     Args:
         store: the store, on a folder that all ranks share.
