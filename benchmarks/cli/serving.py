@@ -103,6 +103,9 @@ def vllm(
     saturation: Annotated[
         int, typer.Option(min=0, help="Rounds at saturation, beside vLLM without the plugin; 0 leaves them out.")
     ] = 5,
+    readings: Annotated[
+        int, typer.Option(min=0, help="Rounds of first tokens of prompts that are read; 0 leaves them out.")
+    ] = 5,
     out: Annotated[Path | None, typer.Option(help="Folder for figures, page and picture.", show_default=False)] = None,
     seed: Seed = 0,
     plain: Plain = False,
@@ -123,7 +126,9 @@ def vllm(
         raise EmblemaError(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}")
     try:
         sent = rates_of(rates)
-        wanted = VllmOptions(questions, rounds, shape, pictures, dtype, clients, talks, sent, saturation, seed)
+        wanted = VllmOptions(
+            questions, rounds, shape, pictures, dtype, clients, talks, sent, saturation, readings, seed
+        )
     except ValueError as error:
         raise EmblemaError(f"--rates {rates}: {error}") from error
     folder = None if out is None else output_folder(out, "--out")

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.vllm.load import PICTURES, TURNS, Conversations, first_turns, of_noise, of_pages
+from benchmarks.vllm.readings import PARTS, PartMeter
 from benchmarks.vllm.report import write_report
 from benchmarks.vllm.run import rates_of
 from benchmarks.vllm.saturation import TRAFFIC, processor_seconds, rounds_of
@@ -61,8 +62,15 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
          "prefix_tokens": 5, "background": 0.5}
         for arm, rate, rows in (("vllm", 20.0, 0), ("full", 20.0, 100), ("auto", 19.0, 100))
     ]  # fmt: skip
+    readings = [
+        {"pictures": 8, "strategy": name, "median": median, "least": median, "most": 2 * median,
+         "processor": median, "prompt_tokens": 2096, "linked_tokens": 0, "rows": rows, "requests": 2.0, "steps": 3.0,
+         "margin": margin, "parts": dict.fromkeys(PARTS, 0.004)}
+        for name, median, rows, margin in (("full", 2.0, 2096.0, None), ("query-12%", 0.5, 299.6, 0.75))
+    ]  # fmt: skip
     found = {
         "saturation": saturation,
+        "readings": {"reference": readings},
         "device": "CPU, 1 threads",
         "load": [0.5, 1.25],
         "settings": {"talks": 1},
@@ -77,6 +85,7 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
     assert all(Image.open(path).size[0] > 500 for path in pictures)
     assert "| blind | 0.250 | 0.125 | 1,032 |" in text and "| at once | blind | 1.000 |" in text
     assert "| talks | auto | 19.0 [10.0, 30.0] | 1.000 [0.950, 1.000] | 30.0 |" in text
+    assert "| 8 | query-12% | 0.500 [0.500, 1.000] | 0.250 | 0.500 | 0.250 | 2,096 | 300 | 2 | 3.000 | 0.750 |" in text
     assert "load average 0.5 before and 1.2 after" in text and "python -m benchmarks vllm --out docs/results" in text
     assert "Conversations over ten pictures: answers" not in text
 
@@ -103,3 +112,26 @@ def test_processor_seconds_are_those_of_a_server_and_its_children() -> None:
             assert processor_seconds(54321) >= 0.1 and processor_seconds(54322) == 0
         finally:
             process.kill()
+
+
+def test_parts_are_timed_without_those_inside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    class Worker:
+        def outer(self) -> None:
+            now[0] += 1
+            self.inner()
+            now[0] += 2
+
+        def inner(self) -> None:
+            now[0] += 5
+
+    monkeypatch.setattr(time, "thread_time", lambda: now[0])
+    meter, worker = PartMeter(), Worker()
+    meter.timing(worker, "outer", "outer")
+    meter.timing(worker, "inner", "inner")
+    worker.outer()
+    worker.inner()
+    assert meter.seconds == {"outer": 3, "inner": 10}
+    meter.clear()
+    assert not meter.seconds

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.intervals import Interval
 from benchmarks.report import ModelTables, write_page
 from benchmarks.table import Cell, Plot, Table
+from benchmarks.vllm.readings import PARTS, PLAIN
 from emblema.eval.metrics import Share
 
 LOAD_COLUMNS = (
@@ -60,6 +61,8 @@ def vllm_tables(found: Mapping[str, Any]) -> Iterator[Table]:
         yield Table("answers", title, note, LOAD_COLUMNS, _load_rows(rows))
     if "saturation" in found:
         yield _saturation(found["saturation"])
+    for number, (name, rows) in enumerate(found.get("readings", {}).items()):
+        yield _readings(f"readings-{number}", name, rows)
 
 
 def _saturation(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -91,6 +94,38 @@ def _saturation(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     )
     return Table("saturation", "Throughput at saturation", note, columns, cells)
+
+
+def _readings(anchor: str, name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    plain = {row["pictures"]: row for row in rows if row["strategy"] == PLAIN}
+    note = (
+        "One engine, no HTTP; every picture is known, no combination comes again, and any margin stands. Seconds to "
+        "the first token are medians with the least and the most; `processor` is what the process used. The parts are "
+        "the engine thread's: the engine with the pictures' preparation, the plugin, the runner, the model and its "
+        "attention. Rows, requests in batches with virtual ones, and steps are means."
+    )
+    columns = (
+        "pictures", "strategy", "seconds", "of plain", "processor s", "of plain's", "rows of", "rows", "requests",
+        "steps", "margin", *(f"{part} ms" for part in PARTS),
+    )  # fmt: skip
+    cells: tuple[tuple[Cell, ...], ...] = tuple(
+        (
+            row["pictures"],
+            row["strategy"],
+            Interval(row["median"], row["least"], row["most"]),
+            row["median"] / plain[row["pictures"]]["median"],
+            row["processor"],
+            row["processor"] / plain[row["pictures"]]["processor"],
+            row["prompt_tokens"],
+            round(row["rows"]),
+            round(row["requests"]),
+            row["steps"],
+            row["margin"],
+            *(1e3 * row["parts"][part] for part in PARTS),
+        )
+        for row in rows
+    )
+    return Table(anchor, f"Prompts that are read: {name}", note, columns, cells)
 
 
 def _spread(values: Sequence[float]) -> Interval:

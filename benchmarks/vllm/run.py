@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.vllm.client import Client
 from benchmarks.vllm.load import Conversations, LoadResult, load, of_noise, of_pages
 from benchmarks.vllm.measure import agreement, first_tokens, many_clients
+from benchmarks.vllm.readings import PLAIN, engine_options, time_readings
 from benchmarks.vllm.saturation import AUTO, IDLE, TRAFFIC, WITHOUT, rounds_of, saturate
 from benchmarks.vllm.server import random_model
 from emblema.models.load import bundled_folder
@@ -38,6 +39,7 @@ class VllmOptions:
         talks: conversations over ten pictures.
         rates: turns a second of them; None for all at once.
         saturation: rounds of requests that are sent at once, `clients` each, beside a server without the plugin.
+        readings: rounds of first tokens of prompts that are read, on `reference` and the random model.
         seed: of everything drawn.
     """
 
@@ -50,6 +52,7 @@ class VllmOptions:
     talks: int = 4
     rates: tuple[float | None, ...] = (0.5, None)
     saturation: int = 5
+    readings: int = 5
     seed: int = 0
 
 
@@ -84,6 +87,8 @@ class VllmBench:
             found |= self._talks()
         if options.saturation:
             found |= self._saturation()
+        if options.readings:
+            found |= self._readings()
         return found
 
     @contextmanager
@@ -151,6 +156,25 @@ class VllmBench:
                 for result in saturate(clients, kind, rounds, ANSWER, self.say)
             ]
         return {"saturation": found}
+
+    def _readings(self) -> dict[str, Any]:
+        options = self.options
+        timed, parameters = self._timed()
+        models = {"reference": bundled_folder("reference"), f"random, {parameters / 1e6:.0f} M": timed}
+        found: dict[str, Any] = {}
+        for name, folder in models.items():
+            engine = engine_options(options.dtype if folder == timed else "float32", folder == timed)
+            store = self.folder / f"readings-{len(found)}"
+            results = time_readings(folder, engine, options.readings, store, options.seed)
+            plain = {result.pictures: result.median for result in results if result.strategy == PLAIN}
+            for result in results:
+                self.say(
+                    f"{name}, {result.pictures} pictures, {result.strategy}: {result.median:.3f} s to the first token, "
+                    f"{result.median / plain[result.pictures]:.3f} of plain, {result.rows:.0f} rows in "
+                    f"{result.requests:.0f} requests"
+                )
+            found[name] = [asdict(result) for result in results]
+        return {"readings": found}
 
     def _load(
         self, client: Client, tokenizer: Path, talks: Conversations, strategies: Sequence[str], tokens: int
