@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.cli.running import Command, both_ways
+from tests.cli.running import Command, both_ways, emblema
 from tests.cli.videos import write_cut_video, write_walk
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
@@ -42,6 +42,16 @@ def test_questions_given_a_strip_and_going_on(run: Command, walk: Path, tmp_path
     assert gone_on.returncode == 0, gone_on.stderr
     answer = json.loads(gone_on.stdout)["answers"][0]
     assert (answer["answer"], answer["frames"]) == (late["answer"], 48)
+
+
+def test_a_span_and_a_question_that_follows(walk: Path) -> None:
+    asked = ("--ask", "in which land was the moon ?", "--ask", "+ in which land are we now ?", "--between", "0:20-1:00")
+    done = emblema("stream", str(walk), *FEW, *asked, "--json")
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)["answers"]
+    assert (first["frames"], second["frames"]) == (21, 21)
+    assert all(20 <= moment["at"] <= 60 for answer in (first, second) for moment in answer["moments"])
+    assert second["question_tokens"] > 2 * first["question_tokens"]
 
 
 @both_ways

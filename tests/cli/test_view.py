@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from emblema.cli.view.command import WatchOptions, read_questions, watch
+from emblema.cli.view.command import WatchOptions, read_questions, read_span, watch
 from emblema.cli.view.session import ScheduledQuestion
 from emblema.cli.view.source import open_frames
 from emblema.cli.view.status import StreamAnswer, StreamStatus
@@ -37,6 +37,13 @@ def test_questions_with_their_times() -> None:
             read_questions([], [wrong])
     with pytest.raises(PromptError):
         read_questions([" "], [])
+
+
+def test_a_span_of_time() -> None:
+    assert [read_span(text) for text in (None, "1:30-2:00", " 5 - 7.5 ", "3-3")] == [None, (90, 120), (5, 7.5), (3, 3)]
+    for wrong in ("", "90", "2-1", "1:30-", "a-b", "-3-4", "1-2-3"):
+        with pytest.raises(PromptError, match="--between"):
+            read_span(wrong)
 
 
 def test_times_for_people() -> None:
@@ -88,7 +95,7 @@ def test_what_cannot_be_watched(tmp_path: Path) -> None:
 
 def options(clip: Path, **changes: object) -> WatchOptions:
     given: dict[str, object] = {
-        "video": str(clip), "ask": (), "ask_at": (), "model": "none", "fps": 1.0,
+        "video": str(clip), "ask": (), "ask_at": (), "between": None, "model": "none", "fps": 1.0,
         "side": 448, "method": "mosaic", "settings": {}, "strip": None, "store": None, "save": None, "resume": None,
         "most": 4, "as_json": False, "plain": True,
     }  # fmt: skip
@@ -103,6 +110,7 @@ def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> No
 
     for changes in (
         {"ask": ("",)},
+        {"between": "2:00-1:00"},
         {"settings": {"budget": 0}},
         {"settings": {"window": -1}},
         {"method": "nope"},

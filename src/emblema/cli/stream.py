@@ -19,6 +19,9 @@ def stream(
         list[str] | None,
         typer.Option(metavar="TIME:TEXT", help='A question at its time: 90:"…" or 1:30:"…". May come several times.'),
     ] = None,
+    between: Annotated[
+        str | None, typer.Option(metavar="TIME-TIME", help="Questions see only what came then: 1:30-2:00.")
+    ] = None,
     model: Annotated[
         str, typer.Option(help="reference-stream (the bundled model), a Hugging Face id, or a folder.")
     ] = "reference-stream",
@@ -42,7 +45,8 @@ def stream(
     """Watch a video: frames come in, clusters form, and questions are answered at any time.
 
     On a terminal questions are typed while it runs and after it; Ctrl-C, quit, or an empty line after the video ends.
-    With --ask or --ask-at those are answered and nothing is typed. A video that breaks off is asked about as far as it
+    With --ask or --ask-at those are answered and nothing is typed. A question that begins with + follows the answer
+    before it. A video that breaks off is asked about as far as it
     could be read, and the command leaves with 1.
     """
     from emblema.cli.screen import console, load_engine
@@ -53,6 +57,7 @@ def stream(
         video=video,
         ask=ask or (),
         ask_at=ask_at or (),
+        between=between,
         model=model,
         fps=fps,
         side=side,

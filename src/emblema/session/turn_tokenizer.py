@@ -90,6 +90,14 @@ class TurnTokenizer:
             raise PromptError("there is nothing to ask: give a question, or token ids")
         return ids
 
+    def next_turn(self, question: str | Sequence[int]) -> TokenIds:
+        """Return token ids from the end of an answer to the opening of the next, with a question between them."""
+        asked: tuple[Any, ...] = items_of(question)
+        if not self.templated:
+            return _joined(_ids(self._reader.plain(asked)))
+        turns = [ChatTurn("user", (ANCHOR,)), ChatTurn("assistant", (ANCHOR,)), ChatTurn("user", asked)]
+        return _joined(_ids(render([*self._system, *turns], self._reader.template))[4:])
+
     def turn(self, role: str, text: str) -> TokenIds:
         """Return token ids of another speaker's turn, between the user's own.
 

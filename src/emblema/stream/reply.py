@@ -46,6 +46,7 @@ class StreamReply:
         finish_reason: `stop` at an end token or stop string, `length` at the most that was allowed.
         usage: what it cost.
         moments: frames outside the recent window that were retrieved for it, in order.
+        conversation: tokens after the frames, those of the answer included: what a question `after` it follows.
     """
 
     text: str
@@ -53,6 +54,7 @@ class StreamReply:
     finish_reason: str
     usage: StreamUsage
     moments: tuple[Moment, ...] = field(default=(), repr=False)
+    conversation: tuple[int, ...] = field(default=(), repr=False)
 
 
 class StreamPiece(str):

@@ -31,7 +31,8 @@ from emblema.stream.recent import RecentWindow
 from emblema.stream.reply import Moment, StreamPiece, StreamReply, StreamUsage
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.state import StreamState, read_state, state_path, write_state
-from emblema.stream.turn import StreamTurn
+from emblema.stream.turn import QuestionTokens, StreamTurn
+from emblema.stream.visible import visible_range
 
 
 class Stream:
@@ -159,16 +160,38 @@ class Stream:
 
     @overload
     def ask(
-        self, text: Any, at: float | None = ..., window: int | None = ..., stream: Literal[False] = ..., **knobs: Any
+        self,
+        text: Any,
+        at: float | None = ...,
+        window: int | None = ...,
+        between: Sequence[float] | None = ...,
+        after: StreamReply | None = ...,
+        stream: Literal[False] = ...,
+        **knobs: Any,
     ) -> StreamReply: ...
 
     @overload
     def ask(
-        self, text: Any, at: float | None = ..., window: int | None = ..., *, stream: Literal[True], **knobs: Any
+        self,
+        text: Any,
+        at: float | None = ...,
+        window: int | None = ...,
+        between: Sequence[float] | None = ...,
+        after: StreamReply | None = ...,
+        *,
+        stream: Literal[True],
+        **knobs: Any,
     ) -> Iterator[StreamPiece]: ...
 
     def ask(
-        self, text: Any, at: float | None = None, window: int | None = None, stream: bool = False, **knobs: Any
+        self,
+        text: Any,
+        at: float | None = None,
+        window: int | None = None,
+        between: Sequence[float] | None = None,
+        after: StreamReply | None = None,
+        stream: bool = False,
+        **knobs: Any,
     ) -> StreamReply | Iterator[StreamPiece]:
         """Answer a question about what has been seen; question and answer do not become part of the stream.
 
@@ -176,23 +199,35 @@ class Stream:
             text: the question, or its token ids.
             at: ask about this moment, in seconds: what came later is not seen.
             window: see only so many frames before that.
+            between: seconds of two moments: see only what came from the first until the second.
+            after: a reply of this or another stream; the question follows it, and retrieval goes by the whole
+                conversation. Frames are seen as for any other question, those that came since included.
             stream: return the pieces as they are made; the last carries the reply.
             knobs: as `Engine.generate`: `max_new_tokens`, `temperature`, `top_p`, `stop`, `seed`.
 
         Raises:
-            StreamError: nothing had been seen by then, or the stream is closed.
+            StreamError: nothing had been seen by then, an argument is not right, or the stream is closed.
             PromptError: the question or a knob is not right, or there is no room for it in the model's context.
         """
         began = time.perf_counter()
-        sampling, visible = Sampling.of(**knobs), self._visible(at, window)
+        sampling, question = Sampling.of(**knobs), self._question(text, after)
+        visible = self._visible(at, window, between)
         before = self.counts
-        prefill = self._prefill(text, visible, sampling.max_new_tokens)
-        pieces = self._answer(sampling, *prefill, visible, before, began)
+        prefill = self._prefill(question, visible, sampling.max_new_tokens)
+        pieces = self._answer(sampling, question, *prefill, visible, before, began)
         return pieces if stream else [piece.reply for piece in pieces if piece.reply is not None][-1]
 
-    def prefill(self, text: Any, at: float | None = None, window: int | None = None) -> Tensor:
+    def prefill(
+        self,
+        text: Any,
+        at: float | None = None,
+        window: int | None = None,
+        between: Sequence[float] | None = None,
+        after: StreamReply | None = None,
+    ) -> Tensor:
         """Return the logits after the question, [vocab] float32; arguments and errors as `ask`."""
-        logits = self._prefill(text, self._visible(at, window), 0)[1].logits
+        question = self._question(text, after)
+        logits = self._prefill(question, self._visible(at, window, between), 0)[1].logits
         self.settle()
         return logits
 
@@ -349,26 +384,25 @@ class Stream:
         self.advance()
         return self._begun()
 
-    def _visible(self, at: float | None, window: int | None) -> VisibleRange:
+    def _visible(self, at: float | None, window: int | None, between: Sequence[float] | None) -> VisibleRange:
         self._refuse_others()
         self._queue.refuse_closed()
         self._encode(whole_blocks=False)
-        high = self.frames if at is None else self.log.count_until(at)
-        if high == 0:
-            when = "yet" if at is None else f"by {at:g} s"
-            raise StreamError(f"nothing had been seen {when}: push frames before the question")
-        if window is not None and (type(window) is not int or window < 1):
-            raise StreamError(f"window is {window!r}: it must be a whole number of frames, 1 or more")
-        low = 0 if window is None else max(0, high - window)
-        return VisibleRange(low, high, max(low, high - self.settings.window))
+        return visible_range(self.log, self.settings.window, at, window, between)
 
-    def _prefill(self, text: Any, visible: VisibleRange, most: int) -> tuple[MemoryRunner, DecodeStart]:
+    def _question(self, text: Any, after: StreamReply | None) -> QuestionTokens:
+        if after is not None and not isinstance(after, StreamReply):
+            raise StreamError(f"after is a {type(after).__name__}: give the reply that the question follows")
+        return self.turn.question(text, () if after is None else after.conversation)
+
+    def _prefill(self, question: QuestionTokens, visible: VisibleRange, most: int) -> tuple[MemoryRunner, DecodeStart]:
         recent, memory = self._begun()
-        return prefill_question(memory, recent, visible, self.turn.question(text), most)
+        return prefill_question(memory, recent, visible, question, most)
 
     def _answer(
         self,
         sampling: Sampling,
+        question: QuestionTokens,
         runner: MemoryRunner,
         start: DecodeStart,
         visible: VisibleRange,
@@ -385,13 +419,15 @@ class Stream:
             if usage is None:
                 seconds = time.perf_counter() - began
                 shares = sorted(self.memory.retrieved().items())
-                moments = tuple(Moment(frame, self.log.times[frame], share) for frame, share in shares)
+                seen = range(visible.low, visible.high)
+                moments = tuple(Moment(frame, self.log.times[frame], share) for frame, share in shares if frame in seen)
                 self.settle()
                 counts = {name: count - before.get(name, 0) for name, count in self.counts.items()}
                 usage = StreamUsage(self.method, visible.high - visible.low, len(moments), start.row, seconds, counts)
             if reason is not None:
                 usage = replace(usage, completion_tokens=len(text.made))
-                yield StreamPiece(piece, StreamReply(text.text, tuple(text.made), reason, usage, moments))
+                conversation = (*question.conversation, *(token for token in text.made if token not in ends))
+                yield StreamPiece(piece, StreamReply(text.text, tuple(text.made), reason, usage, moments, conversation))
                 return
             elif piece:
                 yield StreamPiece(piece)

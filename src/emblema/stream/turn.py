@@ -13,12 +13,16 @@ class QuestionTokens:
     """What comes after the frames.
 
     Attributes:
-        token_ids: end marker, question, end of the turn, opening of the answer.
-        asking: the tokens of the question itself, as a range of these; retrieval goes by them.
+        token_ids: end marker, question, end of the turn, opening of the answer; former questions and answers before
+            the question.
+        asking: the tokens of the question itself and of the conversation before it, as a range of these; retrieval
+            goes by them.
+        conversation: the tokens after the end marker.
     """
 
     token_ids: TokenIds
     asking: range
+    conversation: TokenIds
 
 
 class StreamTurn:
@@ -42,14 +46,20 @@ class StreamTurn:
         self._bare = self._tokenizer.closing(AFTER_CHUNK, "") if template else ()
         self.ending: TokenIds = (*after, *self._bare) or ANCHOR
 
-    def question(self, text: str | Sequence[int]) -> QuestionTokens:
+    def question(self, text: str | Sequence[int], former: TokenIds = ()) -> QuestionTokens:
         """Return the token ids after the frames for a question.
+
+        Args:
+            text: the question, or its token ids.
+            former: a conversation that it follows, up to its last answer.
 
         Raises:
             PromptError: there is nothing to ask.
         """
-        asked, bare, after = self._tokenizer.closing(AFTER_CHUNK, text), self._bare, self.markers[1]
+        asked, bare, marker = self._tokenizer.closing(AFTER_CHUNK, text), self._bare, self.markers[1]
+        if former:
+            asked = (*former, *self._tokenizer.next_turn(text))
         pairs = zip(asked[::-1], bare[::-1], strict=False)
         shared = next((count for count, (token, other) in enumerate(pairs) if token != other), len(bare))
-        asking = range(len(after), len(after) + len(asked) - shared)
-        return QuestionTokens((*after, *asked), asking or range(len(after) + len(asked)))
+        asking = range(len(marker), len(marker) + len(asked) - shared)
+        return QuestionTokens((*marker, *asked), asking or range(len(marker) + len(asked)), asked)

@@ -27,7 +27,8 @@ from emblema.stream.stream import Stream
 if TYPE_CHECKING:
     from emblema.engine.engine import Engine
 
-TIMED = re.compile(r"\s*((?:\d+:){0,2}\d+(?:\.\d+)?)\s*:(.*)", re.DOTALL)
+TIME = r"\s*((?:\d+:){0,2}\d+(?:\.\d+)?)\s*"
+TIMED, SPAN = re.compile(TIME + ":(.*)", re.DOTALL), re.compile(f"{TIME}-{TIME}")
 
 THUMBNAILS = ".frames.zip"
 """Follows a saved stream's name in the name of its thumbnails' file."""
@@ -47,6 +48,7 @@ class WatchOptions:
     video: str | None
     ask: Sequence[str]
     ask_at: Sequence[str]
+    between: str | None
     model: str
     fps: float
     side: int
@@ -72,7 +74,7 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
         EmblemaError: an option is wrong, nothing can be seen, or a question that was given cannot be answered.
     """
     questions = read_questions(options.ask, options.ask_at)
-    settings = _settings(options)
+    between, settings = read_span(options.between), _settings(options)
     _refuse_places(options)
     source = None if options.video is None else open_frames(options.video, options.fps, options.side)
     typing = not (questions or options.as_json) and sys.stdin.isatty()
@@ -82,7 +84,7 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
         if options.resume:
             thumbnails.load(options.thumbnails(options.resume))
         with _viewer(options, stream, source, thumbnails, typing, drawn) as viewer:
-            session = WatchSession(stream, viewer, thumbnails, layers, questions, options.most)
+            session = WatchSession(stream, viewer, thumbnails, layers, questions, options.most, between)
             session.run(iter(()) if source is None else source.frames, options.fps)
         _leave(options, stream, session, thumbnails, drawn)
     if session.interrupted and not typing:
@@ -101,13 +103,32 @@ def read_questions(later: Sequence[str], timed: Sequence[str]) -> list[Scheduled
         parts = TIMED.fullmatch(question)
         if parts is None:
             raise PromptError(f'--ask-at {question!r}: write seconds, or minutes, and the question: 90:"…" or 1:30:"…"')
-        seconds = 0.0
-        for part in parts[1].split(":"):
-            seconds = 60 * seconds + float(part)
-        questions.append(ScheduledQuestion(seconds, parts[2].strip()))
+        questions.append(ScheduledQuestion(_seconds(parts[1]), parts[2].strip()))
     if any(not question.text for question in questions):
         raise PromptError("a question is empty: write what you want to know")
     return questions
+
+
+def read_span(text: str | None) -> tuple[float, float] | None:
+    """Read a span of time as the option gives it, in seconds.
+
+    Raises:
+        PromptError: it is no span.
+    """
+    if text is None:
+        return None
+    parts = SPAN.fullmatch(text)
+    span = (0.0, -1.0) if parts is None else (_seconds(parts[1]), _seconds(parts[2]))
+    if span[0] > span[1]:
+        raise PromptError(f"--between {text!r}: write two times, the earlier first: 90-120 or 1:30-2:00")
+    return span
+
+
+def _seconds(text: str) -> float:
+    seconds = 0.0
+    for part in text.split(":"):
+        seconds = 60 * seconds + float(part)
+    return seconds
 
 
 def _settings(options: WatchOptions) -> StreamSettings:

@@ -19,6 +19,9 @@ from emblema.stream.stream import Stream
 
 LEAVING = ("quit", "exit", "q")
 
+FOLLOWING = "+"
+"""Begins a question that follows the answer before it."""
+
 EVERY = 0.2
 """Seconds between two updates of what is shown."""
 
@@ -61,6 +64,7 @@ class WatchSession:
         layers: of the model.
         questions: those given beforehand.
         most: tokens of an answer.
+        between: seconds; questions see only what came then.
 
     Attributes:
         answers: in the order in which they were given.
@@ -76,11 +80,12 @@ class WatchSession:
         layers: int,
         questions: Sequence[ScheduledQuestion],
         most: int,
+        between: tuple[float, float] | None = None,
     ) -> None:
         self.answers: list[StreamAnswer] = []
         self.cut, self.interrupted = "", False
         self._stream, self._viewer, self._thumbnails = stream, viewer, thumbnails
-        self._layers, self._most = layers, most
+        self._layers, self._most, self._between = layers, most, between
         timed = [(question.at, question.text) for question in questions if question.at is not None]
         self._timed = sorted(timed, key=lambda question: question[0])
         self._later = [question.text for question in questions if question.at is None]
@@ -183,9 +188,12 @@ class WatchSession:
             self._viewer.show_trouble(" ".join(str(error).split()))
 
     def _ask(self, text: str) -> None:
+        """Ask; a question that begins with + follows the answer before it."""
+        after = self.answers[-1].reply if text.startswith(FOLLOWING) and self.answers else None
+        asked = text if after is None else text.removeprefix(FOLLOWING).strip()
         self._viewer.show_question(text, self._now)
         with finishing():
-            pieces = self._stream.ask(text, stream=True, max_new_tokens=self._most)
+            pieces = self._stream.ask(asked, between=self._between, after=after, stream=True, max_new_tokens=self._most)
         reply: StreamReply | None = None
         while reply is None:
             with finishing():

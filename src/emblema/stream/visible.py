@@ -1,0 +1,50 @@
+"""Which frames a question may see: all, those until a moment, the latest of them, or those between two moments."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from emblema.errors import StreamError
+from emblema.stream.frames import FrameLog
+from emblema.stream.method import VisibleRange
+
+
+def visible_range(
+    log: FrameLog, recent: int, at: float | None, window: int | None, between: Sequence[float] | None
+) -> VisibleRange:
+    """Return the frames that a question may see.
+
+    Args:
+        log: of the frames encoded.
+        recent: latest frames that are seen without being retrieved.
+        at: seconds; what came later is not seen.
+        window: see only so many frames before that.
+        between: seconds of the first and the last moment; only what came then is seen.
+
+    Raises:
+        StreamError: an argument is not right, or nothing had been seen then.
+    """
+    first = 0
+    if between is not None:
+        start, end = _span(between)
+        if at is not None:
+            raise StreamError("at and between were both given: the end of between is the moment that is asked about")
+        at, first = end, bisect_left(log.times, start)
+    high = len(log) if at is None else log.count_until(at)
+    if high <= first:
+        when = "yet" if at is None else f"by {at:g} s" if between is None else f"between {start:.15g} and {end:.15g} s"
+        raise StreamError(f"nothing had been seen {when}: push frames before the question")
+    if window is not None and (type(window) is not int or window < 1):
+        raise StreamError(f"window is {window!r}: it must be a whole number of frames, 1 or more")
+    low = first if window is None else max(first, high - window)
+    return VisibleRange(low, high, max(low, high - recent))
+
+
+def _span(between: Sequence[float]) -> tuple[float, float]:
+    """Return start and end in seconds."""
+    pair = list(between) if isinstance(between, list | tuple) else []
+    if len(pair) != 2 or not all(isinstance(time, int | float) and math.isfinite(time) for time in pair):
+        raise StreamError(f"between is {between!r}: give two times in seconds, (start, end)")
+    if pair[0] > pair[1]:
+        raise StreamError(f"between ends at {pair[1]:g} s, before its start at {pair[0]:g} s: swap them")
+    return float(pair[0]), float(pair[1])
