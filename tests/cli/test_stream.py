@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.cli.running import Command, both_ways, emblema
 from tests.cli.videos import write_cut_video, write_walk
+from tests.stream.test_webhook import receiver
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 FEW = ("--budget", "4", "--window", "4", "--block", "4", "--model", MODEL)
@@ -52,6 +53,21 @@ def test_a_span_and_a_question_that_follows(walk: Path) -> None:
     assert (first["frames"], second["frames"]) == (21, 21)
     assert all(20 <= moment["at"] <= 60 for answer in (first, second) for moment in answer["moments"])
     assert second["question_tokens"] > 2 * first["question_tokens"]
+
+
+def test_standing_questions_are_told_where_they_are_wanted(walk: Path, tmp_path: Path) -> None:
+    question = "in which land are we now ?"
+    standing = ("--standing", question, "--every", "8", "--hold", "1")
+    with receiver() as server:
+        told = ("--webhook", server.url, "--webhook-host", "127.0.0.1", "--alerts", str(tmp_path / "alerts.jsonl"))
+        done = emblema("stream", str(walk), *FEW, *standing, *told, "--json")
+    assert done.returncode == 0, done.stderr
+    changes = json.loads(done.stdout)["changes"]
+    assert changes and [change["former"] for change in changes] == [None, *(c["answer"] for c in changes[:-1])]
+    lines = (tmp_path / "alerts.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == changes == [body for _, body in server.bodies]
+    plain = emblema("stream", str(walk), *FEW, *standing, "--alerts", "-", "--ask", question)
+    assert [json.loads(line) for line in plain.stdout.splitlines()] == changes
 
 
 @both_ways

@@ -95,7 +95,9 @@ def test_what_cannot_be_watched(tmp_path: Path) -> None:
 
 def options(clip: Path, **changes: object) -> WatchOptions:
     given: dict[str, object] = {
-        "video": str(clip), "ask": (), "ask_at": (), "between": None, "model": "none", "fps": 1.0,
+        "video": str(clip), "ask": (), "ask_at": (), "between": None,
+        "standing": (), "every": None, "hold": 2, "cooldown": 0.0, "alerts": None, "webhook": None, "webhook_hosts": (),
+        "model": "none", "fps": 1.0,
         "side": 448, "method": "mosaic", "settings": {}, "strip": None, "store": None, "save": None, "resume": None,
         "most": 4, "as_json": False, "plain": True,
     }  # fmt: skip
@@ -111,6 +113,13 @@ def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> No
     for changes in (
         {"ask": ("",)},
         {"between": "2:00-1:00"},
+        {"standing": (" ",)},
+        {"standing": ("who ?",), "hold": 0},
+        {"alerts": tmp_path / "alerts.jsonl"},
+        {"standing": ("who ?",), "alerts": tmp_path / "none" / "alerts.jsonl"},
+        {"standing": ("who ?",), "alerts": Path("-"), "as_json": True},
+        {"standing": ("who ?",), "webhook": "http://127.0.0.1:9/"},
+        {"standing": ("who ?",), "webhook": "ftp://example.com/"},
         {"settings": {"budget": 0}},
         {"settings": {"window": -1}},
         {"method": "nope"},

@@ -22,6 +22,22 @@ def stream(
     between: Annotated[
         str | None, typer.Option(metavar="TIME-TIME", help="Questions see only what came then: 1:30-2:00.")
     ] = None,
+    standing: Annotated[
+        list[str] | None,
+        typer.Option(help="A question that is asked again and again; changes of its answer are told. May come again."),
+    ] = None,
+    every: Annotated[
+        float | None, typer.Option(help="Seconds between two asks of it.", show_default="after every block")
+    ] = None,
+    hold: Annotated[int, typer.Option(help="Asks in a row that a changed answer has to last.")] = 2,
+    cooldown: Annotated[float, typer.Option(help="Seconds without another change of it.")] = 0.0,
+    alerts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append changes to a file, a line of JSON each; - is stdout.")
+    ] = None,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Post changes there as JSON.")] = None,
+    webhook_host: Annotated[
+        list[str] | None, typer.Option(metavar="HOST", help="A host in a private network that may be posted to.")
+    ] = None,
     model: Annotated[
         str, typer.Option(help="reference-stream (the bundled model), a Hugging Face id, or a folder.")
     ] = "reference-stream",
@@ -58,6 +74,13 @@ def stream(
         ask=ask or (),
         ask_at=ask_at or (),
         between=between,
+        standing=standing or (),
+        every=every,
+        hold=hold,
+        cooldown=cooldown,
+        alerts=alerts,
+        webhook=webhook,
+        webhook_hosts=webhook_host or (),
         model=model,
         fps=fps,
         side=side,

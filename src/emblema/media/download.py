@@ -17,9 +17,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit
 
 from emblema.errors import MediaError
@@ -28,6 +29,8 @@ from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 
 if TYPE_CHECKING:
     import httpcore2
+
+T = TypeVar("T")
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HOST = re.compile(r"[A-Za-z0-9._~:%-]+")
@@ -50,12 +53,42 @@ def fetch(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
     if url[:5].lower() == "data:":
         return _inline(url, limits)
     deadline = _Deadline(limits.download_seconds)
-    answer: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+    return _in_time(url, deadline, lambda: _fetch(url, deadline, limits))
+
+
+def check_address(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> None:
+    """Refuse what is no http or https address, and a host that `fetch` refuses; nothing is sent.
+
+    Raises:
+        MediaError: as `fetch`.
+    """
+    _addresses(_parse(url), _Deadline(limits.download_seconds), limits)
+
+
+def post(url: str, body: bytes, content_type: str, limits: MediaLimits = DEFAULT_LIMITS) -> int:
+    """Send bytes to an http or https address; return the status of the answer. Redirects are not followed.
+
+    Raises:
+        MediaError: the address is refused as by `fetch`, the host does not answer, or not within
+            `limits.download_seconds`.
+    """
+    deadline = _Deadline(limits.download_seconds)
+
+    async def send() -> int:
+        async with _exchange(_parse(url), deadline, limits, "POST", content_type, body) as response:
+            return int(response.status)
+
+    return _in_time(url, deadline, send)
+
+
+def _in_time(url: str, deadline: _Deadline, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine to its end, or give up on it a little after its time."""
+    answer: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
 
     # A thread of its own, because the caller's may run an event loop already.
     def run() -> None:
         try:
-            answer.put(asyncio.run(_fetch(url, deadline, limits)))
+            answer.put(asyncio.run(work()))
         except BaseException as error:
             answer.put(error)
 
@@ -132,6 +165,24 @@ async def _fetch(url: str, deadline: _Deadline, limits: MediaLimits) -> bytes:
 
 async def _request(target: _Target, deadline: _Deadline, limits: MediaLimits) -> bytes | str:
     """Request one address; return the body, or where a redirect points to."""
+    name = _short(target.url)
+    async with _exchange(target, deadline, limits, "GET") as response:
+        fields = {key.lower(): value.decode("latin-1") for key, value in response.headers}
+        if response.status in _REDIRECTS:
+            if b"location" not in fields:
+                raise MediaError(f"{name} redirects to nowhere.")
+            return fields[b"location"]
+        if response.status != 200:
+            reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
+            raise MediaError(f"{name} answered {response.status} {_one_line(reason)}.")
+        return await _body(response, fields, name, limits)
+
+
+@asynccontextmanager
+async def _exchange(
+    target: _Target, deadline: _Deadline, limits: MediaLimits, method: str, content_type: str = "", body: bytes = b""
+) -> AsyncIterator[httpcore2.Response]:
+    """Send a request to one address and give the answer's head; what fails inside the block becomes a `MediaError`."""
     # Not at the top: it takes longer to import than a picture to decode.
     import httpcore2
 
@@ -145,21 +196,15 @@ async def _request(target: _Target, deadline: _Deadline, limits: MediaLimits) ->
     )
     headers = [("Host", target.authority), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
     headers += [("User-Agent", "emblema"), ("Connection", "close")]
+    if method == "POST":
+        headers += [("Content-Type", content_type), ("Content-Length", str(len(body)))]
     try:
         async with (
             asyncio.timeout(deadline.left(target.url)),
             httpcore2.AsyncConnectionPool(network_backend=_pinned(addresses, deadline)) as connections,
-            connections.stream("GET", location, headers=headers) as response,
+            connections.stream(method, location, headers=headers, content=body or None) as response,
         ):
-            fields = {key.lower(): value.decode("latin-1") for key, value in response.headers}
-            if response.status in _REDIRECTS:
-                if b"location" not in fields:
-                    raise MediaError(f"{name} redirects to nowhere.")
-                return fields[b"location"]
-            if response.status != 200:
-                reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
-                raise MediaError(f"{name} answered {response.status} {_one_line(reason)}.")
-            return await _body(response, fields, name, limits)
+            yield response
     except (TimeoutError, httpcore2.TimeoutException) as error:
         raise deadline.passed(target.url) from error
     except (OSError, ValueError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:

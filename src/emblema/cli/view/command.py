@@ -14,6 +14,7 @@ import typer
 
 from emblema.cli.screen import console
 from emblema.cli.view import text
+from emblema.cli.view.alerts import STDOUT, open_alerts
 from emblema.cli.view.plain import PlainViewer
 from emblema.cli.view.session import ScheduledQuestion, Viewer, WatchSession
 from emblema.cli.view.source import FrameSource, open_frames
@@ -21,6 +22,7 @@ from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import EmblemaError, PromptError, StreamError
 from emblema.stream.methods import method_named
 from emblema.stream.settings import StreamSettings, change_settings
+from emblema.stream.standing import StandingQuestion, StandingQuestions
 from emblema.stream.state import NAME
 from emblema.stream.stream import Stream
 
@@ -49,6 +51,13 @@ class WatchOptions:
     ask: Sequence[str]
     ask_at: Sequence[str]
     between: str | None
+    standing: Sequence[str]
+    every: float | None
+    hold: int
+    cooldown: float
+    alerts: Path | None
+    webhook: str | None
+    webhook_hosts: Sequence[str]
     model: str
     fps: float
     side: int
@@ -75,16 +84,27 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
     """
     questions = read_questions(options.ask, options.ask_at)
     between, settings = read_span(options.between), _settings(options)
+    standing = _standing(options)
     _refuse_places(options)
     source = None if options.video is None else open_frames(options.video, options.fps, options.side)
     typing = not (questions or options.as_json) and sys.stdin.isatty()
-    drawn = not (options.plain or options.as_json) and console().is_terminal and (not typing or _has_keys())
-    with load() as engine, _opened(engine, options, settings) as stream:
+    drawn = (
+        not (options.plain or options.as_json or options.alerts == STDOUT)
+        and console().is_terminal
+        and (not typing or _has_keys())
+    )
+    notes = console(options.plain, stderr=True)
+    with (
+        open_alerts(options.alerts, options.webhook, options.webhook_hosts, notes.print) as report,
+        load() as engine,
+        _opened(engine, options, settings) as stream,
+    ):
         thumbnails, layers = Thumbnails(), len(engine.adapter.layouts)
         if options.resume:
             thumbnails.load(options.thumbnails(options.resume))
         with _viewer(options, stream, source, thumbnails, typing, drawn) as viewer:
-            session = WatchSession(stream, viewer, thumbnails, layers, questions, options.most, between)
+            asked = StandingQuestions(stream, standing)
+            session = WatchSession(stream, viewer, thumbnails, layers, questions, options.most, between, asked, report)
             session.run(iter(()) if source is None else source.frames, options.fps)
         _leave(options, stream, session, thumbnails, drawn)
     if session.interrupted and not typing:
@@ -142,6 +162,16 @@ def _settings(options: WatchOptions) -> StreamSettings:
     return change_settings(given, {"positions": "packed"}) if packed else given
 
 
+def _standing(options: WatchOptions) -> list[StandingQuestion]:
+    """Return the standing questions; refuse what is told of none."""
+    if not options.standing and (options.alerts is not None or options.webhook is not None):
+        raise StreamError("--alerts and --webhook tell of standing questions: give one with --standing")
+    if options.as_json and options.alerts == STDOUT:
+        raise StreamError("--json and --alerts - both write to stdout: give --alerts a file")
+    every, hold, cooldown, most = options.every, options.hold, options.cooldown, options.most
+    return [StandingQuestion(text, every, hold, cooldown, None, most) for text in options.standing]
+
+
 def _refuse_places(options: WatchOptions) -> None:
     """Refuse what could not be written or read in the end."""
     if options.video is None and options.resume is None:
@@ -175,7 +205,8 @@ def _viewer(
         with PanelViewer(out, name or "", _about(options, stream), expected, thumbnails, typing) as panel:
             yield panel
         return
-    yield PlainViewer(None if options.as_json else out, notes, expected, typing)
+    quiet = options.as_json or options.alerts == STDOUT
+    yield PlainViewer(None if quiet else out, notes, expected, typing)
 
 
 def _about(options: WatchOptions, stream: Stream) -> str:

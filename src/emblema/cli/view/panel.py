@@ -16,6 +16,7 @@ from emblema.cli.view import text
 from emblema.cli.view.keyboard import Keyboard
 from emblema.cli.view.status import Scene, StreamAnswer, StreamStatus
 from emblema.cli.view.thumbnails import Thumbnails
+from emblema.stream.standing import AnswerChange
 
 SHOWN = 6
 """Thumbnails under an answer, at most."""
@@ -77,6 +78,9 @@ class PanelViewer:
         most = max(1, min(SHOWN, (self._console.width - 10) // (CELLS + 2)))
         if scenes := answer.scenes(most):
             self._console.print(self._strip(scenes))
+
+    def show_change(self, change: AnswerChange) -> None:
+        self._console.print(Text(text.change(change), "bold magenta"))
 
     def next_question(self, wait: bool) -> str | None:
         if not self._typing:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from emblema.cli.view import text
 from emblema.cli.view.status import StreamAnswer, StreamStatus
+from emblema.stream.standing import AnswerChange
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +48,9 @@ class PlainViewer:
         self._note(text.cost(answer))
         if moments := text.moments(answer):
             self._note(f"moments: {moments}")
+
+    def show_change(self, change: AnswerChange) -> None:
+        self._print(text.change(change))
 
     def next_question(self, wait: bool) -> str | None:
         if not (wait and self._prompting):

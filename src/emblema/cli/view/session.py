@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from emblema.cli.view.alerts import Report
 from emblema.cli.view.status import StreamAnswer, StreamStatus
 from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import CapacityError, EmblemaError, MediaError
 from emblema.stream.reply import StreamReply
+from emblema.stream.standing import AnswerChange, StandingQuestions
 from emblema.stream.stream import Stream
 
 LEAVING = ("quit", "exit", "q")
@@ -52,6 +54,9 @@ class Viewer(Protocol):
     def show_answer(self, answer: StreamAnswer) -> None:
         """Show the complete answer."""
 
+    def show_change(self, change: AnswerChange) -> None:
+        """Show a changed answer to a standing question."""
+
     def next_question(self, wait: bool) -> str | None:
         """Return the next question that was typed; None if there is none, or none will come any more."""
 
@@ -65,9 +70,12 @@ class WatchSession:
         questions: those given beforehand.
         most: tokens of an answer.
         between: seconds; questions see only what came then.
+        standing: asked after frames were taken in.
+        report: told of changes of their answers.
 
     Attributes:
         answers: in the order in which they were given.
+        changes: of the answers to standing questions, in order.
         cut: why frames ended before their time; empty otherwise.
         interrupted: whether Ctrl-C ended it.
     """
@@ -80,12 +88,16 @@ class WatchSession:
         layers: int,
         questions: Sequence[ScheduledQuestion],
         most: int,
-        between: tuple[float, float] | None = None,
+        between: tuple[float, float] | None,
+        standing: StandingQuestions,
+        report: Report,
     ) -> None:
         self.answers: list[StreamAnswer] = []
+        self.changes: list[AnswerChange] = []
         self.cut, self.interrupted = "", False
         self._stream, self._viewer, self._thumbnails = stream, viewer, thumbnails
         self._layers, self._most, self._between = layers, most, between
+        self._standing, self._report = standing, report
         timed = [(question.at, question.text) for question in questions if question.at is not None]
         self._timed = sorted(timed, key=lambda question: question[0])
         self._later = [question.text for question in questions if question.at is None]
@@ -116,6 +128,7 @@ class WatchSession:
             "bytes": {"device": dict(bytes.device), "host": dict(bytes.host)},
             "counts": dict(counts),
             "answers": [answer.to_json() for answer in self.answers],
+            "changes": [change.to_json() for change in self.changes],
         }
 
     def run(self, frames: Iterator[tuple[float, Image.Image]], fps: float) -> None:
@@ -147,6 +160,7 @@ class WatchSession:
                 with self._timing():
                     stream.push(picture, at=now)
                 self._now = now
+                self._check()
                 if stream.frames != before and time.monotonic() > self._next:
                     viewer.show_status(self.status)
                     self._next = time.monotonic() + EVERY
@@ -168,7 +182,17 @@ class WatchSession:
             with self._timing():
                 self._stream.advance()
         if self._stream.frames:
+            self._check()
             self._viewer.show_status(self.status)
+
+    def _check(self) -> None:
+        """Ask the standing questions that are due, and tell what changed."""
+        with finishing():
+            changes = self._standing.check()
+        for change in changes:
+            self.changes.append(change)
+            self._report(change)
+            self._viewer.show_change(change)
 
     @contextmanager
     def _timing(self) -> Iterator[None]:

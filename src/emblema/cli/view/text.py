@@ -4,6 +4,7 @@ import colorsys
 from collections.abc import Mapping
 
 from emblema.cli.view.status import Scene, StreamAnswer, StreamStatus
+from emblema.stream.standing import AnswerChange
 
 MOMENTS = 8
 """Scenes that are named."""
@@ -83,6 +84,12 @@ def summary(status: StreamStatus) -> list[str]:
 def reply(answer: StreamAnswer) -> str:
     """Return the answer's text."""
     return answer.reply.text.strip() or "(nothing)"
+
+
+def change(change: AnswerChange) -> str:
+    """Return what changed, and since when."""
+    former = "" if change.former is None else f" (was: {change.former or '(nothing)'})"
+    return f"{clock(change.since)}  {change.question}  {change.answer or '(nothing)'}{former}"
 
 
 def cost(answer: StreamAnswer) -> str:
