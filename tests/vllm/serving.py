@@ -80,7 +80,11 @@ class Served:
 
     @property
     def captures(self) -> Any:
-        return self.scheduler.connector.captures
+        return self.scheduler.connector.quiet_work.captures
+
+    @property
+    def canary(self) -> Any:
+        return self.scheduler.connector.quiet_work.canary
 
     @property
     def kv_worker(self) -> Any:

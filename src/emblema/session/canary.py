@@ -8,8 +8,6 @@ Rows that a window wrote count as computed where all that preceded them is still
 (rows after something that has changed) is compared for these alone, as the rows after them are no better.
 """
 
-import random
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -18,18 +16,16 @@ from torch import Tensor
 from emblema.errors import EmblemaError
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import Trial
+from emblema.link.policy.comparison_shares import JUDGED, Comparing, ComparisonShares
 from emblema.link.policy.fidelity import FidelityLog, Sample
 from emblema.link.policy.margins import MarginSample
-from emblema.link.policy.policy import REPEATED, TAKEN, Decision, Lane, Policy
+from emblema.link.policy.policy import REPEATED, Decision, Lane, Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
 from emblema.link.second_pass import margin_of
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.full import Full
 from emblema.session.requests import Prefill
-
-JUDGED = (*TAKEN, Lane.SURVIVOR, Lane.SETTLED)
-"""Lanes whose rows may differ from re-prefill's; settled ones are measured, and taken all the same."""
 
 Lanes = frozenset[tuple[str, Lane]]
 
@@ -97,13 +93,7 @@ class Canary:
         self._log, self._model = log, model
         self.statistics = CanaryStatistics()
         self._next: Comparison | None = None
-        # Requests and rows that the shares have given so far and no comparison has used up.
-        self._credit = {"check": 0.0, "trial": 0.0}
-        self._rows = 0.0
-        # How often each lane was tried for each kind.
-        self._tried: Counter[tuple[str, Lane]] = Counter()
-        # Random, so that no period in the requests matches that of the checks.
-        self._random = random.Random(0)
+        self._shares = ComparisonShares()
 
     @property
     def waiting(self) -> bool:
@@ -117,13 +107,8 @@ class Canary:
         if lanes and all(lane is Lane.SETTLED for _, lane in lanes) and self._distrusted(prefill.plan, policy):
             lanes, exact = frozenset(), True
         self._count(computed=computed, linked=bool(lanes), exact=exact)
-        self._rows += policy.canary_rows * computed
-        kind = "check" if lanes else "trial" if exact else None
-        if kind is None or policy.canary == 0:
-            return
-        self._credit[kind] += policy.canary
-        due = self._credit[kind] >= 1 and self._next is None
-        if not due or (policy.canary < 0.5 and self._random.random() < 0.5):
+        what: Comparing | None = "check" if lanes else "trial" if exact else None
+        if not self._shares.earn(what, computed, policy, free=self._next is None):
             return
         if lanes:
             chosen: Comparison | None = Comparison(
@@ -131,10 +116,10 @@ class Canary:
             )
         else:
             chosen = self._trial(prefill, policy)
-        if chosen is not None and self._rows >= _least_rows(chosen.prompt):
+        if chosen is not None and self._shares.affords(_least_rows(chosen.prompt)):
             self._next = chosen
             if chosen.trial:
-                self._tried.update(chosen.lanes)
+                self._shares.note_trial(chosen.lanes)
 
     def run(self, held: Callable[[Prompt], bool], link: Callable[[Prompt, Strategy], Prefill]) -> bool:
         """Compare the prompt that waits, if one does; return whether a measurement was recorded.
@@ -155,8 +140,7 @@ class Canary:
             self._count(failed=1)
             return False
         rows = again.trace.computed
-        self._rows -= rows
-        self._credit["trial" if comparison.trial else "check"] -= 1
+        self._shares.spend("trial" if comparison.trial else "check", rows)
         self._count(**{"trial_rows" if comparison.trial else "rows": rows})
         reference, method = again.logits, comparison.logits
         if comparison.trial:
@@ -187,18 +171,13 @@ class Canary:
             parts = (segment.part for segment in prompt.segments if segment.start > 0)
             chunks = (part for part in parts if isinstance(part, ChunkPart) and part.state is RowState.CANONICAL)
             found = {(part.chunk.kind, Lane.BARE) for part in chunks}
-        closed = sorted(
-            (self._tried[kind, lane], JUDGED.index(lane), kind)
-            for kind, lane in found
-            if not policy.exact_only and not self._open(kind, lane, policy)
-        )
-        if not closed:
+        closed = self._shares.least_tried(found, lambda kind, lane: self._open(kind, lane, policy))
+        if not closed or policy.exact_only:
             return None
-        _, index, kind = closed[0]
-        lane = JUDGED[index]
+        kind, lane = closed[0]
         lanes = frozenset([(kind, lane)])
         if lane is Lane.SURVIVOR:
-            lanes = frozenset((kind, lane) for _, place, kind in closed if place == index)
+            lanes = frozenset(pair for pair in closed if pair[1] is lane)
             prompt = _with_distrusted_rows(prompt)
         return Comparison(prompt, prefill.logits.clone(), lanes, Auto(policy, Trial(kind, lane)), policy)
 

@@ -29,7 +29,7 @@ from emblema.store import Store
 from emblema.store.settings import StoreSettings
 from emblema.vllm import internals
 from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.captures import BESIDE_ROWS, CaptureQueue
+from emblema.vllm.captures import CaptureQueue
 from emblema.vllm.kv_worker import Agree, KVWorker
 from emblema.vllm.model_spec import ModelSpec, files_fingerprint, model_spec_of
 from emblema.vllm.pages import Pages
@@ -38,7 +38,10 @@ from emblema.vllm.plugin import PluginSettings
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
 from emblema.vllm.question_notes import QuestionNotes
 from emblema.vllm.question_runs import QuestionRuns
+from emblema.vllm.quiet_work import QuietWork
 from emblema.vllm.serving import WORKER
+from emblema.vllm.shadow_canary import ShadowCanary
+from emblema.vllm.shadow_runs import AnswerNotes, ShadowRuns
 from emblema.vllm.shards import ShardStore
 from emblema.vllm.side_rows import CaptureRuns
 from emblema.vllm.step_clock import StepClock
@@ -48,8 +51,6 @@ from emblema.vllm.step_rewriter import StepRewriter
 
 PLANNER_BYTES = 256 * 2**20
 """Memory for patches that the planner looks at; it reads no rows."""
-POLLING_SECONDS = 0.005
-"""How long a step without work takes while captures wait for a quiet moment."""
 
 
 @dataclass
@@ -80,7 +81,7 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     Attributes:
         planner: beside the scheduler; None beside pages.
-        captures: beside the scheduler; None where nothing is captured.
+        quiet_work: beside the scheduler.
         kv_worker: beside pages, once they are known; None where nothing can be linked.
 
     Raises:
@@ -105,7 +106,7 @@ class EmblemaConnector(KVConnectorBase_V1):
             except UnsupportedModelError as error:
                 refusal = str(error)
         self.planner: RequestPlanner | None = None
-        self.captures: CaptureQueue | None = None
+        self.quiet_work = QuietWork(None, None, 0, False)
         self.kv_worker: KVWorker | None = None
         self._make_worker: Callable[[Callable[[ModelSpec], Pages]], KVWorker] | None = None
         self._meter: StoreMeter | None = None
@@ -116,7 +117,6 @@ class EmblemaConnector(KVConnectorBase_V1):
         # Beside the scheduler: requests that have not ended, and those of them that have not been scheduled yet.
         self._requests: dict[str, Any] = {}
         self._waiting: set[str] = set()
-        self._together = internals.steps_together(vllm_config)
         self._places = BatchPlaces(vllm_config.scheduler_config.max_num_seqs)
         # Requests that are to be read once they have pages, with the rows that the prefix cache has of them.
         self._to_read: dict[str, int] = {}
@@ -127,6 +127,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._asleep = False
         self._question_runs: QuestionRuns | None = None
         self._make_readings: Callable[[Any], QuestionRuns] | None = None
+        self._shadow_runs: ShadowRuns | None = None
+        self._make_shadows: Callable[[Any], ShadowRuns] | None = None
         self._clock: StepClock | None = None
         block_size, workers = vllm_config.cache_config.block_size, vllm_config.parallel_config.world_size
         if scheduling:
@@ -143,9 +145,15 @@ class EmblemaConnector(KVConnectorBase_V1):
                 costs,
                 refusal,
                 refusal or internals.unfit_to_read(vllm_config),
+                settings.policy,
             )
+            captures = canary = None
             if settings.capture and spec is not None:
-                self.captures = CaptureQueue(workers, block_size, internals.solo_feature)
+                captures = CaptureQueue(workers, block_size, internals.solo_feature)
+            if settings.policy.canary > 0 and spec is not None and internals.unfit_to_compare(vllm_config) is None:
+                canary = ShadowCanary(self.planner, workers, block_size, internals.shadow_data, internals.media_bytes)
+            most = vllm_config.scheduler_config.max_num_batched_tokens
+            self.quiet_work = QuietWork(captures, canary, most, internals.steps_together(vllm_config))
         elif spec is not None:
             # Of the device's memory vLLM has what its operator gave it.
             placed = StoreSettings(device="cpu", pinned=spec.device.type == "cuda")
@@ -181,9 +189,15 @@ class EmblemaConnector(KVConnectorBase_V1):
         def readings(model: Any) -> QuestionRuns:
             notes = QuestionNotes(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
             positions = internals.KnownPositions(model)
-            return QuestionRuns(worker.spec, worker.stager, lambda: worker.pages, notes, positions, hand_over)
+            return QuestionRuns(worker.spec, worker.stager, lambda: worker.pages, notes, positions, hand_over, answers)
 
-        self._make_readings = readings
+        def shadows(model: Any) -> ShadowRuns:
+            # One layer says where rows are in the batch.
+            notes = QuestionNotes(model, layers[:1], lambda: worker.pages, self._config.cache_config.block_size)
+            return ShadowRuns(worker.spec, worker.stager, lambda: worker.pages, notes, answers, self._agree, hand_over)
+
+        answers = AnswerNotes()
+        self._make_readings, self._make_shadows = readings, shadows
 
     @contextmanager
     def rewrites(
@@ -202,10 +216,16 @@ class EmblemaConnector(KVConnectorBase_V1):
         for work, seconds in self._clock.take():
             self.kv_worker.observe_step(work, seconds)
         self.kv_worker.begin_step(step)
-        if self._asleep or self.kv_worker.stopped:
+        if step.shadow is not None and self._shadow_runs is None and self._make_shadows is not None:
+            self._shadow_runs = self._make_shadows(model())
+            self._rewriter.add_side(self._shadow_runs)
+        refused = self._asleep or self.kv_worker.stopped
+        if refused:
             self.kv_worker.give_up([*self._capture_runs.drop(), *step.captures])
         else:
             self._capture_runs.add(step.captures)
+        if self._shadow_runs is not None:
+            self._shadow_runs.begin_step(step, refused)
         self._clock.begin()
         if step.readings and self._question_runs is None and self._make_readings is not None:
             self._question_runs = self._make_readings(model())
@@ -222,6 +242,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._asleep = asleep
         if self.kv_worker is not None:
             self.kv_worker.give_up(self._capture_runs.drop())
+        if self._shadow_runs is not None:
+            self._shadow_runs.drop()
 
     def forget_encodings(self) -> None:
         """Forget what the runner's encoder cache had, as it was emptied."""
@@ -240,6 +262,8 @@ class EmblemaConnector(KVConnectorBase_V1):
     def wait_for_save(self) -> None:
         if self._question_runs is not None:
             self._question_runs.settle()
+        if self._shadow_runs is not None:
+            self._shadow_runs.settle()
         message = self._get_connector_metadata()
         if self.kv_worker is not None and self._rewriter is not None and isinstance(message, StepMessage):
             self.kv_worker.save(message.step, self._capture_runs.finished)
@@ -256,6 +280,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         report = None if self.kv_worker is None else self.kv_worker.take_report()
         if report is not None and self._question_runs is not None:
             report.questions, report.outcomes = self._question_runs.take_reports()
+        if report is not None and self._shadow_runs is not None:
+            report.shadows = self._shadow_runs.take_reports()
         return ReportMessage(report) if report else None
 
     def shutdown(self) -> None:
@@ -278,12 +304,11 @@ class EmblemaConnector(KVConnectorBase_V1):
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         # Rows to which vLLM gives one name in its prefix cache.
         self._hash_block_size = gpu_block_pool.hash_block_size
-        if self.captures is not None:
-            self.captures.bind_pool(gpu_block_pool)
+        self.quiet_work.bind_pool(gpu_block_pool)
 
     def on_new_request(self, request: Any) -> None:
-        if self.captures is not None and self._requests:
-            self.captures.quiet.arrive(time.monotonic())
+        if self._requests:
+            self.quiet_work.quiet.arrive(time.monotonic())
         self._requests[request.request_id] = request
         self._waiting.add(request.request_id)
         self._planner.announce(request.request_id, partial(internals.describe_request, request, self._digests))
@@ -328,62 +353,31 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._places.follow(scheduled, scheduler_output.finished_req_ids | preempted)
         self._waiting -= scheduled.keys()
         self._waiting |= preempted & self._requests.keys()
-        quiet, alone = not self._waiting, len(scheduled) == 1 and not self._pressed
+        quiet, alone = not self._waiting, len(scheduled) == 1 and not self.quiet_work.quiet.pressed
         step = self._planner.step_metadata(scheduled, self._blocks_of, quiet, alone)
         for name in scheduled:
             plan = self._planner.get(name)
             if plan is not None and name in self._requests:
                 internals.count_cached(self._requests[name], plan.linked)
-                if self.captures is not None and plan.request.options.get("capture", True) is True:
-                    self.captures.request(plan)
-        step = self._with_captures(step, scheduled)
+                self.quiet_work.capture(plan)
+        step = self.quiet_work.fill(
+            step, scheduled, self._places, not self._requests, bool(self._waiting), self._planner.reads
+        )
         most = self._config.scheduler_config.max_num_batched_tokens
         rows, slots = self._planner.readings.room(most - sum(count for _, count in scheduled.values()), most)
         if slots:
             step = replace(step, reading_rows=rows, side_slots=slots)
         return StepMessage(step)
 
-    @property
-    def _pressed(self) -> bool:
-        return self.captures is not None and self.captures.quiet.pressed
-
-    def _with_captures(self, step: StepMetadata, scheduled: Mapping[str, tuple[int, int]]) -> StepMetadata:
-        """Return a step with the chunks that it begins to prefill alone."""
-        captures = self.captures
-        if captures is None or (self._together and not scheduled):
-            # Engines that step together fill a step all or none: with what the scheduler knows of.
-            return step
-        captures.quiet.look(time.monotonic())
-        idle = not self._requests
-        prefills = any(count > 1 for _, count in scheduled.values())
-        # Who waits though nothing is read for it waits for pages, which chunks under way may have.
-        held_up = captures.running and not self._planner.reads
-        if prefills or (self._waiting and not held_up):
-            return replace(step, pressed=captures.quiet.pressed)
-        begun = [] if self._waiting else captures.begin(idle)
-        if not scheduled and not captures.running and captures.waiting:
-            # Nothing else holds the engine up, which asks again at once.
-            time.sleep(POLLING_SECONDS)
-        rows = self._config.scheduler_config.max_num_batched_tokens - sum(count for _, count in scheduled.values())
-        rows = rows if idle else min(rows, BESIDE_ROWS)
-        slots = self._places.free if scheduled else self._places.unused
-        return replace(
-            step, captures=tuple(begun), side_rows=rows if captures.running else 0, side_slots=slots,
-            pressed=captures.quiet.pressed,
-        )  # fmt: skip
-
     def has_pending_push_work(self) -> bool:
-        """Return whether anything is to be prefilled alone; vLLM goes on stepping as long as it is."""
-        if self.captures is None or self._together:
-            return False
-        return self.captures.waiting or self.captures.running
+        """Return whether anything is to be done in a quiet moment; vLLM goes on stepping as long as it is."""
+        return self.quiet_work.pending
 
     def update_connector_output(self, connector_output: Any) -> None:
         message = connector_output.kv_connector_worker_meta
         if isinstance(message, ReportMessage):
             self._planner.note(message.report)
-            if self.captures is not None:
-                self.captures.finish(message.report.captured)
+            self.quiet_work.note(message.report)
         for name in connector_output.finished_recving or ():
             self._planner.readings.end(name, stands=name not in connector_output.failed_recving)
 
@@ -393,7 +387,8 @@ class EmblemaConnector(KVConnectorBase_V1):
     def get_kv_connector_stats(self) -> LinkedStats | None:
         told = {} if self._meter is None else self._meter.take()
         if self.planner is not None:
-            return joined((asdict(self.planner.take_counts()), self._prompts.take(), told))
+            counted = asdict(self.planner.take_counts()), self._prompts.take(), self.quiet_work.take_counts()
+            return joined((*counted, told))
         dropped = 0 if self.kv_worker is None else self.kv_worker.take_dropped()
         encodings = _encoder_connector()
         handed = 0 if encodings is None else encodings.take_count()
@@ -419,6 +414,7 @@ class EmblemaConnector(KVConnectorBase_V1):
         # What is shown by the service itself is nobody's prompt.
         if "pieces" not in (report or {}):
             self._prompts.note(plan, report)
+            self.quiet_work.consider(name, plan)
         return False, None if report is None else {"emblema": report}
 
 

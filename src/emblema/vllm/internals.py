@@ -274,13 +274,31 @@ def reading_data(request: Any, blocks: tuple[list[int], ...]) -> tuple[NewReques
 
     The pictures have names of their own, so that what is put into the encoder cache for them is nobody else's.
     """
+    return _request_data(request, blocks, request.request_id, list(request.prompt_token_ids))
+
+
+def shadow_data(request: Any, blocks: tuple[int, ...], name: str) -> tuple[NewRequestData, dict[str, str]]:
+    """Return an answered request as `reading_data` does, under another name, with a token more than it had.
+
+    A prompt that is not complete gives no token.
+    """
+    return _request_data(request, (list(blocks),), name, [*request.prompt_token_ids, 0])
+
+
+def media_bytes(request: Any) -> int:
+    """Return how many bytes the encoder is given of a request's media."""
+    elements = [element.data for feature in request.mm_features if feature.data for element in feature.data.values()]
+    return sum(int(data.nbytes) for data in elements if isinstance(data, Tensor))
+
+
+def _request_data(
+    request: Any, blocks: tuple[list[int], ...], name: str, tokens: list[int]
+) -> tuple[NewRequestData, dict[str, str]]:
     features = [
-        replace(feature, identifier=f"{request.request_id}\0picture-{index}")
-        for index, feature in enumerate(request.mm_features)
+        replace(feature, identifier=f"{name}\0picture-{index}") for index, feature in enumerate(request.mm_features)
     ]
-    tokens = list(request.prompt_token_ids)
     data = NewRequestData(
-        req_id=request.request_id,
+        req_id=name,
         prompt_token_ids=tokens,
         mm_features=features,
         sampling_params=None,
@@ -296,6 +314,13 @@ def reading_data(request: Any, blocks: tuple[list[int], ...]) -> tuple[NewReques
 
 def unfit_to_read(config: Any) -> str | None:
     """Return why no plan with a second pass can be carried out on a server of this configuration; None if it can."""
+    if page_kind(config) != config.model_config.dtype:
+        return "pages of 8 bits were not tried with it"
+    return unfit_to_compare(config)
+
+
+def unfit_to_compare(config: Any) -> str | None:
+    """Return why the logits of prompts that nobody asked for are not known here; None if they are."""
     if config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
         return "whole forwards are replayed as graphs here, so that nothing tells what a question attends"
     if config.parallel_config.pipeline_parallel_size > 1:
@@ -308,8 +333,6 @@ def unfit_to_read(config: Any) -> str | None:
         return "the server has no EmblemaEncoderConnector"
     if config.model_config.use_mla:
         return "the model keeps latents, of which nothing tells here what a question attends"
-    if page_kind(config) != config.model_config.dtype:
-        return "pages of 8 bits were not tried with it"
     return None
 
 

@@ -6,15 +6,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from typing import Any
 
 from emblema.link.plan import LinkPlan
+from emblema.link.policy.choosing import Trial
+from emblema.link.policy.fidelity import FidelityLog
 from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.policy import Policy, PolicyInputs, RowCosts
+from emblema.link.policy.policy import Lane, Policy, PolicyInputs, RowCosts
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
+from emblema.vllm.lane_ledgers import LaneLedgers
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.readings import QuestionReader
 from emblema.vllm.request_plan import (
@@ -24,11 +28,19 @@ from emblema.vllm.request_plan import (
     RequestPlan,
     ServedRequest,
     plan_request,
+    plan_trial,
     reading_pays,
 )
 from emblema.vllm.spans import CachedSpans
 from emblema.vllm.step_costs import StepCosts
-from emblema.vllm.step_metadata import PatchCapture, RowLoad, StagingOrder, StepMetadata, WorkerReport
+from emblema.vllm.step_metadata import (
+    PatchCapture,
+    RowLoad,
+    ShadowOutcome,
+    StagingOrder,
+    StepMetadata,
+    WorkerReport,
+)
 from emblema.vllm.stored import StoreMemory
 
 _log = logging.getLogger(__name__)
@@ -106,6 +118,7 @@ class RequestPlanner:
         costs: what linking costs here; None where `auto` links whatever it may.
         refusal: why there is no spec, for the log.
         second_pass: why no plan with a second pass can be carried out; None where it can.
+        policy: the bounds of `auto`.
     """
 
     def __init__(
@@ -119,9 +132,12 @@ class RequestPlanner:
         costs: StepCosts | None = None,
         refusal: str | None = None,
         second_pass: str | None = NOT_READY,
+        policy: Policy | None = None,
     ) -> None:
         self.spec = spec
         self.costs = costs
+        self.policy = policy or Policy()
+        self._ledgers = LaneLedgers(store)
         self._store, self._strategy, self._forms, self._places, self._workers = store, strategy, forms, places, workers
         self._second_pass = second_pass
         self.readings = QuestionReader(workers, places)
@@ -145,7 +161,7 @@ class RequestPlanner:
         self._memory = StoreMemory(store)
         # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
         self._names: OrderedDict[str, str] = OrderedDict()
-        self._work: SimpleQueue[PendingPlan | None] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="emblema-plan", daemon=True)
         self._thread.start()
         if refusal is not None:
@@ -175,7 +191,7 @@ class RequestPlanner:
             self._plans[request_id] = None
         else:
             pending = self._pending[request_id] = PendingPlan(request)
-            self._work.put(pending)
+            self._work.put(partial(self._plan, pending))
 
     def prepare(self, request_id: str, describe: Callable[[], ServedRequest]) -> bool:
         """Return whether it is decided what a request takes; where it is not, the scheduler asks again later."""
@@ -218,16 +234,40 @@ class RequestPlanner:
         """Return the plan of a request; None if it has none, or none yet."""
         return self._plans.get(request_id)
 
+    def do(self, work: Callable[[], None]) -> None:
+        """Have something done on the thread that reads the store, once the plans are made that were begun."""
+        self._work.put(work)
+
     # the thread
 
     def _run(self) -> None:
-        while (pending := self._work.get()) is not None:
+        while (work := self._work.get()) is not None:
             try:
-                pending.plan = self._make_plan(pending.request)
+                work()
             except Exception:
-                # No error of a plan may end the server: the request is computed.
-                _log.exception("emblema: a request is computed plainly, as it could not be planned")
-            pending.done.set()
+                # A server that cannot compare prompts still serves.
+                _log.exception("emblema: a prompt was not compared")
+
+    def _plan(self, pending: PendingPlan) -> None:
+        try:
+            pending.plan = self._make_plan(pending.request)
+        except Exception:
+            # No error of a plan may end the server: the request is computed.
+            _log.exception("emblema: a request is computed plainly, as it could not be planned")
+        pending.done.set()
+
+    def plan_trial(self, request: ServedRequest, trial: Trial) -> RequestPlan | None:
+        """Plan a prompt with a lane that is closed; None where it is open, or the prompt cannot be linked by it."""
+        inputs = self._inputs(None, self._ledgers.of(request.store_salt))
+        if self._stubs is None or inputs.verdict(trial.kind, trial.lane, self.policy).open:
+            return None
+        self._memory.refresh()
+        return plan_trial(request, self._stubs, self._store.tenant(request.store_salt), self._memory, trial, inputs)
+
+    def record(self, salt: bytes, lanes: frozenset[tuple[str, Lane]], outcome: ShadowOutcome) -> None:
+        """Keep what a comparison showed of a tenant's lanes."""
+        if self.spec is not None:
+            self._ledgers.record(salt, self.spec.fingerprint, lanes, outcome, self.policy)
 
     def _make_plan(self, request: ServedRequest) -> RequestPlan | None:
         if self._stubs is None:
@@ -252,14 +292,17 @@ class RequestPlanner:
             met,
             self._pays,
             self._second_pass,
-            self._inputs(met),
+            self._inputs(met, self._ledgers.of(request.store_salt)),
         )
 
-    def _inputs(self, met: FrequencySketch | None) -> PolicyInputs:
-        """Return what `auto` decides by: this server's costs, and what a tenant's prompts were lately, where known."""
-        costs, policy = self.costs, Policy()
+    def _inputs(self, met: FrequencySketch | None, log: FidelityLog) -> PolicyInputs:
+        """Return what `auto` decides by: this server's costs, and a tenant's latest prompts and measured lanes."""
+        costs, policy, model = self.costs, self.policy, "" if self.spec is None else self.spec.fingerprint
         return PolicyInputs(
             policy,
+            lambda kind, lane, bounds: log.verdict(model, kind, lane, bounds),
+            plateau=log.plateau(model),
+            least_margin=lambda kinds: log.least_margin(model, kinds),
             recurs=lambda names: met is not None and met.estimate(names) > 0,
             unsure=self.readings.unsure_share,
             row_costs=RowCosts if costs is None else lambda: costs.row_costs(policy.query_share),
@@ -350,7 +393,7 @@ class RequestPlanner:
             self._drop(request_id)
             staging = None
         if staging is None:
-            plan.restart()
+            plan.restart(ready)
             if self.costs is not None:
                 self._weigh(plan, ready, self.costs)
             self._check_places(plan, ready)
@@ -407,7 +450,7 @@ class RequestPlanner:
         if not plan.plan.decisions or not plan.cached.spans:
             return
         if plan.reads(ready):
-            pays = reading_pays(plan.prompt, ready, self._inputs(None))
+            pays = reading_pays(plan.prompt, ready, self._inputs(None, FidelityLog()))
         else:
             pays = costs.pays(plan.cached, ready, plan.prompt.tokens)
         if not pays:
@@ -458,6 +501,7 @@ class RequestPlanner:
             if load is not None:
                 loads.append(load)
             if last:
+                plan.complete = True
                 self._places.settle(request_id)
             if plan.needs and quiet and self._forms and last:
                 salt, pages = plan.request.store_salt, blocks(request_id)

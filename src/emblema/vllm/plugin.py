@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from emblema.errors import EmblemaError
+from emblema.link.policy.policy import Policy
 from emblema.link.strategies.registry import parse
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class PluginSettings:
         capture: whether pictures and patches are captured from what the server computes.
         memory: bytes of rows, embeddings and patches that each worker keeps in host memory, page-locked beside a GPU.
         weigh: whether `auto` links only what is expected to pay by the costs measured here.
+        canary, canary_rows: as in `Policy`: how much of what `auto` links is compared.
     """
 
     store: Path
@@ -68,6 +70,13 @@ class PluginSettings:
     capture: bool = True
     memory: int = WORKER_BYTES
     weigh: bool = True
+    canary: float = Policy().canary
+    canary_rows: float = Policy().canary_rows
+
+    @property
+    def policy(self) -> Policy:
+        """Bounds of `auto`."""
+        return Policy(canary=self.canary, canary_rows=self.canary_rows)
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "PluginSettings":
@@ -76,7 +85,7 @@ class PluginSettings:
         Raises:
             EmblemaError: a key is unknown, the store is not named, or a value is not right.
         """
-        known = ("capture", "memory", "store", "strategy", "weigh")
+        known = ("canary", "canary_rows", "capture", "memory", "store", "strategy", "weigh")
         unknown = sorted(set(given) - set(known))
         if unknown:
             raise EmblemaError(f"kv_connector_extra_config has {unknown[0]!r}: emblema takes {', '.join(known)}.")
@@ -91,4 +100,6 @@ class PluginSettings:
         memory = WORKER_BYTES if memory is None else memory
         if type(memory) is not int or memory <= 0:
             raise EmblemaError(f"memory is {memory!r}: give bytes.")
-        return cls(Path(given["store"]), strategy, capture, memory, weigh)
+        shares = {name: given[name] for name in ("canary", "canary_rows") if name in given}
+        Policy(**shares)
+        return cls(Path(given["store"]), strategy, capture, memory, weigh, **shares)

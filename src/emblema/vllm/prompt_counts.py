@@ -27,8 +27,14 @@ LABELLED = {
     "hits": ("lane", "Prompts of which rows were taken, by lane."),
     "prompt_rows": ("source", "Rows of prompts, by where from."),
     "store_events": ("event", "What the store has done."),
+    "canary": ("what", "Prompts compared with full prefill, those given up, and rows computed for that."),
 }
 BYTES = "store_bytes"
+HELD = {
+    "store_bytes": (("tier",), "Bytes kept, by tier."),
+    "canary_kl": (("kind", "lane"), "Mean divergence by lane, in nats."),
+}
+"""What is so now, with its labels."""
 _LOOKING_SHARE = 0.01
 """Share of the time in which a store is looked at."""
 AWAY_SECONDS = 10.0
@@ -106,7 +112,7 @@ class StoreMeter:
 class LinkedStats(KVConnectorStats):
     """What was done since the last report.
 
-    By the names of `COUNTERS`; those of `LABELLED` with a label's value after a space, and bytes now with a tier's.
+    By the names of `COUNTERS`; those of `LABELLED` and `HELD` with their labels' values after spaces.
     """
 
     def reset(self) -> None:
@@ -114,7 +120,7 @@ class LinkedStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> "LinkedStats":
         added = {
-            name: value if name.startswith(BYTES) else self.data.get(name, 0) + value
+            name: value if name.partition(" ")[0] in HELD else self.data.get(name, 0) + value
             for name, value in other.data.items()
         }
         return LinkedStats({**self.data, **added})
@@ -140,9 +146,10 @@ class LinkedCounters(KVConnectorPromMetrics):
             name: self._counter_cls(name=f"vllm:emblema_{name}", documentation=words, labelnames=[*labelnames, label])
             for name, (label, words) in LABELLED.items()
         }
-        self._held = self._gauge_cls(
-            name=f"vllm:emblema_{BYTES}", documentation="Bytes kept, by tier.", labelnames=[*labelnames, "tier"]
-        )
+        self._held = {
+            name: self._gauge_cls(name=f"vllm:emblema_{name}", documentation=words, labelnames=[*labelnames, *labels])
+            for name, (labels, words) in HELD.items()
+        }
         self._lanes: set[str] = set()
         known = {"prompt_rows": ("taken", "patched"), "store_events": get_args(CounterName), BYTES: TIERS}
         names = [f"{name} {label}" for name, labels in known.items() for label in labels]
@@ -155,8 +162,8 @@ class LinkedCounters(KVConnectorPromMetrics):
             name, _, label = written.partition(" ")
             if not label:
                 self._counters[name].labels(*values).inc(count)
-            elif name == BYTES:
-                self._held.labels(*values, label).set(count)
+            elif name in HELD:
+                self._held[name].labels(*values, *label.split(" ")).set(count)
             else:
                 shown = self._lane(label) if LABELLED[name][0] == "lane" else label
                 self._labelled[name].labels(*values, shown).inc(count)
@@ -168,7 +175,7 @@ class LinkedCounters(KVConnectorPromMetrics):
         return lane if lane in self._lanes else "other"
 
 
-def joined(parts: Iterable[Mapping[str, int]]) -> LinkedStats | None:
+def joined(parts: Iterable[Mapping[str, float]]) -> LinkedStats | None:
     """Return the sum of counts as one report; None where there is nothing to report."""
     stats = LinkedStats({})
     for part in parts:

@@ -21,6 +21,7 @@ from emblema.vllm.internals import KnownPositions
 from emblema.vllm.pages import Pages
 from emblema.vllm.query_reading import QueryReading, ReadingPhase
 from emblema.vllm.question_notes import NotedQuestion, QuestionNotes, WatchedRun
+from emblema.vllm.shadow_runs import AnswerNotes
 from emblema.vllm.side_rows import SideRun, virtual_request
 from emblema.vllm.staging import RowStager
 from emblema.vllm.step_metadata import QuestionReport, ReadingOrder, ReadingOutcome, StepMetadata
@@ -59,6 +60,7 @@ class QuestionRuns:
         notes: watches its model.
         positions: of prompts.
         hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
+        answers: keeps the logits of answers that were read.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class QuestionRuns:
         notes: QuestionNotes,
         positions: KnownPositions,
         hand_over: Callable[[str, Tensor], None] | None,
+        answers: AnswerNotes,
     ) -> None:
         self._model, self._stager, self._pages = model, stager, pages
-        self._notes, self._positions, self._hand_over = notes, positions, hand_over
+        self._notes, self._positions, self._hand_over, self._answers = notes, positions, hand_over, answers
         self._under_way: dict[str, Reading] = {}
         self._count = self._rows = 0
         self._finished: set[str] = set()
@@ -178,6 +181,7 @@ class QuestionRuns:
         if logits is None:
             raise EmblemaError("the answer of a reading was not seen")
         margin, state = margin_of(logits), reading.state
+        self._answers.note(reading.order.request_id, logits)
         outcome = ReadingOutcome(margin, int(logits.argmax()), state.rows, state.runs)
         self._outcomes[reading.order.request_id] = outcome
         reading.lost |= margin < reading.order.least_margin

@@ -12,11 +12,11 @@ from emblema.errors import EmblemaError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
-from emblema.link.policy.choosing import rank_of
+from emblema.link.policy.choosing import Trial, rank_of
 from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.policy import COMPUTED, PolicyInputs
+from emblema.link.policy.policy import COMPUTED, Lane, PolicyInputs
 from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, Segment, TextPart
-from emblema.link.strategies.auto import second_pass_pays
+from emblema.link.strategies.auto import Auto, second_pass_pays
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.query import unread_rows
 from emblema.link.strategies.registry import parse
@@ -124,6 +124,8 @@ class RequestPlan:
         failed: whether what it takes could not be read or written.
         margin: of an answer that was read, see `Recomputation`; None where none was.
         repeated: rows that were computed twice for it.
+        ready: rows that the prefix cache had of it.
+        complete: whether all its rows are ready.
     """
 
     request: ServedRequest
@@ -139,6 +141,8 @@ class RequestPlan:
     failed: bool = field(default=False, init=False)
     margin: float | None = field(default=None, init=False)
     repeated: int = field(default=0, init=False)
+    ready: int = field(default=0, init=False)
+    complete: bool = field(default=False, init=False)
 
     def reads(self, ready: int) -> bool:
         """Return whether rows are chosen by what the question attends, where `ready` rows are there already."""
@@ -150,9 +154,13 @@ class RequestPlan:
             and again.after(ready) is not None
         )
 
-    def restart(self) -> None:
-        """Count from the start, as vLLM schedules the request for the first time or after a preemption."""
-        self.linked = 0
+    def restart(self, ready: int) -> None:
+        """Count from the start, as vLLM schedules the request for the first time or after a preemption.
+
+        Args:
+            ready: rows that the prefix cache has.
+        """
+        self.linked, self.ready = 0, ready
 
     def encodings(self, ready: int) -> tuple[tuple[str, str], ...]:
         """Return the stored chunks of pictures with rows from `ready` on, by vLLM's names of these pictures.
@@ -233,7 +241,6 @@ def plan_request(
     missing = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in held}
     name = request.options.get("strategy", default)
     artifacts = StoredArtifacts(prompt, spec, store, memory, held)
-    # Nothing is measured of a lane here, so `auto` decides by the default policy.
     inputs = inputs or PolicyInputs()
     reads = name == "auto" and second_pass is None and not missing and reading_pays(prompt, 0, inputs)
     knowledge = Knowledge(
@@ -245,8 +252,13 @@ def plan_request(
         second_pass=reads,
     )
     if name == "auto" and not reads and all(segment.start for segment, _ in prompt.chunk_segments):
-        # Without a patch of its own `auto` computes a picture in its place.
-        known = [segment.rows for segment, chunk in prompt.chunk_segments if artifacts.serve(chunk.id, segment.start)]
+        # Without a patch of its own `auto` computes a picture in its place, unless its kind is taken bare.
+        known = [
+            segment.rows
+            for segment, chunk in prompt.chunk_segments
+            if artifacts.serve(chunk.id, segment.start)
+            or (chunk.id not in missing and inputs.verdict(chunk.kind, Lane.BARE, inputs.policy).open)
+        ]
         if not known or not pays(CachedSpans(tuple(known)), prompt.tokens):
             return _all_computed(request, prompt, plain, missing, knowledge, artifacts, _count_sightings(prompt, met))
     try:
@@ -282,6 +294,27 @@ def plan_request(
     return RequestPlan(
         request, prompt, linked, tuple(missing.values()), CachedSpans.of(linked), needs, remark, bool(lacking or needs)
     )
+
+
+def plan_trial(
+    request: ServedRequest,
+    stubs: ChunkStubs,
+    store: TenantStore,
+    memory: StoreMemory,
+    trial: Trial,
+    inputs: PolicyInputs,
+) -> RequestPlan | None:
+    """Plan a prompt with one lane alone, to measure it; None where pages do not support that. It reads the store."""
+    spec = stubs.spec
+    prompt = build_prompt(request, stubs)
+    chunks = [chunk.id for _, chunk in prompt.chunk_segments]
+    held = memory.held(store, chunks)
+    artifacts = StoredArtifacts(prompt, spec, store, memory, held)
+    knowledge = Knowledge(spec.fingerprint, spec.layouts, artifacts.find, lambda prompt: None, policy_inputs=inputs)
+    plan = Auto(inputs.policy, trial).plan(prompt, knowledge)
+    if not held.keys() >= set(chunks) or unsupported_reason(plan) is not None:
+        return None
+    return RequestPlan(request, prompt, plan, cached=CachedSpans.of(plan))
 
 
 def reading_pays(prompt: Prompt, ready: int, inputs: PolicyInputs) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan
@@ -154,6 +154,65 @@ class ReadingOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowOrder:
+    """A comparison that begins: an answered prompt is linked and computed in full, on pages that no request has.
+
+    Attributes:
+        number: of the order; never one of a `StagingOrder` of a request.
+        name: by which what it takes is staged.
+        data: the prompt and its pages, as vLLM's runner is given them, with a token more than is computed, so that no
+            token is sampled; its pictures have names of their own.
+        pictures: vLLM's names of the pictures, by their own.
+        tokens: rows of the prompt.
+        taken, computed: rows of the linked prompt.
+        noted: a request whose logits were noted in place of linking its prompt again; empty for none.
+    """
+
+    number: int
+    name: str
+    data: Any
+    pictures: Mapping[str, str]
+    tokens: int
+    taken: tuple[Rows, ...] = ()
+    computed: tuple[Rows, ...] = ()
+    noted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowOutcome:
+    """What a comparison showed.
+
+    Attributes:
+        kl: divergence of the linked prompt's first token from full prefill's, in nats.
+        agrees: whether the likeliest token is the same.
+        margin: by how much the probabilities of the linked prompt's two likeliest tokens differ.
+        rows: how many rows were computed.
+    """
+
+    kl: float
+    agrees: bool
+    margin: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowReport:
+    """That some workers are done with a comparison's pages.
+
+    Attributes:
+        workers: how many.
+        outcome: what it showed; None where one of them could not say.
+    """
+
+    workers: int
+    outcome: ShadowOutcome | None
+
+    def joined(self, other: "ShadowReport") -> "ShadowReport":
+        """Return the report of all of the workers; each of them sees all logits."""
+        return ShadowReport(self.workers + other.workers, None if other.outcome is None else self.outcome)
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetadata:
     """All work of one step beside vLLM's own.
 
@@ -168,6 +227,9 @@ class StepMetadata:
         patches: what to read after it.
         computes: whether it has any rows.
         pressed: whether requests come so densely that nothing is to be kept beside them.
+        shadow: a comparison that begins.
+        shadows_ended: numbers of comparisons that are given up.
+        noted: a request that was read, whose logits are to be kept for a comparison; None for none.
     """
 
     stagings: tuple[StagingOrder, ...] = ()
@@ -182,6 +244,9 @@ class StepMetadata:
     patches: tuple[PatchCapture, ...] = ()
     computes: bool = True
     pressed: bool = False
+    shadow: ShadowOrder | None = None
+    shadows_ended: tuple[int, ...] = ()
+    noted: str | None = None
 
 
 @dataclass(slots=True)
@@ -197,6 +262,7 @@ class WorkerReport:
         questions: what questions attend, by request.
         outcomes: what came of readings, by request, as one worker saw it.
         steps: what earlier steps did, and the seconds that they took on one worker.
+        shadows: comparisons that workers are done with, by their numbers.
     """
 
     staged: dict[int, int] = field(default_factory=dict)
@@ -207,6 +273,7 @@ class WorkerReport:
     questions: dict[str, QuestionReport] = field(default_factory=dict)
     outcomes: dict[str, ReadingOutcome] = field(default_factory=dict)
     steps: list[tuple[StepWork, float]] = field(default_factory=list)
+    shadows: dict[int, ShadowReport] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any(
@@ -219,6 +286,7 @@ class WorkerReport:
                 self.questions,
                 self.outcomes,
                 self.steps,
+                self.shadows,
             )
         )
 
@@ -234,12 +302,22 @@ class WorkerReport:
             self.lost | other.lost,
             added(self.captured, other.captured),
             self.failed | other.failed,
-            {
-                name: self.questions[name].joined(other.questions[name])
-                if name in self.questions and name in other.questions
-                else (self.questions | other.questions)[name]
-                for name in self.questions | other.questions
-            },
+            _joined(self.questions, other.questions),
             other.outcomes | self.outcomes,
             self.steps or other.steps,
+            _joined(self.shadows, other.shadows),
         )
+
+
+class _Joinable(Protocol):
+    def joined(self, other: Self) -> Self: ...
+
+
+Name = TypeVar("Name")
+Part = TypeVar("Part", bound=_Joinable)
+
+
+def _joined(one: Mapping[Name, Part], two: Mapping[Name, Part]) -> dict[Name, Part]:
+    """Return the reports of both; those of one name are joined."""
+    both = {name: one[name].joined(two[name]) for name in one if name in two}
+    return {**one, **two, **both}

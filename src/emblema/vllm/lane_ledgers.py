@@ -1,0 +1,55 @@
+"""What was measured of lanes, by tenant: read where requests are planned, and added to where prompts were compared."""
+
+import time
+
+from emblema.link.policy.fidelity import FidelityLog, Sample
+from emblema.link.policy.margins import MarginSample
+from emblema.link.policy.policy import REPEATED, Lane, Policy
+from emblema.session.fidelity_logs import FidelityLogs
+from emblema.store import Store
+from emblema.vllm.step_metadata import ShadowOutcome
+
+REFRESH_SECONDS = 1.0
+"""How long a tenant's measurements are taken to be what other processes have written too."""
+
+
+class LaneLedgers:
+    """The measurements of a store's tenants, shared by all servers on its folder; for the thread that reads the store.
+
+    Args:
+        store: the store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._logs = store, FidelityLogs.of_store(store)
+        self._read: dict[str, float] = {}
+
+    def of(self, salt: bytes) -> FidelityLog:
+        """Return a tenant's measurements, with those of other servers."""
+        owner, now = self._store.tenant(salt).owner, time.monotonic()
+        log = self._logs.of(owner)
+        if now - self._read.setdefault(owner, now) >= REFRESH_SECONDS:
+            self._logs.refresh(owner)
+            self._read[owner] = now
+        return log
+
+    def record(
+        self, salt: bytes, model: str, lanes: frozenset[tuple[str, Lane]], outcome: ShadowOutcome, policy: Policy
+    ) -> None:
+        """Add what a comparison showed to a tenant's measurements.
+
+        Args:
+            salt: of the tenant's store.
+            model: fingerprint.
+            lanes: kinds and lanes that it judges.
+            outcome: what it showed.
+            policy: bounds that it is judged by.
+        """
+        owner = self._store.tenant(salt).owner
+        log = self._logs.of(owner)
+        self._logs.refresh(owner)
+        for kind, lane in sorted(lanes):
+            log.record(model, kind, lane, Sample(outcome.kl, outcome.agrees), policy)
+        if kinds := {kind for kind, lane in lanes if lane in REPEATED}:
+            log.note_margin(model, kinds, MarginSample(outcome.margin, outcome.agrees), check=True)
+        self._logs.save(owner)
