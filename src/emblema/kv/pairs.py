@@ -219,6 +219,12 @@ def sightings_of(pairs: ChunkPairs, antecedents: Sequence[str]) -> list[int]:
     return [int(known.get(name, 0)) for name in antecedents]
 
 
+def met_often(pairs: ChunkPairs, antecedents: Sequence[str], sightings: float) -> bool:
+    """Return whether a chunk was met with each of some antecedents, and so many times with each on average."""
+    met = sightings_of(pairs, list(dict.fromkeys(antecedents)))
+    return bool(met) and min(met) > 0 and sum(met) >= sightings * len(met)
+
+
 def learn(pairs: ChunkPairs, sighting: PairSighting, purity: float = PURITY) -> ChunkPairs:
     """Return what is known after one more prompt.
 

@@ -13,6 +13,7 @@ from emblema.errors import PlanError
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan, Recomputation, RowRange, RowSource, Selector
 from emblema.link.prompt import Prompt, TextPart
+from emblema.link.row_shares import RowShares, noted_layers, noted_rows, owners_of
 from emblema.link.second_pass import chosen_rows, spanned_rows
 from emblema.link.taken_rows import LinkJob, TakenRows, relocated
 from emblema.models.adapter import Adapter
@@ -50,23 +51,6 @@ class LinkTrace:
     seconds: float
     residual_bytes: int = 0
     repeated: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RowShares:
-    """What computed rows of chunks attended of the chunks before them.
-
-    Attributes:
-        rows: [r] int64, rows of the prompt, in order.
-        mass: [r, chunks] float32, attention to each of the prompt's chunk parts, mean of heads and noted layers.
-        alone: [r, chunks] float32, what share each would have if it were the only one before the row's own chunk.
-        seconds: of the processor, that noting took.
-    """
-
-    rows: Tensor
-    mass: Tensor
-    alone: Tensor
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,37 +232,20 @@ class _PlanRun:
 
     def _forward(self, batch: RowBatch, rows: Tensor, *, last: bool) -> Tensor:
         """Run logical rows in every layer; in the last forward, note what some of the chunks' rows attend."""
-        noted = self._noted(rows) if last else rows[:0]
+        sample = self.job.sample if last else None
+        noted = rows[:0] if sample is None else noted_rows(self.job.prompt, rows, sample)
         if len(noted) == 0:
             return self.adapter.forward(batch, self.table)
         began = time.thread_time()
-        segments = [segment for segment, _ in self.job.prompt.chunk_segments]
-        owners = torch.full((self.plan.rows,), len(segments))
-        for index, segment in enumerate(segments):
-            owners[segment.start : segment.stop] = index
-        device = self.adapter.device
+        owners, device = owners_of(self.job.prompt), self.adapter.device
         groups = owners[self.table.rows[: self.table.length].cpu()].to(device)
-        shares = AntecedentAttention(groups, owners[rows[noted]].to(device), len(segments))
+        chunks = len(self.job.prompt.chunk_segments)
+        shares = AntecedentAttention(groups, owners[rows[noted]].to(device), chunks)
         seconds = time.thread_time() - began
         with noting_attention(self.adapter, noted, shares.add, noted_layers(self.plan.layers)) as noting:
             hidden = self.adapter.forward(batch, self.table)
         self.shares = RowShares(rows[noted], shares.mass.cpu(), shares.alone.cpu(), seconds + noting.seconds)
         return hidden
-
-    def _noted(self, rows: Tensor) -> Tensor:
-        """Return which of some logical rows are noted [noted], in order: of chunks after others, at most as many."""
-        sample = self.job.sample
-        segments = [segment for segment, _ in self.job.prompt.chunk_segments][1:]
-        if sample is None or not segments:
-            return rows[:0]
-        inside = torch.zeros(self.plan.rows, dtype=torch.bool)
-        for segment in segments:
-            inside[segment.start : segment.stop] = True
-        found = inside[rows].nonzero().squeeze(1)
-        if len(found) > sample.rows:
-            generator = torch.Generator().manual_seed(sample.seed)
-            found = found[torch.randperm(len(found), generator=generator)[: sample.rows]].sort().values
-        return found
 
     def drop_leaving(self) -> None:
         """Drop the rows that leave the table."""
@@ -390,15 +357,6 @@ def deviation(fresh: LayerRows, held: LayerRows) -> Tensor:
 
 RULES = {"deviation": deviation}
 """By a selector's rule: scores candidate rows, of which the highest go on."""
-
-
-def noted_layers(layers: int) -> frozenset[int]:
-    """Return the layers of a model whose attention is noted for shares: one, in the middle.
-
-    Earlier layers were measured to name the wrong antecedent where two of them are alike; more layers cost as much
-    again each.
-    """
-    return frozenset((layers // 2,))
 
 
 def _candidate_rows(selector: Selector) -> Tensor:

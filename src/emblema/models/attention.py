@@ -147,10 +147,10 @@ class AntecedentAttention:
         self._layers = 0
 
     def add(self, layer: int, places: Tensor, weights: Tensor) -> None:
-        """Add one layer's weights of some of the rows."""
+        """Add one layer's weights of some of the rows, over the first rows of the table or all of them."""
         self._layers += int(places[0]) == 0
         places = places.to(self._before.device)
-        mass = (weights @ self._members) * self._before[places]
+        mass = (weights @ self._members[: weights.shape[-1]]) * self._before[places]
         rest = (1 - mass.sum(dim=-1, keepdim=True)).clamp_min(1e-6)
         self._mass[places] += mass.mean(dim=0)
         self._alone[places] += (mass / (mass + rest)).mean(dim=0)

@@ -11,7 +11,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from emblema.errors import StoreError
-from emblema.kv.pairs import PairBasis
+from emblema.kv.pairs import ChunkPairs, PairBasis, turned
 from emblema.store.files import make_folder, write_whole
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,14 @@ class KeptBasis:
     made: int
     earlier: str | None = None
     turn: Tensor | None = None
+
+    def hold(self, pairs: ChunkPairs) -> ChunkPairs | None:
+        """Return pairs on this basis; None where they belong to an unknown one."""
+        if pairs.basis == self.basis.id:
+            return pairs
+        if pairs.basis == self.earlier and self.turn is not None:
+            return turned(pairs, self.turn, self.basis.id)
+        return None
 
 
 class PairBases:

@@ -10,14 +10,15 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError
+from emblema.kv.artifacts import Artifact
 from emblema.kv.layout import LayerLayout, all_finite
 from emblema.kv.pairs import (
-    MOST_AVERAGED,
     PURITY,
     ChunkPairs,
     PairBasis,
@@ -26,8 +27,8 @@ from emblema.kv.pairs import (
     compose_pairs,
     learn,
     make_basis,
+    met_often,
     sightings_of,
-    turned,
     width_of,
     without,
 )
@@ -38,6 +39,7 @@ from emblema.link.taken_rows import ShareSample
 from emblema.models.adapter import Adapter
 from emblema.session.pair_bases import KeptBasis, PairBases
 from emblema.session.pair_rows import LinkedRows
+from emblema.session.pair_sampler import PairSampler, worth_of
 from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.record import SHARED
 from emblema.store.store import Store, TenantStore
@@ -101,6 +103,23 @@ class PairStatistics:
     bytes: int = 0
 
 
+class PairStore(Protocol):
+    """Where a memory keeps its pairs: a tenant's store, or a view of one."""
+
+    @property
+    def deletions(self) -> object:
+        """What is another value whenever `deleted` may say something else."""
+
+    def deleted(self, chunks: Iterable[str]) -> frozenset[str]:
+        """Return those of some chunks that were deleted."""
+
+    def find_artifact(self, key: ArtifactKey) -> Artifact | None:
+        """Return the artifact of a key; None where it is not stored."""
+
+    def put_artifact(self, key: ArtifactKey, artifact: Artifact) -> bool:
+        """Keep an artifact; returns whether it was kept."""
+
+
 class PairMemory:
     """One tenant's pairs on one model. Any thread may delete from it; all else is for the thread that owns the model.
 
@@ -111,14 +130,15 @@ class PairMemory:
         bases: keeps the basis beside the store's files.
         owner: digest of the tenant.
         settings: how pairs are learnt.
+        sampler: says what is learnt from; one of its own by default.
 
     Attributes:
-        budget: holds learning to a share of what the tenant's answers cost.
+        sampler: holds learning to a share of what the tenant's answers cost.
     """
 
     def __init__(
         self,
-        store: Callable[[], TenantStore | None],
+        store: Callable[[], PairStore | None],
         model: str,
         layouts: Sequence[LayerLayout],
         dtype: torch.dtype,
@@ -126,6 +146,7 @@ class PairMemory:
         bases: PairBases,
         owner: str,
         settings: PairSettings | None = None,
+        sampler: PairSampler | None = None,
     ) -> None:
         self.settings, self.model = settings or PairSettings(), model
         self._store, self._layouts, self._dtype, self._device = store, tuple(layouts), dtype, device
@@ -138,7 +159,7 @@ class PairMemory:
         self._pending: deque[LinkedRows] = deque()
         self._sample: list[tuple[Tensor, LinkedRows | None, frozenset[str]]] = []
         self._served: OrderedDict[ArtifactKey, frozenset[str]] = OrderedDict()
-        self._deletions = -1
+        self._deletions: object = None
         self._kept = bases.load(owner, model, width_of(layouts))
         self._right: tuple[tuple[Tensor, Tensor], ...] = ()
         if self.settings.exact:
@@ -146,10 +167,13 @@ class PairMemory:
             self._kept = KeptBasis(basis, made=len(self.settings.basis_rows))
         self._use_basis()
         self._counts = PairStatistics()
-        self.budget = LearningBudget()
-        # Prompts met, and those that are due to be learnt from.
-        self._prompts, self._due = 0, 0.0
+        self.sampler = sampler or PairSampler(self.settings.noted_rows)
         self._flushed = time.monotonic()
+
+    @property
+    def budget(self) -> LearningBudget:
+        """What learning may cost."""
+        return self.sampler.budget
 
     @property
     def statistics(self) -> PairStatistics:
@@ -190,11 +214,7 @@ class PairMemory:
     def knows(self, key: ArtifactKey) -> bool:
         """Return whether a chunk was met with each of the antecedents, and often enough to be served from memory."""
         pairs = self._pairs(key.chunk)
-        names = dict.fromkeys(key.antecedents)
-        if pairs is None or not names:
-            return False
-        met = sightings_of(pairs, list(names))
-        return min(met) > 0 and sum(met) >= self.settings.sightings * len(met)
+        return pairs is not None and met_often(pairs, key.antecedents, self.settings.sightings)
 
     def witnesses(self, key: ArtifactKey) -> frozenset[str] | None:
         """Return the chunks that a served patch was learnt from; None where it is not known any more."""
@@ -222,14 +242,7 @@ class PairMemory:
 
     def _current(self, pairs: ChunkPairs) -> ChunkPairs | None:
         """Return pairs on the present basis; None where they belong to an unknown one."""
-        kept = self._kept
-        if kept is None:
-            return None
-        if pairs.basis == kept.basis.id:
-            return pairs
-        if pairs.basis == kept.earlier and kept.turn is not None:
-            return turned(pairs, kept.turn, kept.basis.id)
-        return None
+        return None if self._kept is None else self._kept.hold(pairs)
 
     def _key(self, chunk: str) -> ArtifactKey:
         return ArtifactKey(self.model, chunk, kind=ArtifactKind.PAIR)
@@ -237,25 +250,14 @@ class PairMemory:
     # Learning.
 
     def next_sample(self, keys: Iterable[ArtifactKey], policy: Policy, *, on_credit: bool = True) -> ShareSample | None:
-        """Return which rows of the next prompt are learnt from; None where it is not worth it, or over the budget.
-
-        One more sighting changes a mean of n by its (n + 1)th part, and an entry takes `MOST_AVERAGED` differences: so
-        prompts whose pairs were met n times are learnt from as often as `MOST_AVERAGED` in n + 1.
+        """Return which rows of the next prompt are learnt from; None for none. See `PairSampler.next`.
 
         Args:
             keys: of the kind PAIRS, of the prompt's chunks.
             policy: bounds of the request.
             on_credit: whether it may be learnt from before that was earned.
         """
-        self._prompts += 1
-        worth = [1 / (1 + self._met(key)) for key in keys if key.antecedents]
-        mean = sum(worth) / len(worth) if worth else 0.0
-        self._due = min(1.0, self._due + MOST_AVERAGED * mean)
-        worth_now = mean if on_credit else 0.0
-        if self._due < 1 or not self.budget.allows(worth_now, policy.learning_share, policy.learning_ahead):
-            return None
-        self._due = 0.0
-        return ShareSample(self.settings.noted_rows, self._prompts)
+        return self.sampler.next(worth_of(self._met(key) for key in keys if key.antecedents), policy, on_credit)
 
     def _met(self, key: ArtifactKey) -> int:
         """Return how many prompts a chunk was learnt from with the antecedent that it was met with least."""
@@ -403,7 +405,7 @@ class PairMemory:
         self._deletions = store.deletions
         with self._lock:
             names = {name for pairs in self._chunks.values() if pairs is not None for name in pairs.sources}
-            names.update(self._chunks)
+            names.update(self._chunks, *(rows.witnesses for rows in self._pending), *(part[2] for part in self._sample))
         for name in store.deleted(names):
             self.forget(name)
 
@@ -420,10 +422,15 @@ class PairMemory:
                 if store is not None and len(pairs.places):
                     store.put_artifact(self._key(name), pairs)
 
+    def release(self) -> None:
+        """Let go of what the store has; it is read again when it is needed."""
+        with self._lock:
+            self._chunks = OrderedDict((name, pairs) for name, pairs in self._chunks.items() if name in self._dirty)
+
     def idle(self) -> None:
         """Learn from what waits, and write what has changed if it was not written lately."""
         self.settle()
-        if self._dirty and time.monotonic() - self._flushed > FLUSH_SECONDS:
+        if self.waiting:
             self.flush()
 
 

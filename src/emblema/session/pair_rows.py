@@ -12,6 +12,8 @@ from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, RowState, Segment
+from emblema.link.row_shares import RowShares
+from emblema.link.taken_rows import ModelGeometry
 from emblema.models.adapter import Adapter
 from emblema.session.requests import Prefill
 from emblema.store.keys import ArtifactKey, ArtifactKind
@@ -102,58 +104,96 @@ def names_all(prompt: Prompt) -> bool:
     return all(part.name and part.state is not RowState.WRITTEN for part in prompt.chunk_parts)
 
 
+def witnesses_of(
+    prompt: Prompt, plan: LinkPlan, served: Callable[[ArtifactKey], frozenset[str] | None]
+) -> frozenset[str] | None:
+    """Return ids of all chunks that rows which a plan computes may hold traces of; None where these are not known.
+
+    Args:
+        prompt: the prompt.
+        plan: its plan.
+        served: returns the chunks that a patch from memory was learnt from.
+    """
+    witnesses = {part.name for part in prompt.chunk_parts}
+    for key in {part.patch.key for part in plan.ranges if part.patch is not None}:
+        traces = served(key) if key.kind is ArtifactKind.PAIRS else key.chunks
+        if traces is None:
+            return None
+        witnesses |= traces
+    return frozenset(witnesses)
+
+
 def linked_rows(
     adapter: Adapter,
     prefill: Prefill,
     canonical: Callable[[Segment], Chunk | None],
     served: Callable[[ArtifactKey], frozenset[str] | None],
 ) -> LinkedRows | None:
-    """Return the rows whose attention was noted, copied; None where there is nothing to learn from.
+    """Return the rows of a linked prompt whose attention was noted, copied; None where there is nothing to learn from.
 
     Args:
         adapter: the model.
         prefill: the linked prompt.
         canonical: returns the stored chunk of a part, with its canonical rows, if there is one.
-        served: returns the chunks that a patch from memory was learnt from.
+        served: see `witnesses_of`.
     """
     prompt, linked, shares = prefill.prompt, prefill.linked, prefill.linked.shares
     if shares is None or not teaches(prefill.plan) or not names_all(prompt):
         return None
-    witnesses = {part.name for part in prompt.chunk_parts}
-    for key in {part.patch.key for part in prefill.plan.ranges if part.patch is not None}:
-        traces = served(key) if key.kind is ArtifactKind.PAIRS else key.chunks
-        if traces is None:
-            return None
-        witnesses |= traces
+    witnesses = witnesses_of(prompt, prefill.plan, served)
+    if witnesses is None:
+        return None
     held = torch.full((prompt.tokens,), -1)
     held[linked.table.rows[: linked.rows].cpu()] = torch.arange(linked.rows)
     # Rows that have left the table are not learnt from.
     kept = (held[shares.rows] >= 0).nonzero().squeeze(1)
-    noted, mass, alone = (whole[kept] for whole in (shares.rows, shares.mass, shares.alone))
-    order = noted.tolist()
+    shares = RowShares(shares.rows[kept], shares.mass[kept], shares.alone[kept], shares.seconds)
+
+    def read(indices: Tensor) -> KVRows:
+        where = held[shares.rows[indices]].to(linked.table.rows.device)
+        return tuple(linked.table.read(layer, 0, linked.rows).select(where) for layer in range(len(adapter.layouts)))
+
+    return noted_chunks(adapter, prompt, shares, read, canonical, witnesses)
+
+
+def noted_chunks(
+    model: ModelGeometry,
+    prompt: Prompt,
+    shares: RowShares,
+    read: Callable[[Tensor], KVRows],
+    canonical: Callable[[Segment], Chunk | None],
+    witnesses: frozenset[str],
+) -> LinkedRows | None:
+    """Return rows whose attention was noted by their chunks; None where no chunk of theirs is stored.
+
+    Args:
+        model: whose rows they are.
+        prompt: the prompt.
+        shares: of the rows.
+        read: returns a copy of some of the noted rows, by their indices [n] in `shares`.
+        canonical: see `linked_rows`.
+        witnesses: see `LinkedRows`.
+    """
+    order = shares.rows.tolist()
     parts, found = [], []
     for index, (segment, _) in enumerate(prompt.chunk_segments):
         own = slice(bisect_left(order, segment.start), bisect_left(order, segment.stop))
         chunk = canonical(segment) if index and own.start < own.stop else None
         if chunk is not None:
-            antecedents, masses, shared = _merged(prompt, index, mass[own], alone[own])
-            parts.append(ChunkShares(chunk, antecedents, noted[own] - segment.start, masses, shared))
-            found.append(noted[own])
+            antecedents, masses, shared = _merged(prompt, index, shares.mass[own], shares.alone[own])
+            parts.append(ChunkShares(chunk, antecedents, shares.rows[own] - segment.start, masses, shared))
+            found.append(torch.arange(own.start, own.stop))
     if not parts:
         return None
-    rows = torch.cat(found)
-    where = held[rows].to(linked.table.rows.device)
-    copied = tuple(linked.table.read(layer, 0, linked.rows).select(where) for layer in range(len(adapter.layouts)))
+    indices = torch.cat(found)
     source = torch.cat([part.chunk.encoded.positions[:, part.rows] for part in parts], dim=1)
-    target = prompt.positions[:, rows]
-    book = adapter.phases(torch.cat((source.to(target.device), target), dim=1))
-    return LinkedRows(
-        tuple(parts),
-        copied,
-        book.slice(0, len(rows)),
-        book.slice(len(rows), 2 * len(rows)),
-        frozenset(witnesses),
-    )
+    target = prompt.positions[:, shares.rows[indices]]
+    book = PhaseBook(model.tables, torch.cat((source.to(target.device), target), dim=1).to(model.device))
+    for band in {layout.rotary for layout in model.layouts if layout.rotary is not None}:
+        # Worked out here, so that any thread may read them.
+        book(band)
+    count = len(indices)
+    return LinkedRows(tuple(parts), read(indices), book.slice(0, count), book.slice(count, 2 * count), witnesses)
 
 
 def _merged(prompt: Prompt, index: int, mass: Tensor, alone: Tensor) -> tuple[tuple[str, ...], Tensor, Tensor]:

@@ -126,6 +126,24 @@ class PieceLookup:
                 return piece.artifact
         return None
 
+    def written(self, owner: str, key: ArtifactKey) -> tuple[float, int] | None:
+        """Return when an owner's artifact was written last, and its bytes: on disk, or in memory without a disk."""
+        id = artifact_id(key, owner)
+        if self._tiers.disk is not None:
+            entry = None if self._is_deleted(owner, *key.chunks) else self._tiers.entry(id, owner)
+            return None if entry is None else (entry.created, entry.bytes)
+        with self._changed:
+            piece = self._get((owner,), id)
+            return None if piece is None or piece.artifact is None else (piece.created, piece.artifact.bytes)
+
+    def read_artifact(self, owner: str, key: ArtifactKey) -> Artifact | None:
+        """Return an owner's artifact from the slower tiers, which another process may have written; as `written`."""
+        if self._tiers.disk is None:
+            return self.find_artifact((owner,), key)
+        id = artifact_id(key, owner)
+        stored = self._pool.call(id, owner, partial(self._reader.read_artifact, id, owner, key))
+        return None if stored is None else stored.artifact
+
     def holds(self, owners: Owners, id: str) -> bool:
         """Return whether a chunk is in any tier."""
         with self._changed:

@@ -343,6 +343,17 @@ class TenantStore:
         self._cache.counters.add(self.owner, "patch_misses" if found is None else "patch_hits")
         return found
 
+    def written(self, key: ArtifactKey) -> tuple[float, int] | None:
+        """Return when the own artifact with this key was written last, by any process, and its bytes; None for never.
+
+        Without a folder, that of the one in memory. Two values that are equal are of the same artifact.
+        """
+        return self._lookup.written(self.owner, key)
+
+    def read_artifact(self, key: ArtifactKey) -> Artifact | None:
+        """Return the own artifact with this key as `written` has it, whatever older one is in memory; or None."""
+        return self._lookup.read_artifact(self.owner, key)
+
     def put_artifact(self, key: ArtifactKey, artifact: Artifact) -> bool:
         """Keep a patch or another artifact in place of one with the same key; returns whether it was kept.
 

@@ -26,6 +26,7 @@ from emblema.vllm.shards import ShardStore, TenantShards
 from emblema.vllm.staging import RowStager
 from emblema.vllm.step_costs import StepWork
 from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata, WorkerReport
+from emblema.vllm.stored_pairs import StoredPairs
 
 _log = logging.getLogger(__name__)
 WAITING_PROMPTS = 16
@@ -153,7 +154,8 @@ class KVWorker:
         self._agree = agree
         # Patches are formed in host memory, beside the model.
         self._host_spec, self._copier = spec.on(torch.device("cpu")), copier or HostCopier.of(spec.device)
-        self.stager, self._report = RowStager(store), WorkerReport()
+        self.stager = RowStager(store, StoredPairs(store.whole, self._host_spec))
+        self._report = WorkerReport()
         self.waiting = WaitingRows(WAITING_BYTES)
         # Prompts whose chunks are not all stored yet; the thread appends, any thread may take the oldest away.
         self._prompts: deque[WaitingPrompt] = deque()

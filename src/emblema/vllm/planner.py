@@ -30,6 +30,7 @@ from emblema.vllm.request_plan import (
     plan_request,
     plan_trial,
     reading_pays,
+    shares_read,
 )
 from emblema.vllm.spans import CachedSpans
 from emblema.vllm.step_costs import StepCosts
@@ -42,6 +43,7 @@ from emblema.vllm.step_metadata import (
     WorkerReport,
 )
 from emblema.vllm.stored import StoreMemory
+from emblema.vllm.stored_pairs import StoredPairs
 
 _log = logging.getLogger(__name__)
 MOST_LINES = 256
@@ -159,6 +161,7 @@ class RequestPlanner:
         # thread's own.
         self._met: OrderedDict[bytes, FrequencySketch] = OrderedDict()
         self._memory = StoreMemory(store)
+        self._pairs = None if spec is None else StoredPairs(store, spec)
         # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
         self._names: OrderedDict[str, str] = OrderedDict()
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -293,6 +296,7 @@ class RequestPlanner:
             self._pays,
             self._second_pass,
             self._inputs(met, self._ledgers.of(request.store_salt)),
+            self._pairs,
         )
 
     def _inputs(self, met: FrequencySketch | None, log: FidelityLog) -> PolicyInputs:
@@ -432,7 +436,8 @@ class RequestPlanner:
             return False
         number, salt = next(self._numbers), plan.request.store_salt
         taken = plan.plan if linked else LinkPlan("plain", plan.prompt.tokens, plan.plan.layers, ())
-        self._orders[request_id] = StagingOrder(number, request_id, salt, plan.prompt, taken, encodings)
+        worth = plan.worth if self._forms else 0.0
+        self._orders[request_id] = StagingOrder(number, request_id, salt, plan.prompt, taken, encodings, worth)
         self._stagings[request_id] = Staging(number, time.monotonic(), self._workers)
         return True
 
@@ -450,7 +455,8 @@ class RequestPlanner:
         if not plan.plan.decisions or not plan.cached.spans:
             return
         if plan.reads(ready):
-            pays = reading_pays(plan.prompt, ready, self._inputs(None, FidelityLog()))
+            inputs = self._inputs(None, FidelityLog())
+            pays = reading_pays(plan.prompt, ready, inputs, shares_read(plan.plan, inputs.policy))
         else:
             pays = costs.pays(plan.cached, ready, plan.prompt.tokens)
         if not pays:

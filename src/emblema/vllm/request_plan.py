@@ -11,23 +11,26 @@ import torch
 from emblema.errors import EmblemaError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.pairs import sightings_of
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.choosing import Trial, rank_of
 from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.policy import COMPUTED, Lane, PolicyInputs
+from emblema.link.policy.policy import COMPUTED, REPEATED, Lane, Policy, PolicyInputs
 from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, Segment, TextPart
-from emblema.link.strategies.auto import Auto, second_pass_pays
+from emblema.link.strategies.auto import Auto, second_pass_pays, shares_of
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.query import unread_rows
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
+from emblema.session.pair_sampler import worth_of
 from emblema.store.identity import SHARED_SALT, chunk_id, request_salt
-from emblema.store.keys import ArtifactKey, orbit_key
+from emblema.store.keys import ArtifactKey, ArtifactKind, orbit_key
 from emblema.store.store import TenantStore
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.spans import CachedSpans, unsupported_reason
 from emblema.vllm.step_metadata import PatchNeed
 from emblema.vllm.stored import StoreMemory
+from emblema.vllm.stored_pairs import StoredPairs
 
 REMEMBERED_STUBS = 1024
 BRIDGED_ROWS = 3
@@ -118,6 +121,7 @@ class RequestPlan:
         cached: its cached spans.
         needs: patches to form from this request's rows, once they are computed.
         lacking: whether patches are lacking, those that are not worth forming yet included.
+        worth: what its rows would teach of pairs, from 0 to 1.
         remark: why the plan is not what was asked for; None if it is.
         linked: cached rows that were taken so far.
         weighed: whether it was decided if linking pays.
@@ -136,6 +140,7 @@ class RequestPlan:
     needs: tuple[PatchNeed, ...] = ()
     remark: str | None = None
     lacking: bool = False
+    worth: float = 0.0
     linked: int = field(default=0, init=False)
     weighed: bool = field(default=False, init=False)
     failed: bool = field(default=False, init=False)
@@ -220,6 +225,7 @@ def plan_request(
     pays: Callable[[CachedSpans, int], bool] = lambda spans, rows: True,
     second_pass: str | None = NOT_READY,
     inputs: PolicyInputs | None = None,
+    pairs: StoredPairs | None = None,
 ) -> RequestPlan:
     """Plan a request, as far as the store and the pages allow. It reads the store, so no step should wait for it.
 
@@ -233,6 +239,7 @@ def plan_request(
         pays: returns whether taking some spans of a prompt of so many rows is expected to pay; `auto` asks it.
         second_pass: why no plan with a second pass can be carried out; None where it can.
         inputs: what `auto` decides by; the defaults where None.
+        pairs: reads what is known of pairs; None where nothing is.
     """
     spec = stubs.spec
     prompt = build_prompt(request, stubs)
@@ -240,9 +247,10 @@ def plan_request(
     held = memory.held(store, [chunk.id for _, chunk in prompt.chunk_segments])
     missing = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in held}
     name = request.options.get("strategy", default)
-    artifacts = StoredArtifacts(prompt, spec, store, memory, held)
-    inputs = inputs or PolicyInputs()
-    reads = name == "auto" and second_pass is None and not missing and reading_pays(prompt, 0, inputs)
+    artifacts = StoredArtifacts(prompt, spec, store, memory, held, pairs)
+    inputs = replace(inputs or PolicyInputs(), knows_pairs=artifacts.knows_pairs)
+    may_read = name == "auto" and second_pass is None and not missing
+    reads = may_read and reading_pays(prompt, 0, inputs, artifacts.read_shares(inputs.policy))
     knowledge = Knowledge(
         spec.fingerprint,
         spec.layouts,
@@ -291,9 +299,13 @@ def plan_request(
     else:
         linked, remark = compute_chunks(plan, missing), plan.remark
         needs = () if CachedSpans.of(linked).spans else _forming_needs(plan)
-    return RequestPlan(
-        request, prompt, linked, tuple(missing.values()), CachedSpans.of(linked), needs, remark, bool(lacking or needs)
+    worth = (
+        artifacts.worth if linked.recomputation is not None and request.options.get("capture", True) is True else 0.0
     )
+    return RequestPlan(
+        request, prompt, linked, tuple(missing.values()), CachedSpans.of(linked), needs, remark, bool(lacking or needs),
+        worth,
+    )  # fmt: skip
 
 
 def plan_trial(
@@ -317,11 +329,21 @@ def plan_trial(
     return RequestPlan(request, prompt, plan, cached=CachedSpans.of(plan))
 
 
-def reading_pays(prompt: Prompt, ready: int, inputs: PolicyInputs) -> bool:
-    """Return whether reading a prompt is expected to pay, where the first `ready` rows are there already."""
-    share = inputs.policy.query_share
-    rows = [(stop - max(start, ready), share) for start, stop in unread_rows(prompt) if stop > ready]
+def reading_pays(prompt: Prompt, ready: int, inputs: PolicyInputs, shares: Mapping[int, float]) -> bool:
+    """Return whether reading a prompt is expected to pay, where the first `ready` rows are there already.
+
+    Args:
+        shares: the share of the rows of each chunk that is read, by where it starts.
+    """
+    unread = [(start, stop) for start, stop in unread_rows(prompt) if stop > ready and start in shares]
+    rows = [(stop - max(start, ready), shares[start]) for start, stop in unread]
     return bool(rows) and second_pass_pays(prompt, rows, inputs)
+
+
+def shares_read(plan: LinkPlan, policy: Policy) -> dict[int, float]:
+    """Return the share of the rows of each chunk that a plan of `auto` reads, by where it starts."""
+    shares = shares_of(policy)
+    return {decision.start: shares[decision.lane] for decision in plan.decisions if decision.lane in REPEATED}
 
 
 class StoredArtifacts:
@@ -333,12 +355,25 @@ class StoredArtifacts:
         store: the tenant's.
         memory: of that store.
         held: the prompt's chunks that are stored, and whether any artifact was made of each.
+        pairs: reads what is known of pairs; None where nothing is.
     """
 
     def __init__(
-        self, prompt: Prompt, spec: ModelSpec, store: TenantStore, memory: StoreMemory, held: Mapping[str, bool]
+        self,
+        prompt: Prompt,
+        spec: ModelSpec,
+        store: TenantStore,
+        memory: StoreMemory,
+        held: Mapping[str, bool],
+        pairs: StoredPairs | None = None,
     ) -> None:
-        self._store, self._held = store, held
+        self._store, self._held, self._pairs = store, held, pairs
+        # By row, the key of each chunk's patch that is put together.
+        self._composed = {
+            segment.start: ArtifactKey(spec.fingerprint, chunk.id, before, ArtifactKind.PAIRS)
+            for segment, chunk, before in chunks_after(prompt)
+            if before
+        }
         # By chunk and row, the keys that its patch may have.
         self._keys: dict[tuple[str, int], tuple[ArtifactKey, ...]] = {}
         for segment, chunk, before in chunks_after(prompt):
@@ -358,8 +393,37 @@ class StoredArtifacts:
         if not self._held.get(key.chunk) or (key in self._asked and key not in self._here):
             return None
         if key not in self._read:
-            self._read[key] = self._store.find_artifact(key)
+            self._read[key] = self._compose(key) if key.kind is ArtifactKind.PAIRS else self._store.find_artifact(key)
         return self._read[key]
+
+    def _compose(self, key: ArtifactKey) -> Artifact | None:
+        composed = None if self._pairs is None else self._pairs.compose(self._store, key)
+        return None if composed is None else composed.patch
+
+    def knows_pairs(self, key: ArtifactKey) -> bool:
+        """Return whether a chunk was met often enough with each of its antecedents; see `PolicyInputs`."""
+        return self._pairs is not None and bool(self._held.get(key.chunk)) and self._pairs.knows(self._store, key)
+
+    def read_shares(self, policy: Policy) -> dict[int, float]:
+        """Return the share of the rows of each chunk after others that would be read, by where it starts."""
+        return {
+            start: policy.pair_share if self.knows_pairs(key) else policy.query_share
+            for start, key in self._composed.items()
+        }
+
+    @property
+    def worth(self) -> float:
+        """What the prompt would teach of pairs, if its rows were computed; see `worth_of`."""
+        if self._pairs is None:
+            return 0.0
+        known = self._pairs.find(
+            self._store, [key.chunk for key in self._composed.values() if self._held.get(key.chunk)]
+        )
+        met = (
+            min(sightings_of(known[key.chunk], key.antecedents)) if key.chunk in known else 0
+            for key in self._composed.values()
+        )
+        return worth_of(met)
 
 
 def _all_computed(

@@ -2,9 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import torch
@@ -16,11 +16,12 @@ from emblema.kv.layout import KVRows
 from emblema.link.plan import ChunkOrigin, RowSource
 from emblema.link.prompt import Rows
 from emblema.link.taken_rows import LinkJob, ModelGeometry, Resources, TakenRows
-from emblema.store.keys import ArtifactKey
+from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.vllm.pages import Pages
 from emblema.vllm.shards import ShardStore
 from emblema.vllm.spans import taken_rows
 from emblema.vllm.step_metadata import StagingOrder
+from emblema.vllm.stored_pairs import StoredPairs
 
 _log = logging.getLogger(__name__)
 ROOM_SECONDS = 0.5
@@ -37,6 +38,7 @@ class StagedRows:
         patches: by key.
         encodings: what the encoder made of a picture [media tokens, width], by vLLM's name of it, where that is kept.
         held: leases of the rows.
+        learnt_from: the chunks that patches put together from pairs were learnt from, by key.
     """
 
     order: StagingOrder
@@ -44,6 +46,7 @@ class StagedRows:
     patches: dict[ArtifactKey, Artifact]
     encodings: dict[str, Tensor]
     held: ExitStack
+    learnt_from: Mapping[ArtifactKey, frozenset[str]] = field(default_factory=dict)
 
     def write(self, model: ModelGeometry, pages: Pages, blocks: Sequence[int], taken: tuple[Rows, ...]) -> None:
         """Write some of the taken rows, relocated and patched, into a request's pages."""
@@ -64,10 +67,11 @@ class RowStager:
 
     Args:
         store: where this rank's shares of chunks and patches are.
+        pairs: puts patches together; None where none are.
     """
 
-    def __init__(self, store: ShardStore) -> None:
-        self._store = store
+    def __init__(self, store: ShardStore, pairs: StoredPairs | None = None) -> None:
+        self._store, self._pairs = store, pairs
         self._changed = threading.Condition()
         # The numbers of orders that are wanted, by request, and what became of them.
         self._wanted: dict[str, int] = {}
@@ -173,6 +177,7 @@ class RowStager:
         parts = [part for part in order.plan.ranges if part.source is RowSource.TAKEN]
         named = {part.origin.chunk for part in parts if isinstance(part.origin, ChunkOrigin)}
         patches: dict[ArtifactKey, Artifact] = {}
+        learnt_from: dict[ArtifactKey, frozenset[str]] = {}
         rows: dict[str, KVRows] = {}
         if named:
             lease = held.enter_context(store.lease(named, ROOM_SECONDS))
@@ -182,7 +187,15 @@ class RowStager:
             # A layer is verified as it arrives; reading them all waits for all.
             rows = {chunk: tuple(found) for chunk, found in lease.rows.items()}
         for key in {part.patch.key for part in parts if part.patch is not None}:
-            patch = store.find_artifact(key)
+            if key.kind is ArtifactKind.PAIRS:
+                composed = (
+                    None if self._pairs is None else self._pairs.compose(self._store.whole.tenant(order.salt), key)
+                )
+                if composed is not None:
+                    learnt_from[key] = composed.witnesses
+                patch: Artifact | None = None if composed is None else composed.patch
+            else:
+                patch = store.find_artifact(key)
             if patch is None:
                 self._lose([key])
                 raise LoadError(key.chunk, f"the {key} is not in the store any more")
@@ -192,4 +205,4 @@ class RowStager:
             found = store.find(chunk)
             if found is not None and found.encoded.embeds.shape[1] > 0:
                 encodings[identifier] = found.encoded.embeds[found.encoded.visual]
-        return StagedRows(order, rows, patches, encodings, held)
+        return StagedRows(order, rows, patches, encodings, held, learnt_from)

@@ -25,6 +25,7 @@ class StagingOrder:
         salt: of the tenant's store.
         prompt, plan: the request's.
         encodings: chunks whose encoder output may be needed, by vLLM's name of the picture.
+        worth: what its rows would teach of pairs, from 0 to 1.
     """
 
     number: int
@@ -33,6 +34,7 @@ class StagingOrder:
     prompt: Prompt
     plan: LinkPlan
     encodings: tuple[tuple[str, str], ...] = ()
+    worth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,13 @@ class LearningBudget:
         try:
             yield
         finally:
-            elapsed = self._clock() - began
-            with self._lock:
-                held = self._costs
-                seconds = max(0.0, elapsed - (held.learnt - before))
-                self._costs = replace(held, answers=held.answers + 1, answered=held.answered + seconds)
+            self.earn(max(0.0, self._clock() - began - (self.costs.learnt - before)))
+
+    def earn(self, seconds: float) -> None:
+        """Count seconds as those of one answer."""
+        with self._lock:
+            held = self._costs
+            self._costs = replace(held, answers=held.answers + 1, answered=held.answered + seconds)
 
     @contextmanager
     def learning(self) -> Iterator[None]:
