@@ -189,7 +189,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         def readings(model: Any) -> QuestionRuns:
             notes = QuestionNotes(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
             positions = internals.KnownPositions(model)
-            return QuestionRuns(worker.spec, worker.stager, lambda: worker.pages, notes, positions, hand_over, answers)
+            pages, learner = lambda: worker.pages, worker.learner
+            return QuestionRuns(worker.spec, worker.stager, pages, notes, positions, hand_over, answers, learner)
 
         def shadows(model: Any) -> ShadowRuns:
             # One layer says where rows are in the batch.

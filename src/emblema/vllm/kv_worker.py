@@ -22,11 +22,13 @@ from emblema.link.prompt import Segment
 from emblema.vllm.host_copies import HostCopier, PendingCopies
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.pages import Pages
+from emblema.vllm.pair_learner import PairLearner
 from emblema.vllm.shards import ShardStore, TenantShards
 from emblema.vllm.staging import RowStager
 from emblema.vllm.step_costs import StepWork
 from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata, WorkerReport
 from emblema.vllm.stored_pairs import StoredPairs
+from emblema.vllm.waiting_rows import WaitingRows
 
 _log = logging.getLogger(__name__)
 WAITING_PROMPTS = 16
@@ -66,43 +68,6 @@ def _layers(pending: PendingCopies) -> tuple[LayerRows, ...]:
     return tuple(LayerRows(keys, values) for keys, values in zip(copies[:half], copies[half:], strict=True))
 
 
-class WaitingRows:
-    """Counts the bytes of rows that wait, and what found no room. Any thread may use it."""
-
-    def __init__(self, most: int) -> None:
-        self._lock = threading.Lock()
-        self._most, self._held, self._dropped = most, 0, 0
-
-    @property
-    def held(self) -> int:
-        """Bytes that wait now."""
-        return self._held
-
-    def take(self, size: int) -> bool:
-        """Count some rows if there is room for them; those that alone are too large find room where nothing waits."""
-        with self._lock:
-            if self._held and self._held + size > self._most:
-                return False
-            self._held += size
-            return True
-
-    def leave(self, size: int) -> None:
-        """Count rows that wait no more."""
-        with self._lock:
-            self._held -= size
-
-    def drop(self) -> None:
-        """Count a piece that is not kept."""
-        with self._lock:
-            self._dropped += 1
-
-    def take_dropped(self) -> int:
-        """Return how many pieces were dropped since the last call."""
-        with self._lock:
-            dropped, self._dropped = self._dropped, 0
-            return dropped
-
-
 @dataclass(frozen=True, slots=True)
 class WaitingPrompt:
     """A prompt that patches are formed of: its chunks' rows by where they start, and their bytes."""
@@ -134,6 +99,7 @@ class KVWorker:
 
     Attributes:
         stopped: whether nothing is taken or kept any more.
+        learner: learns pairs.
     """
 
     def __init__(
@@ -155,6 +121,7 @@ class KVWorker:
         # Patches are formed in host memory, beside the model.
         self._host_spec, self._copier = spec.on(torch.device("cpu")), copier or HostCopier.of(spec.device)
         self.stager = RowStager(store, StoredPairs(store.whole, self._host_spec))
+        self.learner = PairLearner(store.whole, self._host_spec, self._copier)
         self._report = WorkerReport()
         self.waiting = WaitingRows(WAITING_BYTES)
         # Prompts whose chunks are not all stored yet; the thread appends, any thread may take the oldest away.
@@ -191,6 +158,7 @@ class KVWorker:
 
     def stop(self, reason: str) -> None:
         """Take and keep nothing from now on; what was read before is still stored."""
+        self.learner.stop()
         if not self.stopped:
             _log.warning("emblema: nothing is linked or kept from here on: %s", reason)
         self.stopped = True
@@ -245,6 +213,7 @@ class KVWorker:
     def observe_step(self, work: StepWork, seconds: float) -> None:
         """Report what an earlier step did and how long it took."""
         self._report.steps.append((work, seconds))
+        self.learner.observe_step(work.rows, seconds)
 
     def take_report(self) -> WorkerReport:
         """Return what was done since the last call."""
@@ -343,13 +312,15 @@ class KVWorker:
         return self._copier.copy([*(layer.keys for layer in rows), *(layer.values for layer in rows)])
 
     def drain(self) -> None:
-        """Wait until all that was read is stored, or has failed to be."""
+        """Wait until all that was read is stored and learnt from, or has failed to be."""
+        self.learner.drain()
         done = threading.Event()
         self._work.put(done.set)
         done.wait()
 
     def close(self) -> None:
-        """Store what was read and close the store."""
+        """Store what was read, and what was learnt from it, and close the store."""
+        self.learner.close()
         self.stager.close()
         self._closing = True
         self._work.put(None)

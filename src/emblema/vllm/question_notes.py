@@ -13,6 +13,7 @@ from emblema.link.prompt import Rows
 from emblema.models.attention import BLOCK, QuestionAttention, QuestionReadings, attention_weights
 from emblema.vllm import internals
 from emblema.vllm.pages import Pages, RowPlaces
+from emblema.vllm.pair_learner import NotedShares
 
 _log = logging.getLogger(__name__)
 MOST_WEIGHTS = 2**26
@@ -59,6 +60,7 @@ class WatchedRun:
         blocks: the prompt's pages in order.
         rows: of the prompt.
         question: takes what the rows attend; None where that is not noted.
+        shares: takes what they attend of chunks; None where that is not noted.
         place: the first of its rows in the batch, once that is known.
         attended: where the rows that it attends lie in pages, once that is known.
         failed: whether something could not be noted.
@@ -67,6 +69,7 @@ class WatchedRun:
     blocks: Sequence[int]
     rows: Rows
     question: NotedQuestion | None = None
+    shares: NotedShares | None = None
     place: int | None = field(default=None, init=False)
     attended: RowPlaces | None = field(default=None, init=False)
     failed: bool = field(default=False, init=False)
@@ -129,7 +132,7 @@ class QuestionNotes:
     def _noting(self, layer: int) -> Callable[[Tensor, float, Any], None]:
         def note(queries: Tensor, scale: float, metadata: Any) -> None:
             for run in self._runs:
-                if run.failed or (run.place is not None and run.question is None):
+                if run.failed or (run.place is not None and run.question is None and run.shares is None):
                     continue
                 try:
                     self._note(layer, run, queries, scale, metadata)
@@ -147,13 +150,19 @@ class QuestionNotes:
             if self._located is None:
                 self._located = internals.rows_in_batch(metadata, self._block_size)
             run.place = self._located(run.blocks, run.rows)
-        if run.question is None:
-            return
         start, stop = run.rows
         own = queries[run.place : run.place + stop - start].transpose(0, 1)
-        if run.attended is None:
-            run.attended = pages.locate(pages.slots(run.blocks, stop))
-        keys = pages.read_keys(layer, run.attended)
+
+        def read_keys() -> Tensor:
+            if run.attended is None:
+                run.attended = pages.locate(pages.slots(run.blocks, stop))
+            return pages.read_keys(layer, run.attended)
+
+        if run.shares is not None:
+            run.shares.note(layer, run.rows, own, read_keys, scale)
+        if run.question is None:
+            return
+        keys = read_keys()
         numbers = torch.arange(stop, device=own.device)
         step = max(1, min(BLOCK, MOST_WEIGHTS // (own.shape[0] * stop)))
         for first in range(start, stop, step):

@@ -19,6 +19,7 @@ from emblema.link.second_pass import margin_of
 from emblema.link.taken_rows import ModelGeometry
 from emblema.vllm.internals import KnownPositions
 from emblema.vllm.pages import Pages
+from emblema.vllm.pair_learner import NotedShares, PairLearner
 from emblema.vllm.query_reading import QueryReading, ReadingPhase
 from emblema.vllm.question_notes import NotedQuestion, QuestionNotes, WatchedRun
 from emblema.vllm.shadow_runs import AnswerNotes
@@ -40,6 +41,8 @@ class Reading:
         encodings: what the encoder made of its pictures, by their names in the order.
         watched: runs of the step under way that are noted, or that decide.
         lost: whether this worker missed something; its runs go on as the other workers' do.
+        salt: of the tenant's store.
+        shares: notes what its chosen rows attend; None where nothing is learnt from them.
     """
 
     order: ReadingOrder
@@ -48,6 +51,8 @@ class Reading:
     encodings: dict[str, Tensor] = field(default_factory=dict)
     watched: list[WatchedRun] = field(default_factory=list)
     lost: bool = False
+    salt: bytes = b""
+    shares: NotedShares | None = None
 
 
 class QuestionRuns:
@@ -61,6 +66,7 @@ class QuestionRuns:
         positions: of prompts.
         hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
         answers: keeps the logits of answers that were read.
+        learner: learns from rows that readings compute; None where nothing does.
     """
 
     def __init__(
@@ -72,7 +78,9 @@ class QuestionRuns:
         positions: KnownPositions,
         hand_over: Callable[[str, Tensor], None] | None,
         answers: AnswerNotes,
+        learner: PairLearner | None = None,
     ) -> None:
+        self._learner = learner
         self._model, self._stager, self._pages = model, stager, pages
         self._notes, self._positions, self._hand_over, self._answers = notes, positions, hand_over, answers
         self._under_way: dict[str, Reading] = {}
@@ -104,6 +112,8 @@ class QuestionRuns:
                 self._end(found, failed=True)
             else:
                 found.state.choose(choice.runs)
+                if found.shares is not None:
+                    found.shares.choose(choice.runs)
         for name in ended:
             if name in self._under_way:
                 # Its pages are kept until this is said.
@@ -122,6 +132,9 @@ class QuestionRuns:
         if reading.encodings.keys() != order.pictures.keys() or self._hand_over is None:
             raise EmblemaError("what the encoder made of its pictures is not stored")
         staged.write(self._model, self._pages(), order.data.block_ids[0], order.taken)
+        reading.salt = staged.order.salt
+        if self._learner is not None:
+            reading.shares = self._learner.begin(staged, self._model.device)
         self._stager.drop(order.request_id)
         self._positions.keep(order.data.prompt_token_ids, order.data.mm_features)
 
@@ -138,9 +151,10 @@ class QuestionRuns:
                 rows, slots = rows - (run[1] - run[0]), slots - 1
                 made.append(SideRun(virtual_request(reading.order.data, name, run[0]), run[1] - run[0], reading=True))
                 noted = reading.state.is_noted(run)
-                if noted or reading.state.decides(run):
+                shares = None if noted or reading.shares is None or not reading.shares.wants(run) else reading.shares
+                if noted or shares is not None or reading.state.decides(run):
                     blocks = reading.order.data.block_ids[0]
-                    reading.watched.append(WatchedRun(blocks, run, reading.noted if noted else None))
+                    reading.watched.append(WatchedRun(blocks, run, reading.noted if noted else None, shares))
                 self._show(reading, run)
             watched += reading.watched
         self._notes.begin_step(watched)
@@ -166,6 +180,7 @@ class QuestionRuns:
                     self._questions[reading.order.request_id] = QuestionReport(1, None)
             elif reading.state.phase is ReadingPhase.DONE:
                 self._guarded(reading, self._decide)
+                self._teach(reading)
                 self._end(reading, failed=reading.lost)
         self._notes.end_step()
 
@@ -185,6 +200,14 @@ class QuestionRuns:
         outcome = ReadingOutcome(margin, int(logits.argmax()), state.rows, state.runs)
         self._outcomes[reading.order.request_id] = outcome
         reading.lost |= margin < reading.order.least_margin
+
+    def _teach(self, reading: Reading) -> None:
+        """Have what was computed learnt from, if the answer stands."""
+        if self._learner is None or reading.lost:
+            return
+        self._learner.earn(reading.salt, reading.state.rows)
+        if reading.shares is not None:
+            self._learner.take(reading.shares, self._pages(), reading.order.data.block_ids[0])
 
     def _guarded(self, reading: Reading, work: Callable[[Reading], None]) -> None:
         """Do a part of a reading; what fails is a loss, and the request is computed plainly."""

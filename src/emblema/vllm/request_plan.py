@@ -372,7 +372,7 @@ class StoredArtifacts:
         self._composed = {
             segment.start: ArtifactKey(spec.fingerprint, chunk.id, before, ArtifactKind.PAIRS)
             for segment, chunk, before in chunks_after(prompt)
-            if before
+            if segment.start
         }
         # By chunk and row, the keys that its patch may have.
         self._keys: dict[tuple[str, int], tuple[ArtifactKey, ...]] = {}
@@ -405,7 +405,7 @@ class StoredArtifacts:
         return self._pairs is not None and bool(self._held.get(key.chunk)) and self._pairs.knows(self._store, key)
 
     def read_shares(self, policy: Policy) -> dict[int, float]:
-        """Return the share of the rows of each chunk after others that would be read, by where it starts."""
+        """Return the share of the rows of each chunk that would be read, by where it starts."""
         return {
             start: policy.pair_share if self.knows_pairs(key) else policy.query_share
             for start, key in self._composed.items()
@@ -416,13 +416,9 @@ class StoredArtifacts:
         """What the prompt would teach of pairs, if its rows were computed; see `worth_of`."""
         if self._pairs is None:
             return 0.0
-        known = self._pairs.find(
-            self._store, [key.chunk for key in self._composed.values() if self._held.get(key.chunk)]
-        )
-        met = (
-            min(sightings_of(known[key.chunk], key.antecedents)) if key.chunk in known else 0
-            for key in self._composed.values()
-        )
+        keys = [key for key in self._composed.values() if key.antecedents]
+        known = self._pairs.find(self._store, [key.chunk for key in keys if self._held.get(key.chunk)])
+        met = (min(sightings_of(known[key.chunk], key.antecedents)) if key.chunk in known else 0 for key in keys)
         return worth_of(met)
 
 

@@ -1,0 +1,319 @@
+"""The worker's side of the memory of pairs: rows that a reading computed in context are learnt from, on a thread."""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+
+import torch
+from torch import Tensor
+
+from emblema.errors import EmblemaError
+from emblema.kv.chunk import Chunk
+from emblema.kv.layout import KVRows, LayerRows
+from emblema.link.policy.policy import Policy
+from emblema.link.prompt import Rows, Segment
+from emblema.link.row_shares import RowShares, noted_layers, noted_rows, owners_of
+from emblema.link.second_pass import spanned_rows
+from emblema.link.taken_rows import ShareSample
+from emblema.models.attention import AntecedentAttention, attention_weights
+from emblema.session.pair_memory import PairMemory, PairSettings
+from emblema.session.pair_rows import noted_chunks, teaches, witnesses_of
+from emblema.session.pair_sampler import PairSampler
+from emblema.store import Store
+from emblema.store.store import TenantStore
+from emblema.vllm.host_copies import HostCopier, PendingCopies
+from emblema.vllm.model_spec import ModelSpec
+from emblema.vllm.pages import Pages
+from emblema.vllm.staging import StagedRows
+from emblema.vllm.stored_pairs import StoredPairs, TenantPairs, unfit_for_pairs
+from emblema.vllm.waiting_rows import WaitingRows
+
+_log = logging.getLogger(__name__)
+WAITING_BYTES = 64 * 2**20
+"""Rows that may wait to be learnt from; those of a prompt that find no room are let go."""
+KEPT_BYTES = 64 * 2**20
+"""Pairs of a tenant that may wait to be written; more are written at once."""
+MOST_TENANTS, MOST_SAMPLERS = 16, 256
+"""Tenants whose pairs are being learnt, and whose budgets are kept; the least recent ones' are written and let go."""
+SECONDS = 1.0
+"""How often it is looked whether pairs are due to be written."""
+
+
+class NotedShares:
+    """What the chosen rows of one reading attend of the chunks before them; for the model's thread.
+
+    No error in here reaches the reading: nothing is learnt from it then.
+
+    Args:
+        staged: what the reading takes.
+        sample: how many of its rows are noted.
+        witnesses: see `LinkedRows`.
+        layers: of the model.
+        device: of the pages.
+    """
+
+    def __init__(
+        self, staged: StagedRows, sample: ShareSample, witnesses: frozenset[str], layers: int, device: torch.device
+    ) -> None:
+        self.prompt, self.salt, self.witnesses = staged.order.prompt, staged.order.salt, witnesses
+        self.seconds = 0.0
+        self._sample, self._layers, self._device = sample, noted_layers(layers), device
+        self._rows = torch.empty(0, dtype=torch.int64)
+        self._attention: AntecedentAttention | None = None
+        self._count, self._failed = 0, False
+
+    def choose(self, runs: Sequence[Rows]) -> None:
+        """Take the rows that the reading computes in context."""
+        rows, owners = spanned_rows(runs), owners_of(self.prompt)
+        self._rows = rows[noted_rows(self.prompt, rows, self._sample)]
+        own = owners[self._rows].to(self._device)
+        self._attention = AntecedentAttention(owners.to(self._device), own, len(self.prompt.chunk_segments))
+
+    def wants(self, run: Rows) -> bool:
+        """Return whether any row of a run is noted."""
+        return bool(((self._rows >= run[0]) & (self._rows < run[1])).any())
+
+    def note(self, layer: int, run: Rows, queries: Tensor, keys: Callable[[], Tensor], scale: float) -> None:
+        """Note what rows of a run attend in a layer, if they are noted there.
+
+        Args:
+            layer: the layer.
+            run: the rows.
+            queries: [heads, rows of the run, width].
+            keys: returns those of all rows up to the run's end [key heads, rows, width].
+            scale: of the products of both.
+        """
+        if layer not in self._layers or self._attention is None or self._failed:
+            return
+        began = time.thread_time()
+        try:
+            places = ((self._rows >= run[0]) & (self._rows < run[1])).nonzero().squeeze(1)
+            if len(places):
+                rows, numbers = self._rows[places].to(queries.device), torch.arange(run[1], device=queries.device)
+                mask = torch.zeros(len(rows), run[1], device=queries.device)
+                mask[numbers[None] > rows[:, None]] = float("-inf")
+                weights = attention_weights(queries.index_select(1, rows - run[0]), keys(), mask, scale)
+                self._attention.add(layer, places, weights)
+                self._count += len(places)
+        except Exception as error:
+            self._failed = True
+            _log_failure("what rows attend is not known, and nothing is learnt from them", error)
+        self.seconds += time.thread_time() - began
+
+    @property
+    def shares(self) -> RowShares | None:
+        """What was noted, on the CPU; None where not every row was seen."""
+        whole = self._count == len(self._rows) * len(self._layers)
+        if self._attention is None or self._failed or not whole or len(self._rows) == 0:
+            return None
+        return RowShares(self._rows, self._attention.mass.cpu(), self._attention.alone.cpu(), self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRows:
+    """Rows that were computed in context, on their way to the host.
+
+    Attributes:
+        noted: the reading's.
+        shares: what they attended.
+        sampler: of their tenant.
+        copies: the keys of all layers, then the values of all.
+        size: their bytes.
+    """
+
+    noted: NotedShares
+    shares: RowShares
+    sampler: PairSampler
+    copies: PendingCopies
+    size: int
+
+
+class PairLearner:
+    """Learns the pairs of all tenants of one worker, and writes them to the store's folder.
+
+    Args:
+        store: the worker's.
+        spec: of the model, on the host.
+        copier: brings rows to the host.
+        settings: how pairs are learnt.
+        policy: what learning may cost.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spec: ModelSpec,
+        copier: HostCopier,
+        settings: PairSettings | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self._store, self._spec, self._copier = store, spec, copier
+        self.settings, self._policy = settings or PairSettings(), policy or Policy()
+        self.waiting = WaitingRows(WAITING_BYTES)
+        # The model's thread's own.
+        self._samplers: OrderedDict[bytes, PairSampler] = OrderedDict()
+        self._seconds = self._computed = 0.0
+        self._stopped = False
+        # The learning thread's own.
+        self._pairs = StoredPairs(store, spec)
+        self._memories: OrderedDict[str, PairMemory] = OrderedDict()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="emblema-learn", daemon=True)
+        self._thread.start()
+
+    # the model's thread
+
+    def begin(self, staged: StagedRows, device: torch.device) -> NotedShares | None:
+        """Return what notes the rows of a reading that begins; None where it is not to be learnt from."""
+        order = staged.order
+        if self._stopped or order.worth <= 0 or unfit_for_pairs(self._spec) or not teaches(order.plan):
+            return None
+        witnesses = witnesses_of(order.prompt, order.plan, staged.learnt_from.get)
+        sample = self._sampler(order.salt).next(order.worth, self._policy)
+        if witnesses is None or sample is None:
+            return None
+        return NotedShares(staged, sample, witnesses, len(self._spec.layouts), device)
+
+    def observe_step(self, rows: int, seconds: float) -> None:
+        """Note how long a step of so many rows took."""
+        # Later steps count more.
+        self._seconds, self._computed = 0.99 * self._seconds + seconds, 0.99 * self._computed + rows
+
+    def earn(self, salt: bytes, rows: int) -> None:
+        """Count the rows of an answer, of whose cost learning may take a share."""
+        if self._computed:
+            self._sampler(salt).budget.earn(rows * self._seconds / self._computed)
+
+    def take(self, noted: NotedShares, pages: Pages, blocks: Sequence[int]) -> None:
+        """Have rows that a reading has computed learnt from.
+
+        Args:
+            noted: what they attended.
+            pages: of the worker.
+            blocks: the request's pages in order.
+        """
+        shares, began = noted.shares, time.thread_time()
+        if shares is None or self._stopped:
+            return
+        features = sum(layout.features for layout in self._spec.layouts)
+        size = len(shares.rows) * features * self._spec.dtype.itemsize
+        if not self.waiting.take(size):
+            self.waiting.drop()
+            return
+        try:
+            places = pages.locate(pages.slots(blocks, noted.prompt.tokens)[shares.rows])
+            rows = [pages.read(layer, places) for layer in range(len(self._spec.layouts))]
+            copies = self._copier.copy([*(layer.keys for layer in rows), *(layer.values for layer in rows)])
+        except Exception as error:
+            self.waiting.leave(size)
+            _log_failure("rows could not be read, and nothing is learnt from them", error)
+            return
+        sampler = self._sampler(noted.salt)
+        self._work.put(partial(self._learn, ComputedRows(noted, shares, sampler, copies, size)))
+        sampler.budget.spend(noted.seconds + time.thread_time() - began)
+
+    def _sampler(self, salt: bytes) -> PairSampler:
+        sampler = self._samplers.setdefault(salt, PairSampler(self.settings.noted_rows))
+        self._samplers.move_to_end(salt)
+        while len(self._samplers) > MOST_SAMPLERS:
+            self._samplers.popitem(last=False)
+        return sampler
+
+    def stop(self) -> None:
+        """Learn from nothing that is computed from now on."""
+        self._stopped = True
+
+    def drain(self) -> None:
+        """Wait until all that was taken is learnt from and written."""
+        done = threading.Event()
+        self._work.put(partial(self._write, now=True))
+        self._work.put(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """Learn from what was taken, and write it."""
+        self._work.put(partial(self._write, now=True))
+        self._work.put(None)
+        self._thread.join()
+
+    # the learning thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=SECONDS if self._memories else None)
+            except Empty:
+                work = self._write
+            if work is None:
+                return
+            try:
+                with torch.inference_mode():
+                    work()
+            except Exception as error:
+                # The server goes on without it.
+                _log_failure("pairs could not be learnt", error)
+
+    def _learn(self, computed: ComputedRows) -> None:
+        noted, shares = computed.noted, computed.shares
+        tenant = self._store.tenant(noted.salt)
+        memory = self._memory(tenant, computed.sampler)
+        chunks = {segment.start: chunk.id for segment, chunk in noted.prompt.chunk_segments}
+
+        def canonical(segment: Segment) -> Chunk | None:
+            return tenant.find(chunks[segment.start])
+
+        try:
+            copies = computed.copies.take()
+            half = len(copies) // 2
+            layers = [LayerRows(*pair) for pair in zip(copies[:half], copies[half:], strict=True)]
+
+            def read(indices: Tensor) -> KVRows:
+                return tuple(layer.select(indices) for layer in layers)
+
+            with memory.budget.learning():
+                rows = noted_chunks(self._spec, noted.prompt, shares, read, canonical, noted.witnesses)
+            if rows is not None:
+                memory.add(rows)
+                memory.settle()
+        finally:
+            self.waiting.leave(computed.size)
+        if memory.statistics.bytes > KEPT_BYTES:
+            self._flush(memory)
+
+    def _memory(self, tenant: TenantStore, sampler: PairSampler) -> PairMemory:
+        spec, owner = self._spec, tenant.owner
+        if owner not in self._memories:
+            store = TenantPairs(self._pairs, partial(self._store.tenant, tenant.salt))
+            made = PairMemory(
+                lambda: store, spec.fingerprint, spec.layouts, spec.dtype, spec.device, self._pairs.bases, owner,
+                self.settings, sampler,
+            )  # fmt: skip
+            self._memories[owner] = made
+        self._memories.move_to_end(owner)
+        while len(self._memories) > MOST_TENANTS:
+            self._flush(self._memories.popitem(last=False)[1])
+        return self._memories[owner]
+
+    def _write(self, now: bool = False) -> None:
+        """Write what is due, or all."""
+        for memory in self._memories.values():
+            if now or memory.waiting:
+                self._flush(memory)
+
+    def _flush(self, memory: PairMemory) -> None:
+        """Write a tenant's pairs; they are read from the folder again when they are needed."""
+        memory.flush()
+        try:
+            self._store.flush()
+        finally:
+            memory.release()
+
+
+def _log_failure(what: str, error: Exception) -> None:
+    """Log an error; an unexpected one with its trace."""
+    _log.warning("emblema: %s: %s", what, error, exc_info=not isinstance(error, EmblemaError | OSError))
