@@ -423,9 +423,16 @@ class PairMemory:
                     store.put_artifact(self._key(name), pairs)
 
     def release(self) -> None:
-        """Let go of what the store has; it is read again when it is needed."""
+        """Let go of what the store has, which is read again when it is needed, and of a basis that is not the kept one.
+
+        So memories of several processes on one folder come to the same basis.
+        """
         with self._lock:
             self._chunks = OrderedDict((name, pairs) for name, pairs in self._chunks.items() if name in self._dirty)
+        kept = self._bases.load(self._owner, self.model, width_of(self._layouts))
+        if kept is not None and not self.settings.exact:
+            self._kept = kept
+            self._use_basis()
 
     def idle(self) -> None:
         """Learn from what waits, and write what has changed if it was not written lately."""

@@ -43,7 +43,7 @@ from emblema.vllm.step_metadata import (
     WorkerReport,
 )
 from emblema.vllm.stored import StoreMemory
-from emblema.vllm.stored_pairs import StoredPairs
+from emblema.vllm.stored_pairs import StoredPairs, unfit_for_pairs
 
 _log = logging.getLogger(__name__)
 MOST_LINES = 256
@@ -169,6 +169,8 @@ class RequestPlanner:
         self._thread.start()
         if refusal is not None:
             self._log_once(f"every prompt is computed plainly: {refusal}")
+        elif spec is not None and (unfit := unfit_for_pairs(spec)):
+            self._log_once(f"nothing is learnt of pairs: {unfit}")
 
     def close(self) -> None:
         """End the thread, and close the store."""

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy
@@ -11,7 +12,7 @@ import torch
 from emblema.errors import EmblemaError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk, Encoded
-from emblema.kv.pairs import sightings_of
+from emblema.kv.pairs import ChunkPairs, met_often, sightings_of
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.choosing import Trial, rank_of
 from emblema.link.policy.frequency import FrequencySketch
@@ -22,6 +23,7 @@ from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.query import unread_rows
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
+from emblema.session.pair_memory import PairSettings
 from emblema.session.pair_sampler import worth_of
 from emblema.store.identity import SHARED_SALT, chunk_id, request_salt
 from emblema.store.keys import ArtifactKey, ArtifactKind, orbit_key
@@ -396,13 +398,21 @@ class StoredArtifacts:
             self._read[key] = self._compose(key) if key.kind is ArtifactKind.PAIRS else self._store.find_artifact(key)
         return self._read[key]
 
+    @cached_property
+    def _known(self) -> dict[str, ChunkPairs]:
+        """What is known of the chunks' pairs, read once."""
+        asked = [key.chunk for key in self._composed.values() if key.antecedents and self._held.get(key.chunk)]
+        return {} if self._pairs is None or not asked else self._pairs.find(self._store, asked)
+
     def _compose(self, key: ArtifactKey) -> Artifact | None:
-        composed = None if self._pairs is None else self._pairs.compose(self._store, key)
+        known = self._known.get(key.chunk)
+        composed = None if self._pairs is None or known is None else self._pairs.compose(self._store, key, known)
         return None if composed is None else composed.patch
 
     def knows_pairs(self, key: ArtifactKey) -> bool:
         """Return whether a chunk was met often enough with each of its antecedents; see `PolicyInputs`."""
-        return self._pairs is not None and bool(self._held.get(key.chunk)) and self._pairs.knows(self._store, key)
+        known = self._known.get(key.chunk)
+        return known is not None and met_often(known, key.antecedents, PairSettings().sightings)
 
     def read_shares(self, policy: Policy) -> dict[int, float]:
         """Return the share of the rows of each chunk that would be read, by where it starts."""
@@ -414,10 +424,8 @@ class StoredArtifacts:
     @property
     def worth(self) -> float:
         """What the prompt would teach of pairs, if its rows were computed; see `worth_of`."""
-        if self._pairs is None:
-            return 0.0
-        keys = [key for key in self._composed.values() if key.antecedents]
-        known = self._pairs.find(self._store, [key.chunk for key in keys if self._held.get(key.chunk)])
+        keys = [key for key in self._composed.values() if self._pairs is not None and key.antecedents]
+        known = self._known
         met = (min(sightings_of(known[key.chunk], key.antecedents)) if key.chunk in known else 0 for key in keys)
         return worth_of(met)
 

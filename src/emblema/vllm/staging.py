@@ -13,6 +13,7 @@ from torch import Tensor
 from emblema.errors import EmblemaError, LoadError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.layout import KVRows
+from emblema.kv.pairs import Composed
 from emblema.link.plan import ChunkOrigin, RowSource
 from emblema.link.prompt import Rows
 from emblema.link.taken_rows import LinkJob, ModelGeometry, Resources, TakenRows
@@ -177,7 +178,6 @@ class RowStager:
         parts = [part for part in order.plan.ranges if part.source is RowSource.TAKEN]
         named = {part.origin.chunk for part in parts if isinstance(part.origin, ChunkOrigin)}
         patches: dict[ArtifactKey, Artifact] = {}
-        learnt_from: dict[ArtifactKey, frozenset[str]] = {}
         rows: dict[str, KVRows] = {}
         if named:
             lease = held.enter_context(store.lease(named, ROOM_SECONDS))
@@ -186,16 +186,10 @@ class RowStager:
                 raise LoadError(lease.missing[0], "it is not in the store any more")
             # A layer is verified as it arrives; reading them all waits for all.
             rows = {chunk: tuple(found) for chunk, found in lease.rows.items()}
-        for key in {part.patch.key for part in parts if part.patch is not None}:
-            if key.kind is ArtifactKind.PAIRS:
-                composed = (
-                    None if self._pairs is None else self._pairs.compose(self._store.whole.tenant(order.salt), key)
-                )
-                if composed is not None:
-                    learnt_from[key] = composed.witnesses
-                patch: Artifact | None = None if composed is None else composed.patch
-            else:
-                patch = store.find_artifact(key)
+        keys = {part.patch.key for part in parts if part.patch is not None}
+        composed = self._composed(order, [key for key in keys if key.kind is ArtifactKind.PAIRS])
+        for key in keys:
+            patch = composed[key].patch if key in composed else store.find_artifact(key)
             if patch is None:
                 self._lose([key])
                 raise LoadError(key.chunk, f"the {key} is not in the store any more")
@@ -205,4 +199,14 @@ class RowStager:
             found = store.find(chunk)
             if found is not None and found.encoded.embeds.shape[1] > 0:
                 encodings[identifier] = found.encoded.embeds[found.encoded.visual]
+        learnt_from = {key: made.witnesses for key, made in composed.items()}
         return StagedRows(order, rows, patches, encodings, held, learnt_from)
+
+    def _composed(self, order: StagingOrder, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, Composed]:
+        """Return the patches that can be put together."""
+        if self._pairs is None or not keys:
+            return {}
+        tenant = self._store.whole.tenant(order.salt)
+        known = self._pairs.find(tenant, [key.chunk for key in keys])
+        made = {key: self._pairs.compose(tenant, key, known[key.chunk]) for key in keys if key.chunk in known}
+        return {key: patch for key, patch in made.items() if patch is not None}

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from emblema.kv.artifacts import Artifact
-from emblema.kv.pairs import ChunkPairs, Composed, compose_pairs, met_often, width_of, without
+from emblema.kv.pairs import ChunkPairs, Composed, compose_pairs, width_of, without
 from emblema.session.pair_bases import KeptBasis, PairBases
-from emblema.session.pair_memory import FOLDER, PairSettings
+from emblema.session.pair_memory import FOLDER
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.store import TenantStore
@@ -61,6 +61,9 @@ class StoredPairs:
             self._version = version
             self._found.clear()
             self._unknown.clear()
+        if sum(pairs.bytes for _, pairs in self._read.values()) > MOST_BYTES:
+            self._read.clear()
+            self._found.clear()
         unknown = [chunk for chunk in asked if (tenant.owner, chunk) not in self._found]
         if unknown:
             found = self._look_up(tenant, unknown)
@@ -68,26 +71,20 @@ class StoredPairs:
         answers = ((chunk, self._found[tenant.owner, chunk]) for chunk in asked)
         return {chunk: pairs for chunk, pairs in answers if pairs is not None}
 
-    def compose(self, tenant: TenantStore, key: ArtifactKey) -> Composed | None:
+    def compose(self, tenant: TenantStore, key: ArtifactKey, pairs: ChunkPairs) -> Composed | None:
         """Return the patch of a chunk after those of some antecedents that are known; None where none is.
 
         Args:
+            tenant: the tenant's store.
             key: of the kind PAIRS, with the antecedents that are there.
+            pairs: what is known of the chunk.
         """
-        pairs = self.find(tenant, [key.chunk]).get(key.chunk)
-        if pairs is None or key.model != self._spec.fingerprint:
-            return None
         kept = self._basis_of(tenant.owner, pairs)
-        if kept is None:
+        if kept is None or key.model != self._spec.fingerprint:
             return None
         basis, right = kept
         held = basis.hold(pairs)
         return None if held is None else compose_pairs(held, key.antecedents, right)
-
-    def knows(self, tenant: TenantStore, key: ArtifactKey) -> bool:
-        """Return whether a chunk was met with each of the antecedents, and often enough to be served from memory."""
-        pairs = self.find(tenant, [key.chunk]).get(key.chunk)
-        return pairs is not None and met_often(pairs, key.antecedents, PairSettings().sightings)
 
     def gone(self, tenant: TenantStore, chunks: Iterable[str]) -> frozenset[str]:
         """Return those of some chunks that the folder has no more; without a folder, those that were deleted."""
@@ -103,9 +100,6 @@ class StoredPairs:
         for chunk, pairs in found.items():
             for name in pairs.sources & gone:
                 found[chunk] = pairs = without(pairs, name)
-        if sum(pairs.bytes for _, pairs in self._read.values()) > MOST_BYTES:
-            self._read.clear()
-            self._found.clear()
         return {chunk: pairs for chunk, pairs in found.items() if chunk not in gone}
 
     def _read_pairs(self, tenant: TenantStore, chunk: str) -> ChunkPairs | None:
