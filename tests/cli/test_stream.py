@@ -2,13 +2,17 @@
 
 import json
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import av
 import pytest
 from PIL import Image
 
 from tests.cli.running import Command, both_ways, emblema
 from tests.cli.videos import write_cut_video, write_walk
+from tests.stream.live import camera, clip
 from tests.stream.test_webhook import receiver
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
@@ -68,6 +72,33 @@ def test_standing_questions_are_told_where_they_are_wanted(walk: Path, tmp_path:
     assert [json.loads(line) for line in lines] == changes == [body for _, body in server.bodies]
     plain = emblema("stream", str(walk), *FEW, *standing, "--alerts", "-", "--ask", question)
     assert [json.loads(line) for line in plain.stdout.splitlines()] == changes
+
+
+def test_a_camera_that_goes_away(tmp_path: Path) -> None:
+    """Frames of two connections, with the time on the wall; then it is gone, and the questions are answered."""
+    began = time.time()
+
+    def script(number: int) -> Iterator[bytes]:
+        # Two seconds come at once: the next connection's are later on the wall only after them.
+        server.ended.wait(2.0 * number)
+        if number < 2:
+            yield clip(range(30, 230, 10), size=(112, 112))
+
+    asked = ("--ask", "in which land are we now ?", "--ask-at", "0:01:what is there ?", "--between", "0:00-0:01.4")
+    kept = ("--record", str(tmp_path / "frames"), "--clips", str(tmp_path / "clips"))
+    with camera(script) as server:
+        live = ("--live", "--fps", "10", "--give-up", "5", "--json")
+        done = emblema("stream", server.url, *FEW, *asked, *kept, *live)
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["frames"], told["live"]["losses"], told["live"]["dropped"]) == (40, 2, 0)
+    assert "gave no frame for 5 s" in told["cut"] and "secret" not in done.stdout + done.stderr
+    assert began - 5 < told["seconds"] < time.time()
+    # The first fifteen frames are those of 1.4 seconds; at one second, eleven had been seen.
+    assert [answer["frames"] for answer in told["answers"]] == [11, 15]
+    assert len(list((tmp_path / "frames").glob("*.jpg"))) == 40
+    with av.open(told["clip 2"]) as container:
+        assert len(list(container.decode(video=0))) >= 2
 
 
 @both_ways

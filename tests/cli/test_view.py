@@ -1,5 +1,6 @@
 """Pieces of `emblema stream`: questions with times, frames of videos and folders, what is shown of an answer."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def test_a_span_of_time() -> None:
 
 def test_times_for_people() -> None:
     assert [clock(seconds) for seconds in (0, 7, 59.96, 61.5, 3723)] == ["0:00", "0:07", "1:00", "1:01.5", "1:02:03"]
+    assert clock(1_790_000_000.4) == time.strftime("%H:%M:%S", time.localtime(1_790_000_000))
 
 
 def test_bytes_for_people() -> None:
@@ -97,6 +99,7 @@ def options(clip: Path, **changes: object) -> WatchOptions:
     given: dict[str, object] = {
         "video": str(clip), "ask": (), "ask_at": (), "between": None,
         "standing": (), "every": None, "hold": 2, "cooldown": 0.0, "alerts": None, "webhook": None, "webhook_hosts": (),
+        "live": False, "give_up": 60.0, "record": None, "record_mib": 1, "clips": None,
         "model": "none", "fps": 1.0,
         "side": 448, "method": "mosaic", "settings": {}, "strip": None, "store": None, "save": None, "resume": None,
         "most": 4, "as_json": False, "plain": True,
@@ -116,6 +119,11 @@ def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> No
         {"standing": (" ",)},
         {"standing": ("who ?",), "hold": 0},
         {"alerts": tmp_path / "alerts.jsonl"},
+        {"clips": tmp_path / "clips"},
+        {"record": tmp_path / "clip.mp4"},
+        {"video": "rtsp:nothing"},
+        {"video": "camera:999", "give_up": 0.1},
+        {"video": "http://127.0.0.1:9/", "live": True, "give_up": 0.1},
         {"standing": ("who ?",), "alerts": tmp_path / "none" / "alerts.jsonl"},
         {"standing": ("who ?",), "alerts": Path("-"), "as_json": True},
         {"standing": ("who ?",), "webhook": "http://127.0.0.1:9/"},

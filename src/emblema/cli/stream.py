@@ -10,7 +10,20 @@ from emblema.cli.options import Device, Json, Plain
 
 def stream(
     video: Annotated[
-        str | None, typer.Argument(help="A video (a path or a URL), or a folder of pictures.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A video (a path or a URL), a folder of pictures, camera:0, or an rtsp:// address.",
+            show_default=False,
+        ),
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="The URL is a camera's: frames come for ever.")] = False,
+    give_up: Annotated[float, typer.Option(help="Seconds to try to reach a camera that is gone.")] = 60.0,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep frames there as pictures; the oldest are deleted.")
+    ] = None,
+    record_mib: Annotated[int, typer.Option(min=1, help="How large that folder may grow, in MiB.")] = 1024,
+    clips: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a clip there of what each answer was drawn from.")
     ] = None,
     ask: Annotated[
         list[str] | None, typer.Option(help="A question, asked after all frames. May come several times.")
@@ -81,6 +94,11 @@ def stream(
         alerts=alerts,
         webhook=webhook,
         webhook_hosts=webhook_host or (),
+        live=live,
+        give_up=give_up,
+        record=record,
+        record_mib=record_mib,
+        clips=clips,
         model=model,
         fps=fps,
         side=side,

@@ -56,17 +56,24 @@ def describe_container(file: BinaryIO, name: str, limits: MediaLimits) -> Iterat
 
 
 @contextmanager
-def open_container(stream: BinaryIO, name: str) -> Iterator[InputContainer]:
-    """Open the container in a stream; what FFmpeg raises inside the block becomes a `MediaError` that names it."""
+def open_container(place: BinaryIO | str, name: str, **given: Any) -> Iterator[InputContainer]:
+    """Open the container in a file; what FFmpeg raises inside the block becomes a `MediaError` that names it.
+
+    Args:
+        place: an open file, or an address of a live source.
+        given: further arguments of `av.open`; by default nothing but the file may be read.
+    """
     av = import_extra("av", "video")
-    options = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}
+    given = {"options": {"format_whitelist": FORMATS, "protocol_whitelist": "none"}, **given}
     try:
-        with av.open(stream, mode="r", options=options, metadata_errors="ignore") as container:
+        with av.open(place, mode="r", metadata_errors="ignore", **given) as container:
             yield container
     except MediaError:
         raise
     except (av.error.FFmpegError, OSError, EOFError, ValueError, MemoryError, IndexError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(place, str):
+            raise MediaError(f"{name} cannot be read as live video ({reason})") from error
         raise MediaError(
             f"{name} cannot be read as video or sound: it is another kind of file, broken or truncated ({reason})."
         ) from error

@@ -20,6 +20,7 @@ from emblema.media.decoder_pool import IDLE_SECONDS, LENGTHS
 from emblema.media.document import decode_pages
 from emblema.media.image import decode_picture, import_formats
 from emblema.media.limits import MediaLimits
+from emblema.media.live import decode_live
 from emblema.media.video import decode_frames
 
 Items = Iterator[tuple[dict[str, Any], bytes]]
@@ -30,6 +31,7 @@ TASKS: dict[str, Callable[..., Items]] = {
     "frames": decode_frames,
     "sound": decode_sound,
     "container": describe_container,
+    "live": decode_live,
 }
 """Decoders by kind of task: each takes an open file, its name, limits and options, and yields fields with a payload."""
 

@@ -64,12 +64,12 @@ class DecodeTask:
             its own, and a time limit for each item alone.
     """
 
-    kind: Literal["picture", "pages", "frames", "sound", "container"]
+    kind: Literal["picture", "pages", "frames", "sound", "container", "live"]
     file: BinaryIO
     name: str
     limits: MediaLimits
     item_bytes: int = 0
-    options: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, float | str] = field(default_factory=dict)
     lazy: bool = False
 
     @property

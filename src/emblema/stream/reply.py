@@ -37,6 +37,15 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceSpan:
+    """A stretch of time that was retrieved, in seconds, and the most layers that retrieved one frame of it, a share."""
+
+    start: float
+    end: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class StreamReply:
     """A finished answer.
 
@@ -55,6 +64,22 @@ class StreamReply:
     usage: StreamUsage
     moments: tuple[Moment, ...] = field(default=(), repr=False)
     conversation: tuple[int, ...] = field(default=(), repr=False)
+
+    def evidence(self, gap: float = 0.0) -> tuple[EvidenceSpan, ...]:
+        """Return the moments as stretches of time, in order.
+
+        Frames that follow one another are in one stretch, and those that are at most `gap` seconds apart.
+        """
+        spans: list[EvidenceSpan] = []
+        last: Moment | None = None
+        for moment in self.moments:
+            if last is not None and (moment.frame == last.frame + 1 or moment.at - last.at <= gap):
+                span = spans.pop()
+                spans.append(EvidenceSpan(span.start, moment.at, max(span.share, moment.share)))
+            else:
+                spans.append(EvidenceSpan(moment.at, moment.at, moment.share))
+            last = moment
+        return tuple(spans)
 
 
 class StreamPiece(str):

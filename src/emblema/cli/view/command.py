@@ -17,10 +17,12 @@ from emblema.cli.view import text
 from emblema.cli.view.alerts import STDOUT, open_alerts
 from emblema.cli.view.plain import PlainViewer
 from emblema.cli.view.session import ScheduledQuestion, Viewer, WatchSession
-from emblema.cli.view.source import FrameSource, open_frames
+from emblema.cli.view.source import FrameSource, open_frames, open_live
 from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import EmblemaError, PromptError, StreamError
+from emblema.media.live import is_live, live_name
 from emblema.stream.methods import method_named
+from emblema.stream.recorder import FrameRecorder
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.standing import StandingQuestion, StandingQuestions
 from emblema.stream.state import NAME
@@ -58,6 +60,11 @@ class WatchOptions:
     alerts: Path | None
     webhook: str | None
     webhook_hosts: Sequence[str]
+    live: bool
+    give_up: float
+    record: Path | None
+    record_mib: int
+    clips: Path | None
     model: str
     fps: float
     side: int
@@ -70,6 +77,16 @@ class WatchOptions:
     most: int
     as_json: bool
     plain: bool
+
+    @property
+    def is_live(self) -> bool:
+        """Whether what is watched is a camera."""
+        return self.live or is_live(self.video)
+
+    @property
+    def shown(self) -> str | None:
+        """What is watched, a camera without passwords."""
+        return live_name(self.video) if self.video is not None and self.is_live else self.video
 
     def thumbnails(self, name: str) -> Path:
         """Return the file of a saved stream's thumbnails."""
@@ -86,7 +103,8 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
     between, settings = read_span(options.between), _settings(options)
     standing = _standing(options)
     _refuse_places(options)
-    source = None if options.video is None else open_frames(options.video, options.fps, options.side)
+    source = _source(options, settings)
+    recorder = None if options.record is None else FrameRecorder(options.record, options.record_mib * 2**20)
     typing = not (questions or options.as_json) and sys.stdin.isatty()
     drawn = (
         not (options.plain or options.as_json or options.alerts == STDOUT)
@@ -104,9 +122,13 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
             thumbnails.load(options.thumbnails(options.resume))
         with _viewer(options, stream, source, thumbnails, typing, drawn) as viewer:
             asked = StandingQuestions(stream, standing)
-            session = WatchSession(stream, viewer, thumbnails, layers, questions, options.most, between, asked, report)
-            session.run(iter(()) if source is None else source.frames, options.fps)
-        _leave(options, stream, session, thumbnails, drawn)
+            session = WatchSession(
+                stream, viewer, thumbnails, layers, questions, options.most, between, asked, report, recorder
+            )
+            begin = stream.log.times[-1] + 1 / options.fps if stream.frames else 0.0
+            live = source is not None and source.live is not None
+            session.run(iter(()) if source is None else source.frames, 0.0 if live else begin)
+        _leave(options, stream, session, thumbnails, drawn, source, recorder)
     if session.interrupted and not typing:
         return 130
     return 1 if session.cut else 0
@@ -162,6 +184,15 @@ def _settings(options: WatchOptions) -> StreamSettings:
     return change_settings(given, {"positions": "packed"}) if packed else given
 
 
+def _source(options: WatchOptions, settings: StreamSettings) -> FrameSource | None:
+    """Open what is watched."""
+    if options.video is None:
+        return None
+    if options.is_live:
+        return open_live(options.video, options.fps, options.side, options.give_up, settings)
+    return open_frames(options.video, options.fps, options.side)
+
+
 def _standing(options: WatchOptions) -> list[StandingQuestion]:
     """Return the standing questions; refuse what is told of none."""
     if not options.standing and (options.alerts is not None or options.webhook is not None):
@@ -175,7 +206,11 @@ def _standing(options: WatchOptions) -> list[StandingQuestion]:
 def _refuse_places(options: WatchOptions) -> None:
     """Refuse what could not be written or read in the end."""
     if options.video is None and options.resume is None:
-        raise StreamError("there is nothing to watch: give a video, a folder of pictures, or --resume NAME")
+        raise StreamError("there is nothing to watch: give a video, a folder of pictures, a camera, or --resume NAME")
+    if options.clips is not None and options.record is None:
+        raise StreamError(
+            "--clips: a stream keeps no pictures; give a folder that frames are recorded in with --record"
+        )
     for option, name in (("--save", options.save), ("--resume", options.resume)):
         if name is not None and options.store is None:
             raise StreamError(f"{option} {name}: give the folder that streams are saved to with --store")
@@ -213,14 +248,22 @@ def _about(options: WatchOptions, stream: Stream) -> str:
     return f"{stream.method}, {Path(options.model).name}"
 
 
-def _leave(options: WatchOptions, stream: Stream, session: WatchSession, thumbnails: Thumbnails, drawn: bool) -> None:
+def _leave(
+    options: WatchOptions,
+    stream: Stream,
+    session: WatchSession,
+    thumbnails: Thumbnails,
+    drawn: bool,
+    source: FrameSource | None,
+    recorder: FrameRecorder | None,
+) -> None:
     """Write what is to be kept, and print where the stream is unless that was drawn."""
     notes, status = console(options.plain, stderr=True), session.status
     places: dict[str, str] = {}
     if options.strip is not None and session.answers:
         from emblema.cli.view.strip import draw
 
-        name = Path(options.video or options.resume or "").name
+        name = Path(options.shown or options.resume or "").name
         title = " \u00b7 ".join((name, _about(options, stream), text.frames(status, None), text.clusters(status)))
         places["strip"] = str(draw(session.answers, thumbnails, title, options.strip))
     elif options.strip is not None:
@@ -228,14 +271,40 @@ def _leave(options: WatchOptions, stream: Stream, session: WatchSession, thumbna
     if options.save is not None and stream.frames:
         places["saved"] = str(stream.save(options.save))
         thumbnails.save(options.thumbnails(options.save))
+    if options.clips is not None and recorder is not None:
+        places |= _write_clips(options.clips, session, recorder, notes.print)
+    live = {} if source is None else source.to_json()
     if options.as_json:
-        facts = {"video": options.video, "model": options.model, **session.to_json(), **places}
+        told = {"live": live} if live else {}
+        facts = {"video": options.shown, "model": options.model, **told, **session.to_json(), **places}
         typer.echo(json.dumps(facts, indent=2))
         return
     for line in () if drawn else text.summary(status):
         notes.print(line, style="dim", soft_wrap=True, markup=False)
+    if live:
+        notes.print("live: " + ", ".join(f"{name} {count}" for name, count in live.items()), style="dim")
     for name, place in places.items():
         notes.print(f"{name}: {place}", soft_wrap=True, markup=False)
+
+
+def _write_clips(
+    folder: Path, session: WatchSession, recorder: FrameRecorder, note: Callable[[str], None]
+) -> dict[str, str]:
+    """Write a clip of each answer's strongest evidence; return where they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {}
+    for number, answer in enumerate(session.answers, 1):
+        spans = answer.reply.evidence()
+        if not spans:
+            continue
+        best = max(spans, key=lambda span: (span.share, span.end - span.start))
+        try:
+            recorder.export_clip(best.start, best.end, folder / f"answer-{number}.mp4")
+        except StreamError as error:
+            note(f"no clip of answer {number}: {error}")
+            continue
+        places[f"clip {number}"] = str(folder / f"answer-{number}.mp4")
+    return places
 
 
 def _has_keys() -> bool:

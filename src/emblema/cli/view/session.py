@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from emblema.cli.view import text
 from emblema.cli.view.alerts import Report
 from emblema.cli.view.status import StreamAnswer, StreamStatus
 from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import CapacityError, EmblemaError, MediaError
+from emblema.stream.recorder import FrameRecorder
 from emblema.stream.reply import StreamReply
 from emblema.stream.standing import AnswerChange, StandingQuestions
 from emblema.stream.stream import Stream
@@ -72,6 +74,7 @@ class WatchSession:
         between: seconds; questions see only what came then.
         standing: asked after frames were taken in.
         report: told of changes of their answers.
+        recorder: keeps the frames, if any does.
 
     Attributes:
         answers: in the order in which they were given.
@@ -91,6 +94,7 @@ class WatchSession:
         between: tuple[float, float] | None,
         standing: StandingQuestions,
         report: Report,
+        recorder: FrameRecorder | None,
     ) -> None:
         self.answers: list[StreamAnswer] = []
         self.changes: list[AnswerChange] = []
@@ -103,6 +107,8 @@ class WatchSession:
         self._later = [question.text for question in questions if question.at is None]
         self._encoding, self._encoded = 0.0, 0
         self._now, self._next = self._last_time, 0.0
+        self._origin = stream.log.times[0] if stream.frames else None
+        self._recorder = recorder
 
     @property
     def _last_time(self) -> float:
@@ -131,43 +137,36 @@ class WatchSession:
             "changes": [change.to_json() for change in self.changes],
         }
 
-    def run(self, frames: Iterator[tuple[float, Image.Image]], fps: float) -> None:
+    def run(self, frames: Iterator[tuple[float, Image.Image] | None], begin: float) -> None:
         """Go on until frames and questions end.
+
+        Args:
+            frames: times in seconds and pictures; None where none has come for a while.
+            begin: seconds that are added to the times.
 
         Raises:
             EmblemaError: the first frames cannot be taken, or a question given beforehand cannot be answered.
         """
         try:
-            if self._watch(frames, fps):
-                for text in (*(text for _, text in self._timed), *self._later):
-                    self._ask(text)
+            if self._watch(frames, begin):
+                for question in (*(question for _, question in self._timed), *self._later):
+                    self._ask(question)
                 while (typed := self._viewer.next_question(wait=True)) and typed not in LEAVING:
                     self._try(typed)
         except KeyboardInterrupt:
             self.interrupted = True
 
-    def _watch(self, frames: Iterator[tuple[float, Image.Image]], fps: float) -> bool:
+    def _watch(self, frames: Iterator[tuple[float, Image.Image] | None], begin: float) -> bool:
         """Take all frames in; return whether to go on after them."""
         stream, viewer = self._stream, self._viewer
-        begin = self._last_time + 1 / fps if stream.frames else 0.0
         try:
-            for when, picture in frames:
-                now = begin + when
-                while self._timed and self._timed[0][0] < now:
-                    self._ask(self._timed.pop(0)[1])
-                self._thumbnails.add(stream.frames + stream.waiting, picture)
-                before = stream.frames
-                with self._timing():
-                    stream.push(picture, at=now)
-                self._now = now
-                self._check()
-                if stream.frames != before and time.monotonic() > self._next:
-                    viewer.show_status(self.status)
-                    self._next = time.monotonic() + EVERY
-                while (text := viewer.next_question(wait=False)) is not None:
-                    if text in LEAVING:
+            for item in frames:
+                if item is not None:
+                    self._take(begin + item[0], item[1])
+                while (typed := viewer.next_question(wait=False)) is not None:
+                    if typed in LEAVING:
                         return False
-                    self._try(text)
+                    self._try(typed)
             self._finish()
         except (MediaError, CapacityError) as error:
             self._finish()
@@ -176,6 +175,29 @@ class WatchSession:
             self.cut = " ".join(str(error).split())
             viewer.show_trouble(f"no more frames: {self.cut}")
         return True
+
+    def _take(self, now: float, picture: Image.Image) -> None:
+        """Take a frame in, after the questions that come before it."""
+        stream = self._stream
+        self._origin = now if self._origin is None else self._origin
+        while self._timed and self._timed[0][0] + self._offset < now:
+            self._ask(self._timed.pop(0)[1])
+        self._thumbnails.add(stream.frames + stream.waiting, picture)
+        if self._recorder is not None:
+            self._recorder.add(now, picture)
+        before = stream.frames
+        with self._timing():
+            stream.push(picture, at=now)
+        self._now = now
+        self._check()
+        if stream.frames != before and time.monotonic() > self._next:
+            self._viewer.show_status(self.status)
+            self._next = time.monotonic() + EVERY
+
+    @property
+    def _offset(self) -> float:
+        """Seconds at which times that people give begin: those on the wall are counted from the first frame."""
+        return self._origin if self._origin is not None and self._origin >= text.WALL_CLOCK else 0.0
 
     def _finish(self) -> None:
         if self._stream.waiting:
@@ -202,22 +224,23 @@ class WatchSession:
         self._encoding += time.perf_counter() - began
         self._encoded += self._stream.frames - before
 
-    def _try(self, text: str) -> None:
+    def _try(self, question: str) -> None:
         """Answer a question that was typed; one that cannot be answered does not end the run."""
-        if not text:
+        if not question:
             return
         try:
-            self._ask(text)
+            self._ask(question)
         except EmblemaError as error:
             self._viewer.show_trouble(" ".join(str(error).split()))
 
-    def _ask(self, text: str) -> None:
+    def _ask(self, question: str) -> None:
         """Ask; a question that begins with + follows the answer before it."""
-        after = self.answers[-1].reply if text.startswith(FOLLOWING) and self.answers else None
-        asked = text if after is None else text.removeprefix(FOLLOWING).strip()
-        self._viewer.show_question(text, self._now)
+        after = self.answers[-1].reply if question.startswith(FOLLOWING) and self.answers else None
+        asked = question if after is None else question.removeprefix(FOLLOWING).strip()
+        self._viewer.show_question(question, self._now)
+        between = None if self._between is None else [self._offset + seconds for seconds in self._between]
         with finishing():
-            pieces = self._stream.ask(asked, between=self._between, after=after, stream=True, max_new_tokens=self._most)
+            pieces = self._stream.ask(asked, between=between, after=after, stream=True, max_new_tokens=self._most)
         reply: StreamReply | None = None
         while reply is None:
             with finishing():
@@ -225,7 +248,7 @@ class WatchSession:
             self._viewer.show_piece(str(piece))
             reply = piece.reply
         status = self.status
-        answer = StreamAnswer(status.seconds, text, reply, status, tuple(self._stream.log.times))
+        answer = StreamAnswer(status.seconds, question, reply, status, tuple(self._stream.log.times))
         self.answers.append(answer)
         self._viewer.show_answer(answer)
 

@@ -1,4 +1,4 @@
-"""Frames with their times: a video's, or a folder's pictures."""
+"""Frames with their times: a video's, a folder's pictures, or those of a camera."""
 
 import math
 import re
@@ -14,6 +14,9 @@ from emblema.errors import MediaError
 from emblema.media import DEFAULT_LIMITS, load_image, sample_frames
 from emblema.media.container import read_container
 from emblema.media.source import is_address, open_source
+from emblema.stream.feed import LiveFeed
+from emblema.stream.settings import StreamSettings
+from emblema.stream.sources import LiveSource
 
 UNBOUNDED = replace(
     DEFAULT_LIMITS, file_bytes=sys.maxsize, video_seconds=math.inf, video_frames=sys.maxsize, video_pixels=sys.maxsize
@@ -23,7 +26,11 @@ UNBOUNDED = replace(
 SLOWEST, FASTEST = 1e-5, 1e3
 """Frames a second."""
 
-Frames = Iterator[tuple[float, Image.Image]]
+ADAPTING = 10.0
+"""Seconds that frames of a camera have to come too fast before fewer are taken."""
+
+Frames = Iterator[tuple[float, Image.Image] | None]
+"""None where no frame has come for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +41,21 @@ class FrameSource:
         name: for people.
         count: frames that will come, as the file says; None where it does not.
         frames: times in seconds and pictures; to be iterated once.
+        live: a camera and what reads it, where it is one: times are those on the wall.
     """
 
     name: str
     count: int | None
     frames: Frames
+    live: tuple[LiveSource, LiveFeed] | None = None
+
+    def to_json(self) -> dict[str, float]:
+        """Return what became of a camera's frames."""
+        if self.live is None:
+            return {}
+        source, feed = self.live
+        counts = {"losses": source.losses, "jumps": source.jumps}
+        return {**counts, "dropped": feed.dropped, "thinned": feed.thinned, "every": feed.every}
 
 
 def open_frames(video: str, fps: float, side: int) -> FrameSource:
@@ -58,13 +75,44 @@ def open_frames(video: str, fps: float, side: int) -> FrameSource:
     if not is_address(video) and path.is_dir():
         pictures = _pictures(path)
         count: int | None = len(pictures)
-        frames: Frames = ((number / fps, load_image(picture)) for number, picture in enumerate(pictures))
+        frames: Iterator[tuple[float, Image.Image]] = (
+            (number / fps, load_image(picture)) for number, picture in enumerate(pictures)
+        )
     else:
         count = None if is_address(video) else _count(video, fps)
         frames = sample_frames(video, fps, UNBOUNDED)
     first = next(frames)
     fitted = ((when, _fitted(picture, side)) for when, picture in chain([first], frames))
     return FrameSource(path.name or video, count, fitted)
+
+
+def open_live(address: str, fps: float, side: int, give_up: float, settings: StreamSettings) -> FrameSource:
+    """Open a camera or an address of live video; the first frame is waited for.
+
+    Frames that come faster than they are encoded are dropped, the oldest first; where that lasts, fewer are taken.
+
+    Args:
+        give_up: seconds without a frame after which it counts as gone.
+        settings: of the stream; its queue is as long.
+
+    Raises:
+        MediaError: no frame comes, or a number is not right; also while the frames are read.
+    """
+    source = LiveSource(address, fps, UNBOUNDED, give_up=give_up)
+    feed = LiveFeed(source, replace(settings, drop="oldest"), ADAPTING)
+
+    def frames() -> Frames:
+        with feed:
+            while not feed.ended:
+                taken = feed.take(0.2)
+                if not taken:
+                    yield None
+                for frame in taken:
+                    yield frame.at, _fitted(frame.picture, side)
+
+    coming = frames()
+    first = next(item for item in coming if item is not None)
+    return FrameSource(source.name, None, chain([first], coming), (source, feed))
 
 
 def _fitted(picture: Image.Image, side: int) -> Image.Image:

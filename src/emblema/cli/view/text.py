@@ -1,6 +1,7 @@
 """What `emblema stream` says, in words and colours: the same in a terminal, as lines and in a picture."""
 
 import colorsys
+import time
 from collections.abc import Mapping
 
 from emblema.cli.view.status import Scene, StreamAnswer, StreamStatus
@@ -11,6 +12,9 @@ MOMENTS = 8
 
 NO_CLUSTER = "#c9c3b8"
 """Colour of frames in no cluster: those that are always seen, and those in the window."""
+
+WALL_CLOCK = 1e9
+"""Times from here on, thirty-one years of video, are seconds since 1970."""
 
 GOLDEN = 0.6180339887
 
@@ -25,7 +29,9 @@ def colour(cluster: int | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a time as 0:07, 12:34 or 1:02:03; with tenths where there are any."""
+    """Return a time as 0:07, 12:34 or 1:02:03, with tenths where there are any; seconds since 1970 as 14:05:09."""
+    if seconds >= WALL_CLOCK:
+        return time.strftime("%H:%M:%S", time.localtime(seconds))
     whole, tenths = divmod(round(seconds * 10), 10)
     minutes, second = divmod(whole, 60)
     hours, minute = divmod(minutes, 60)
