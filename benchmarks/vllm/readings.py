@@ -163,7 +163,7 @@ class PartMeter:
         self.timing(model, "forward", "model")
         for module in model.modules():
             if hasattr(module, "kv_cache") and hasattr(module, "impl"):
-                self.timing(module.impl, "forward", "attention")
+                self.timing(module, "forward", "attention")
 
 
 def prompt_of(

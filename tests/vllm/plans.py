@@ -6,7 +6,7 @@ from emblema.link.plan import LinkPlan, RowRange, RowSource
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
-from emblema.vllm.request_plan import BRIDGED_ROWS, compute_chunks
+from emblema.vllm.request_plan import compute_chunks
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class RowsTaken:
 
 @dataclass(frozen=True)
 class Read:
-    """`query-R%` as pages carry it out: short gaps between chosen rows are computed too, and any answer stands."""
+    """`query-R%` where any answer stands."""
 
     name: str
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
         plan = parse(self.name).plan(prompt, knowledge)
         assert plan.recomputation is not None
-        return replace(plan, recomputation=replace(plan.recomputation, bridge=BRIDGED_ROWS, least_margin=0.0))
+        return replace(plan, recomputation=replace(plan.recomputation, least_margin=0.0))

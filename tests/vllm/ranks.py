@@ -9,12 +9,12 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerRows
+from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
-from emblema.vllm.question_notes import QuestionNotes
 from emblema.vllm.shards import shard_id
 from emblema.vllm.staging import StagedRows
 
-WRITE, WRITE_ROWS, NOTE = StagedRows.write, Pages.write, QuestionNotes._note
+WRITE, WRITE_ROWS, NOTE = StagedRows.write, Pages.write, PackedForward._attend
 
 
 def _kv_worker() -> Any:
@@ -54,10 +54,10 @@ def fail_writes(worker: Any, rank: int) -> None:
 def fail_notes(worker: Any, rank: int) -> None:
     """Have one rank fail to see what questions attend; a negative rank has all see it again."""
 
-    def fail(own: QuestionNotes, *given: Any) -> None:
+    def fail(own: PackedForward, *given: Any) -> None:
         raise EmblemaError("a test has it fail")
 
-    QuestionNotes._note = fail if _kv_worker().store.rank == rank else NOTE  # type: ignore[method-assign]
+    PackedForward._attend = fail if _kv_worker().store.rank == rank else NOTE  # type: ignore[method-assign]
 
 
 def zero_values(worker: Any, on: bool) -> None:

@@ -22,16 +22,16 @@ def layouts(draw: st.DrawFn) -> tuple[list[Rows], list[Rows], Rows]:
     return texts, chosen, (row, row + draw(st.integers(1, 9)))
 
 
-rooms = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=8)
+rooms = st.lists(st.integers(0, 7), max_size=8)
 
 
-def carried_out(reading: QueryReading, rooms: list[tuple[int, int]]) -> list[Rows]:
+def carried_out(reading: QueryReading, rooms: list[int]) -> list[Rows]:
     """The runs of a phase, by steps with some room and then with plenty."""
     made: list[Rows] = []
     phase = reading.phase
-    for rows, slots in [*rooms, *[(5, 2)] * 200]:
-        runs = reading.next_runs(rows, slots)
-        assert len(runs) <= slots and sum(stop - start for start, stop in runs) <= rows
+    for rows in [*rooms, *[5] * 200]:
+        runs = reading.next_runs(rows)
+        assert sum(stop - start for start, stop in runs) <= rows
         assert runs == reading.step
         made += runs
         reading.finish_step()
@@ -51,7 +51,7 @@ def test_both_passes_run_every_row_once_and_in_order(layout, first, second) -> N
     reading = QueryReading(texts, question)
     assert rows_of(carried_out(reading, first)) == rows_of([*texts, question])
     assert reading.phase is ReadingPhase.CHOOSE
-    assert reading.next_runs(100, 100) == ()
+    assert reading.next_runs(100) == ()
     reading.finish_step()
     assert reading.phase is ReadingPhase.CHOOSE
     reading.choose(chosen)
@@ -63,26 +63,16 @@ def test_both_passes_run_every_row_once_and_in_order(layout, first, second) -> N
 
 
 @given(layouts(), rooms)
-def test_only_the_question_is_noted_and_only_the_last_row_decides(layout, room) -> None:
+def test_steps_with_rows_of_the_question_are_noted_the_first_time(layout, room) -> None:
     texts, chosen, question = layout
     reading = QueryReading(texts, question)
-    noted, decided = [], []
-    for number, (rows, slots) in enumerate([*room, *[(5, 2)] * 400]):
+    for rows in [*room, *[5] * 400]:
         if reading.phase is ReadingPhase.CHOOSE:
             reading.choose(chosen)
-        for run in reading.next_runs(rows, slots):
-            noted += range(*run) if reading.is_noted(run) else ()
-            decided += [number] if reading.decides(run) else ()
+        first = reading.phase is ReadingPhase.READ
+        own = rows_of(list(reading.next_runs(rows)))
+        assert reading.is_noted == (first and any(row >= question[0] for row in own))
         reading.finish_step()
         if reading.phase is ReadingPhase.DONE:
             break
-    assert noted == list(range(*question))
-    assert decided == [number]
-
-
-def test_rows_right_before_the_question_run_with_it() -> None:
-    reading = QueryReading([(0, 2)], (8, 10))
-    carried_out(reading, [])
-    reading.choose([(3, 4), (6, 8)])
-    assert reading.next_runs(100, 100) == ((3, 4), (6, 10))
-    assert reading.decides((6, 10))
+    assert own[-1] == question[1] - 1

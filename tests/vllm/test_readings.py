@@ -76,7 +76,7 @@ def test_what_came_of_it_is_in_the_plan(stands: bool) -> None:
     reader.begin("1", plan, 0, None, {})
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
     reader.take()
-    reader.note(WorkerReport(outcomes={"1": ReadingOutcome(0.25, 7, 9, 4)}))
+    reader.note(WorkerReport(outcomes={"1": ReadingOutcome(0.25, 7, 9)}))
     reader.end("1", stands)
     assert plan.margin == 0.25
     assert (plan.linked, plan.reads(0)) == ((596, True) if stands else (0, False))

@@ -21,8 +21,8 @@ from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.vllm import readings
+from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pair_learner import NotedShares
-from emblema.vllm.question_notes import QuestionNotes
 from emblema.vllm.stored_pairs import StoredPairs
 from tests.vllm.plans import Read
 from tests.vllm.row_meter import RowMeter
@@ -248,7 +248,7 @@ def test_tenants_have_memories_of_their_own(bench: Any, subjects: Any, tmp_path:
     assert not set(own.kept())
 
 
-@pytest.mark.parametrize("broken", [(QuestionNotes, "_note"), (NotedShares, "note")])
+@pytest.mark.parametrize("broken", [(PackedForward, "_attend"), (NotedShares, "note")])
 def test_without_the_hook_nothing_is_learnt(
     bench: Any, subjects: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[type, str]
 ) -> None:
@@ -258,7 +258,7 @@ def test_without_the_hook_nothing_is_learnt(
     teach(own)
     assert own.kept() == {} and not own.served.kv_worker.learner.waiting.held
     answer = own.ask(NEW[0], "query-50%")
-    if broken[0] is QuestionNotes:
+    if broken[0] is PackedForward:
         assert set(own.lanes) == {"plain"} and torch.equal(answer.logits, plain.logits)
     else:
         assert answer.report["linked_tokens"] > 0, "the reading does not suffer"

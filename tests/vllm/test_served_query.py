@@ -14,8 +14,8 @@ from emblema import Engine
 from emblema.kv.layout import LayerRows
 from emblema.session.requests import LinkRequest
 from emblema.vllm import readings
+from emblema.vllm.packed_rows import NotedQuestion, PackedForward
 from emblema.vllm.pages import Pages
-from emblema.vllm.question_notes import NotedQuestion, QuestionNotes
 from emblema.vllm.step_rewriter import StepRewriter
 from tests.vllm.models import Given
 from tests.vllm.plans import Read
@@ -225,7 +225,7 @@ def test_several_at_once_are_answered_as_alone(known, seen) -> None:
 @pytest.fixture
 def disabled(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def disable() -> None:
-        monkeypatch.setattr(QuestionNotes, "_note", lambda *given: None)
+        monkeypatch.setattr(PackedForward, "_attend", lambda *given: None)
 
     return disable
 
@@ -257,7 +257,7 @@ def test_an_error_while_rows_are_placed_or_logits_are_seen_is_a_loss(known, monk
     given = known.prompt.only(3, 0, 1)
     plain = known.ask(given, {"strategy": "full"})
     with monkeypatch.context() as patch:
-        patch.setattr(QuestionNotes, "last_logits", lambda own, run: None)
+        patch.setattr(PackedForward, "last_logits", lambda own, pack: None)
         answer = known.ask(given, STANDS)
         assert torch.equal(answer.logits, plain.logits) and answer.report["remark"] == readings.LOST
     with monkeypatch.context() as patch:

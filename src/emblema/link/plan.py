@@ -209,8 +209,6 @@ class Recomputation:
         layers: layers whose attention is noted; None for all.
         least_margin: the answer stands if the probabilities of its two likeliest first tokens differ by as much; below,
             the prompt has to be computed in full. 0 accepts any answer.
-        bridge: where so few rows of one range or fewer lie between two chosen ones, they are computed as well. That
-            makes fewer runs of rows, for an executor that pays for each.
     """
 
     candidates: tuple[Rows, ...]
@@ -218,7 +216,6 @@ class Recomputation:
     question: Rows
     layers: frozenset[int] | None = None
     least_margin: float = 0.0
-    bridge: int = 0
 
     @property
     def question_rows(self) -> int:
@@ -227,7 +224,7 @@ class Recomputation:
 
     @property
     def rows(self) -> int:
-        """How many rows run in the second pass, gaps between chosen rows aside."""
+        """How many rows run in the second pass."""
         return min(self.budget, sum(stop - start for start, stop in self.candidates)) + self.question_rows
 
     def after(self, row: int) -> "Recomputation | None":

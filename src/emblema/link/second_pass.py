@@ -1,6 +1,6 @@
 """Which rows a second pass computes again, and how sure its answer is.
 
-They are the rows that the question attends most, and where a plan says so short gaps between them.
+They are the rows that the question attends most.
 """
 
 import math
@@ -29,8 +29,7 @@ def chosen_rows(again: Recomputation, scores: Tensor) -> Tensor:
     """
     candidates = spanned_rows(again.candidates)
     best = scores.topk(min(again.budget, len(candidates))).indices
-    chosen = candidates[best].sort().values
-    return _bridged(chosen, again) if again.bridge else chosen
+    return candidates[best].sort().values
 
 
 def runs_of(rows: Tensor) -> tuple[Rows, ...]:
@@ -48,18 +47,3 @@ def margin_of(logits: Tensor) -> float:
     likeliest = torch.softmax(logits.double(), dim=0).topk(min(2, logits.shape[0])).values
     margin = float(likeliest[0] - likeliest[-1]) if len(likeliest) > 1 else 1.0
     return margin if math.isfinite(margin) else 0.0
-
-
-def _bridged(chosen: Tensor, again: Recomputation) -> Tensor:
-    """Return chosen rows with the gaps between them of `bridge` rows or fewer, where these are candidates too."""
-    spans: list[Rows] = []
-    ends = iter(sorted(again.candidates))
-    end = next(ends)
-    for start, stop in runs_of(chosen):
-        while start >= end[1]:
-            end = next(ends)
-        if spans and start - spans[-1][1] <= again.bridge and end[0] <= spans[-1][0]:
-            spans[-1] = (spans[-1][0], stop)
-        else:
-            spans.append((start, stop))
-    return spanned_rows(spans)

@@ -120,7 +120,7 @@ class QuestionAttention:
         """Add one layer's weights of some of the question's rows, over the first rows of the table or all of them."""
         held = weights.shape[-1]
         largest = self._largest[:held]
-        torch.maximum(largest, weights.amax(dim=(0, 1)), out=largest)
+        torch.maximum(largest, weights.amax(dim=1).amax(dim=0), out=largest)
         if int(places[-1]) == self._rows - 1:
             self._last[:held] += weights[:, -1].sum(dim=0)
 

@@ -32,11 +32,11 @@ from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.captures import CaptureQueue
 from emblema.vllm.kv_worker import Agree, KVWorker
 from emblema.vllm.model_spec import ModelSpec, files_fingerprint, model_spec_of
+from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.plugin import PluginSettings
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
-from emblema.vllm.question_notes import QuestionNotes
 from emblema.vllm.question_runs import QuestionRuns
 from emblema.vllm.quiet_work import QuietWork
 from emblema.vllm.serving import WORKER
@@ -187,15 +187,15 @@ class EmblemaConnector(KVConnectorBase_V1):
         ]
 
         def readings(model: Any) -> QuestionRuns:
-            notes = QuestionNotes(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
-            positions = internals.KnownPositions(model)
+            packing = PackedForward(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
+            positions = internals.PromptPositions(model)
             pages, learner = lambda: worker.pages, worker.learner
-            return QuestionRuns(worker.spec, worker.stager, pages, notes, positions, hand_over, answers, learner)
+            return QuestionRuns(worker.spec, worker.stager, pages, packing, positions, hand_over, answers, learner)
 
         def shadows(model: Any) -> ShadowRuns:
-            # One layer says where rows are in the batch.
-            notes = QuestionNotes(model, layers[:1], lambda: worker.pages, self._config.cache_config.block_size)
-            return ShadowRuns(worker.spec, worker.stager, lambda: worker.pages, notes, answers, self._agree, hand_over)
+            # Their rows lie side by side: no layer computes them apart.
+            seen = PackedForward(model, [], lambda: worker.pages, self._config.cache_config.block_size)
+            return ShadowRuns(worker.spec, worker.stager, lambda: worker.pages, seen, answers, self._agree, hand_over)
 
         answers = AnswerNotes()
         self._make_readings, self._make_shadows = readings, shadows

@@ -12,6 +12,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 from vllm.config import CUDAGraphMode
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import MLAAttention
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.platforms import current_platform
@@ -316,6 +317,8 @@ def unfit_to_read(config: Any) -> str | None:
     """Return why no plan with a second pass can be carried out on a server of this configuration; None if it can."""
     if page_kind(config) != config.model_config.dtype:
         return "pages of 8 bits were not tried with it"
+    if config.model_config.is_mm_prefix_lm:
+        return "rows of a picture attend rows behind them"
     return unfit_to_compare(config)
 
 
@@ -336,21 +339,21 @@ def unfit_to_compare(config: Any) -> str | None:
     return None
 
 
-def watch_attention(layer: Any, note: Callable[[Tensor, float, Any], None]) -> Callable[[], None]:
-    """Have a function told what each forward of an attention layer was given, after it; return what ends that.
+def add_to_attention(layer: Any, add: Callable[[Any, Any, int, float], None]) -> Callable[[], None]:
+    """Have a function write into the output of each forward of an attention layer; return what ends that.
 
-    It is told the queries [tokens, heads, width], the scale of their products with keys, and the backend's metadata.
-    Where a whole forward is replayed as a graph, nothing is told.
+    It is given the queries and the output, each of heads side by side or one after another, how many heads there are,
+    and the scale of queries' products with keys. Where a whole forward is replayed as a graph, it is not called.
     """
     impl = layer.impl
     stock = impl.forward
 
     def forward(
-        own: Any, query: Tensor, key: Any, value: Any, cache: Any, metadata: Any, *rest: Any, **more: Any
+        own: Any, query: Tensor, key: Any, value: Any, cache: Any, metadata: Any, output: Any, *rest: Any, **more: Any
     ) -> Any:
-        result = stock(own, query, key, value, cache, metadata, *rest, **more)
+        result = stock(own, query, key, value, cache, metadata, output, *rest, **more)
         if metadata is not None:
-            note(query.view(query.shape[0], impl.num_heads, -1), float(impl.scale), metadata)
+            add(query, output, impl.num_heads, float(impl.scale))
         return result
 
     impl.forward = forward
@@ -359,6 +362,31 @@ def watch_attention(layer: Any, note: Callable[[Tensor, float, Any], None]) -> C
         del impl.forward
 
     return end
+
+
+def unlike_attention(layer: Any) -> str | None:
+    """Return what a layer does beside attending all rows before by their products with queries; None if nothing."""
+    told = {
+        "weights that fall with distance": getattr(layer.impl, "alibi_slopes", None) is not None,
+        "a bound on scores": bool(getattr(layer.impl, "logits_soft_cap", None)),
+        "a sliding window": layer.sliding_window is not None,
+        "sinks": layer.has_sink,
+    }
+    found = [what for what, here in told.items() if here]
+    return f"its attention has {' and '.join(found)}" if found else None
+
+
+def step_context() -> tuple[Any, list[Tensor]]:
+    """Return the attention metadata of the forward under way, and the tensors [tokens] of slots that it writes to.
+
+    Raises:
+        EmblemaError: the forward has none, or several.
+    """
+    context = get_forward_context()
+    if not isinstance(context.attn_metadata, dict) or not isinstance(context.slot_mapping, dict):
+        raise EmblemaError("this forward's attention metadata are not those of one batch")
+    slots = {tensor.data_ptr(): tensor for tensor in context.slot_mapping.values()}
+    return next(iter(context.attn_metadata.values())), list(slots.values())
 
 
 def rows_in_batch(metadata: Any, block_size: int) -> Callable[[Sequence[int], Rows], int]:
@@ -388,8 +416,8 @@ def rows_in_batch(metadata: Any, block_size: int) -> Callable[[Sequence[int], Ro
     return place
 
 
-class KnownPositions:
-    """Positions of prompts whose virtual requests are many, worked out once; vLLM would do so for each.
+class PromptPositions:
+    """Positions of prompts, as vLLM's model says; prompts that are packed get theirs later, and zeros here.
 
     Args:
         model: vLLM's.
@@ -397,22 +425,27 @@ class KnownPositions:
 
     def __init__(self, model: Any) -> None:
         self._stock = getattr(model, "get_mrope_input_positions", None)
-        self._known: dict[int, tuple[Sequence[int], Any]] = {}
+        self._axes = 0
+        self._packed: list[Sequence[int]] = []
         if self._stock is not None:
             model.get_mrope_input_positions = self._positions
 
-    def keep(self, tokens: Sequence[int], features: Sequence[Any]) -> None:
-        """Work out the positions of a prompt, and answer with them for this very list of tokens from now on."""
-        if self._stock is not None:
-            self._known[id(tokens)] = tokens, self._stock(tokens, list(features))
+    def of(self, tokens: Sequence[int], features: Sequence[Any]) -> Tensor:
+        """Return the positions of a prompt [axes, rows] or [rows] int64."""
+        if self._stock is None:
+            return torch.arange(len(tokens))
+        positions: Tensor = self._stock(tokens, list(features))[0]
+        self._axes = len(positions)
+        return positions
 
-    def forget(self, tokens: Sequence[int]) -> None:
-        """Keep a prompt's positions no longer."""
-        self._known.pop(id(tokens), None)
+    def begin_step(self, packed: Sequence[Sequence[int]]) -> None:
+        """Take the lists of tokens that are packed prompts of the next step."""
+        self._packed = list(packed)
 
     def _positions(self, tokens: Sequence[int], features: Sequence[Any]) -> Any:
-        known = self._known.get(id(tokens))
-        return self._stock(tokens, features) if known is None else known[1]  # type: ignore[misc]
+        if any(tokens is packed for packed in self._packed):
+            return torch.zeros(self._axes, len(tokens), dtype=torch.int64), 0
+        return self._stock(tokens, features)  # type: ignore[misc]
 
 
 def layer_index(name: str) -> int:

@@ -74,30 +74,28 @@ class NotedShares:
         own = owners[self._rows].to(self._device)
         self._attention = AntecedentAttention(owners.to(self._device), own, len(self.prompt.chunk_segments))
 
-    def wants(self, run: Rows) -> bool:
-        """Return whether any row of a run is noted."""
-        return bool(((self._rows >= run[0]) & (self._rows < run[1])).any())
-
-    def note(self, layer: int, run: Rows, queries: Tensor, keys: Callable[[], Tensor], scale: float) -> None:
-        """Note what rows of a run attend in a layer, if they are noted there.
+    def note(self, layer: int, run: Tensor, queries: Tensor, keys: Tensor, scale: float) -> None:
+        """Note what rows attend in a layer, if they are noted there.
 
         Args:
             layer: the layer.
-            run: the rows.
-            queries: [heads, rows of the run, width].
-            keys: returns those of all rows up to the run's end [key heads, rows, width].
+            run: [some] int64 on the CPU, the rows in order.
+            queries: [heads, some, width].
+            keys: those of all rows up to the last of them [key heads, rows, width].
             scale: of the products of both.
         """
         if layer not in self._layers or self._attention is None or self._failed:
             return
         began = time.thread_time()
         try:
-            places = ((self._rows >= run[0]) & (self._rows < run[1])).nonzero().squeeze(1)
+            places = torch.isin(self._rows, run).nonzero().squeeze(1)
             if len(places):
-                rows, numbers = self._rows[places].to(queries.device), torch.arange(run[1], device=queries.device)
-                mask = torch.zeros(len(rows), run[1], device=queries.device)
+                stop, own = keys.shape[1], self._rows[places]
+                rows, numbers = own.to(queries.device), torch.arange(stop, device=queries.device)
+                mask = torch.zeros(len(rows), stop, device=queries.device)
                 mask[numbers[None] > rows[:, None]] = float("-inf")
-                weights = attention_weights(queries.index_select(1, rows - run[0]), keys(), mask, scale)
+                chosen = torch.searchsorted(run, own).to(queries.device)
+                weights = attention_weights(queries.index_select(1, chosen), keys, mask, scale)
                 self._attention.add(layer, places, weights)
                 self._count += len(places)
         except Exception as error:

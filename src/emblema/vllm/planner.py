@@ -311,7 +311,7 @@ class RequestPlanner:
             least_margin=lambda kinds: log.least_margin(model, kinds),
             recurs=lambda names: met is not None and met.estimate(names) > 0,
             unsure=self.readings.unsure_share,
-            row_costs=RowCosts if costs is None else lambda: costs.row_costs(policy.query_share),
+            row_costs=RowCosts if costs is None else costs.row_costs,
             # What is read leaves no pages that later prompts find.
             continued=lambda prompt: 0.0 if costs is None else min(1.0, costs.uses),
         )

@@ -30,44 +30,36 @@ class QueryReading:
     Attributes:
         phase: what is to be done next.
         step: the runs of rows of the step under way; empty between steps.
-        rows, runs: how many rows, and runs of rows, went into steps so far.
+        rows: how many rows went into steps so far.
     """
 
     def __init__(self, texts: Sequence[Rows], question: Rows) -> None:
         self.phase = ReadingPhase.READ
         self.step: tuple[Rows, ...] = ()
-        self.rows = self.runs = 0
+        self.rows = 0
         self._question = question
         self._left: list[Rows] = [*texts, question]
 
-    def next_runs(self, rows: int, slots: int) -> tuple[Rows, ...]:
-        """Begin a step, and return the runs of rows that go into it, in order.
-
-        Args:
-            rows, slots: how many rows, and runs of them, the step has room for.
-        """
+    def next_runs(self, rows: int) -> tuple[Rows, ...]:
+        """Begin a step that has room for so many rows, and return the runs of rows that go into it, in order."""
         made: list[Rows] = []
-        while self._left and rows > 0 and slots > 0:
+        while self._left and rows > 0:
             start, stop = self._left[0]
             end = min(stop, start + rows)
             made.append((start, end))
-            rows, slots = rows - (end - start), slots - 1
+            rows -= end - start
             if end < stop:
                 self._left[0] = (end, stop)
             else:
                 del self._left[0]
         self.step = tuple(made)
         self.rows += sum(stop - start for start, stop in made)
-        self.runs += len(made)
         return self.step
 
-    def is_noted(self, run: Rows) -> bool:
-        """Return whether what a run of this step attends is noted: rows of the question, the first time."""
-        return self.phase is ReadingPhase.READ and run[0] >= self._question[0]
-
-    def decides(self, run: Rows) -> bool:
-        """Return whether a run of this step ends with the row whose logits say if the answer stands."""
-        return self.phase is ReadingPhase.COMPUTE and run[1] == self._question[1]
+    @property
+    def is_noted(self) -> bool:
+        """Whether what rows of the question attend is noted in this step: the first time that they run."""
+        return self.phase is ReadingPhase.READ and bool(self.step) and self.step[-1][1] > self._question[0]
 
     def finish_step(self) -> None:
         """End a step whose runs were computed."""
@@ -77,9 +69,5 @@ class QueryReading:
 
     def choose(self, chosen: Sequence[Rows]) -> None:
         """Go on with the rows that were chosen, in order and before the question."""
-        self._left = list(chosen)
-        if chosen and chosen[-1][1] == self._question[0]:
-            self._left[-1] = (chosen[-1][0], self._question[1])
-        else:
-            self._left.append(self._question)
+        self._left = [*chosen, self._question]
         self.phase = ReadingPhase.COMPUTE

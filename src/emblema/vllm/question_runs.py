@@ -1,27 +1,27 @@
 """Readings of `query-R%`, carried out by a worker beside the rows that vLLM scheduled.
 
 vLLM takes a reading for KV that is on its way from elsewhere: its request waits, with pages, and no row of it is
-scheduled. Meanwhile the worker computes its rows as virtual requests, and says in the end that the KV is there, or that
-it could not be had. All workers of a model add the same runs to the same steps: what they do depends on what the
-scheduler's side says alone. An error of one worker is a loss that it reports.
+scheduled. Meanwhile the worker computes its rows, packed into one virtual request a step, and says in the end that the
+KV is there, or that it could not be had. All workers of a model add the same rows to the same steps: what they do
+depends on what the scheduler's side says alone. An error of one worker is a loss that it reports.
 """
 
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError, LoadError
-from emblema.link.prompt import Rows
-from emblema.link.second_pass import margin_of
+from emblema.link.second_pass import margin_of, spanned_rows
 from emblema.link.taken_rows import ModelGeometry
-from emblema.vllm.internals import KnownPositions
+from emblema.vllm.internals import PromptPositions
+from emblema.vllm.packed_rows import NotedQuestion, PackedForward, PackedRows, packed_prompt
 from emblema.vllm.pages import Pages
 from emblema.vllm.pair_learner import NotedShares, PairLearner
 from emblema.vllm.query_reading import QueryReading, ReadingPhase
-from emblema.vllm.question_notes import NotedQuestion, QuestionNotes, WatchedRun
 from emblema.vllm.shadow_runs import AnswerNotes
 from emblema.vllm.side_rows import SideRun, virtual_request
 from emblema.vllm.staging import RowStager
@@ -38,9 +38,11 @@ class Reading:
         order: what is read.
         state: which rows are next.
         noted: what its question attends.
+        first: its first row that was not there before; all pages from there on are its own.
         encodings: what the encoder made of its pictures, by their names in the order.
-        watched: runs of the step under way that are noted, or that decide.
-        lost: whether this worker missed something; its runs go on as the other workers' do.
+        positions: of its prompt [axes, rows] or [rows] int64.
+        pack: its rows in the step under way.
+        lost: whether this worker missed something; its rows go on as the other workers' do.
         salt: of the tenant's store.
         shares: notes what its chosen rows attend; None where nothing is learnt from them.
     """
@@ -48,8 +50,10 @@ class Reading:
     order: ReadingOrder
     state: QueryReading
     noted: NotedQuestion
+    first: int
     encodings: dict[str, Tensor] = field(default_factory=dict)
-    watched: list[WatchedRun] = field(default_factory=list)
+    positions: Tensor = field(default_factory=lambda: torch.empty(0))
+    pack: PackedRows | None = None
     lost: bool = False
     salt: bytes = b""
     shares: NotedShares | None = None
@@ -62,7 +66,7 @@ class QuestionRuns:
         model: how the worker keeps rows.
         stager: has the rows that readings take.
         pages: of the worker.
-        notes: watches its model.
+        packing: has its model compute packed rows.
         positions: of prompts.
         hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
         answers: keeps the logits of answers that were read.
@@ -74,15 +78,15 @@ class QuestionRuns:
         model: ModelGeometry,
         stager: RowStager,
         pages: Callable[[], Pages],
-        notes: QuestionNotes,
-        positions: KnownPositions,
+        packing: PackedForward,
+        positions: PromptPositions,
         hand_over: Callable[[str, Tensor], None] | None,
         answers: AnswerNotes,
         learner: PairLearner | None = None,
     ) -> None:
         self._learner = learner
         self._model, self._stager, self._pages = model, stager, pages
-        self._notes, self._positions, self._hand_over, self._answers = notes, positions, hand_over, answers
+        self._packing, self._positions, self._hand_over, self._answers = packing, positions, hand_over, answers
         self._under_way: dict[str, Reading] = {}
         self._count = self._rows = 0
         self._finished: set[str] = set()
@@ -101,8 +105,9 @@ class QuestionRuns:
         self._rows = step.reading_rows
         for order in step.readings:
             state = QueryReading(order.texts, order.question)
-            noted = NotedQuestion(order.question, self._notes.layers, self._model.device)
-            reading = self._under_way[order.request_id] = Reading(order, state, noted)
+            noted = NotedQuestion(order.question, self._packing.layers, self._model.device)
+            first = min(start for start, _ in (*order.taken, *order.texts, order.question))
+            reading = self._under_way[order.request_id] = Reading(order, state, noted, first)
             self._guarded(reading, self._place)
         for choice in step.choices:
             found = self._under_way.get(choice.request_id)
@@ -136,43 +141,49 @@ class QuestionRuns:
         if self._learner is not None:
             reading.shares = self._learner.begin(staged, self._model.device)
         self._stager.drop(order.request_id)
-        self._positions.keep(order.data.prompt_token_ids, order.data.mm_features)
+        reading.positions = self._positions.of(order.data.prompt_token_ids, order.data.mm_features)
 
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:
         # What other work may have is less: a request waits for this.
         rows = self._rows
         made: list[SideRun] = []
-        watched: list[WatchedRun] = []
         for reading in self._under_way.values():
-            reading.watched = []
-            for run in reading.state.next_runs(rows, slots):
-                self._count += 1
-                name = f"{reading.order.request_id}\0query-{self._count}"
-                rows, slots = rows - (run[1] - run[0]), slots - 1
-                made.append(SideRun(virtual_request(reading.order.data, name, run[0]), run[1] - run[0], reading=True))
-                noted = reading.state.is_noted(run)
-                shares = None if noted or reading.shares is None or not reading.shares.wants(run) else reading.shares
-                if noted or shares is not None or reading.state.decides(run):
-                    blocks = reading.order.data.block_ids[0]
-                    reading.watched.append(WatchedRun(blocks, run, reading.noted if noted else None, shares))
-                self._show(reading, run)
-            watched += reading.watched
-        self._notes.begin_step(watched)
+            reading.pack = None
+            runs = reading.state.next_runs(rows if slots > 0 else 0)
+            if runs:
+                numbers = spanned_rows(runs)
+                made.append(SideRun(self._packed(reading, numbers), len(numbers)))
+                rows, slots = rows - len(numbers), slots - 1
+        self._positions.begin_step([run.data.prompt_token_ids for run in made])
+        self._packing.begin_step([reading.pack for reading in self._under_way.values() if reading.pack is not None])
         return made
 
-    def _show(self, reading: Reading, run: Rows) -> None:
-        """Hand over the encoder outputs of the pictures that have rows in a run."""
-        for feature in reading.order.data.mm_features:
-            first = feature.mm_position.offset
-            if first < run[1] and run[0] < first + feature.mm_position.length and self._hand_over is not None:
-                self._hand_over(feature.identifier, reading.encodings[feature.identifier])
+    def _packed(self, reading: Reading, rows: Tensor) -> Any:
+        """Return the virtual request of a reading's rows in this step, and hand over its encoder outputs."""
+        self._count += 1
+        order, state = reading.order, reading.state
+        name = f"{order.request_id}\0query-{self._count}"
+        # One that is lost may lack what the encoder made of its pictures.
+        data = replace(order.data, mm_features=[]) if reading.lost else order.data
+        prompt = packed_prompt(data, reading.encodings, name, reading.first, rows)
+        for own, output in prompt.outputs.items():
+            if self._hand_over is not None:
+                self._hand_over(own, output)
+        self._unneeded |= prompt.outputs.keys()
+        noted = reading.noted if state.is_noted else None
+        # A reading that is lost has no positions where it was lost before its first step.
+        positions = reading.positions[..., rows] if reading.positions.numel() else torch.zeros_like(rows)
+        shares = reading.shares if state.phase is ReadingPhase.COMPUTE else None
+        reading.pack = PackedRows(order.data.block_ids[0], rows, reading.first, positions, noted, shares)
+        reading.pack.failed = reading.lost
+        return virtual_request(prompt.data, name, reading.first)
 
     def settle(self) -> None:
         """Take what the forward made."""
         for reading in list(self._under_way.values()):
             if not reading.state.step:
                 continue
-            reading.lost |= any(watched.failed for watched in reading.watched)
+            reading.lost |= reading.pack is None or not self._packing.is_complete(reading.pack)
             reading.state.finish_step()
             if reading.state.phase is ReadingPhase.CHOOSE:
                 self._guarded(reading, self._report)
@@ -182,7 +193,7 @@ class QuestionRuns:
                 self._guarded(reading, self._decide)
                 self._teach(reading)
                 self._end(reading, failed=reading.lost)
-        self._notes.end_step()
+        self._packing.end_step()
 
     def _report(self, reading: Reading) -> None:
         readings = None if reading.lost else reading.noted.readings
@@ -192,12 +203,12 @@ class QuestionRuns:
 
     def _decide(self, reading: Reading) -> None:
         """Have the answer stand if it is sure enough."""
-        logits = self._notes.last_logits(reading.watched[-1])
+        logits = None if reading.pack is None else self._packing.last_logits(reading.pack)
         if logits is None:
             raise EmblemaError("the answer of a reading was not seen")
         margin, state = margin_of(logits), reading.state
         self._answers.note(reading.order.request_id, logits)
-        outcome = ReadingOutcome(margin, int(logits.argmax()), state.rows, state.runs)
+        outcome = ReadingOutcome(margin, int(logits.argmax()), state.rows)
         self._outcomes[reading.order.request_id] = outcome
         reading.lost |= margin < reading.order.least_margin
 
@@ -222,8 +233,6 @@ class QuestionRuns:
         name = reading.order.request_id
         del self._under_way[name]
         self._stager.drop(name)
-        self._positions.forget(reading.order.data.prompt_token_ids)
-        self._unneeded |= reading.encodings.keys()
         self._finished.add(name)
         if failed:
             self._failed.add(name)

@@ -14,8 +14,8 @@ from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.request_plan import RequestPlan
 from emblema.vllm.step_metadata import QuestionReport, ReadingChoice, ReadingOrder, ReadingOutcome, WorkerReport
 
-SIDE_PLACES = 64
-"""Places of the batch that readings take together, and at most half of all."""
+SIDE_PLACES = 8
+"""Places of the batch that are held for readings together, and at most half of all; each takes one in a step."""
 KEPT_OUTCOMES = 512
 LEAST_ROWS = 256
 """Rows that a step has for readings before requests that wait are let in; a quarter of all where that is less."""

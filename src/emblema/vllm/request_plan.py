@@ -35,8 +35,6 @@ from emblema.vllm.stored import StoreMemory
 from emblema.vllm.stored_pairs import StoredPairs
 
 REMEMBERED_STUBS = 1024
-BRIDGED_ROWS = 3
-"""Rows between two runs of chosen rows that are computed as well: a run is a virtual request, and costs as much."""
 NOT_READY = "this server was not made ready for it"
 COSTS_MORE = "linking was expected to cost more than it saves"
 
@@ -462,15 +460,12 @@ def _all_computed(
 
 
 def _bounded(plan: LinkPlan, margin: Any) -> tuple[LinkPlan, str | None]:
-    """Return a plan whose second pass suits pages, with the margin that a request asks for; or what is wrong."""
-    if plan.recomputation is None:
+    """Return a plan whose second pass has the margin that a request asks for; or what is wrong."""
+    if plan.recomputation is None or margin is None:
         return plan, None
-    again = replace(plan.recomputation, bridge=BRIDGED_ROWS)
-    if margin is None:
-        return replace(plan, recomputation=again), None
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin <= 1:
         return plan, f"margin is {margin!r}: give a number from 0 to 1"
-    return replace(plan, recomputation=replace(again, least_margin=float(margin))), None
+    return replace(plan, recomputation=replace(plan.recomputation, least_margin=float(margin))), None
 
 
 def _count_sightings(prompt: Prompt, met: FrequencySketch) -> dict[tuple[str, tuple[str, ...]], int]:

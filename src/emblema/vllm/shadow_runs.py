@@ -18,8 +18,8 @@ from emblema.link.prompt import Rows
 from emblema.link.second_pass import margin_of
 from emblema.link.taken_rows import ModelGeometry
 from emblema.vllm.kv_worker import Agree
+from emblema.vllm.packed_rows import PackedForward, PackedRows
 from emblema.vllm.pages import Pages
-from emblema.vllm.question_notes import QuestionNotes, WatchedRun
 from emblema.vllm.side_rows import SideRun, virtual_request
 from emblema.vllm.staging import RowStager
 from emblema.vllm.step_metadata import ShadowOrder, ShadowOutcome, ShadowReport, StepMetadata
@@ -49,7 +49,7 @@ class Shadow:
     left: list[Rows]
     full: bool
     linked: Tensor | None = None
-    watched: WatchedRun | None = None
+    watched: PackedRows | None = None
     rows: int = 0
     lost: bool = False
 
@@ -78,7 +78,7 @@ class ShadowRuns:
         model: how the worker keeps rows.
         stager: has what the prompts take.
         pages: of the worker.
-        notes: sees the last row of a prompt.
+        seen: keeps the last row of a prompt.
         answers: of prompts that were read.
         agree: see `Agree`.
         hand_over: gives an encoder output to the runner before this step's forward.
@@ -89,13 +89,13 @@ class ShadowRuns:
         model: ModelGeometry,
         stager: RowStager,
         pages: Callable[[], Pages],
-        notes: QuestionNotes,
+        seen: PackedForward,
         answers: AnswerNotes,
         agree: Agree,
         hand_over: Callable[[str, Tensor], None] | None,
     ) -> None:
         self._model, self._stager, self._pages = model, stager, pages
-        self._notes, self._answers, self._agree, self._hand_over = notes, answers, agree, hand_over
+        self._seen, self._answers, self._agree, self._hand_over = seen, answers, agree, hand_over
         self._shadow: Shadow | None = None
         self._count = 0
         self._noted: tuple[str, Tensor] | None = None
@@ -173,9 +173,9 @@ class ShadowRuns:
             rows, slots, shadow.rows = rows - (stop - start), slots - 1, shadow.rows + stop - start
             self._show(shadow, run)
             if stop == shadow.order.tokens:
-                shadow.watched = WatchedRun(shadow.order.data.block_ids[0], run)
+                shadow.watched = PackedRows(shadow.order.data.block_ids[0], torch.arange(*run), start, None)
         watched = None if shadow is None else shadow.watched
-        self._notes.begin_step(() if watched is None else (watched,))
+        self._seen.begin_step(() if watched is None else (watched,))
         return made
 
     def _show(self, shadow: Shadow, run: Rows) -> None:
@@ -191,13 +191,13 @@ class ShadowRuns:
         if shadow is not None and shadow.watched is not None:
             watched, shadow.watched = shadow.watched, None
             # Workers work logits out together, whatever one of them has lost.
-            logits = self._notes.last_logits(watched)
+            logits = self._seen.last_logits(watched)
             made = None if logits is None else logits.cpu()
             if shadow.full:
                 self._end(shadow, made)
             else:
                 shadow.linked, shadow.left, shadow.full = made, [(0, shadow.order.tokens)], True
-        self._notes.end_step()
+        self._seen.end_step()
 
     def _end(self, shadow: Shadow, full: Tensor | None) -> None:
         """Report what a comparison showed; nothing where `full`, the logits of full prefill, are not known."""

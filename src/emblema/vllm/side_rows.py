@@ -19,13 +19,11 @@ class SideRun:
         data: the virtual request: its prompt and pages; the rows before the run count as computed.
         rows: how many rows the run has.
         features: indices of the pictures that are to be encoded for it.
-        reading: whether it is one of a reading's many.
     """
 
     data: NewRequestData
     rows: int
     features: tuple[int, ...] = ()
-    reading: bool = False
 
 
 class SideRows(Protocol):

@@ -5,7 +5,7 @@ later prompts that begin alike, so what `auto` takes here may be computed again 
 """
 
 from collections import deque
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,17 +19,15 @@ SURE = 0.9
 """Linking has to be expected to cost less than this share of what it saves."""
 FADING = 0.98
 """What a prompt still counts when the next one comes, in the share of rows that the prefix cache serves."""
-UNTRIED_RUN = 1.0
-"""What a run of a reading is taken to cost before any was measured: nothing but readings tells."""
-RUNS_PER_ROW = 0.6
-"""Runs that chosen rows make, each: of 12 % of the rows some lie side by side, and short gaps are bridged."""
+PASSES = 2
+"""Of a reading; its rows are one virtual request in each, where a step has room for them."""
 UNSEEN_ROWS = 1024
 """Rows that are taken to have been computed, and found again once, before the first prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRates:
-    """What a further request in a step, a load and each row of it, and a run of a reading cost, in computed rows.
+    """What a further request in a step, a load and each row of it cost, in computed rows.
 
     Until measured they are as on small CPUs.
     """
@@ -37,20 +35,18 @@ class StepRates:
     request: float = 64.0
     load: float = 32.0
     taken: float = 0.2
-    run: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step does: rows it computes, requests that are new in it (compute spans too), requests whose cached rows
-    it loads, and those rows; and runs of rows of readings, which are no such requests.
+    """What a step does: rows it computes, requests that are new in it (virtual ones too), requests whose cached rows
+    it loads, and those rows.
     """
 
     rows: int
     requests: int
     loads: int
     taken: int
-    runs: int = 0
 
 
 class StepCosts:
@@ -61,7 +57,6 @@ class StepCosts:
 
     Attributes:
         rates: what was fitted last.
-        knows_runs: whether runs of readings were among it.
     """
 
     def __init__(self, shared: bool) -> None:
@@ -70,13 +65,12 @@ class StepCosts:
         self._since_fit = 0
         self._hits, self._computed = float(UNSEEN_ROWS), float(UNSEEN_ROWS)
         self.rates = StepRates()
-        self.knows_runs = False
 
     def observe_step(self, work: StepWork, seconds: float) -> None:
         """Add the seconds that a step took."""
         if seconds <= 0:
             return
-        self._steps.append((1.0, work.rows, work.requests, work.loads, work.taken, work.runs, seconds))
+        self._steps.append((1.0, work.rows, work.requests, work.loads, work.taken, seconds))
         self._since_fit += 1
         if self._since_fit >= LEAST:
             self._since_fit = 0
@@ -87,14 +81,9 @@ class StepCosts:
         self._hits = FADING * self._hits + hit
         self._computed = FADING * self._computed + rows - hit
 
-    def row_costs(self, share: float) -> RowCosts:
-        """Return what a second pass costs beside the rows that it computes; until that is measured, little.
-
-        Args:
-            share: of the taken rows that it computes again.
-        """
-        rates = self.rates if self.knows_runs else StepRates(run=UNTRIED_RUN)
-        return RowCosts(rates.load + rates.request, rates.taken + RUNS_PER_ROW * share * rates.run)
+    def row_costs(self) -> RowCosts:
+        """Return what a second pass costs beside the rows that it computes."""
+        return RowCosts(self.rates.load + PASSES * self.rates.request, self.rates.taken)
 
     @property
     def uses(self) -> float:
@@ -127,12 +116,6 @@ class StepCosts:
         if len(steps) < LEAST or (steps[:, 4] > 0).sum() < LEAST_TAKEN:
             return
         features, seconds = steps[:, :-1], steps[:, -1]
-        if (features[:, -1] > 0).sum() < LEAST_TAKEN:
-            # Too few steps had runs of readings to say what one costs; these say nothing of the rest.
-            plain = features[:, -1] == 0
-            features, seconds = features[plain, :-1], seconds[plain]
-            if len(features) < LEAST:
-                return
         # Slow moments of the machine say nothing about rows.
         pace = seconds / (1 + features[:, 1] + features[:, 4])
         kept = pace <= np.quantile(pace, 0.9)
@@ -147,7 +130,6 @@ class StepCosts:
         fitted[columns] = np.linalg.lstsq(scaled[:, columns], np.ones(len(scaled)), rcond=None)[0]
         _, row, *others = fitted
         if row > 0:
-            bounds = ((8.0, 1024.0), (8.0, 1024.0), (0.02, 2.0), (0.1, 64.0))
-            clipped = [float(np.clip(cost / row, *each)) for cost, each in zip(others, bounds, strict=False)]
-            self.rates = StepRates(*clipped, *astuple(self.rates)[len(clipped) :])
-            self.knows_runs |= len(clipped) == len(bounds)
+            bounds = ((8.0, 1024.0), (8.0, 1024.0), (0.02, 2.0))
+            clipped = [float(np.clip(cost / row, *each)) for cost, each in zip(others, bounds, strict=True)]
+            self.rates = StepRates(*clipped)

@@ -146,13 +146,12 @@ class ReadingOutcome:
     Attributes:
         margin: by how much the probabilities of the two likeliest first tokens differ.
         token: the likeliest.
-        rows, runs: how many rows, and runs of them, were computed.
+        rows: how many were computed.
     """
 
     margin: float
     token: int
     rows: int
-    runs: int
 
 
 @dataclass(frozen=True, slots=True)

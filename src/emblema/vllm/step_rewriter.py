@@ -115,10 +115,8 @@ class StepRewriter:
         )
         self._ended = {data.req_id for data in virtual}
         taken = sum(stop - start for load in loads.values() for start, stop in load.taken)
-        reading = sum(run.reading for run in side)
-        requests = len(new) + len(virtual) - reading
         taken += sum(stop - start for order in step.readings for start, stop in order.taken)
-        work = StepWork(sum(rows.values()), requests, len(loads) + len(step.readings), taken, reading)
+        work = StepWork(sum(rows.values()), len(new) + len(virtual), len(loads) + len(step.readings), taken)
         return RewrittenStep(rewritten, work)
 
     def add_side(self, side: SideRows) -> None:

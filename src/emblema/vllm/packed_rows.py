@@ -1,0 +1,299 @@
+"""Rows of a prompt that do not lie side by side, computed as one virtual request.
+
+vLLM computes rows that follow one another, so each run of rows would be a request of its own. Here the runner is shown
+a request whose prompt is these rows alone. Before the forward they get their own positions, and the slots that they
+have in the prompt's pages; and in each layer what they attend is worked out here, over all rows of the prompt before
+each of them, apart from the backend's kernel. No other row of the batch is touched.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from emblema.errors import EmblemaError
+from emblema.kv.layout import LayerRows
+from emblema.link.prompt import Rows
+from emblema.models.attention import QuestionAttention, QuestionReadings, attention_weights
+from emblema.vllm import internals
+from emblema.vllm.pages import Pages, RowPlaces
+from emblema.vllm.pair_learner import NotedShares
+
+_log = logging.getLogger(__name__)
+WEIGHED_ROWS = 128
+"""Rows whose attention is worked out at once."""
+
+
+class NotedQuestion:
+    """What one question attends, over as many steps as it takes.
+
+    Args:
+        question: its rows of the prompt.
+        layers: how many layers are noted.
+        device: of the pages.
+    """
+
+    def __init__(self, question: Rows, layers: int, device: torch.device) -> None:
+        self.question = question
+        self._attention = QuestionAttention(question[1] - question[0], question[1], device)
+        # How many rows each layer noted: each has to have noted all of them.
+        self._noted = [0] * layers
+
+    def add(self, layer: int, start: int, weights: Tensor) -> None:
+        """Add what rows from `start` on attend in a layer: weights [heads, queries, rows] over the first rows."""
+        count = weights.shape[1]
+        places = torch.arange(start - self.question[0], start - self.question[0] + count)
+        self._attention.add(layer, places, weights)
+        self._noted[layer] += count
+
+    @property
+    def readings(self) -> QuestionReadings | None:
+        """What was noted, on the CPU; None where a layer missed any of the question's rows."""
+        rows = self.question[1] - self.question[0]
+        if any(noted != rows for noted in self._noted):
+            return None
+        found = self._attention.readings
+        return QuestionReadings(found.last.cpu(), found.largest.cpu())
+
+
+@dataclass(slots=True, eq=False)
+class PackedRows:
+    """Rows of one prompt in the step under way.
+
+    Attributes:
+        blocks: the prompt's pages in order.
+        rows: [rows] int64, their numbers in the prompt, in order.
+        first: row that the first of them is in the virtual request's own prompt; all pages from there on are no other
+            request's.
+        positions: [axes, rows] or [rows] int64; None where the rows lie side by side, from `first` on, and no more is
+            asked for than the logits of the last of them.
+        question: takes what those of its rows attend that are among them; None where that is not noted.
+        shares: takes what rows attend of chunks; None where that is not noted.
+        place: the first of the rows in the batch, once that is known.
+        attended: where the rows that they attend lie in pages, once that is known.
+        layers: in how many layers they have attended.
+        failed: whether anything of it went wrong.
+    """
+
+    blocks: Sequence[int]
+    rows: Tensor
+    first: int
+    positions: Tensor | None
+    question: NotedQuestion | None = None
+    shares: NotedShares | None = None
+    place: int | None = field(default=None, init=False)
+    attended: RowPlaces | None = field(default=None, init=False)
+    layers: int = field(default=0, init=False)
+    failed: bool = field(default=False, init=False)
+
+    @property
+    def stop(self) -> int:
+        """The row of the prompt after the last of them."""
+        return int(self.rows[-1]) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPrompt:
+    """A prompt of some rows, as the runner is shown it.
+
+    Attributes:
+        data: the virtual request's, without a name of its own.
+        outputs: what the encoder made of the pictures' rows among them, by the names that these pictures have here.
+    """
+
+    data: Any
+    outputs: Mapping[str, Tensor]
+
+
+def packed_prompt(data: Any, encodings: Mapping[str, Tensor], name: str, first: int, rows: Tensor) -> PackedPrompt:
+    """Return a request's prompt with some of its rows alone behind its first ones.
+
+    Args:
+        data: the request's (`NewRequestData`).
+        encodings: what the encoder made of its pictures, by their names there.
+        name: the pictures' names here begin with it.
+        first: how many rows count as computed.
+        rows: [rows] int64, from `first` on and in order.
+    """
+    tokens = data.prompt_token_ids
+    # One more token than there are rows: a prompt that is not complete gives no token.
+    prompt = [*tokens[:first], *(tokens[row] for row in rows.tolist()), 0]
+    features: list[Any] = []
+    outputs: dict[str, Tensor] = {}
+    for feature in data.mm_features:
+        place = feature.mm_position
+        inside = ((rows >= place.offset) & (rows < place.offset + place.length)).nonzero().squeeze(1)
+        if len(inside) == 0:
+            continue
+        filled = torch.ones(place.length, dtype=torch.bool) if place.is_embed is None else place.is_embed
+        own = rows[inside] - place.offset
+        here = filled[own]
+        made = f"{name}\0{len(features)}"
+        outputs[made] = encodings[feature.identifier][(filled.cumsum(0) - 1)[own][here]]
+        position = replace(place, offset=first + int(inside[0]), length=len(inside), is_embed=here)
+        features.append(replace(feature, identifier=made, mm_position=position))
+    packed = replace(data, prompt_token_ids=prompt, prefill_token_ids=prompt, mm_features=features)
+    return PackedPrompt(packed, outputs)
+
+
+class PackedForward:
+    """Has packed rows of one worker's model computed as what they are, and keeps what the model returns.
+
+    No error in here reaches the forward: the rows are marked as failed.
+
+    Args:
+        model: vLLM's.
+        layers: its attention layers in order.
+        pages: their pages.
+        block_size: rows of vLLM's page.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[Any], pages: Callable[[], Pages], block_size: int) -> None:
+        self._model, self._pages, self._block_size = model, pages, block_size
+        self._packs: Sequence[PackedRows] = ()
+        self._hidden: Tensor | None = None
+        self.layers = len(layers)
+        self._refusal = next(filter(None, map(internals.unlike_attention, layers)), None)
+        self._ends = [internals.add_to_attention(layer, self._attending(number)) for number, layer in enumerate(layers)]
+        self._ends.append(model.register_forward_pre_hook(self._place_all, with_kwargs=True).remove)
+        self._ends.append(model.register_forward_hook(self._keep_hidden).remove)
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        for end in self._ends:
+            end()
+        self._ends.clear()
+
+    def begin_step(self, packs: Sequence[PackedRows]) -> None:
+        """Take the packed rows of the next forward."""
+        self._packs, self._hidden = tuple(packs), None
+
+    def end_step(self) -> None:
+        """Let go of what the forward made."""
+        self._packs, self._hidden = (), None
+
+    def is_complete(self, pack: PackedRows) -> bool:
+        """Return whether packed rows were computed as what they are in every layer."""
+        return not pack.failed and pack.place is not None and pack.layers == self.layers
+
+    @torch.inference_mode()
+    def last_logits(self, pack: PackedRows) -> Tensor | None:
+        """Return the logits of the last of some rows [vocab] float32; None where it was not seen in the forward.
+
+        All workers of a model have to ask for the same rows in the same order.
+        """
+        if self._hidden is None:
+            return None
+        row = 0 if pack.place is None else pack.place + len(pack.rows) - 1
+        logits = self._model.compute_logits(self._hidden[row : row + 1])
+        return logits[0].float() if self.is_complete(pack) and logits is not None else None
+
+    def _keep_hidden(self, model: Any, given: Any, made: Any) -> None:
+        hidden = made[0] if isinstance(made, tuple) else made
+        if self._packs and isinstance(hidden, Tensor):
+            self._hidden = hidden
+
+    def _guarded(self, pack: PackedRows, work: Callable[[], None]) -> None:
+        """Do a part of some rows' work; where it fails nothing else in the batch may suffer."""
+        try:
+            work()
+        except Exception as error:
+            pack.failed = True
+            expected = isinstance(error, EmblemaError)
+            _log.warning("emblema: packed rows could not be computed: %s", error, exc_info=not expected)
+
+    def _place_all(self, model: Any, given: Any, named: Mapping[str, Any]) -> None:
+        located: list[Callable[[Sequence[int], Rows], int]] = []
+
+        def place(pack: PackedRows) -> None:
+            if self._refusal is not None:
+                raise EmblemaError(self._refusal)
+            metadata, slots = internals.step_context()
+            if not located:
+                located.append(internals.rows_in_batch(metadata, self._block_size))
+            count, pages = len(pack.rows), self._pages()
+            begin = located[0](pack.blocks, (pack.first, pack.first + count))
+            if pack.positions is None:
+                pack.place = begin
+                return
+            own = slice(begin, begin + count)
+            positions = named["positions"][..., own]
+            if positions.shape != pack.positions.shape:
+                raise EmblemaError(f"the model takes positions {tuple(positions.shape)} of {count} rows")
+            reached = pages.slots(pack.blocks, pack.stop)
+            pack.attended = pages.locate(reached)
+            positions.copy_(pack.positions)
+            for each in slots:
+                each[own] = reached[pack.rows].to(each)
+            pack.place = begin
+
+        for pack in self._packs:
+            self._guarded(pack, partial(place, pack))
+
+    def _attending(self, layer: int) -> Callable[[Any, Any, int, float], None]:
+        def attend(queries: Any, output: Any, heads: int, scale: float) -> None:
+            def attend_pack(pack: PackedRows) -> None:
+                shape = queries.shape[0], heads, -1
+                self._attend(layer, pack, queries.view(shape), output.view(shape), scale)
+
+            for pack in self._packs:
+                if not pack.failed:
+                    self._guarded(pack, partial(attend_pack, pack))
+
+        return attend
+
+    def _attend(self, layer: int, pack: PackedRows, queries: Tensor, output: Tensor, scale: float) -> None:
+        """Write what packed rows attend in a layer into its output [tokens, heads, width]."""
+        place = pack.place
+        if place is None or pack.attended is None:
+            raise EmblemaError("the rows' places in the batch are not known")
+        held, count = self._pages().read(layer, pack.attended), len(pack.rows)
+        own = queries[place : place + count].transpose(0, 1)
+        for some, made in attend_before(own, held, pack.rows, scale):
+            output[place + some.start : place + some.stop] = made.transpose(0, 1)
+        if pack.shares is not None:
+            pack.shares.note(layer, pack.rows, own, held.keys, scale)
+        if pack.question is not None:
+            noted = pack.question
+            behind = int((pack.rows < noted.question[0]).sum())
+            for first in range(behind, count, WEIGHED_ROWS):
+                some = slice(first, min(first + WEIGHED_ROWS, count))
+                hidden = hidden_rows(pack.rows[some], pack.stop, own.device)
+                noted.add(layer, int(pack.rows[first]), attention_weights(own[:, some], held.keys, hidden, scale))
+        pack.layers += 1
+
+
+def hidden_rows(rows: Tensor, stop: int, device: torch.device) -> Tensor:
+    """Return a mask [rows, stop] float32, to be added to scores, that hides from each row of a prompt those behind."""
+    own = rows.to(device, non_blocking=True)
+    mask = torch.zeros(len(rows), stop, device=device)
+    return mask.masked_fill_(torch.arange(stop, device=device)[None] > own[:, None], float("-inf"))
+
+
+def attend_before(queries: Tensor, held: LayerRows, rows: Tensor, scale: float) -> Iterator[tuple[slice, Tensor]]:
+    """Yield what some rows of a prompt attend: all rows up to each of them.
+
+    Args:
+        queries: [heads, rows, width].
+        held: the prompt's rows.
+        rows: [rows] int64 on the CPU, their numbers in the prompt, in order.
+        scale: of the products of queries and keys.
+
+    Yields:
+        which of the rows, and what they attend [heads, some, width].
+    """
+    heads, count, width = queries.shape
+    groups = len(held.keys)
+    for first in range(0, count, WEIGHED_ROWS):
+        some = slice(first, min(first + WEIGHED_ROWS, count))
+        stop = int(rows[some.stop - 1]) + 1
+        hidden = hidden_rows(rows[some], stop, queries.device).to(queries.dtype).repeat(heads // groups, 1)
+        grouped = queries[:, some].reshape(1, groups, -1, width)
+        keys, values = held.keys[None, :, :stop], held.values[None, :, :stop]
+        made = scaled_dot_product_attention(grouped, keys, values, hidden, scale=scale)
+        yield some, made.reshape(heads, some.stop - first, -1)
