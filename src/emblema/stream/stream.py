@@ -153,10 +153,14 @@ class Stream:
             taken += self.push(picture, at=when if last is None else last + 1 / fps + when)
         return taken
 
-    def advance(self) -> int:
-        """Encode all frames that wait, those of an incomplete block too; return how many there were."""
+    def advance(self, blocks: int | None = None) -> int:
+        """Encode frames that wait; return how many.
+
+        Args:
+            blocks: complete so many blocks at most, and begin none; None encodes all frames that wait.
+        """
         self._refuse_others()
-        return self._encode(whole_blocks=False)
+        return self._encode(blocks is not None, blocks)
 
     @overload
     def ask(
@@ -339,15 +343,15 @@ class Stream:
                 "open the stream with positions='packed'"
             )
 
-    def _encode(self, whole_blocks: bool) -> int:
-        done = 0
-        while self.waiting:
+    def _encode(self, whole_blocks: bool, most: int | None = None) -> int:
+        done = blocks = 0
+        while self.waiting and blocks != most:
             room = self.settings.block if self._parts is None else self._parts[0].room
             if whole_blocks and self.waiting < room:
                 break
             frames = self._queue.take(room)
             self._take_in(frames)
-            done += len(frames)
+            done, blocks = done + len(frames), blocks + 1
         return done
 
     def _take_in(self, frames: list[TimedFrame]) -> None:

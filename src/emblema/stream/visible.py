@@ -9,6 +9,10 @@ from emblema.stream.frames import FrameLog
 from emblema.stream.method import VisibleRange
 
 
+class NothingSeenError(StreamError):
+    """No frame had been seen at the time that a question is about."""
+
+
 def visible_range(
     log: FrameLog, recent: int, at: float | None, window: int | None, between: Sequence[float] | None
 ) -> VisibleRange:
@@ -22,7 +26,8 @@ def visible_range(
         between: seconds of the first and the last moment; only what came then is seen.
 
     Raises:
-        StreamError: an argument is not right, or nothing had been seen then.
+        StreamError: an argument is not right.
+        NothingSeenError: nothing had been seen then.
     """
     first = 0
     if between is not None:
@@ -33,7 +38,7 @@ def visible_range(
     high = len(log) if at is None else log.count_until(at)
     if high <= first:
         when = "yet" if at is None else f"by {at:g} s" if between is None else f"between {start:.15g} and {end:.15g} s"
-        raise StreamError(f"nothing had been seen {when}: push frames before the question")
+        raise NothingSeenError(f"nothing had been seen {when}: push frames before the question")
     if window is not None and (type(window) is not int or window < 1):
         raise StreamError(f"window is {window!r}: it must be a whole number of frames, 1 or more")
     low = first if window is None else max(first, high - window)
