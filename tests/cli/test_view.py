@@ -130,6 +130,7 @@ def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> No
         {"standing": ("who ?",), "webhook": "ftp://example.com/"},
         {"settings": {"budget": 0}},
         {"settings": {"window": -1}},
+        {"settings": {"skip": 1.5}},
         {"method": "nope"},
         {"fps": 0.0},
         {"save": "walk"},

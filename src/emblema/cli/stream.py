@@ -60,6 +60,9 @@ def stream(
     budget: Annotated[int | None, typer.Option(help="Frames retrieved in each layer.", show_default="64")] = None,
     window: Annotated[int | None, typer.Option(help="Latest frames, always seen.", show_default="16")] = None,
     block: Annotated[int | None, typer.Option(help="Frames that are encoded together.", show_default="8")] = None,
+    skip: Annotated[
+        float | None, typer.Option(help="Leave out frames that differ by less than this share from the last one kept.")
+    ] = None,
     strip: Annotated[Path | None, typer.Option(help="Picture of what was retrieved for each question (PNG).")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder that streams are saved to.")] = None,
     save: Annotated[str | None, typer.Option(metavar="NAME", help="Save the stream in the end, under a name.")] = None,
@@ -81,7 +84,7 @@ def stream(
     from emblema.cli.screen import console, load_engine
     from emblema.cli.view.command import WatchOptions, watch
 
-    given = {"budget": budget, "window": window, "block": block}
+    given = {"budget": budget, "window": window, "block": block, "skip": skip}
     options = WatchOptions(
         video=video,
         ask=ask or (),

@@ -13,6 +13,7 @@ from torch import Tensor
 from emblema.errors import MediaError, StreamError
 from emblema.models.frames import FrameCodes
 from emblema.stream.settings import StreamSettings
+from emblema.stream.skipping import FrameSkipper
 from emblema.stream.state import StreamState
 
 
@@ -31,6 +32,7 @@ class FrameQueue:
         dropped: frames that were dropped because the queue was full.
         last: time of the last frame in seconds; None before the first.
         size: width and height of the frames; None before the first.
+        skipper: leaves out frames that show nothing new.
     """
 
     def __init__(self, settings: StreamSettings) -> None:
@@ -38,6 +40,7 @@ class FrameQueue:
         self.dropped = 0
         self.last: float | None = None
         self.size: tuple[int, int] | None = None
+        self.skipper = FrameSkipper(settings.skip)
         self._frames: deque[TimedFrame] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -62,6 +65,10 @@ class FrameQueue:
             self._check(frames)
             taken = 0
             for frame in frames:
+                if self.skipper.shows_nothing_new(frame.picture):
+                    self.skipper.skipped += 1
+                    self.last, self.size = frame.at, frame.picture.size
+                    continue
                 if wait and len(self._frames) >= self.settings.queue:
                     if not self._make_room():
                         self.last, self.size = frame.at, frame.picture.size
@@ -69,6 +76,7 @@ class FrameQueue:
                     # Others may have pushed while this one waited.
                     self._check([frame])
                 self._frames.append(frame)
+                self.skipper.keep(frame.picture)
                 self.last, self.size = frame.at, frame.picture.size
                 taken += 1
             return taken

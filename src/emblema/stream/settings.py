@@ -95,6 +95,7 @@ class StreamSettings:
         queue: frames that may wait to be encoded.
         drop: what to do with a frame that another thread pushes to a full queue: let it wait (`block`), drop the
             `oldest` that waits, or drop it (`newest`).
+        skip: leave out frames that differ by less than this share from the last one kept; None keeps all.
         ablation: design choices of the method.
     """
 
@@ -105,6 +106,7 @@ class StreamSettings:
     positions: Positions = "native"
     queue: int = 64
     drop: Drop = "block"
+    skip: float | None = None
     ablation: AblationSettings = field(default_factory=AblationSettings)
 
     def __post_init__(self) -> None:
@@ -112,6 +114,8 @@ class StreamSettings:
         if self.budget is not None:
             _check_counts(self, {"budget": 1})
         _check_choices(self, {"positions": Positions, "drop": Drop})
+        if self.skip is not None and not (isinstance(self.skip, int | float) and 0 < self.skip < 1):
+            raise StreamError(f"skip is {self.skip!r}: it must be a share between 0 and 1, or None")
         if self.positions == "packed" and self.budget is None:
             raise StreamError("packed positions need a budget: what is seen has to have an end")
 

@@ -79,6 +79,11 @@ class Stream:
         return self._queue.dropped
 
     @property
+    def skipped(self) -> int:
+        """Frames that were left out because they showed nothing new."""
+        return self._queue.skipper.skipped
+
+    @property
     def recent(self) -> RecentWindow:
         """The rows that are always seen; StreamError before the first frame is encoded."""
         return self._begun()[0]
@@ -260,7 +265,10 @@ class Stream:
                 "opening": list(self.turn.opening),
             }
         )
-        for part, kept in (("log", self.log.state()), ("local", recent.state()), ("memory", own)):
+        parts = {"log": self.log.state(), "local": recent.state(), "memory": own}
+        if self.settings.skip is not None:
+            parts["skipper"] = self._queue.skipper.state()
+        for part, kept in parts.items():
             state.put(part, kept)
         write_state(path, state)
         return path
@@ -285,6 +293,8 @@ class Stream:
         recent, memory = stream._begin(stream.log.offsets.to(session.adapter.device))
         recent.restore(state.part("local"))
         memory.restore(state.part("memory"))
+        if settings.skip is not None:
+            stream._queue.skipper.restore(state.part("skipper"))
         stream._queue.restore(facts["last"], tuple(facts["size"]), facts["dropped"])
         return stream
 
@@ -392,7 +402,8 @@ class Stream:
         self._refuse_others()
         self._queue.refuse_closed()
         self._encode(whole_blocks=False)
-        return visible_range(self.log, self.settings.window, at, window, between)
+        shown = None if self.settings.skip is None else self._queue.last
+        return visible_range(self.log, self.settings.window, at, window, between, shown)
 
     def _question(self, text: Any, after: StreamReply | None) -> QuestionTokens:
         if after is not None and not isinstance(after, StreamReply):

@@ -1,7 +1,7 @@
 """Which frames a question may see: all, those until a moment, the latest of them, or those between two moments."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from emblema.errors import StreamError
@@ -14,7 +14,12 @@ class NothingSeenError(StreamError):
 
 
 def visible_range(
-    log: FrameLog, recent: int, at: float | None, window: int | None, between: Sequence[float] | None
+    log: FrameLog,
+    recent: int,
+    at: float | None,
+    window: int | None,
+    between: Sequence[float] | None,
+    shown: float | None = None,
 ) -> VisibleRange:
     """Return the frames that a question may see.
 
@@ -24,6 +29,8 @@ def visible_range(
         at: seconds; what came later is not seen.
         window: see only so many frames before that.
         between: seconds of the first and the last moment; only what came then is seen.
+        shown: where frames that show nothing new are left out, seconds of the last frame, left out or not: what was
+            on show as the span began is seen too.
 
     Raises:
         StreamError: an argument is not right.
@@ -35,6 +42,8 @@ def visible_range(
         if at is not None:
             raise StreamError("at and between were both given: the end of between is the moment that is asked about")
         at, first = end, bisect_left(log.times, start)
+        if shown is not None and start <= shown:
+            first = max(0, bisect_right(log.times, start) - 1)
     high = len(log) if at is None else log.count_until(at)
     if high <= first:
         when = "yet" if at is None else f"by {at:g} s" if between is None else f"between {start:.15g} and {end:.15g} s"

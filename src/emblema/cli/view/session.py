@@ -128,6 +128,7 @@ class WatchSession:
             "settings": self._stream.settings.flat(),
             "frames": status.frames,
             "seconds": status.seconds,
+            "skipped": self._stream.skipped,
             "cut": self.cut or None,
             "encoding": {"frames": status.encoded, "seconds": status.encoding, "frames_per_second": status.speed},
             "clusters": {"visual": counts.get("visual_clusters"), "semantic": counts.get("clusters")},
