@@ -14,7 +14,7 @@ from emblema.vllm.pages import Pages
 from emblema.vllm.shards import shard_id
 from emblema.vllm.staging import StagedRows
 
-WRITE, WRITE_ROWS, NOTE = StagedRows.write, Pages.write, PackedForward._attend
+WRITE, WRITE_ROWS, NOTE = StagedRows.write, Pages.write, PackedForward._place
 
 
 def _kv_worker() -> Any:
@@ -52,12 +52,12 @@ def fail_writes(worker: Any, rank: int) -> None:
 
 
 def fail_notes(worker: Any, rank: int) -> None:
-    """Have one rank fail to see what questions attend; a negative rank has all see it again."""
+    """Have one rank fail to find packed rows in the batch; a negative rank has all find them again."""
 
     def fail(own: PackedForward, *given: Any) -> None:
         raise EmblemaError("a test has it fail")
 
-    PackedForward._attend = fail if _kv_worker().store.rank == rank else NOTE  # type: ignore[method-assign]
+    PackedForward._place = fail if _kv_worker().store.rank == rank else NOTE  # type: ignore[method-assign]
 
 
 def zero_values(worker: Any, on: bool) -> None:

@@ -9,7 +9,7 @@ each of them, apart from the backend's kernel. No other row of the batch is touc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -208,32 +208,34 @@ class PackedForward:
             _log.warning("emblema: packed rows could not be computed: %s", error, exc_info=not expected)
 
     def _place_all(self, model: Any, given: Any, named: Mapping[str, Any]) -> None:
-        located: list[Callable[[Sequence[int], Rows], int]] = []
-
-        def place(pack: PackedRows) -> None:
-            if self._refusal is not None:
-                raise EmblemaError(self._refusal)
+        @cache
+        def context() -> tuple[Callable[[Sequence[int], Rows], int], list[Tensor]]:
             metadata, slots = internals.step_context()
-            if not located:
-                located.append(internals.rows_in_batch(metadata, self._block_size))
-            count, pages = len(pack.rows), self._pages()
-            begin = located[0](pack.blocks, (pack.first, pack.first + count))
-            if pack.positions is None:
-                pack.place = begin
-                return
-            own = slice(begin, begin + count)
-            positions = named["positions"][..., own]
-            if positions.shape != pack.positions.shape:
-                raise EmblemaError(f"the model takes positions {tuple(positions.shape)} of {count} rows")
-            reached = pages.slots(pack.blocks, pack.stop)
-            pack.attended = pages.locate(reached)
-            positions.copy_(pack.positions)
-            for each in slots:
-                each[own] = reached[pack.rows].to(each)
-            pack.place = begin
+            return internals.rows_in_batch(metadata, self._block_size), slots
 
         for pack in self._packs:
-            self._guarded(pack, partial(place, pack))
+            self._guarded(pack, lambda pack=pack: self._place(pack, *context(), named["positions"]))  # type: ignore[misc]
+
+    def _place(
+        self, pack: PackedRows, find: Callable[[Sequence[int], Rows], int], slots: Sequence[Tensor], positions: Tensor
+    ) -> None:
+        """Find rows in the batch, and have them computed at their positions and written to their slots."""
+        if self._refusal is not None:
+            raise EmblemaError(self._refusal)
+        count, pages = len(pack.rows), self._pages()
+        begin = find(pack.blocks, (pack.first, pack.first + count))
+        if pack.positions is not None:
+            own = slice(begin, begin + count)
+            if positions[..., own].shape != pack.positions.shape:
+                raise EmblemaError(
+                    f"the model takes positions {tuple(positions.shape)}, not {pack.positions.dim()} axes"
+                )
+            reached = pages.slots(pack.blocks, pack.stop)
+            pack.attended = pages.locate(reached)
+            positions[..., own] = pack.positions.to(positions)
+            for each in slots:
+                each[own] = reached[pack.rows].to(each)
+        pack.place = begin
 
     def _attending(self, layer: int) -> Callable[[Any, Any, int, float], None]:
         def attend(queries: Any, output: Any, heads: int, scale: float) -> None:
