@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from emblema import Engine
+from emblema.session.requests import LinkRequest
 from tests.vllm.models import Given, Subject
-from tests.vllm.plans import RowsTaken
-from tests.vllm.row_meter import RowMeter
+from tests.vllm.plans import Read, RowsTaken
+from tests.vllm.row_meter import RequestRows, RowMeter
 
 SEATS = 4
 """Requests in a step at most."""
@@ -26,7 +27,9 @@ LONGEST = 256
 """Rows of a request at most."""
 STUCK_SECONDS = 60.0
 TOKENS = (1, 1, 1, 2, 3, 30, 60)
-STRATEGIES = ("full", "blind", "mpic-4", "mpic-32")
+STRATEGIES = ("full", "blind", "mpic-4", "mpic-32", "query-25%", "query-12%")
+MARGINS = (0, 0, 1)
+"""Of a prompt that is read: what was read stands, or is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Asked:
     tokens: int
     began: float
     name: str
-    aborted: bool = False
+    linked: int = 0
     written: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
@@ -116,7 +119,10 @@ class StepFuzz:
         prompt: dict[str, Any] = {"prompt_token_ids": given.token_ids, "multi_modal_data": {"image": given.pictures}}
         own = f"asked-{self._made}"
         self._made += 1
-        name = self._engine.add_request(own, prompt, self._served.params({"strategy": strategy}, tokens))
+        options: dict[str, Any] = {"strategy": strategy}
+        if strategy.startswith("query"):
+            options["margin"] = self._drawn.choice(MARGINS)
+        name = self._engine.add_request(own, prompt, self._served.params(options, tokens))
         self._open[own] = Asked(number, strategy, tokens, time.monotonic(), name)
 
     def _abort(self, own: str) -> None:
@@ -139,6 +145,8 @@ class StepFuzz:
                 asked = self._open.pop(output.request_id)
                 answer = output.outputs[0]
                 asked.written = list(answer.token_ids)
+                told = (output.kv_transfer_params or {}).get("emblema") or {}
+                asked.linked = int(told.get("linked_tokens", 0))
                 for entries in answer.logprobs:
                     logits = torch.full((self._served.vocabulary,), float("-inf"))
                     logits[list(entries)] = torch.tensor([entry.logprob for entry in entries.values()])
@@ -171,6 +179,7 @@ class AloneAnswers:
     def __init__(self, engine: Engine, prompts: Sequence[Given]) -> None:
         self._engine, self._prompts = engine, prompts
         self._made: dict[tuple[int, tuple[tuple[int, int], ...], tuple[int, ...]], Tensor] = {}
+        self._read: dict[tuple[int, str, int], Tensor] = {}
         self._chunks = [[engine.add(picture) for picture in given.pictures] for given in prompts]
         self.rows = [self._prompt(index, ()).tokens for index in range(len(prompts))]
 
@@ -187,6 +196,24 @@ class AloneAnswers:
             found = self._engine.prefill(parts, RowsTaken(taken), template=False).logits
             self._made[key] = torch.log_softmax(found, -1)
         return self._made[key]
+
+    def read_error(self, asked: Asked, known: RequestRows) -> float:
+        """Return how far the first token of a prompt that was read is from this; any of its readings may have given it.
+
+        One that was preempted may have its first token from before, and be read or computed since.
+        """
+        found = [self._error_of_reading(asked, first) for first in known.read]
+        if known.earlier or not asked.linked:
+            found.append(self.error(asked, known.taken_each(self.rows[asked.prompt])))
+        return min(found)
+
+    def _error_of_reading(self, asked: Asked, first: int) -> float:
+        key = asked.prompt, asked.strategy, first
+        if key not in self._read:
+            prompt, strategy = self._prompt(asked.prompt, ()), Read(asked.strategy, first)
+            table = self._engine.session.link(LinkRequest(prompt, strategy)).linked
+            self._read[key] = torch.log_softmax(table.logits, -1)
+        return float((asked.logits[0] - self._read[key]).abs().max())
 
     def error(self, asked: Asked, taken: Sequence[tuple[tuple[int, int], ...]]) -> float:
         """Return how far an answer is from this at its first, second and last token.

@@ -61,11 +61,17 @@ class RowsTaken:
 
 @dataclass(frozen=True)
 class Read:
-    """`query-R%` where any answer stands."""
+    """`query-R%` where any answer stands, after rows that an exact prefix gave."""
 
     name: str
+    rows: int = 0
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
         plan = parse(self.name).plan(prompt, knowledge)
-        assert plan.recomputation is not None
-        return replace(plan, recomputation=replace(plan.recomputation, least_margin=0.0))
+        again = None if plan.recomputation is None else plan.recomputation.after(self.rows)
+        assert again is not None
+        plan = replace(plan, recomputation=replace(again, least_margin=0.0))
+        if not self.rows:
+            return plan
+        kept = [part.after(self.rows) for part in plan.ranges if part.stop > self.rows]
+        return replace(plan, ranges=(RowRange(0, self.rows, RowSource.COMPUTED, (0, plan.layers)), *kept))

@@ -33,12 +33,15 @@ class RequestRows:
         scheduled: the rows of each of its steps.
         count: rows computed, each time counted.
         earlier: what `computed` was each time when the request was preempted.
+        read: the first row that was not there, of each time when it began to be read; what is computed for that is
+            counted and nothing else.
     """
 
     computed: dict[int, bool] = field(default_factory=dict)
     scheduled: list[Rows] = field(default_factory=list)
     count: int = 0
     earlier: list[dict[int, bool]] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
 
     def taken_each(self, rows: int) -> list[tuple[Rows, ...]]:
         """Return `taken` at last, and each time when the request was preempted."""
@@ -104,6 +107,9 @@ class RowMeter:
             known.earlier.append(dict(known.computed))
         message = output.kv_connector_metadata
         self._loads = message.step.loads if isinstance(message, StepMessage) else ()
+        for order in message.step.readings if isinstance(message, StepMessage) else ():
+            first = min(start for start, _ in (*order.taken, *order.texts, order.question))
+            self.requests.setdefault(order.request_id, RequestRows()).read.append(first)
         for name, start, stop in ranges(output):
             known = self.requests.setdefault(name, RequestRows())
             known.computed.update(dict.fromkeys(range(start, stop), False))
@@ -118,7 +124,11 @@ class RowMeter:
         runs: dict[str, set[Rows]] = {}
         for name, start, stop in ranges(output):
             # A virtual request has its request's name before a zero byte.
-            runs.setdefault(name.partition("\0")[0], set()).add((start, stop))
+            own, _, part = name.partition("\0")
+            if part.startswith("query-"):
+                self.requests.setdefault(own, RequestRows()).count += stop - start
+            else:
+                runs.setdefault(own, set()).add((start, stop))
         for load in self._loads:
             if runs[load.request_id] == set(load.computed):
                 for start, stop in load.taken:
