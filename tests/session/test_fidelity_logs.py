@@ -1,9 +1,13 @@
 """Several processes measure for the same tenants: nothing is lost, and a lane that one closed stays closed for all."""
 
+import itertools
 import json
 import multiprocessing
 import os
+import random
+import shutil
 import sqlite3
+from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -60,6 +64,71 @@ def test_two_processes_at_once_lose_no_measurement(tmp_path: Path) -> None:
     log = read_all(tmp_path)[OWNER]
     assert {line.kind: line.measured for line in log.reports()} == {"image": count, "video": count, "text": 2 * count}
     assert len(log.to_json()["margins"][0]["passes"]) == 2 * count
+
+
+def write_until_killed(folder: Path, kind: str, written: Connection) -> None:
+    logs = FidelityLogs(folder)
+    for count in itertools.count(1):
+        logs.of(OWNER).record("m", kind, Lane.PATCH, GOOD, POLICY)
+        logs.of(OWNER).record("m", "text", Lane.PATCH, GOOD, POLICY)
+        logs.save(OWNER)
+        written.send(count)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_killed_process_takes_no_written_measurement_with_it_nor_anothers(tmp_path: Path, seed: int) -> None:
+    chance, last = random.Random(seed), dict.fromkeys(("image", "video"), 0)
+    pipes = {kind: SPAWN.Pipe(duplex=False) for kind in last}
+    processes = {
+        kind: SPAWN.Process(target=write_until_killed, args=(folder_of(tmp_path), kind, pipe[1]))
+        for kind, pipe in pipes.items()
+    }
+    for process in processes.values():
+        process.start()
+    for kind in chance.sample(sorted(last), len(last)):
+        # Some time after it has begun, whatever it is doing then.
+        last[kind] = pipes[kind][0].recv()
+        for _ in range(chance.randrange(20)):
+            last[kind] = pipes[kind][0].recv()
+        processes[kind].kill()
+        processes[kind].join(60)
+        while pipes[kind][0].poll():
+            last[kind] = pipes[kind][0].recv()
+    found = {line.kind: line.measured for line in read_all(tmp_path)[OWNER].reports()}
+    # One more may be in the file than the process came to say.
+    assert all(found[kind] - count in (0, 1) for kind, count in last.items())
+    assert found["text"] == sum(found[kind] for kind in last), "each was written whole"
+    measure(FidelityLogs(folder_of(tmp_path)), GOOD)
+
+
+def test_what_a_killed_process_left_half_written_is_taken_back(tmp_path: Path) -> None:
+    measure(FidelityLogs(folder_of(tmp_path)), GOOD)
+    path, left = folder_of(tmp_path) / FILE, folder_of(tmp_path / "left")
+    writer = sqlite3.connect(path, isolation_level=None)
+    # So small a cache has pages written before the transaction ends.
+    writer.execute("PRAGMA cache_size = 1")
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("UPDATE logs SET data = ?", ("9" * 2**20,))
+    shutil.copytree(path.parent, left)
+    assert (left / f"{FILE}-journal").stat().st_size > 0
+    writer.execute("ROLLBACK")
+    assert [line.measured for line in read_all(left.parent)[OWNER].reports()] == [1]
+
+
+def test_a_file_that_another_process_set_aside_is_written_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = (FidelityLogs(folder_of(tmp_path)) for _ in range(2))
+    measure(one, GOOD)
+    measure(other, GOOD)
+    path = folder_of(tmp_path) / FILE
+    with path.open("r+b") as file:
+        file.write(bytes(100))
+    for logs in (one, other, one, other):
+        measure(logs, GOOD)
+    assert caplog.text.count("measurements set aside") == 1
+    # Its first reader's measurement goes with the damaged file, or is written anew.
+    assert [line.measured for line in read_all(tmp_path)[OWNER].reports()][0] >= 4
 
 
 def close_lane(folder: Path) -> None:

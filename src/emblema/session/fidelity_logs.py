@@ -45,6 +45,8 @@ class FidelityLogs:
         self._lock = threading.RLock()
         self._logs: dict[str, FidelityLog] = {}
         self._connection: sqlite3.Connection | None = None
+        # Which file is open: another process may set it aside and begin another.
+        self._opened: tuple[int, int] | None = None
         self._process = os.getpid()
         self._versions: dict[str, int] = {}
         self._failing = False
@@ -92,8 +94,10 @@ class FidelityLogs:
             (log.debug if self._failing else log.warning)("%s: not %s: %s", self._path, what, error)
             self._failing = True
             if isinstance(error, StoreError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
+                opened = self._opened
                 self._disconnect()
-                _set_aside(self._path)
+                if opened == _identity(self._path):
+                    _set_aside(self._path)
 
     def _refresh(self, owner: str, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA data_version").fetchone()
@@ -125,13 +129,15 @@ class FidelityLogs:
         if self._process != os.getpid():
             # The parent's connection is the parent's.
             self._connection, self._process, self._versions = None, os.getpid(), {}
+        if self._connection is not None and self._opened != _identity(path):
+            self._disconnect()
         if self._connection is None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = not path.exists()
+            if _identity(path) is None:
+                os.close(os.open(path, os.O_CREAT | os.O_NOFOLLOW, 0o600))
+            self._opened = _identity(path)
             self._connection = _opened(path, "rwc")
             self._connection.execute(_TABLE)
-            if fresh:
-                path.chmod(0o600)
         return self._connection
 
     def _disconnect(self) -> None:
@@ -150,7 +156,8 @@ def read_all(folder: Path) -> dict[str, FidelityLog]:
     if not path.exists() and not path.is_symlink():
         return {}
     try:
-        with closing(_opened(path, "ro")) as connection:
+        # Read-only, what a killed process left half-written could not be taken back.
+        with closing(_opened(path, "rw")) as connection:
             owners = [str(owner) for (owner,) in connection.execute("SELECT owner FROM logs ORDER BY owner")]
             return {owner: FidelityLog.from_json(_stored(connection, owner)) for owner in owners}
     except (sqlite3.Error, StoreError) as error:
@@ -169,6 +176,15 @@ def _opened(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=WAIT, isolation_level=None, check_same_thread=False
     )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return which file a path names now; None for none."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _stored(connection: sqlite3.Connection, owner: str) -> Any:
