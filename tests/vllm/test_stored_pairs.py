@@ -103,7 +103,7 @@ def test_a_deletion_by_another_process_takes_all_that_the_chunk_taught(stores: t
     assert view.deletions != before and view.deleted(chunks()) == {first}
     # What a worker still had in memory is not written again, nor served where it was written in between.
     stored = ArtifactKey(SPEC.fingerprint, third, kind=ArtifactKind.PAIR)
-    assert not view.put_artifact(stored, learnt(own)) and view.find_artifact(stored) is None
+    assert not view.put_artifact(stored, learnt(own)) and view.read_artifact(stored) is None
     one.tenant().put_artifact(stored, learnt(own))
     one.flush()
     left = reader.find(one.tenant(), [third])[third]
@@ -120,7 +120,7 @@ def test_pairs_on_another_basis_are_turned_or_left_alone(stores: tuple[Store, St
     kept = PairBases(one.disk.path / FOLDER)
     kept.save(tenant.owner, SPEC.fingerprint, KeptBasis(new, 2, old.id, old.directions @ new.directions.T))
     assert StoredPairs(other, SPEC).compose(tenant, key(first), pairs) is not None
-    kept.save(tenant.owner, SPEC.fingerprint, KeptBasis(new, 2))
+    kept.save(tenant.owner, SPEC.fingerprint, KeptBasis(new, 3))
     assert StoredPairs(other, SPEC).compose(tenant, key(first), pairs) is None
     # A reader that knows the old basis goes on with it.
     assert reader.compose(tenant, key(first), pairs) is None

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +15,16 @@ from torch import Tensor
 
 from emblema.errors import StoreError
 from emblema.kv.pairs import ChunkPairs, PairBasis, turned
-from emblema.store.files import make_folder, write_whole
+from emblema.store.files import hold_lock, make_folder, write_whole
 
 log = logging.getLogger(__name__)
 
 LARGEST = 256 * 2**20
 """Bytes of a file that is read."""
 VERSION = 1
+LOCK = "lock"
+LOCK_SECONDS = 1.0
+"""How long to wait for another process that writes; what waits longer is written the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class KeptBasis:
 
 
 class PairBases:
-    """Keeps one basis for each tenant and model.
+    """Keeps one basis for each tenant and model, which all processes on the folder use.
 
     Args:
         folder: of the files; None keeps nothing.
@@ -55,6 +61,30 @@ class PairBases:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may use them too."""
+        return self._folder is not None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold what keeps other processes from writing bases, and pairs on them; it falls when the process ends.
+
+        Raises:
+            OSError: another process holds it too long (`TimeoutError`), or the folder cannot be written.
+        """
+        if self._folder is None:
+            yield
+            return
+        make_folder(self._folder, mode=0o700)
+        path = self._folder / LOCK
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with hold_lock(descriptor, path, seconds=LOCK_SECONDS):
+                yield
+        finally:
+            os.close(descriptor)
 
     def load(self, owner: str, model: str, width: int) -> KeptBasis | None:
         """Return a tenant's basis for rows of so many features, or None; a damaged file is removed."""
@@ -68,11 +98,30 @@ class PairBases:
             path.unlink(missing_ok=True)
             return None
 
-    def save(self, owner: str, model: str, kept: KeptBasis) -> None:
-        """Write a basis; a failure is only reported, as no answer depends on it."""
+    def save(self, owner: str, model: str, kept: KeptBasis) -> KeptBasis:
+        """Write a basis, unless another process has made as many meanwhile; return the one that is kept.
+
+        A failure is only reported, as no answer depends on it.
+        """
+        try:
+            with self.held():
+                return self.keep(owner, model, kept)
+        except OSError as error:
+            log.warning("the basis of pairs of %s was not saved: %s", owner[:12], error)
+        return kept
+
+    def keep(self, owner: str, model: str, kept: KeptBasis) -> KeptBasis:
+        """Do what `save` does, within `held`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         path = self._path(owner, model)
         if path is None or kept.basis.exact:
-            return
+            return kept
+        there = self.load(owner, model, kept.basis.directions.shape[1])
+        if there is not None and there.made >= kept.made:
+            return there
         turn = torch.empty(0, 0) if kept.turn is None else kept.turn
         head = {
             "version": VERSION,
@@ -83,11 +132,8 @@ class PairBases:
         }
         tensors = [tensor.contiguous().numpy().astype("<f4").tobytes() for tensor in (kept.basis.directions, turn)]
         body = b"\n".join((json.dumps(head).encode(), b"".join(tensors)))
-        try:
-            make_folder(path.parent, mode=0o700)
-            write_whole(path, [blake3(body).hexdigest().encode(), b"\n", body])
-        except OSError as error:
-            log.warning("the basis of pairs of %s was not saved: %s", owner[:12], error)
+        write_whole(path, [blake3(body).hexdigest().encode(), b"\n", body])
+        return kept
 
     def _path(self, owner: str, model: str) -> Path | None:
         name = blake3(model.encode()).hexdigest(16)

@@ -1,9 +1,13 @@
 """The memory of pairs: what a tenant's chunks take from single other chunks, learnt from prompts that were linked.
 
+Several processes may learn for one tenant in one folder. They use one basis, the first that any of them made. Who
+writes a chunk's pairs that another wrote since adds its own sightings to these.
+
 Rows that a prompt computed in context, for whatever reason, leave their differences; see `kv/pairs.py`. What an entry
 was learnt from is kept with it, by the ids of all chunks that it may hold traces of, and it goes with any of them.
 """
 
+import logging
 import threading
 import time
 import weakref
@@ -15,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from emblema.errors import EmblemaError
+from emblema.errors import EmblemaError, StoreError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.layout import LayerLayout, all_finite
 from emblema.kv.pairs import (
@@ -29,6 +33,7 @@ from emblema.kv.pairs import (
     make_basis,
     met_often,
     sightings_of,
+    turned,
     width_of,
     without,
 )
@@ -44,11 +49,15 @@ from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.record import SHARED
 from emblema.store.store import Store, TenantStore
 
+log = logging.getLogger(__name__)
+
 MOST_PENDING = 8
 """Prompts whose rows wait to be learnt from, at most; the oldest are learnt from at once."""
 MOST_CHUNKS = 4096
 """Chunks whose pairs are in memory, at most; the least recently used leave."""
 MOST_SERVED = 256
+WAITING_SIGHTINGS = 64
+"""Sightings of a chunk that are kept until they are written, to be added to what another process wrote: the latest."""
 FOLDER = "pairs"
 FLUSH_SECONDS = 30.0
 """Seconds between two writes of what was learnt; closing writes too."""
@@ -113,11 +122,17 @@ class PairStore(Protocol):
     def deleted(self, chunks: Iterable[str]) -> frozenset[str]:
         """Return those of some chunks that were deleted."""
 
-    def find_artifact(self, key: ArtifactKey) -> Artifact | None:
-        """Return the artifact of a key; None where it is not stored."""
+    def written(self, key: ArtifactKey) -> object:
+        """Return what is another value whenever any process wrote another artifact with a key; None for none."""
+
+    def read_artifact(self, key: ArtifactKey) -> Artifact | None:
+        """Return the artifact of a key as it was written last; None where it is not stored."""
 
     def put_artifact(self, key: ArtifactKey, artifact: Artifact) -> bool:
         """Keep an artifact; returns whether it was kept."""
+
+    def flush(self) -> None:
+        """Return once all that was put is written; `StoreError` where some is not."""
 
 
 class PairMemory:
@@ -156,6 +171,10 @@ class PairMemory:
         self._lock = threading.Lock()
         self._chunks: OrderedDict[str, ChunkPairs | None] = OrderedDict()
         self._dirty: set[str] = set()
+        # What was stored of each chunk when it was read or written, and what was learnt of it since.
+        self._stamps: dict[str, object] = {}
+        self._sightings: dict[str, deque[PairSighting]] = {}
+        self._most_bytes: dict[str, int] = {}
         self._pending: deque[LinkedRows] = deque()
         self._sample: list[tuple[Tensor, LinkedRows | None, frozenset[str]]] = []
         self._served: OrderedDict[ArtifactKey, frozenset[str]] = OrderedDict()
@@ -168,7 +187,7 @@ class PairMemory:
         self._use_basis()
         self._counts = PairStatistics()
         self.sampler = sampler or PairSampler(self.settings.noted_rows)
-        self._flushed = time.monotonic()
+        self._flushed = self._released = time.monotonic()
 
     @property
     def budget(self) -> LearningBudget:
@@ -231,14 +250,23 @@ class PairMemory:
         store, basis = self._store(), self.basis
         if store is None or basis is None:
             return None
-        found = store.find_artifact(self._key(chunk))
-        pairs = self._current(found) if isinstance(found, ChunkPairs) else None
+        pairs = self._read(store, chunk)
         with self._lock:
             self._chunks.setdefault(chunk, pairs)
             clean = (name for name in list(self._chunks) if name not in self._dirty)
             while len(self._chunks) > MOST_CHUNKS and (oldest := next(clean, None)) is not None:
                 del self._chunks[oldest]
+                self._stamps.pop(oldest, None)
             return self._chunks.get(chunk)
+
+    def _read(self, store: PairStore, chunk: str) -> ChunkPairs | None:
+        """Return what is stored of a chunk, on the present basis; None where nothing is, or on an unknown one."""
+        key = self._key(chunk)
+        stamp = store.written(key)
+        found = None if stamp is None else store.read_artifact(key)
+        with self._lock:
+            self._stamps[chunk] = stamp
+        return self._current(found) if isinstance(found, ChunkPairs) else None
 
     def _current(self, pairs: ChunkPairs) -> ChunkPairs | None:
         """Return pairs on the present basis; None where they belong to an unknown one."""
@@ -335,18 +363,30 @@ class PairMemory:
         basis = make_basis(torch.cat([differences for differences, _, _ in sample]), rank)
         before = None if self._kept is None else self._kept.basis
         turn = None if before is None else before.directions @ basis.directions.T
-        self._kept = KeptBasis(basis, made, None if before is None else before.id, turn)
-        self._use_basis()
-        self._bases.save(self._owner, self.model, self._kept)
-        with self._lock:
-            for chunk, pairs in self._chunks.items():
-                self._chunks[chunk] = None if pairs is None else self._current(pairs)
-                self._dirty.update([chunk] if pairs is not None else [])
-            if before is None:
-                self._chunks.clear()
+        own = KeptBasis(basis, made, None if before is None else before.id, turn)
+        self._change_basis(self._bases.save(self._owner, self.model, own))
         for differences, rows, _ in sample:
             if rows is not None:
                 self._learn(rows, differences)
+
+    def _change_basis(self, kept: KeptBasis) -> None:
+        """Use another basis, and turn all to it that is on the one before."""
+        before, self._kept = self._kept, kept
+        if before is not None and before.basis.id == kept.basis.id:
+            return
+        self._use_basis()
+        if before is None:
+            with self._lock:
+                self._chunks.clear()
+            return
+        turn = before.basis.directions @ kept.basis.directions.T
+        with self._lock:
+            for chunk, pairs in self._chunks.items():
+                self._chunks[chunk] = None if pairs is None else turned(pairs, turn, kept.basis.id)
+                self._dirty.update([chunk] if pairs is not None else [])
+            for sightings in self._sightings.values():
+                for index, sighting in enumerate(sightings):
+                    sightings[index] = replace(sighting, coefficients=sighting.coefficients @ turn)
 
     def _use_basis(self) -> None:
         if self._kept is not None:
@@ -364,22 +404,26 @@ class PairMemory:
             sighting = PairSighting(
                 shares.antecedents, shares.rows, coefficients, shares.mass, shares.alone, rows.witnesses
             )
-            more = learn(known, sighting, self.settings.purity)
-            if not self.settings.exact:
-                share = self.settings.share or (0.10 if self._latent else 0.05)
-                more = bounded(more, int(share * chunk.bytes))
+            most = int((self.settings.share or (0.10 if self._latent else 0.05)) * chunk.bytes)
+            more = self._learnt(known, sighting, most)
             with self._lock:
                 self._chunks[chunk.id] = more
                 self._chunks.move_to_end(chunk.id)
                 self._dirty.add(chunk.id)
+                if self._bases.shared:
+                    self._most_bytes[chunk.id] = most
+                    self._sightings.setdefault(chunk.id, deque(maxlen=WAITING_SIGHTINGS)).append(sighting)
+
+    def _learnt(self, pairs: ChunkPairs, sighting: PairSighting, most: int) -> ChunkPairs:
+        more = learn(pairs, sighting, self.settings.purity)
+        return more if self.settings.exact else bounded(more, most)
 
     def _loaded(self, chunk: str) -> ChunkPairs | None:
         with self._lock:
             if chunk in self._chunks:
                 return self._chunks[chunk]
         store = self._store()
-        found = None if store is None else store.find_artifact(self._key(chunk))
-        return self._current(found) if isinstance(found, ChunkPairs) else None
+        return None if store is None else self._read(store, chunk)
 
     # Forgetting and keeping.
 
@@ -391,6 +435,11 @@ class PairMemory:
             self._served.clear()
             self._chunks.pop(chunk, None)
             self._dirty.discard(chunk)
+            self._sightings.pop(chunk, None)
+            for sightings in self._sightings.values():
+                kept = [sighting for sighting in sightings if chunk not in sighting.witnesses]
+                sightings.clear()
+                sightings.extend(kept)
             for name, pairs in list(self._chunks.items()):
                 left = None if pairs is None else without(pairs, chunk)
                 if left is not pairs:
@@ -410,35 +459,83 @@ class PairMemory:
             self.forget(name)
 
     def flush(self) -> None:
-        """Hand what has changed to the store, which writes it in the background."""
+        """Write what has changed; what another process wrote of these chunks meanwhile is kept in it.
+
+        A failure is only reported: what was not written is written the next time.
+        """
         self.settle()
         store = self._store()
-        with self._lock:
-            names, self._dirty = self._dirty, set()
-            changed = {name: pairs for name in names if (pairs := self._chunks.get(name)) is not None}
         self._flushed = time.monotonic()
-        with self.budget.learning():
-            for name, pairs in changed.items():
-                if store is not None and len(pairs.places):
-                    store.put_artifact(self._key(name), pairs)
+        if store is None or not self._dirty:
+            return
+        try:
+            with self.budget.learning(), self._bases.held():
+                self._write(store)
+        except (OSError, StoreError) as error:
+            log.warning("pairs of %s were not written: %s", self._owner[:12], error)
+
+    def _write(self, store: PairStore) -> None:
+        """Write what has changed, while no other process does."""
+        if self._kept is not None:
+            self._change_basis(self._bases.keep(self._owner, self.model, self._kept))
+        with self._lock:
+            names = set(self._dirty)
+            changed = {name: pairs for name in names if (pairs := self._chunks.get(name)) is not None}
+        for name, pairs in list(changed.items()):
+            changed[name] = more = self._joined(store, name, pairs)
+            with self._lock:
+                if self._chunks.get(name) is not pairs:
+                    # Something was deleted meanwhile.
+                    del changed[name]
+                    continue
+                self._chunks[name] = more
+            if len(more.places):
+                store.put_artifact(self._key(name), more)
+        if self._bases.shared:
+            store.flush()
+        stamps = {name: store.written(self._key(name)) for name in changed}
+        with self._lock:
+            self._stamps |= stamps
+            for name in names:
+                if self._chunks.get(name) is changed.get(name):
+                    self._dirty.discard(name)
+                    self._sightings.pop(name, None)
+
+    def _joined(self, store: PairStore, name: str, pairs: ChunkPairs) -> ChunkPairs:
+        """Return a chunk's pairs with what another process wrote of it since they were read."""
+        before = self._stamps.get(name)
+        if not self._bases.shared or store.written(self._key(name)) == before:
+            return pairs
+        stored = self._read(store, name)
+        if stored is None:
+            return pairs
+        for gone in store.deleted(stored.sources):
+            stored = without(stored, gone)
+        for sighting in list(self._sightings.get(name, ())):
+            stored = self._learnt(stored, sighting, self._most_bytes[name])
+        return stored
 
     def release(self) -> None:
         """Let go of what the store has, which is read again when it is needed, and of a basis that is not the kept one.
 
-        So memories of several processes on one folder come to the same basis.
+        So memories of several processes on one folder come to what all of them learnt.
         """
         with self._lock:
             self._chunks = OrderedDict((name, pairs) for name, pairs in self._chunks.items() if name in self._dirty)
-        kept = self._bases.load(self._owner, self.model, width_of(self._layouts))
-        if kept is not None and not self.settings.exact:
-            self._kept = kept
-            self._use_basis()
+            self._stamps = {name: stamp for name, stamp in self._stamps.items() if name in self._dirty}
+            self._most_bytes = {name: most for name, most in self._most_bytes.items() if name in self._dirty}
+        kept = None if self.settings.exact else self._bases.load(self._owner, self.model, width_of(self._layouts))
+        if kept is not None and (self._kept is None or kept.made >= self._kept.made):
+            self._change_basis(kept)
 
     def idle(self) -> None:
         """Learn from what waits, and write what has changed if it was not written lately."""
         self.settle()
         if self.waiting:
             self.flush()
+        if self._bases.shared and not self._dirty and time.monotonic() - self._released > FLUSH_SECONDS:
+            self._released = time.monotonic()
+            self.release()
 
 
 class PairMemories:

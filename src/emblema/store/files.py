@@ -106,25 +106,26 @@ def delete_durably(path: Path) -> None:
 
 
 @contextmanager
-def hold_lock(descriptor: int, path: Path, *, shared: bool = False) -> Iterator[None]:
+def hold_lock(descriptor: int, path: Path, *, shared: bool = False, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock of an open file; it falls when the process ends.
 
     Args:
         descriptor: of the file. Opening the file a second time makes a second holder, in this process too.
         path: of the file, for the error.
         shared: hold it together with others that hold it shared.
+        seconds: how long to wait for others.
 
     Raises:
-        TimeoutError: others keep it for `LOCK_SECONDS`.
+        TimeoutError: others keep it for longer.
     """
-    deadline = time.monotonic() + LOCK_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             break
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"another process has kept {path} for {LOCK_SECONDS:.0f} s") from None
+                raise TimeoutError(f"another process has kept {path} for {seconds:.0f} s") from None
             time.sleep(0.001)
     try:
         yield

@@ -306,10 +306,7 @@ class PairLearner:
     def _flush(self, memory: PairMemory) -> None:
         """Write a tenant's pairs; they are read from the folder again when they are needed."""
         memory.flush()
-        try:
-            self._store.flush()
-        finally:
-            memory.release()
+        memory.release()
 
 
 def _log_failure(what: str, error: Exception) -> None:

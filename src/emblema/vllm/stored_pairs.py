@@ -155,8 +155,14 @@ class TenantPairs:
     def deleted(self, chunks: Iterable[str]) -> frozenset[str]:
         return self._pairs.gone(self._tenant(), chunks)
 
-    def find_artifact(self, key: ArtifactKey) -> Artifact | None:
+    def written(self, key: ArtifactKey) -> object:
+        return self._tenant().written(key)
+
+    def read_artifact(self, key: ArtifactKey) -> Artifact | None:
         return self._pairs.find(self._tenant(), [key.chunk]).get(key.chunk)
+
+    def flush(self) -> None:
+        self._tenant().flush()
 
     def put_artifact(self, key: ArtifactKey, artifact: Artifact) -> bool:
         """Keep pairs, unless a chunk is gone that they were learnt from; returns whether they were kept."""
