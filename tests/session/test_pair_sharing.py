@@ -205,3 +205,16 @@ def test_a_killed_process_takes_no_sighting_with_it_that_was_written(
     memory = memory_of(stores[0])
     learn(memory, sighting(0, seed=1))
     assert met(stores[0])[0] == found[0] + 1
+
+
+def test_what_was_deleted_comes_back_by_no_other_s_file(stores: tuple[Store, Store]) -> None:
+    one, other = (memory_of(store) for store in stores)
+    learn(one, sighting(0, seed=1), sighting(1, seed=2))
+    learn(other, sighting(0, seed=3), sighting(2, seed=4))
+    gone = chunks()[0].id
+    assert stores[0].tenant().delete(gone)
+    learn(one, sighting(1, seed=5))
+    # The file went with all that it held; what is in memory without that picture is written again.
+    assert met(stores[0]) == {1: 2}
+    learn(other, sighting(0, 2, seed=6), sighting(2, seed=7))
+    assert 0 not in met(stores[0]) and met(stores[0])[2] >= 2

@@ -156,6 +156,7 @@ def embedded(taught: Taught, folder: Path, subject: Any) -> tuple[Engine, list[A
             witnesses=tuple(frozenset(ids[name] for name in names) for names in pairs.witnesses),
         )
         assert engine.store.put_artifact(ArtifactKey(model, ids[chunk], kind=ArtifactKind.PAIR), own)
+    engine.store.flush()
     return engine, chunks
 
 

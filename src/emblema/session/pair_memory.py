@@ -260,13 +260,20 @@ class PairMemory:
             return self._chunks.get(chunk)
 
     def _read(self, store: PairStore, chunk: str) -> ChunkPairs | None:
-        """Return what is stored of a chunk, on the present basis; None where nothing is, or on an unknown one."""
+        """Return what is stored of a chunk, on the present basis; None where nothing is, or on an unknown one.
+
+        What was learnt where a chunk was that is deleted by now is left out.
+        """
         key = self._key(chunk)
         stamp = store.written(key)
         found = None if stamp is None else store.read_artifact(key)
         with self._lock:
             self._stamps[chunk] = stamp
-        return self._current(found) if isinstance(found, ChunkPairs) else None
+        if not isinstance(found, ChunkPairs):
+            return None
+        for gone in store.deleted(found.sources):
+            found = without(found, gone)
+        return self._current(found)
 
     def _current(self, pairs: ChunkPairs) -> ChunkPairs | None:
         """Return pairs on the present basis; None where they belong to an unknown one."""
@@ -509,9 +516,9 @@ class PairMemory:
         stored = self._read(store, name)
         if stored is None:
             return pairs
-        for gone in store.deleted(stored.sources):
-            stored = without(stored, gone)
-        for sighting in list(self._sightings.get(name, ())):
+        with self._lock:
+            since = list(self._sightings.get(name, ()))
+        for sighting in since:
             stored = self._learnt(stored, sighting, self._most_bytes[name])
         return stored
 
