@@ -14,6 +14,7 @@ from torch import Tensor
 
 from emblema.kv.chunk import Chunk
 from emblema.kv.pairs import ChunkPairs, PairBasis, make_basis, width_of
+from emblema.session import pair_bases
 from emblema.session.pair_bases import LOCK, KeptBasis, PairBases
 from emblema.session.pair_memory import FOLDER, PairMemory, PairSettings
 from emblema.session.pair_rows import ChunkShares, LinkedRows
@@ -169,6 +170,8 @@ def test_a_damaged_basis_is_made_again_by_who_still_knows_it(
 
 
 def learn_until_killed(folder: Path, number: int, told: Connection) -> None:
+    # What it says is written, however busy the machine is.
+    pair_bases.LOCK_SECONDS = 60.0
     with Store(folder) as store:
         memory = memory_of(store)
         for count in itertools.count(1):
