@@ -178,7 +178,7 @@ class PairLearner:
         return NotedShares(staged, sample, witnesses, len(self._spec.layouts), device)
 
     def observe_step(self, rows: int, seconds: float) -> None:
-        """Note how long a step of so many rows took."""
+        """Note how long a step of so many rows took, among them a reading's."""
         # Later steps count more.
         self._seconds, self._computed = 0.99 * self._seconds + seconds, 0.99 * self._computed + rows
 
