@@ -18,7 +18,6 @@ from emblema.vllm.host_copies import HostCopier
 from emblema.vllm.kv_worker import KVWorker
 from emblema.vllm.request_plan import ChunkStubs, build_prompt
 from emblema.vllm.shards import ShardStore
-from emblema.vllm.step_costs import StepWork
 from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StagingOrder, StepMetadata
 from emblema.vllm.waiting_rows import WaitingRows
 from tests.link.pieces import LAYOUTS
@@ -274,13 +273,3 @@ def test_a_worker_whose_weights_changed_takes_and_keeps_nothing(worker: KVWorker
     assert (report.unstaged, report.captured, report.failed, report.staged) == ({2}, {chunk.id: 1}, {"1"}, {})
     worker.drain()
     assert pages.bytes == 0 and not worker.store.whole.tenant().ids()
-
-
-def test_learning_earns_by_steps_with_readings(worker: KVWorker) -> None:
-    budget = worker.learner._sampler(b"").budget
-    worker.observe_step(StepWork(10, 1, 0, 0), 1.0)
-    worker.learner.earn(b"", 5)
-    assert budget.costs.answered == 0, "what a row of a reading costs is not known"
-    worker.observe_step(StepWork(10, 0, 0, 0, runs=2), 0.5)
-    worker.learner.earn(b"", 5)
-    assert budget.costs.answered == 0.25

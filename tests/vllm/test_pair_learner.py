@@ -13,7 +13,7 @@ from torch import Tensor
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Policy
-from emblema.link.row_shares import owners_of
+from emblema.link.row_shares import noted_layers, owners_of
 from emblema.link.taken_rows import ShareSample
 from emblema.models.attention import AntecedentAttention, attention_weights
 from emblema.session.pair_memory import PairSettings
@@ -23,6 +23,7 @@ from emblema.vllm.host_copies import HostCopier
 from emblema.vllm.pair_learner import NotedShares, PairLearner
 from emblema.vllm.request_plan import ChunkStubs, build_prompt
 from emblema.vllm.staging import StagedRows
+from emblema.vllm.step_costs import StepWork
 from emblema.vllm.step_metadata import StagingOrder
 from emblema.vllm.stored_pairs import StoredPairs
 from emblema.vllm.waiting_rows import WaitingRows
@@ -41,7 +42,7 @@ def staged(worth: float = 1.0, strategy: str = "query-12%") -> StagedRows:
 
 
 def noted(rows: int = 10_000) -> NotedShares:
-    made = NotedShares(staged(), ShareSample(rows), frozenset("abc"), LAYERS, CPU)
+    made = NotedShares(PROMPT, b"", ShareSample(rows), frozenset("abc"), noted_layers(LAYERS), CPU)
     made.choose(RUNS)
     return made
 
@@ -79,6 +80,8 @@ def test_shares_are_those_of_all_rows_at_once(attended: tuple[Tensor, Tensor], r
 
 def test_rows_that_were_not_seen_or_failed_leave_no_shares(attended: tuple[Tensor, Tensor]) -> None:
     own = noted()
+    again = own.computed_plainly()
+    assert not again.chosen and again.witnesses == {chunk.id for _, chunk in PROMPT.chunk_segments}
     note(own, attended, RUNS[:2], range(LAYERS))
     assert own.shares is None
 
@@ -177,7 +180,8 @@ def test_learning_keeps_to_its_share_of_answers(learner: PairLearner, attended: 
     learner._policy = Policy(learning_share=0.05, learning_ahead=1)
     assert learner.begin(staged(), CPU) is not None
     learner._sampler(b"").budget.spend(1.0)
-    learner.observe_step(100, 1.0)
+    learner.observe_step(StepWork(200, 1, 0, 0), 9.0)
+    learner.observe_step(StepWork(200, 1, 0, 0, read=100), 2.0)
     for count in range(3):
         assert learner.begin(staged(), CPU) is None, count
         learner.earn(b"", 500)

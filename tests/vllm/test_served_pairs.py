@@ -258,11 +258,37 @@ def test_without_the_hook_nothing_is_learnt(
     monkeypatch.setattr(*broken, lambda *given: None)
     teach(own)
     assert own.kept() == {} and not own.served.kv_worker.learner.waiting.held
+    answer = own.ask(NEW[0], "query-50%", margin=1)
+    assert torch.equal(answer.logits, plain.logits)
+    own.served.settle()
+    assert own.kept() == {}
     answer = own.ask(NEW[0], "query-50%")
     if broken[0] is PackedForward:
         assert set(own.lanes) == {"plain"} and torch.equal(answer.logits, plain.logits)
     else:
         assert answer.report["linked_tokens"] > 0, "the reading does not suffer"
+
+
+@pytest.mark.cells
+def test_a_prompt_that_is_computed_after_it_was_read_teaches_too(bench: Any, subjects: Any, tmp_path: Path) -> None:
+    """All of its rows, in as many steps as it takes; its answer is stock's."""
+    own = start(bench, subjects(FAMILY), tmp_path)
+    plain = own.ask(ORDERS[-1], "full", salt="another")
+    own.ask(SHOWN, "full")
+    own.served.settle()
+    for order in ORDERS:
+        answer = own.ask(order, "query-12%", margin=1)
+        assert answer.report["strategy"] == "plain" and "likeliest first tokens" in answer.report["remark"]
+        own.served.settle()
+    assert torch.equal(answer.logits, plain.logits)
+    ids = own.chunks()
+    for chunk, pairs in own.kept().items():
+        met = {name: sum(ids.index(name) in order[: order.index(ids.index(chunk))] for order in ORDERS) for name in ids}
+        assert dict(zip(pairs.antecedents, pairs.prompts.tolist(), strict=True)) == {
+            name: count for name, count in met.items() if count
+        }
+        assert len(pairs.places) > pairs.rows, "half of the rows' attention is one antecedent's, on average"
+    assert own.ask(NEW[0]).report["strategy"] == "auto:pair+query"
 
 
 def test_a_request_that_is_not_to_be_kept_teaches_nothing(bench: Any, subjects: Any, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from emblema.store.settings import StoreSettings
 from emblema.vllm import internals
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.captures import CaptureQueue
+from emblema.vllm.fallback_notes import FallbackNotes
 from emblema.vllm.kv_worker import Agree, KVWorker
 from emblema.vllm.model_spec import ModelSpec, files_fingerprint, model_spec_of
 from emblema.vllm.packed_rows import PackedForward
@@ -47,7 +48,7 @@ from emblema.vllm.side_rows import CaptureRuns
 from emblema.vllm.step_clock import StepClock
 from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
-from emblema.vllm.step_rewriter import StepRewriter
+from emblema.vllm.step_rewriter import StepRewriter, starts_of
 
 PLANNER_BYTES = 256 * 2**20
 """Memory for patches that the planner looks at; it reads no rows."""
@@ -190,7 +191,10 @@ class EmblemaConnector(KVConnectorBase_V1):
             packing = PackedForward(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
             positions = internals.PromptPositions(model)
             pages, learner = lambda: worker.pages, worker.learner
-            return QuestionRuns(worker.spec, worker.stager, pages, packing, positions, hand_over, answers, learner)
+            fallbacks = FallbackNotes(learner, layers, pages, self._config.cache_config.block_size)
+            return QuestionRuns(
+                worker.spec, worker.stager, pages, packing, positions, hand_over, answers, learner, fallbacks
+            )
 
         def shadows(model: Any) -> ShadowRuns:
             # Their rows lie side by side: no layer computes them apart.
@@ -234,9 +238,14 @@ class EmblemaConnector(KVConnectorBase_V1):
         if self._question_runs is not None:
             self._question_runs.begin_step(step, output.finished_req_ids)
         rewritten = self._rewriter.rewrite(output, step)
+        read = 0
+        if self._question_runs is not None and self._question_runs.fallbacks is not None:
+            read, starts = self._question_runs.step_rows, starts_of(output)
+            rows = {name: (starts[name], starts[name] + count) for name, count in output.num_scheduled_tokens.items()}
+            self._question_runs.fallbacks.begin_step(rows, self._rewriter.pages_of, output.finished_req_ids)
         yield rewritten.output
         if rewritten.work.rows:
-            self._clock.end(rewritten.work)
+            self._clock.end(replace(rewritten.work, read=read))
 
     def give_up_captures(self, asleep: bool) -> None:
         """Prefill nothing alone while the worker sleeps; what is under way is given up."""

@@ -213,8 +213,7 @@ class KVWorker:
     def observe_step(self, work: StepWork, seconds: float) -> None:
         """Report what an earlier step did and how long it took."""
         self._report.steps.append((work, seconds))
-        if work.runs:
-            self.learner.observe_step(work.rows, seconds)
+        self.learner.observe_step(work, seconds)
 
     def take_report(self) -> WorkerReport:
         """Return what was done since the last call."""

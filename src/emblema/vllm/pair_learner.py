@@ -4,7 +4,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -16,7 +17,7 @@ from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import Rows, Segment
+from emblema.link.prompt import Prompt, Rows, Segment
 from emblema.link.row_shares import RowShares, noted_layers, noted_rows, owners_of
 from emblema.link.second_pass import spanned_rows
 from emblema.link.taken_rows import ShareSample
@@ -30,6 +31,7 @@ from emblema.vllm.host_copies import HostCopier, PendingCopies
 from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.pages import Pages
 from emblema.vllm.staging import StagedRows
+from emblema.vllm.step_costs import StepWork
 from emblema.vllm.stored_pairs import StoredPairs, TenantPairs, unfit_for_pairs
 from emblema.vllm.waiting_rows import WaitingRows
 
@@ -45,34 +47,66 @@ SECONDS = 1.0
 
 
 class NotedShares:
-    """What the chosen rows of one reading attend of the chunks before them; for the model's thread.
+    """What some computed rows of one prompt attend of the chunks before them; for the model's thread.
 
-    No error in here reaches the reading: nothing is learnt from it then.
+    No error in here reaches an answer: nothing is learnt from the rows then.
 
     Args:
-        staged: what the reading takes.
-        sample: how many of its rows are noted.
+        prompt: the prompt.
+        salt: of the tenant's store.
+        sample: how many rows are noted.
         witnesses: see `LinkedRows`.
-        layers: of the model.
+        layers: that are noted.
         device: of the pages.
+
+    Attributes:
+        seconds: of the processor, that noting took.
     """
 
     def __init__(
-        self, staged: StagedRows, sample: ShareSample, witnesses: frozenset[str], layers: int, device: torch.device
+        self,
+        prompt: Prompt,
+        salt: bytes,
+        sample: ShareSample,
+        witnesses: frozenset[str],
+        layers: frozenset[int],
+        device: torch.device,
     ) -> None:
-        self.prompt, self.salt, self.witnesses = staged.order.prompt, staged.order.salt, witnesses
+        self.prompt, self.salt, self.witnesses = prompt, salt, witnesses
         self.seconds = 0.0
-        self._sample, self._layers, self._device = sample, noted_layers(layers), device
+        self._sample, self._layers, self._device = sample, layers, device
         self._rows = torch.empty(0, dtype=torch.int64)
         self._attention: AntecedentAttention | None = None
         self._count, self._failed = 0, False
 
+    @property
+    def chosen(self) -> bool:
+        """Whether `choose` was called."""
+        return self._attention is not None
+
     def choose(self, runs: Sequence[Rows]) -> None:
-        """Take the rows that the reading computes in context."""
-        rows, owners = spanned_rows(runs), owners_of(self.prompt)
-        self._rows = rows[noted_rows(self.prompt, rows, self._sample)]
-        own = owners[self._rows].to(self._device)
-        self._attention = AntecedentAttention(owners.to(self._device), own, len(self.prompt.chunk_segments))
+        """Take the rows that are computed in context."""
+        with self.guarded():
+            rows, owners = spanned_rows(runs), owners_of(self.prompt)
+            self._rows = rows[noted_rows(self.prompt, rows, self._sample)]
+            own = owners[self._rows].to(self._device)
+            self._attention = AntecedentAttention(owners.to(self._device), own, len(self.prompt.chunk_segments))
+
+    def computed_plainly(self) -> "NotedShares":
+        """Return what notes the same prompt where all its rows are computed: they hold traces of its chunks alone."""
+        names = frozenset(part.name for part in self.prompt.chunk_parts)
+        return NotedShares(self.prompt, self.salt, self._sample, names, self._layers, self._device)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Have an error within mean that nothing is learnt; blocks may lie inside each other."""
+        began, before = time.thread_time(), self.seconds
+        try:
+            yield
+        except Exception as error:
+            self._failed = True
+            _log_failure("what rows attend is not known, and nothing is learnt from them", error)
+        self.seconds = before + time.thread_time() - began
 
     def note(self, layer: int, run: Tensor, queries: Tensor, keys: Tensor, scale: float) -> None:
         """Note what rows attend in a layer, if they are noted there.
@@ -86,8 +120,7 @@ class NotedShares:
         """
         if layer not in self._layers or self._attention is None or self._failed:
             return
-        began = time.thread_time()
-        try:
+        with self.guarded():
             places = torch.isin(self._rows, run).nonzero().squeeze(1)
             if len(places):
                 stop, own = keys.shape[1], self._rows[places]
@@ -98,10 +131,6 @@ class NotedShares:
                 weights = attention_weights(queries.index_select(1, chosen), keys, mask, scale)
                 self._attention.add(layer, places, weights)
                 self._count += len(places)
-        except Exception as error:
-            self._failed = True
-            _log_failure("what rows attend is not known, and nothing is learnt from them", error)
-        self.seconds += time.thread_time() - began
 
     @property
     def shares(self) -> RowShares | None:
@@ -164,6 +193,11 @@ class PairLearner:
         self._thread = threading.Thread(target=self._run, name="emblema-learn", daemon=True)
         self._thread.start()
 
+    @property
+    def noted_layers(self) -> frozenset[int]:
+        """Layers whose attention is noted."""
+        return noted_layers(len(self._spec.layouts))
+
     # the model's thread
 
     def begin(self, staged: StagedRows, device: torch.device) -> NotedShares | None:
@@ -175,12 +209,14 @@ class PairLearner:
         sample = self._sampler(order.salt).next(order.worth, self._policy)
         if witnesses is None or sample is None:
             return None
-        return NotedShares(staged, sample, witnesses, len(self._spec.layouts), device)
+        return NotedShares(order.prompt, order.salt, sample, witnesses, self.noted_layers, device)
 
-    def observe_step(self, rows: int, seconds: float) -> None:
-        """Note how long a step of so many rows took, among them a reading's."""
-        # Later steps count more.
-        self._seconds, self._computed = 0.99 * self._seconds + seconds, 0.99 * self._computed + rows
+    def observe_step(self, work: StepWork, seconds: float) -> None:
+        """Note how long a step took."""
+        if work.read:
+            # Later steps count more.
+            self._seconds = 0.99 * self._seconds + seconds * work.read / work.rows
+            self._computed = 0.99 * self._computed + work.read
 
     def earn(self, salt: bytes, rows: int) -> None:
         """Count the rows of an answer, of whose cost learning may take a share."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from emblema.errors import EmblemaError, LoadError
 from emblema.link.second_pass import margin_of, spanned_rows
 from emblema.link.taken_rows import ModelGeometry
+from emblema.vllm.fallback_notes import FallbackNotes
 from emblema.vllm.internals import PromptPositions
 from emblema.vllm.packed_rows import NotedQuestion, PackedForward, PackedRows, packed_prompt
 from emblema.vllm.pages import Pages
@@ -43,7 +44,7 @@ class Reading:
         positions: of its prompt [axes, rows] or [rows] int64.
         pack: its rows in the step under way.
         lost: whether this worker missed something; its rows go on as the other workers' do.
-        salt: of the tenant's store.
+        salt: of the tenant's store; None where its rows could not be placed.
         shares: notes what its chosen rows attend; None where nothing is learnt from them.
     """
 
@@ -55,7 +56,7 @@ class Reading:
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
     pack: PackedRows | None = None
     lost: bool = False
-    salt: bytes = b""
+    salt: bytes | None = None
     shares: NotedShares | None = None
 
 
@@ -71,6 +72,10 @@ class QuestionRuns:
         hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
         answers: keeps the logits of answers that were read.
         learner: learns from rows that readings compute; None where nothing does.
+        fallbacks: has prompts learnt from that are computed after they were read; None where nothing does.
+
+    Attributes:
+        step_rows: rows of readings in the step under way.
     """
 
     def __init__(
@@ -83,8 +88,10 @@ class QuestionRuns:
         hand_over: Callable[[str, Tensor], None] | None,
         answers: AnswerNotes,
         learner: PairLearner | None = None,
+        fallbacks: FallbackNotes | None = None,
     ) -> None:
-        self._learner = learner
+        self.fallbacks, self._learner = fallbacks, learner
+        self.step_rows = 0
         self._model, self._stager, self._pages = model, stager, pages
         self._packing, self._positions, self._hand_over, self._answers = packing, positions, hand_over, answers
         self._under_way: dict[str, Reading] = {}
@@ -154,6 +161,7 @@ class QuestionRuns:
                 numbers = spanned_rows(runs)
                 made.append(SideRun(self._packed(reading, numbers), len(numbers)))
                 rows, slots = rows - len(numbers), slots - 1
+        self.step_rows = sum(run.rows for run in made)
         self._positions.begin_step([run.data.prompt_token_ids for run in made])
         self._packing.begin_step([reading.pack for reading in self._under_way.values() if reading.pack is not None])
         return made
@@ -194,6 +202,8 @@ class QuestionRuns:
                 self._teach(reading)
                 self._end(reading, failed=reading.lost)
         self._packing.end_step()
+        if self.fallbacks is not None:
+            self.fallbacks.settle()
 
     def _report(self, reading: Reading) -> None:
         readings = None if reading.lost else reading.noted.readings
@@ -213,12 +223,15 @@ class QuestionRuns:
         reading.lost |= margin < reading.order.least_margin
 
     def _teach(self, reading: Reading) -> None:
-        """Have what was computed learnt from, if the answer stands."""
-        if self._learner is None or reading.lost:
+        """Have what was computed learnt from, or if the answer does not stand what vLLM will compute."""
+        if self._learner is None or reading.salt is None:
             return
+        shares = reading.shares
         self._learner.earn(reading.salt, reading.state.rows)
-        if reading.shares is not None:
-            self._learner.take(reading.shares, self._pages(), reading.order.data.block_ids[0])
+        if shares is not None and not reading.lost:
+            self._learner.take(shares, self._pages(), reading.order.data.block_ids[0])
+        elif shares is not None and self.fallbacks is not None:
+            self.fallbacks.expect(reading.order.request_id, shares.computed_plainly())
 
     def _guarded(self, reading: Reading, work: Callable[[Reading], None]) -> None:
         """Do a part of a reading; what fails is a loss, and the request is computed plainly."""

@@ -40,13 +40,14 @@ class StepRates:
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """What a step does: rows it computes, requests that are new in it (virtual ones too), requests whose cached rows
-    it loads, and those rows.
+    it loads, and those rows; and how many of the computed rows are readings'.
     """
 
     rows: int
     requests: int
     loads: int
     taken: int
+    read: int = 0
 
 
 class StepCosts:

@@ -79,7 +79,7 @@ class StepRewriter:
         if loads and (output.kv_cache_block_copies or not self._write(step.loads, self._blocks_of(loads))):
             # Pages are copied at the beginning of a step, over what was written before.
             loads = {}
-        starts = _starts(output)
+        starts = starts_of(output)
         ranges: dict[str, tuple[Rows, ...]] = {
             name: loads[name].computed if name in loads else ((starts[name], starts[name] + count),)
             for name, count in output.num_scheduled_tokens.items()
@@ -154,8 +154,12 @@ class StepRewriter:
                     group.clear()
                 group.extend(blocks)
 
+    def pages_of(self, name: str) -> Sequence[int]:
+        """Return the pages of a request with pictures that the runner has."""
+        return self._known[name].blocks[0]
+
     def _blocks_of(self, names: Iterable[str]) -> dict[str, Sequence[int]]:
-        return {name: self._known[name].blocks[0] for name in names}
+        return {name: self.pages_of(name) for name in names}
 
     def _shown(self, name: str) -> NewRequestData:
         """Return a request's data with the pages that it has by now."""
@@ -252,7 +256,7 @@ class StepRewriter:
         return made
 
 
-def _starts(output: SchedulerOutput) -> dict[str, int]:
+def starts_of(output: SchedulerOutput) -> dict[str, int]:
     """Return the first row of each request that a step computes."""
     cached = output.scheduled_cached_reqs
     starts = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
