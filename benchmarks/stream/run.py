@@ -18,6 +18,7 @@ from benchmarks.stream.plan import ABLATIONS, ACCURACY_PARTS, METHODS, SEEDS, Ac
 from benchmarks.stream.systems.costs import measure_bytes, measure_growth
 from benchmarks.stream.systems.encoding import measure_batching, measure_workers
 from benchmarks.stream.systems.running import SystemsOptions
+from benchmarks.stream.systems.skipping import measure_skipping
 from benchmarks.stream.systems.structure import draw_questions, measure_questions, measure_sparsity, measure_structure
 from benchmarks.stream.systems.transfers import measure_deferral, measure_prefetch
 from benchmarks.stream.tables import ablation_table, accuracy_tables, budget_table, length_table
@@ -35,6 +36,7 @@ SYSTEMS: dict[str, Callable[[Engine, SystemsOptions, Console], Table]] = {
     "deferral": measure_deferral,
     "batching": measure_batching,
     "prefetch": measure_prefetch,
+    "skipping": measure_skipping,
     "workers": measure_workers,
 }
 """The systems parts by name; the table of a part has that name."""

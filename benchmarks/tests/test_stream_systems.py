@@ -221,6 +221,17 @@ def test_batching_and_prefetch_are_told_against_what_they_replace(measured: dict
     assert bar.holds and bar.count == TINY.rounds
 
 
+def test_what_is_skipped_is_told_against_what_is_not(measured: dict[str, Table]) -> None:
+    rows = {(row["kind"], row["skip"]): row for row in measured["skipping"].records}
+    assert set(rows) == {(kind, skip) for kind in ("live", "all") for skip in ("none", 0.05, 0.1, 0.3)}
+    none = rows["live", "none"]
+    assert none["kept"] == 1.0 and none["CPU over none"] == Interval(1.0, 1.0, 1.0)
+    kept = [number(rows["live", skip]["kept"]) for skip in (0.05, 0.1, 0.3)]
+    assert 0 < kept[2] <= kept[1] <= kept[0] < 1
+    for row in rows.values():
+        assert number(row["right less none"]) == pytest.approx(number(row["right"]) - number(none["right"]))
+
+
 def test_what_sees_everything_keeps_its_native_positions() -> None:
     packed = StreamSettings(positions="packed", budget=8)
     assert settings_for("full", packed, window=9).positions == "native"
