@@ -1,6 +1,7 @@
 """Live sources: served on this machine, vanishing, coming back, never coming, with clocks that jump."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -40,6 +41,20 @@ def test_frames_come_at_the_rate_that_was_asked_for() -> None:
         assert [frame.seconds for frame in frames] == pytest.approx([0.2 * index for index in range(10)])
         assert [brightness(frame.picture) for frame in frames] == list(range(30, 230, 20))
         assert {frame.jumps for frame in frames} == {0} and {frame.picture.size for frame in frames} == {(64, 48)}
+
+
+def test_a_transport_stream_over_plain_tcp() -> None:
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(clip(range(30, 230, 10)))
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        frames = list(live_frames(f"tcp://127.0.0.1:{server.getsockname()[1]}", 10.0))
+        thread.join()
+    assert [brightness(frame.picture) for frame in frames] == list(range(30, 230, 10))
 
 
 def test_a_source_that_vanishes_and_comes_back() -> None:
