@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ import av
 import pytest
 from PIL import Image
 
+from emblema.errors import PromptError
+from emblema.stream.recorder import FrameRecorder
+from emblema.stream.standing import AnswerChange, StandingQuestions
 from tests.cli.running import Command, both_ways, emblema
 from tests.cli.videos import write_cut_video, write_walk
 from tests.stream.live import camera, clip
@@ -72,6 +76,28 @@ def test_standing_questions_are_told_where_they_are_wanted(walk: Path, tmp_path:
     assert [json.loads(line) for line in lines] == changes == [body for _, body in server.bodies]
     plain = emblema("stream", str(walk), *FEW, *standing, "--alerts", "-", "--ask", question)
     assert [json.loads(line) for line in plain.stdout.splitlines()] == changes
+
+
+def test_what_fails_beside_the_questions_does_not_end_the_run(walk: Path, tmp_path: Path) -> None:
+    """A standing question that cannot be asked, and a folder that vanishes."""
+    with pytest.MonkeyPatch.context() as patching:
+        add = FrameRecorder.add
+
+        def vanishing(recorder: FrameRecorder, at: float, picture: Image.Image) -> None:
+            if at > 20:
+                shutil.rmtree(tmp_path / "frames", ignore_errors=True)
+            add(recorder, at, picture)
+
+        def failing(questions: StandingQuestions) -> list[AnswerChange]:
+            raise PromptError("it is too long")
+
+        patching.setattr(FrameRecorder, "add", vanishing)
+        patching.setattr(StandingQuestions, "check", failing)
+        beside = ("--standing", "who ?", "--record", str(tmp_path / "frames"))
+        done = emblema("stream", str(walk), *FEW, *beside, "--ask", "in which land are we now ?")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("no more standing questions") == done.stderr.count("no more frames are recorded") == 1
+    assert len(done.stdout.splitlines()) == 2
 
 
 def test_a_camera_that_goes_away(tmp_path: Path) -> None:

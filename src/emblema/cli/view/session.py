@@ -15,7 +15,7 @@ from emblema.cli.view import text
 from emblema.cli.view.alerts import Report
 from emblema.cli.view.status import StreamAnswer, StreamStatus
 from emblema.cli.view.thumbnails import Thumbnails
-from emblema.errors import CapacityError, EmblemaError, MediaError
+from emblema.errors import CapacityError, EmblemaError, MediaError, StreamError
 from emblema.stream.recorder import FrameRecorder
 from emblema.stream.reply import StreamReply
 from emblema.stream.standing import AnswerChange, StandingQuestions
@@ -101,7 +101,8 @@ class WatchSession:
         self.cut, self.interrupted = "", False
         self._stream, self._viewer, self._thumbnails = stream, viewer, thumbnails
         self._layers, self._most, self._between = layers, most, between
-        self._standing, self._report = standing, report
+        self._standing: StandingQuestions | None = standing
+        self._report = report
         timed = [(question.at, question.text) for question in questions if question.at is not None]
         self._timed = sorted(timed, key=lambda question: question[0])
         self._later = [question.text for question in questions if question.at is None]
@@ -184,8 +185,7 @@ class WatchSession:
         while self._timed and self._timed[0][0] + self._offset < now:
             self._ask(self._timed.pop(0)[1])
         self._thumbnails.add(stream.frames + stream.waiting, picture)
-        if self._recorder is not None:
-            self._recorder.add(now, picture)
+        self._record(now, picture)
         before = stream.frames
         with self._timing():
             stream.push(picture, at=now)
@@ -194,6 +194,15 @@ class WatchSession:
         if stream.frames != before and time.monotonic() > self._next:
             self._viewer.show_status(self.status)
             self._next = time.monotonic() + EVERY
+
+    def _record(self, now: float, picture: Image.Image) -> None:
+        """Keep a frame; a folder that cannot be written any more does not end the run."""
+        try:
+            if self._recorder is not None:
+                self._recorder.add(now, picture)
+        except StreamError as error:
+            self._recorder = None
+            self._viewer.show_trouble(f"no more frames are recorded: {error}")
 
     @property
     def _offset(self) -> float:
@@ -210,8 +219,13 @@ class WatchSession:
 
     def _check(self) -> None:
         """Ask the standing questions that are due, and tell what changed."""
-        with finishing():
-            changes = self._standing.check()
+        try:
+            with finishing():
+                changes = self._standing.check() if self._standing is not None else []
+        except EmblemaError as error:
+            self._standing = None
+            self._viewer.show_trouble(f"no more standing questions: {' '.join(str(error).split())}")
+            return
         for change in changes:
             self.changes.append(change)
             self._report(change)
