@@ -86,20 +86,15 @@ def test_what_came_of_it_is_in_the_plan(stands: bool) -> None:
 def test_places_are_held_while_anything_is_read_and_given_back() -> None:
     places = BatchPlaces(8)
     reader = QuestionReader(1, places)
-    assert reader.may_begin("1") and places.free == 4
+    assert reader.may_begin("1") and places.free == 3
     reader.begin("1", read_plan(), 0, None, {})
     reader.take()
-    assert reader.room(512, 1024) == (512, 8)
-    # Requests that take the rest leave nothing for the one that was read, until one of them has ended.
-    for name in "abcd":
+    assert reader.room(512, 1024) == (512, 7)
+    # Requests that take the rest, and wait for pages that the one that is read has, do not hold it up.
+    for name in "abc":
         assert places.admit(name, 0)
-    places.follow("abcd", ())
-    for name in "abcd":
-        places.settle(name)
+    assert not places.admit("d", 0)
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
-    assert reader.take() == ((), ())
-    assert not places.admit("e", 0)
-    places.follow((), "a")
     assert [choice.request_id for choice in reader.take()[1]] == ["1"]
     reader.end("1", stands=True)
     assert places.free == 4
@@ -109,18 +104,29 @@ def test_places_are_held_while_anything_is_read_and_given_back() -> None:
     assert places.free == 5
 
 
+def test_places_are_given_back_where_what_may_begin_never_does() -> None:
+    places = BatchPlaces(8)
+    reader = QuestionReader(1, places)
+    assert reader.may_begin("1")
+    places.leave("1")
+    reader.abandon("1")
+    assert places.free == 8
+
+
 def test_who_waits_for_places_is_let_in_before_those_that_came_later() -> None:
     places = BatchPlaces(8)
     reader = QuestionReader(1, places)
-    for name in "abcde":
+    for name in "abcd":
         assert places.admit(name, 0)
-    places.follow("abcde", ())
-    for name in "abcde":
+    places.follow("abcd", ())
+    for name in "abcd":
         places.settle(name)
     assert not reader.may_begin("1")
     assert not places.admit("f", 0) and not reader.may_begin("2")
     places.follow((), "a")
-    assert reader.may_begin("1") and reader.may_begin("2")
+    assert reader.may_begin("1") and not reader.may_begin("2")
+    places.follow((), "b")
+    assert reader.may_begin("2")
 
 
 def test_a_request_that_has_ended_takes_no_place_and_is_not_spoken_of() -> None:

@@ -49,8 +49,8 @@ class ReadingState:
 class QuestionReader:
     """Follows the readings of one server; for the scheduler's thread.
 
-    Places in the batch are held for readings as a whole while any is under way, so that none of them waits for ever,
-    and one for each request from its choice on, as vLLM schedules it without asking.
+    Places in the batch are held for readings as a whole while any is under way, and one for each request before it has
+    pages: vLLM schedules it without asking in the end, and one with pages must not wait for those that want pages.
 
     Args:
         workers: how many report what a question attends.
@@ -67,12 +67,12 @@ class QuestionReader:
         self._orders: list[ReadingOrder] = []
         # Whether answers under `auto` stood, the latest ones.
         self._stood: deque[bool] = deque(maxlen=KEPT_OUTCOMES)
-        # Choices that are made and wait for a place, in order.
         self._choices: dict[str, ReadingChoice] = {}
 
     def may_begin(self, request_id: str) -> bool:
         """Return whether a request may begin to be read: there are places, and nobody waits for them before it."""
-        return self._places.make_way(request_id, PLACES_HELD, min(SIDE_PLACES, self._places.most // 2))
+        held = min(SIDE_PLACES, self._places.most // 2)
+        return self._places.make_way(request_id, PLACES_HELD, held) and self._places.admit(request_id, 0)
 
     def begin(self, request_id: str, plan: RequestPlan, ready: int, data: Any, pictures: Mapping[str, str]) -> None:
         """Begin to read a request that has its pages.
@@ -112,18 +112,16 @@ class QuestionReader:
     def take(self) -> tuple[tuple[ReadingOrder, ...], tuple[ReadingChoice, ...]]:
         """Return what the next step tells the workers: readings that begin, and choices."""
         orders, self._orders = tuple(self._orders), []
-        choices: list[ReadingChoice] = []
-        for name in list(self._choices):
-            if not self._places.hold(name, 1):
-                break
-            choices.append(self._choices.pop(name))
-        return orders, tuple(choices)
+        choices, self._choices = tuple(self._choices.values()), {}
+        return orders, choices
 
     def abandon(self, request_id: str) -> None:
         """Note that a request has ended; its pages are its own until the workers are done with them."""
         self._choices.pop(request_id, None)
         if request_id in self._under_way:
             self._under_way[request_id].abandoned = True
+        if not self._under_way:
+            self._places.leave(PLACES_HELD)
 
     def end(self, request_id: str, stands: bool) -> None:
         """Note that the workers are done with a reading; where it does not stand, the request is computed.
