@@ -52,17 +52,32 @@ def _ours(name: str, words: str, **changes: Any) -> StreamArm:
     return StreamArm(f"{OURS}-{name}", OURS, changes, words)
 
 
+def _clusters(name: str, words: str, **changes: Any) -> StreamArm:
+    """Return an arm that retrieves whole clusters and shows the others by representatives, as the paper has it."""
+    return _ours(name, words, **{"retrieval": "clusters", "representatives": True, **changes})
+
+
 ABLATIONS: tuple[StreamArm, ...] = (
-    _ours("visual", "visual clusters alone, layers follow them", levels="visual"),
-    _ours("semantic", "semantic clusters alone, each layer's own", levels="semantic"),
-    _ours("flat", "no clusters: each frame is one, with its own representative", tau_small=ALONE, tau_large=ALONE),
-    _ours("no-representatives", "what was not retrieved is not seen", representatives=False),
-    _ours("unweighted", "a representative counts for one row", weighted=False),
-    _ours("eager", "a cluster is cut as soon as it is too wide", splitting="eager"),
-    _ours("relaxing", "large clusters may be wider than small ones (equation 5)", direction="relaxing"),
     _ours("one-part", "one mean key for a whole frame", parts=1),
-    _ours("pooled", "clusters chosen by a pooled query (V-C)", scoring="pooled"),
-    _ours("paper", "all three as the paper says", direction="relaxing", parts=1, scoring="pooled"),
+    _ours("representatives", "clusters of which no frame is retrieved are seen as one row", representatives=True),
+    _clusters("clusters", "whole clusters retrieved, the others seen as one row"),
+    _clusters("clusters-alone", "whole clusters retrieved, the others not seen", representatives=False),
+    _clusters("visual", "the same of visual clusters alone, layers follow them", levels="visual"),
+    _clusters("semantic", "the same of semantic clusters alone, each layer's own", levels="semantic"),
+    _clusters("flat", "the same without clusters: each frame is one", tau_small=ALONE, tau_large=ALONE),
+    _clusters("unweighted", "clusters; a representative counts for one row", weighted=False),
+    _clusters("eager", "clusters; cut as soon as one is too wide", splitting="eager"),
+    _clusters("relaxing", "clusters; large ones may be wider than small ones (equation 5)", direction="relaxing"),
+    _clusters("cosine", "clusters; compared, and their variance taken, at length one", geometry="cosine"),
+    _clusters("pooled", "clusters chosen by a pooled query (V-C)", scoring="pooled"),
+    _clusters(
+        "paper",
+        "all of it as the paper says",
+        direction="relaxing",
+        parts=1,
+        scoring="pooled",
+        geometry="cosine",
+    ),
     _ours("window-only", "frames retrieve nothing while they are encoded", retrieve_while_encoding=False),
 )
 ARMS: Mapping[str, StreamArm] = {

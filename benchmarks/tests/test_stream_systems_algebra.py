@@ -95,7 +95,7 @@ def test_frames_in_one_cluster() -> None:
 
 
 def held(kind: str, frames: int, memory: int, clusters: int, rekv: int) -> StreamBytes:
-    device = {"local": 7, "index": memory - 10, "waiting": 10, "fetched": 99}
+    device = {"local": 7, "index": memory, "fetched": 99}
     return StreamBytes(kind, "mosaic", frames, MemoryBytes(device, {"rows": 3}), 0, clusters, rekv)
 
 

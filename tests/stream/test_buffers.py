@@ -1,66 +1,78 @@
-"""What a stream keeps on the host: blocks hold what was written to them, and the process grows by no more than that."""
+"""What a stream keeps on the host: rows as they were written, and a process that grows by no more than that."""
 
 import random
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
 
-from emblema.kv.layout import LayerLayout
-from emblema.stream.blocks import BlockStore, Transfers
+from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.stream.buffers import LEAST_MAPPED, grown, host_buffer
+from emblema.stream.host_rows import HostRows, RowFetcher, Transfers
 
 LAYOUT = LayerLayout(keys=(2, 4), values=(2, 4), rotary=None)
 TOKENS = 3
 WIDTH = TOKENS * 16
 
 
-def store() -> BlockStore:
-    return BlockStore(LAYOUT, TOKENS, torch.float32, Transfers())
+def store() -> HostRows:
+    return HostRows(LAYOUT, TOKENS, torch.float32, Transfers())
+
+
+def drawn(frames: int, generator: torch.Generator) -> LayerRows:
+    keys, values = torch.randn(2, 2, frames * TOKENS, 4, generator=generator).unbind()
+    return LayerRows(keys, values)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_that_grow_and_are_divided_hold_their_lines(seed: int) -> None:
-    chance, blocks = random.Random(seed), store()
-    plain: dict[int, torch.Tensor] = {}
-    written = torch.Generator().manual_seed(seed)
-    for step in range(400):
-        lines = torch.randn(chance.randint(1, 5), WIDTH, generator=written)
-        if plain and chance.random() < 0.6:
-            id = chance.choice(list(plain))
-            if len(plain[id]) > 1 and chance.random() < 0.4:
-                order = chance.sample(range(len(plain[id])), len(plain[id]))
-                cut = chance.randint(1, len(order) - 1)
-                parts = {1000 + 2 * step: order[:cut], 1001 + 2 * step: order[cut:]}
-                blocks.divide(id, parts)
-                whole = plain.pop(id)
-                plain |= {new: whole[torch.tensor(of)] for new, of in parts.items()}
-                continue
-        else:
-            id = step
-        blocks.append(id, lines)
-        plain[id] = torch.cat([*([plain[id]] if id in plain else []), lines])
-    assert all(torch.equal(blocks.copy(id, torch.device("cpu")), lines) for id, lines in plain.items())
+def test_rows_come_back_as_they_were_written(seed: int) -> None:
+    chance, held = random.Random(seed), store()
+    written, rows = torch.Generator().manual_seed(seed), []
+    first = stop = chance.randint(0, 9)
+    while stop < first + 500:
+        count = chance.randint(1, 90)
+        rows.append(drawn(count, written))
+        held.append(range(stop, stop + count), rows[-1])
+        stop += count
+    assert held.frames == range(first, stop)
+    whole = LayerRows(torch.cat([part.keys for part in rows], 1), torch.cat([part.values for part in rows], 1))
     again = store()
-    again.restore(blocks.state())
-    assert all(torch.equal(again.copy(id, torch.device("cpu")), lines) for id, lines in plain.items())
-    held = sum(lines.nbytes for lines in plain.values())
-    assert held <= min(again.bytes, blocks.bytes) and max(again.bytes, blocks.bytes) <= 2.5 * held
+    again.restore(held.state())
+    for source in (held, again):
+        frames = numpy.sort(numpy.array(chance.sample(range(first, stop), 40)))
+        lines = source.copy(frames, torch.device("cpu"))
+        found, places = source.rows(lines), torch.from_numpy(frames - first)
+        wanted = (places[:, None] * TOKENS + torch.arange(TOKENS)).flatten()
+        assert torch.equal(found.keys, whole.keys[:, wanted]) and torch.equal(found.values, whole.values[:, wanted])
+        assert source.bytes == (stop - first) * WIDTH * 4
     # A copy is not changed by what is written later.
-    id = next(iter(plain))
-    copy = blocks.copy(id, torch.device("cpu"))
-    blocks.append(id, torch.zeros(64, WIDTH))
-    assert torch.equal(copy, plain[id])
+    lines = held.copy(frames, torch.device("cpu"))
+    before = lines.clone()
+    held.append(range(stop, stop + 64), drawn(64, written))
+    assert torch.equal(lines, before)
 
 
-def test_lines_of_blocks_that_ended_are_used_again() -> None:
-    blocks = store()
-    for step in range(50):
-        blocks.append(step, torch.randn(9, WIDTH))
-        blocks.divide(step, {1000 + step: [0, 1], 2000 + step: list(range(2, 9))})
-    room = blocks.bytes
-    assert room <= 1.6 * 50 * 9 * WIDTH * 4
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_fetched_does_not_depend_on_what_was_prefetched(seed: int) -> None:
+    chance, transfers = random.Random(seed), Transfers()
+    held = HostRows(LAYOUT, TOKENS, torch.float32, transfers)
+    held.append(range(7, 300), drawn(293, torch.Generator().manual_seed(seed)))
+    fetcher = RowFetcher([held, held], transfers, torch.device("cpu"))
+    for guessed in (0, 5, 60):
+        wanted, guess = (numpy.sort(numpy.array(chance.sample(range(7, 300), n), dtype=int)) for n in (40, guessed))
+        fetcher.prefetch(1, guess)
+        hits = transfers.hits
+        assert torch.equal(fetcher.fetch(1, wanted), held.copy(wanted, torch.device("cpu")))
+        assert transfers.hits - hits == len(set(wanted.tolist()) & set(guess.tolist()))
+        fetcher.clear()
+        assert fetcher.bytes == 0
+    fetcher.close()
+    # Runs of consecutive frames are one transfer each.
+    before = transfers.fetches
+    held.fetch(numpy.array([7, 8, 9, 20, 22, 23]), torch.device("cpu"))
+    assert transfers.fetches - before == 3
 
 
 @pytest.mark.parametrize("rows", [1, LEAST_MAPPED // 8, LEAST_MAPPED])

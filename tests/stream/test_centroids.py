@@ -16,7 +16,16 @@ from tests.stream.plain import shown
 
 NAME = "qwen2_5_vl"
 QUESTION = tuple(words(5, 3).tolist())
-SMALL: dict[str, Any] = {"window": 2, "block": 4, "sinks": 1, "first": 6, "largest": 4, "budget": 4, "template": False}
+SMALL: dict[str, Any] = {
+    "window": 2,
+    "block": 4,
+    "sinks": 1,
+    "first": 6,
+    "largest": 4,
+    "budget": 4,
+    "template": False,
+    "representatives": True,
+}
 
 
 @pytest.mark.parametrize("high", [27, 12])
@@ -85,16 +94,17 @@ def test_a_centroid_of_equal_rows_counts_as_all_of_them() -> None:
 def test_each_part_can_be_left_out() -> None:
     """Representatives, their weight, retrieval while encoding and what scores clusters each change the answer."""
     answers = {}
-    for name in ("none", "representatives", "weighted", "retrieve_while_encoding", "attention"):
+    for name in ("none", "representatives", "weighted", "retrieve_while_encoding", "attention", "frames"):
         options: dict[str, Any] = {
             "representatives": name in ("representatives", "weighted"),
             "weighted": name == "weighted",
         }
         options["retrieve_while_encoding"] = name == "retrieve_while_encoding"
         options["scoring"] = "attention" if name == "attention" else "pooled"
+        options["retrieval"] = "frames" if name == "frames" else "clusters"
         with engine(NAME).stream(**{**SMALL, **options}) as stream:
             stream.push(shown(NAME, 27))
             answers[name] = stream.prefill(QUESTION)
-    for name in ("representatives", "retrieve_while_encoding", "attention"):
+    for name in ("representatives", "retrieve_while_encoding", "attention", "frames"):
         assert largest_error(answers[name], answers["none"]) > 1e-3
     assert largest_error(answers["weighted"], answers["representatives"]) > 1e-3

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from emblema.stream.method import Query
-from emblema.stream.mosaic.centroids import KEY_MOST, UPWARD, VALUE_MOST, CentroidIndex, QuantizedCentroids
+from emblema.stream.mosaic.centroids import KEY_MOST, UPWARD, VALUE_MOST, CentroidIndex, Summaries
 from emblema.stream.mosaic.clusters import (
     RunningVariance,
     add_to_statistics,
     cut_in_two,
     partition,
-    unit_vectors,
     variance_of,
 )
 from emblema.stream.mosaic.retrieval import choose
@@ -59,8 +58,8 @@ def test_a_cut_has_two_sides_and_every_state_lies_on_its_own(seed: int, count: i
     vectors = states(count, seed=seed)
     left, right = cut_in_two(vectors)
     assert left and right and sorted(left + right) == list(range(count))
-    centres = unit_vectors(torch.stack([unit_vectors(vectors)[side].mean(0) for side in (left, right)]))
-    nearest = (unit_vectors(vectors) @ centres.T).argmax(1)
+    centres = torch.stack([vectors[side].mean(0) for side in (left, right)])
+    nearest = torch.cdist(vectors, centres).argmin(1)
     assert nearest[left].tolist() == [0] * len(left) and nearest[right].tolist() == [1] * len(right)
 
 
@@ -85,9 +84,8 @@ def test_every_part_of_a_partition_fits(seed: int, count: int, bound: float) -> 
 
 @given(SEEDS)
 def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
-    """Keys of two parts, one head of 2, and a value of 1 beside them: exact on the host, close on the device."""
-    random, quantized = numpy.random.default_rng(seed), QuantizedCentroids(2, (1, 2), (1, 1), torch.device("cpu"))
-    index, held = CentroidIndex(4, 1, quantized), {}
+    random, summaries = numpy.random.default_rng(seed), Summaries(2, (1, 2), (1, 1), torch.device("cpu"))
+    index, held = CentroidIndex(5, summaries), {}
     for id in range(40):
         if held and random.random() < 0.4:
             gone = int(random.choice(list(held)))
@@ -99,10 +97,14 @@ def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
         else:
             index.put(id, states(1, seed=99)[0], [id + 4], id % 3)
             index.add_frame(id, held[id][0], id)
+        summaries.put(index.slot(id), held[id][0])
+        if random.random() < 0.2:
+            held[id] = (*held[id][:2], 7)
+            index.set_group(id, 7)
     assert sorted(index.ids) == sorted(held) and len(index) == len(held)
-    probe = states(1, width=4, seed=seed)[0]
-    cosines, scores = index.cosines(probe), index.means[:, :4] @ probe
-    keys, values = quantized.keys(len(index)), quantized.values(len(index))
+    probe = states(1, seed=seed)[0]
+    every = dict(zip(index.ids, index.distances(probe, None).tolist(), strict=True))
+    keys, values = summaries.keys(len(index)), summaries.values(len(index))
     for id, (mean, frames, group) in held.items():
         slot = index.slot(id)
         assert index.mean(id).equal(mean) and index.means[slot].equal(mean)
@@ -110,8 +112,11 @@ def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
         torch.testing.assert_close(keys[0, slot], mean[:4].view(2, 2).mean(0), rtol=0, atol=most / KEY_MOST)
         torch.testing.assert_close(values[0, slot], mean[4:], rtol=0, atol=most / VALUE_MOST)
         assert index.facts[slot].tolist() == [2, id + 2, *frames, group]
-        assert float(scores[slot]) == pytest.approx(float(mean[:4] @ probe), rel=1e-4, abs=1e-5)
-        assert float(cosines[slot]) == pytest.approx(float(mean[:4] @ probe / mean[:4].norm()), rel=1e-4, abs=1e-5)
+        away = float((mean - probe).square().sum() - probe.square().sum())
+        assert every[id] == pytest.approx(away, rel=1e-4, abs=1e-4)
+        assert float(index.distances(probe, [id])) == pytest.approx(away, rel=1e-4, abs=1e-4)
+    for group in (0, 1, 2, 7):
+        assert sorted(index.group(group)) == sorted(id for id, facts in held.items() if facts[2] == group)
 
 
 @given(SEEDS, st.integers(1, 3), st.sampled_from([1, 2]), st.integers(1, 5), st.floats(0, 100))
@@ -123,11 +128,12 @@ def test_few_bits_are_close_whatever_all_have_in_common(
     shared = common * states(1, parts * run + 6, seed + 7)[0]
     shared[: parts * run] = shared[:run].repeat(parts)
     means = states(5, parts * run + 6, seed) + shared
-    quantized = QuantizedCentroids(parts, (heads, width), (2, 3), torch.device("cpu"))
-    quantized.set_centre(shared)
+    quantized = Summaries(parts, (heads, width), (2, 3), torch.device("cpu"))
+    quantized.set_centre(shared[:run].view(heads, width), shared[parts * run :])
     quantized.reserve(5)
+    away = torch.cat((shared[: parts * run], torch.zeros(6)))
     for slot, mean in enumerate(means):
-        quantized.put(slot, mean)
+        quantized.put(slot, mean - away)
     most, loose = float((means - shared).abs().max()) * UPWARD**2, 1e-5 * (1 + common)
     step = most / KEY_MOST
     exact = means[:, : parts * run].view(5, parts, heads, width)
@@ -182,7 +188,7 @@ def test_a_pooled_query_is_the_mean_of_all_products(seed: int) -> None:
 
 
 def chosen(scores: list[float], sizes: list[int], groups: list[int], budget: int | None, breadth: float) -> list[int]:
-    return sorted(choose(torch.tensor(scores), numpy.array(sizes), numpy.array(groups), budget, breadth))
+    return sorted(choose(numpy.array(scores), numpy.array(sizes), numpy.array(groups), budget, breadth))
 
 
 def test_two_stages() -> None:
@@ -202,7 +208,7 @@ def test_a_budget_is_never_exceeded_nor_left_where_something_fits(
 ) -> None:
     random = numpy.random.default_rng(seed)
     scores, sizes, groups = random.normal(size=count), random.integers(0, 9, count), random.integers(0, 5, count)
-    found = choose(torch.tensor(scores), sizes, groups, budget, breadth)
+    found = choose(scores, sizes, groups, budget, breadth)
     left = budget - int(sizes[found].sum())
     assert left >= 0 and len(set(found)) == len(found) and all(sizes[found] > 0)
     assert not any(0 < sizes[row] <= left for row in range(count) if row not in found)

@@ -1,4 +1,4 @@
-"""Any sequence of pushes and questions: every frame lies in one place, bytes add up, representatives are means."""
+"""Any sequence of pushes and questions: every frame lies in one place, bytes add up, statistics hold."""
 
 from typing import Any
 
@@ -9,9 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from PIL import Image
 
 from emblema.kv.rotation import PhaseBook
-from emblema.stream.features import frame_vectors
+from emblema.stream.features import mean_keys
 from emblema.stream.mosaic.clusters import variance_of
-from emblema.stream.mosaic.level import SemanticLevel
 from emblema.stream.mosaic.memory import Mosaic
 from tests.engine.engines import engine
 from tests.families import picture, words
@@ -34,17 +33,21 @@ class StreamMachine(RuleBasedStateMachine):
         retrieving=st.booleans(),
         positions=st.sampled_from(["native", "packed"]),
         tau=st.sampled_from([0.3, 0.5, 0.7]),
-        waiting=st.integers(0, 3),
+        retrieval=st.sampled_from(["frames", "clusters"]),
+        geometry=st.sampled_from(["euclidean", "cosine"]),
+        representatives=st.booleans(),
         parts=st.integers(1, 3),
         scoring=st.sampled_from(["pooled", "attention"]),
     )
     def open(
-        self, splitting: Any, retrieving: bool, positions: Any, tau: float, waiting: int, parts: int, scoring: Any
-    ) -> None:
+        self, splitting: Any, retrieving: bool, positions: Any, tau: float, parts: int, scoring: Any, retrieval: Any,
+        geometry: Any, representatives: bool,
+    ) -> None:  # fmt: skip
         options: dict[str, Any] = {
-            "window": 2, "block": 3, "sinks": 1, "budget": 5, "first": 4, "largest": 4, "waiting": waiting,
+            "window": 2, "block": 3, "sinks": 1, "budget": 5, "first": 4, "largest": 4, "pool": 1.5,
             "splitting": splitting, "prefetch": True, "retrieve_while_encoding": retrieving, "positions": positions,
             "tau_small": tau, "tau_large": tau, "parts": parts, "scoring": scoring,
+            "retrieval": retrieval, "geometry": geometry, "representatives": representatives,
         }  # fmt: skip
         self.stream = engine(NAME).stream("mosaic", template=False, **options)
         self.written: dict[int, list[torch.Tensor]] = {}
@@ -103,44 +106,31 @@ class StreamMachine(RuleBasedStateMachine):
                 assert {homes[frame] for frame in cluster.frames} == {cluster.group}
 
     @invariant()
-    def representatives_are_means(self) -> None:
+    def statistics_are_those_of_the_members(self) -> None:
         if (parts := self.parts()) is None:
             return
-        for layer in parts[0].layers:
-            for cluster in layer.clusters.values():
-                vectors = layer.vectors.of(cluster.frames)
-                torch.testing.assert_close(layer.index.mean(cluster.id), vectors.mean(0), rtol=1e-4, atol=1e-4)
-                wide = variance_of(vectors[:, : layer.width])
+        for level in (parts[0].visual, *parts[0].layers):
+            for cluster in level.clusters.values():
+                vectors = level.vectors_of(cluster.frames)
+                torch.testing.assert_close(level.index.mean(cluster.id), vectors.mean(0), rtol=1e-4, atol=1e-4)
+                wide = variance_of(vectors)
                 assert abs(cluster.variance - wide) <= 1e-3 * (1 + wide)
 
     @invariant()
-    def members_lie_in_their_block_or_wait(self) -> None:
-        if (parts := self.parts()) is None:
+    def rows_are_those_of_the_frames(self) -> None:
+        """The keys that frames are retrieved by come out of the rows again, but for their eight bits."""
+        if (parts := self.parts()) is None or not (frames := parts[0].frames):
             return
         memory, _ = parts
-        for layer, layout in zip(memory.layers, engine(NAME).adapter.layouts, strict=True):
-            self.members(layer, layout, memory)
-
-    def members(self, layer: SemanticLevel, layout: Any, memory: Mosaic) -> None:
-        held = 0
-        for cluster in layer.clusters.values():
-            waits = cluster.frames[0] in layer.waiting
-            assert waits != (cluster.id in layer.store)
-            if waits:
-                assert len(cluster.frames) == 1
-                lines = layer.waiting[cluster.frames[0]][None]
-            else:
-                lines = layer.store.copy(cluster.id, torch.device("cpu"))
-                held += lines.nbytes
-            assert len(lines) == len(cluster.frames)
-            # The rows are those of the frames: their vectors come out of them again.
-            positions = memory.positions.written(torch.tensor(cluster.frames))
-            book = PhaseBook(memory.adapter.tables, positions)
-            vectors = frame_vectors(layer.store.rows(lines), layout, book, memory.positions.tokens, layer.parts)
-            torch.testing.assert_close(vectors, layer.vectors.of(cluster.frames), rtol=1e-4, atol=1e-4)
-        assert held <= layer.store.bytes
-        if memory.constructed:
-            assert len(layer.waiting) <= memory.settings.ablation.waiting
+        numbers = torch.arange(frames.start, frames.stop)
+        book = PhaseBook(memory.adapter.tables, memory.positions.written(numbers))
+        for index, layout in enumerate(engine(NAME).adapter.layouts):
+            keys, store = memory.layers[index].keys, memory.stores[index]
+            assert (keys.first, keys.count) == (frames.start, len(frames)) and store.frames == frames
+            rows = store.rows(memory.lines_of(index, numbers.numpy()))
+            exact = mean_keys(rows, layout, book, memory.positions.tokens, keys.parts) - keys.centre
+            step = exact.abs().amax(-1, keepdim=True) / 127
+            assert bool(((keys.of(numbers) - exact).abs() <= 0.6 * step + 1e-5).all())
 
     @invariant()
     def clusters_that_wait_and_their_parents_know_each_other(self) -> None:

@@ -26,7 +26,7 @@ UNCOUNTED = "bytes of the process that the stream does not count"
 MISSED = {f"{UNCOUNTED}, last quarter to the second": 1.25, TOTAL: 1.2}
 """What is known to miss its bound on some machines, by gaps of the allocator, and up to where. It is shown as missed;
 beyond this, a soak fails by it."""
-INDEX = ("index", "waiting")
+INDEX = ("index",)
 """Places of the device whose bytes go with the clusters."""
 
 RoundFigure = Callable[[SoakRound], float]
@@ -80,8 +80,10 @@ def quarters(rounds: Sequence[SoakRound]) -> tuple[list[SoakRound], list[SoakRou
 
 
 def growth(rounds: Sequence[SoakRound], figure: RoundFigure) -> float:
-    """Return the mean over the last quarter as a multiple of that over the second."""
+    """Return the mean over the last quarter as a multiple of that over the second; 1 where both are 0."""
     before, after = (fmean(map(figure, quarter)) for quarter in quarters(rounds))
+    if not before and not after:
+        return 1.0
     return after / before if before else float("nan")
 
 

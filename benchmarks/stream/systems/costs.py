@@ -139,7 +139,7 @@ APART = ("local", "phases", "fetched")
 """Places on the device that are not the memory's own."""
 ASKED = 3
 BYTES_COLUMNS = (
-    "kind", "method", "frames", "memory bytes", "of them waiting", "always seen bytes", "phases bytes",
+    "kind", "method", "frames", "memory bytes", "always seen bytes", "phases bytes",
     "fetched for a question", "host bytes", "clusters", "bytes a cluster", "memory over ReKV",
 )  # fmt: skip
 BYTES_NOTE = (
@@ -148,7 +148,7 @@ BYTES_NOTE = (
     "sinks, window and the block under way, the same for all; 'phases' are rotary tables, one for the whole stream, "
     "as long as the largest position that was used, which packed positions or the model's context bound; 'fetched' is "
     "the most that one of the questions brought there, given back after it. Host bytes hold members' rows, vectors "
-    "that clusters are cut by, exact means, and what the encoder made, which every stream keeps. Every stream is asked "
+    "frames are compared by, exact means, and what the encoder made, which every stream keeps. Every stream is asked "
     f"{ASKED} questions at each length, so that cuts that were put off can be done. Methods other than Mosaic and ReKV "
     "run on the first kind. Clusters are counted over all layers, the visual ones too. The bars go by the worst kind "
     "of film."
@@ -186,7 +186,7 @@ class StreamBytes:
     def row(self) -> tuple[Cell, ...]:
         """Cells under `BYTES_COLUMNS`."""
         device, host = self.bytes.device, sum(self.bytes.host.values())
-        held = (self.memory, device.get("waiting"), local_bytes(self.bytes), device.get("phases"), self.fetched, host)
+        held = (self.memory, local_bytes(self.bytes), device.get("phases"), self.fetched, host)
         return (self.kind, self.method, self.frames, *held, self.clusters or None, self.each, self.against)
 
 
@@ -252,11 +252,9 @@ def bytes_bars(found: Sequence[StreamBytes]) -> tuple[Bar, ...]:
         for held, before in zip(last, earlier, strict=True)
         if before is not None and before.each and held.each
     ]
-    if not shares or not grown:
+    if not shares:
         return ()
     half = f"Mosaic's memory on the device over ReKV's, {HELD_AT:,} frames"
     steady = f"bytes a cluster, {HELD_AT:,} frames over {HELD_AT // 4}"
-    return (
-        Bar(half, max(shares), HALF, least=False, count=len(shares)),
-        Bar(steady, max(grown), STEADY, least=False, count=len(grown)),
-    )
+    bars = (Bar(half, max(shares), HALF, least=False, count=len(shares)),)
+    return (*bars, Bar(steady, max(grown), STEADY, least=False, count=len(grown))) if grown else bars

@@ -31,7 +31,7 @@ DEFERRED, EAGER = "deferred", "eager"
 BETWEEN, ASKED = 64, 5
 DEFERRAL_COLUMNS = (
     "kind", "splitting", "cuts", "semantic cuts", "visual cuts", "divided", "put off", "of them settled",
-    "fetches for upkeep", "stores", "regrouped bytes", "clusters", "encode CPU ms a frame", "cuts over eager",
+    "fetches for upkeep", "stores", "clusters", "encode CPU ms a frame", "cuts over eager",
     "encode CPU over eager", "right",
 )  # fmt: skip
 DEFERRAL_NOTE = (
@@ -39,8 +39,8 @@ DEFERRAL_NOTE = (
     f"one that cuts at once; both are asked {ASKED} questions every {BETWEEN} frames, so that clusters are fetched. "
     "Frames retrieve nothing while they are encoded, so that what is fetched then is for upkeep. "
     "Cuts are those of all layers and of the visual level; 'divided' are semantic clusters that straddled a visual "
-    "cut. Fetches for upkeep are blocks brought to the device while frames are encoded; stores are writes of new rows "
-    "to the host; regrouped bytes move on the host alone. CPU over eager is the median of ratios push by push, with "
+    "cut. Fetches for upkeep are runs of frames brought to the device while frames are encoded; stores are writes of "
+    "new rows to the host. CPU over eager is the median of ratios push by push, with "
     "its 95 % interval: cuts that a question sets off fall outside pushes. 'right' is the share of questions answered "
     "right. The last rows are sums over kinds."
 )
@@ -131,7 +131,6 @@ def _deferral_rows(kind: str, found: dict[str, UpkeepCounts]) -> list[tuple[Cell
             totals["semantic_settled"] + totals["visual_settled"],
             own.encoding["fetches"],
             totals["stores"],
-            totals["moved_bytes"],
             totals["clusters"] + totals["visual_clusters"],
         )
         rows.append(
@@ -160,9 +159,9 @@ PREFETCH_COLUMNS = (
 )  # fmt: skip
 PREFETCH_NOTE = (
     "Mosaic's figure 9b. Streams of one film, without and with prefetching by either guess, asked the same questions "
-    "in turns, {rounds} times; one stream of each kind. The hit ratio is the share of blocks that layers asked for "
+    "in turns, {rounds} times; one stream of each kind. The hit ratio is the share of frames that layers asked for "
     "and that were guessed for them, the first layer's aside, which cannot be guessed; then the share of guessed "
-    "blocks that were asked for. 'hidden' is the share of transfer time that no layer waited for (1 - waited / "
+    "frames that were asked for. 'hidden' is the share of transfer time that no layer waited for (1 - waited / "
     "transfers; below 0 where waiting took longer than copying would have). Times and 'hidden' are medians over "
     "answers, ratios medians question by question, with 95 % bootstrap intervals. On {device}: {memory}."
 )

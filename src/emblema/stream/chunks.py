@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -92,8 +93,8 @@ class ChunkWriter:
         own = torch.isin(near.frames, torch.tensor(frames, device=self.adapter.device))
         if bool(own.any()):
             return near.kv.select(own.nonzero().squeeze(1))
-        level = self.memory.layers[layer]
-        return level.store.rows(level.lines_of(frames).to(self.adapter.device))
+        lines = self.memory.lines_of(layer, numpy.array(frames, dtype=numpy.int64))
+        return self.memory.stores[layer].rows(lines.to(self.adapter.device))
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -5,13 +5,17 @@ from torch import Tensor
 
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, unplace
+from emblema.models.queries import matched
 
 
-def frame_vectors(rows: LayerRows, layout: LayerLayout, book: PhaseBook, tokens: int, parts: int = 1) -> Tensor:
-    """Return one vector for each frame, [frames, parts x matched width + the rest] float32.
+def key_shape(layout: LayerLayout) -> tuple[int, int]:
+    """Return heads and width of the keys that queries are matched with; latent rows match with both halves."""
+    heads, width = layout.keys
+    return (heads, width + layout.values[1]) if layout.kind == "latent" else (heads, width)
 
-    It is the mean position-free key of each part, heads side by side, then the mean value of all rows. Latent rows
-    match with both halves: each part has both, and nothing follows.
+
+def mean_keys(rows: LayerRows, layout: LayerLayout, book: PhaseBook, tokens: int, parts: int = 1) -> Tensor:
+    """Return the mean position-free key of each part of each frame, [frames, parts, heads, width] float32.
 
     Args:
         rows: of consecutive frames.
@@ -19,17 +23,14 @@ def frame_vectors(rows: LayerRows, layout: LayerLayout, book: PhaseBook, tokens:
         tokens: rows of a frame.
         parts: runs of rows that a frame is divided in, as equal as can be; at most `tokens`.
     """
-    free = unplace(rows, layout, book)
-    keys, values = (_by_frame(states, tokens) for states in (free.keys, free.values))
-    if layout.kind == "latent":
-        return _part_means(torch.cat([keys, values], dim=2), parts).flatten(1)
-    return torch.cat([_part_means(keys, parts).flatten(1), _part_means(values, 1).flatten(1)], dim=1)
+    split = _by_frame(matched(unplace(rows, layout, book), layout), tokens).tensor_split(parts, dim=1)
+    return torch.stack([part.mean(1) for part in split], dim=1)
 
 
-def matched_width(layout: LayerLayout) -> int:
-    """Return the width of a part that queries are matched with: the mean key; of latent rows all of it."""
-    keys, values = (heads * width for heads, width in (layout.keys, layout.values))
-    return keys + values if layout.kind == "latent" else keys
+def mean_values(rows: LayerRows, layout: LayerLayout, tokens: int) -> Tensor:
+    """Return the mean value of each frame, [frames, heads x width] float32; latent rows have none beside the key."""
+    values = _by_frame(rows.values, tokens).mean(1).flatten(1)
+    return values[:, :0] if layout.kind == "latent" else values
 
 
 def saliency(queries: Tensor, keys: Tensor) -> Tensor:
@@ -44,11 +45,6 @@ def saliency(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _by_frame(rows: Tensor, tokens: int) -> Tensor:
-    """Return [frames, tokens, heads x width] float32 of rows [heads, frames x tokens, width]."""
+    """Return [frames, tokens, heads, width] float32 of rows [heads, frames x tokens, width]."""
     heads, count, width = rows.shape
-    return rows.float().transpose(0, 1).reshape(count // tokens, tokens, heads * width)
-
-
-def _part_means(states: Tensor, parts: int) -> Tensor:
-    """Return [frames, parts, width] of states [frames, tokens, width]."""
-    return torch.stack([part.mean(1) for part in states.tensor_split(parts, dim=1)], dim=1)
+    return rows.float().transpose(0, 1).reshape(count // tokens, tokens, heads, width)

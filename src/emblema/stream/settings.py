@@ -14,6 +14,10 @@ Direction = Literal["relaxing", "tightening"]
 Guess = Literal["queries", "frames"]
 Levels = Literal["both", "visual", "semantic"]
 Scoring = Literal["pooled", "attention"]
+Retrieval = Literal["frames", "clusters"]
+Geometry = Literal["euclidean", "cosine"]
+LARGEST: dict[Retrieval, int] = {"frames": 512, "clusters": 8}
+"""Frames of a semantic cluster at most: where it is retrieved as a whole it has to fit into a budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,12 @@ class AblationSettings:
         representatives: show the centroids of clusters that were not retrieved.
         weighted: add the log of a cluster's number of rows to its centroid's logit.
         retrieve_while_encoding: let frames retrieve clusters too, not only questions.
+        retrieval: retrieve single `frames`, or whole `clusters` in two stages (the paper).
+        pool: frames, or as many keys of each head, that are compared before some are retrieved: so many times the
+            budget.
         breadth: choose visual clusters until they hold this many times the budget.
-        scoring: score clusters by the product of a `pooled` query with their mean keys (the paper), or by the most
-            `attention` that any query would give to one of their frames.
+        scoring: where clusters are retrieved, score them by the product of a `pooled` query with their mean keys (the
+            paper), or by the most `attention` that any query would give to one of their frames.
         parts: runs of rows of a frame that have a mean key each; at most one for each row.
         prefetch: let layer l copy clusters for layer l + 1 on a thread; None: on devices with memory of their own.
         guess: prefetch by the layer's own `queries` against the next layer's centroids, or by the `frames` that it
@@ -38,16 +45,19 @@ class AblationSettings:
             (`eager`).
         tau_small, tau_large: variance allowed to a small and to a large cluster, as a share of its level's variance.
         scale: frames after which the threshold has moved by 63 % of the way (the paper's lambda).
+        geometry: compare states, and take a cluster's variance, by their `euclidean` distance, or at length one
+            (`cosine`).
         direction: `relaxing` lets large clusters be wider (Mosaic, equation 5), `tightening` small ones (its text).
-        largest: frames in a semantic cluster, at most.
+        largest: frames in a semantic cluster, at most; None for 512, or 8 where clusters are retrieved.
         first: frames in the first partition.
-        waiting: frames in a layer's buffer on the device, at most; beyond it the oldest becomes a cluster on the host.
     """
 
     batched: bool = True
-    representatives: bool = True
+    representatives: bool = False
     weighted: bool = True
     retrieve_while_encoding: bool = True
+    retrieval: Retrieval = "frames"
+    pool: float = 4.0
     breadth: float = 3.0
     scoring: Scoring = "attention"
     parts: int = 4
@@ -58,21 +68,43 @@ class AblationSettings:
     tau_small: float = 0.07
     tau_large: float = 0.2
     scale: float = 8.0
+    geometry: Geometry = "euclidean"
     direction: Direction = "tightening"
-    largest: int = 8
+    largest: int | None = None
     first: int = 16
-    waiting: int = 8
 
     def __post_init__(self) -> None:
-        _check_counts(self, {"largest": 2, "first": 1, "waiting": 0, "parts": 1})
-        choices = {"scoring": Scoring, "guess": Guess, "levels": Levels, "splitting": Splitting, "direction": Direction}
+        _check_counts(self, {"first": 1, "parts": 1})
+        if self.largest is not None:
+            _check_counts(self, {"largest": 2})
+        choices = {
+            "retrieval": Retrieval,
+            "scoring": Scoring,
+            "guess": Guess,
+            "levels": Levels,
+            "splitting": Splitting,
+            "geometry": Geometry,
+            "direction": Direction,
+        }
         _check_choices(self, choices)
-        for name in ("breadth", "tau_small", "tau_large", "scale"):
+        for name in ("pool", "breadth", "tau_small", "tau_large", "scale"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise StreamError(f"{name} is {value!r}: it must be a number above 0")
+        if self.pool < 1:
+            raise StreamError(f"pool is {self.pool!r}: it must be 1 or more")
         if self.tau_small > self.tau_large:
             raise StreamError("tau_small is above tau_large: swap them, and choose who gets which by direction")
+
+    @property
+    def summarised(self) -> bool:
+        """Whether clusters have summaries on the device: where they are retrieved as a whole, or shown."""
+        return self.retrieval == "clusters" or self.representatives
+
+    @property
+    def most(self) -> int:
+        """Frames in a semantic cluster, at most."""
+        return LARGEST[self.retrieval] if self.largest is None else self.largest
 
     def threshold(self, frames: int) -> float:
         """Return the variance allowed to a cluster of so many frames, as a share of its level's (Mosaic, eq. 5)."""

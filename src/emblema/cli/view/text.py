@@ -65,7 +65,7 @@ def clusters(status: StreamStatus) -> str:
     counts = status.counts
     if "visual_clusters" not in counts:
         fetched = counts.get("fetches")
-        return "no clusters" + ("" if fetched is None else f"; {fetched:,.0f} blocks fetched")
+        return "no clusters" + ("" if fetched is None else f"; {fetched:,.0f} runs of frames fetched")
     if all(cluster is None for cluster in status.clusters):
         return "none yet" if not counts["visual_clusters"] else "the first partition waits for more frames"
     return (

@@ -1,19 +1,20 @@
 """ReKV (arXiv 2503.00540): every frame is a block on the host; a question retrieves frames by their mean keys.
 
 Frames are encoded with a sliding window. For each layer the mean position-free key of every frame stays on the device,
-heads side by side; a question's pooled query takes the `budget` frames with the largest product, which are copied one
-by one and moved to their positions when they are attended.
+heads side by side; a question's pooled query takes the `budget` frames with the largest product, which are copied and
+moved to their positions when they are attended.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy
 import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerRows
-from emblema.stream.blocks import BlockStore, Transfers
-from emblema.stream.features import frame_vectors, matched_width
+from emblema.stream.features import key_shape, mean_keys
+from emblema.stream.host_rows import HostRows, Transfers
 from emblema.stream.method import (
     EvictedFrames,
     MemoryBytes,
@@ -35,8 +36,9 @@ class Rekv(Method):
         super().__init__(context)
         adapter = self.adapter
         self.transfers = Transfers()
-        self.stores = [BlockStore(layout, self.kept, adapter.dtype, self.transfers) for layout in adapter.layouts]
-        self._keys = [torch.zeros(0, matched_width(layout), device=adapter.device) for layout in adapter.layouts]
+        self.stores = [HostRows(layout, self.kept, adapter.dtype, self.transfers) for layout in adapter.layouts]
+        shapes = [key_shape(layout) for layout in adapter.layouts]
+        self._keys = [torch.zeros(0, heads * width, device=adapter.device) for heads, width in shapes]
         self.first, self._count = 0, 0
         self._retrieved: Counter[int] = Counter()
 
@@ -50,11 +52,8 @@ class Rekv(Method):
             self.first = evicted.frames.start
         book = self.context.phases.book(evicted.positions)
         for layer, rows in enumerate(evicted.layers):
-            vectors = frame_vectors(rows, self.adapter.layouts[layer], book, self.positions.tokens)
-            self._add_keys(layer, vectors[:, : self._keys[layer].shape[1]])
-            lines = self.stores[layer].lines(self.thinned(layer, rows, evicted))
-            for frame, line in zip(evicted.frames, lines, strict=True):
-                self.stores[layer].append(frame, line[None])
+            self._add_keys(layer, mean_keys(rows, self.adapter.layouts[layer], book, self.positions.tokens).flatten(1))
+            self.stores[layer].append(evicted.frames, self.thinned(layer, rows, evicted))
         self._count += len(evicted.frames)
 
     def _add_keys(self, layer: int, means: Tensor) -> None:
@@ -89,7 +88,7 @@ class Rekv(Method):
             return Selection()
         self._retrieved.update(taken.tolist())
         store, device = self.stores[layer], self.adapter.device
-        kv = store.rows(torch.cat([store.fetch(frame, device) for frame in taken.tolist()]))
+        kv = store.rows(store.fetch(taken.numpy().astype(numpy.int64), device))
         own = taken.to(device)
         return Selection(StreamRows(kv, self.written(layer, own), own.repeat_interleave(self.kept)))
 

@@ -1,8 +1,8 @@
-"""What clusters are known by: exact means on the host, and quantized ones on the device.
+"""What clusters are known by: exact means on the host; where clusters are retrieved or shown, quantized summaries.
 
-Retrieval scores, and attention reads, the quantized means: both only approximate the members anyhow. They have four
-bits for keys and eight for values around the layer's centre, with a scale for each head of a part and each head of the
-values. The centre is what all keys of a layer have in common; it is often much larger than the differences.
+A summary is the mean key of each part of the members' frames, and their mean value, on the device: four bits for keys
+and eight for values around the layer's centre, with a scale for each head of a part and each head of the values. The
+centre is what all keys of a layer have in common; it is often much larger than the differences.
 """
 
 import torch
@@ -18,7 +18,7 @@ UPWARD = 1 + 2**-7
 GROWTH = 1.25
 
 
-class QuantizedCentroids:
+class Summaries:
     """Rows of parts x heads x width keys, and of heads x width values, on the device.
 
     Args:
@@ -45,22 +45,19 @@ class QuantizedCentroids:
     def _rows(self) -> tuple[Tensor, ...]:
         return self._keys, self._values, self._key_scales, self._value_scales
 
-    def set_centre(self, mean: Tensor) -> None:
-        """Set the centre [parts x heads x width + values]; there is no row yet."""
-        mean = mean.to(self._keys.device)
-        self._key_centre = self._key_part(mean).mean(0)
-        self._value_centre = mean[self._matched :].view_as(self._value_centre)
+    def set_centre(self, keys: Tensor, values: Tensor) -> None:
+        """Set the centre: keys [heads, width] and values [heads x width]; there is no row yet."""
+        self._key_centre = keys.to(self._keys.device)
+        self._value_centre = values.to(self._keys.device).view_as(self._value_centre)
 
     def put(self, slot: int, mean: Tensor) -> None:
-        """Set a row to a mean [parts x heads x width + values]."""
+        """Set a row to means [parts x heads x width + values]: keys less their centre, values with theirs."""
         mean = mean.to(self._keys.device)
-        keys, self._key_scales[slot] = _rounded(self._key_part(mean) - self._key_centre, KEY_MOST)
+        keys = mean[: self._matched].view(self.parts, self.heads, self.width)
+        keys, self._key_scales[slot] = _rounded(keys, KEY_MOST)
         self._keys[slot] = _packed(keys)
         values = mean[self._matched :].view_as(self._value_centre)
         self._values[slot], self._value_scales[slot] = _rounded(values - self._value_centre, VALUE_MOST)
-
-    def _key_part(self, mean: Tensor) -> Tensor:
-        return mean[: self._matched].view(self.parts, self.heads, self.width)
 
     def move(self, source: int, target: int) -> None:
         """Copy a row in place of another."""
@@ -103,18 +100,16 @@ class CentroidIndex:
     """One row for each cluster, in no order; a removed cluster's row is taken by the last one.
 
     Args:
-        width: of the vectors that are matched: mean keys of all parts of a frame, or embeddings.
-        extra: width of what is kept after them (mean values); 0 for nothing.
-        quantized: the same rows on the device; None for none.
+        width: of the vectors that clusters are made by.
+        summaries: rows on the device, by the same slots; None for none.
     """
 
-    def __init__(self, width: int, extra: int, quantized: QuantizedCentroids | None) -> None:
+    def __init__(self, width: int, summaries: Summaries | None) -> None:
         self.ids: list[int] = []
-        self.quantized = quantized
+        self.summaries = summaries
         self._slots: dict[int, int] = {}
-        self._width = width
-        self._means = torch.zeros(0, width + extra)
-        self._lengths = torch.zeros(0)
+        self._groups: dict[int, list[int]] = {}
+        self._means, self._squares = torch.zeros(0, width), torch.zeros(0)
         self._facts = torch.zeros(0, 5, dtype=torch.float64)
 
     def __len__(self) -> int:
@@ -123,11 +118,11 @@ class CentroidIndex:
     @property
     def bytes(self) -> int:
         """Bytes on the host; spare rows are not written and take none."""
-        return sum(held[: len(self)].nbytes for held in (self._means, self._lengths, self._facts))
+        return sum(held[: len(self)].nbytes for held in (self._means, self._squares, self._facts))
 
     @property
     def means(self) -> Tensor:
-        """[clusters, width + extra] float32 on the host."""
+        """[clusters, width] float32 on the host."""
         return self._means[: len(self)]
 
     @property
@@ -140,8 +135,12 @@ class CentroidIndex:
         return self._slots[id]
 
     def mean(self, id: int) -> Tensor:
-        """Return the mean of a cluster, [width + extra]."""
+        """Return the mean of a cluster, [width]."""
         return self._means[self._slots[id]]
+
+    def group(self, group: int) -> list[int]:
+        """Return the clusters of a group."""
+        return self._groups.get(group, [])
 
     def put(self, id: int, mean: Tensor, frames: list[int], group: int) -> None:
         """Set the row of a cluster, new or not."""
@@ -149,6 +148,7 @@ class CentroidIndex:
             self._reserve(len(self) + 1)
             self._slots[id] = len(self)
             self.ids.append(id)
+            self._groups.setdefault(group, []).append(id)
         slot = self._slots[id]
         self._put_mean(slot, mean)
         facts = (len(frames), sum(frames) / len(frames), min(frames), max(frames), group)
@@ -165,43 +165,55 @@ class CentroidIndex:
 
     def _put_mean(self, slot: int, mean: Tensor) -> None:
         self._means[slot] = mean
-        self._lengths[slot] = mean[: self._width].norm().clamp_min(1e-12)
-        if self.quantized is not None:
-            self.quantized.put(slot, mean)
+        self._squares[slot] = mean @ mean
 
     def set_group(self, id: int, group: int) -> None:
         """Set the visual cluster of a cluster."""
-        self._facts[self._slots[id], 4] = group
+        facts = self._facts.numpy()[self._slots[id]]
+        self._leave(id, int(facts[4]))
+        self._groups.setdefault(group, []).append(id)
+        facts[4] = group
+
+    def _leave(self, id: int, group: int) -> None:
+        self._groups[group].remove(id)
+        if not self._groups[group]:
+            del self._groups[group]
 
     def remove(self, id: int) -> None:
         """Remove a cluster's row."""
         slot, last = self._slots.pop(id), self.ids.pop()
+        self._leave(id, int(self._facts[slot, 4]))
         if last == id:
             return
         end = len(self.ids)
         self.ids[slot], self._slots[last] = last, slot
-        for held in (self._means, self._lengths, self._facts):
+        for held in (self._means, self._squares, self._facts):
             held[slot] = held[end]
-        if self.quantized is not None:
-            self.quantized.move(end, slot)
+        if self.summaries is not None:
+            self.summaries.move(end, slot)
 
     def _reserve(self, rows: int) -> None:
         have = self._means.shape[0]
         if rows <= have:
             return
         more = max(rows, int(have * GROWTH), 16) - have
-        self._means, self._lengths = grown(self._means, more), grown(self._lengths, more)
+        self._means, self._squares = grown(self._means, more), grown(self._squares, more)
         self._facts = grown(self._facts, more)
-        if self.quantized is not None:
-            self.quantized.reserve(more)
+        if self.summaries is not None:
+            self.summaries.reserve(more)
 
-    def cosines(self, vector: Tensor) -> Tensor:
-        """Return [clusters]: cosines of a vector [width + extra] with every mean, times the vector's own length."""
-        return self._means[: len(self), : self._width] @ vector[: self._width] / self._lengths[: len(self)]
+    def distances(self, vector: Tensor, ids: list[int] | None) -> Tensor:
+        """Return squared distances of a vector [width] from the means of clusters; None: of all, by row."""
+        if ids is None:
+            means, squares = self._means[: len(self)], self._squares[: len(self)]
+        else:
+            slots = torch.tensor([self._slots[id] for id in ids])
+            means, squares = self._means[slots], self._squares[slots]
+        return squares - 2 * (means @ vector)
 
 
 class FrameVectors:
-    """Vectors [width] float32 of frames that come in order, on the host; a cut needs no rows for them.
+    """Vectors [width] float32 of frames that come in order, on the host.
 
     Attributes:
         first: number of the first frame.

@@ -81,32 +81,33 @@ class RunningVariance:
         self.count, self.variance = state.facts["count"], state.facts["variance"]
 
 
-def unit_vectors(vectors: Tensor) -> Tensor:
-    """Return vectors [n, width] at length one, float32."""
-    return torch.nn.functional.normalize(vectors.float(), dim=-1)
-
-
 def cut_in_two(vectors: Tensor) -> tuple[list[int], list[int]]:
-    """Return indices of two clusters of states [n, width], n >= 2, by spherical k-means; neither is empty.
+    """Return indices of two clusters of states [n, width], n >= 2, by 2-means; neither is empty.
 
-    It begins from the state farthest from the mean's direction and the one farthest from that: nothing is random.
-    States that cannot be told apart are cut in the middle of their order.
+    It begins from the state farthest from the mean and the one farthest from that: nothing is random. States that
+    cannot be told apart are cut in the middle of their order.
     """
-    unit = unit_vectors(vectors)
-    first = int((unit @ unit_vectors(unit.mean(0)[None])[0]).argmin())
-    second = int((unit @ unit[first]).argmin())
-    centres = torch.stack((unit[first], unit[second]))
-    nearest = torch.zeros(len(unit), dtype=torch.int64)
-    for _ in range(ROUNDS):
-        before, nearest = nearest, (unit @ centres.T).argmax(1)
-        if bool((nearest == nearest[0]).all()):
-            middle = len(unit) // 2
-            return list(range(middle)), list(range(middle, len(unit)))
-        if bool((nearest == before).all()):
-            break
-        centres = unit_vectors(torch.stack([unit[nearest == side].mean(0) for side in (0, 1)]))
-    left, right = ((nearest == side).nonzero().squeeze(1).tolist() for side in (0, 1))
+    side = second_side(vectors)
+    left, right = ((side == value).nonzero().squeeze(1).tolist() for value in (False, True))
     return left, right
+
+
+def second_side(vectors: Tensor) -> Tensor:
+    """Return which states are on the second side of `cut_in_two`, bool [n]."""
+    first = int((vectors - vectors.mean(0)).square().sum(1).argmax())
+    second = int((vectors - vectors[first]).square().sum(1).argmax())
+    centres = vectors[[first, second]]
+    middle = torch.arange(len(vectors)) >= len(vectors) // 2
+    side = middle
+    for _ in range(ROUNDS):
+        before = side
+        side = vectors @ (centres[1] - centres[0]) > (centres[1].square().sum() - centres[0].square().sum()) / 2
+        if not 0 < int(side.sum()) < len(side):
+            return middle
+        if bool((side == before).all()):
+            break
+        centres = torch.stack((vectors[~side].mean(0), vectors[side].mean(0)))
+    return side
 
 
 def partition(vectors: Tensor, fits: Fits) -> list[list[int]]:

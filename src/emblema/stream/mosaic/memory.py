@@ -7,8 +7,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from emblema.stream.blocks import BlockFetcher, BlockStore, Transfers
-from emblema.stream.features import frame_vectors
+from emblema.stream.features import key_shape, mean_keys, mean_values
+from emblema.stream.host_rows import FrameNumbers, HostRows, RowFetcher, Transfers
 from emblema.stream.method import (
     EvictedFrames,
     MemoryBytes,
@@ -19,17 +19,20 @@ from emblema.stream.method import (
     StreamRows,
     VisibleRange,
 )
+from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.mosaic.level import MaintenanceCounts, SemanticLevel, VisualLevel
-from emblema.stream.mosaic.retrieval import choose, other_centroids, recent_clusters, visible_sizes
+from emblema.stream.mosaic.postings import Postings
+from emblema.stream.mosaic.retrieval import choose_clusters, choose_frames, frames_of, other_centroids
 from emblema.stream.state import StreamState
 
 
 class Mosaic(Method):
-    """Clusters on two levels, retrieved in two stages, with centroids of the rest (Mosaic, arXiv 2604.10060).
+    """Frames on the host, in clusters on two levels, retrieved one by one or by cluster (Mosaic, arXiv 2604.10060).
 
     Attributes:
         visual: the visual level.
         layers: the semantic level of each layer.
+        stores: the rows of each layer.
     """
 
     name = "mosaic"
@@ -39,39 +42,53 @@ class Mosaic(Method):
         adapter, ablation, tokens = self.adapter, self.settings.ablation, self.positions.tokens
         self._ablation, self._transfers = ablation, Transfers()
         self._semantic_counts, self._visual_counts = MaintenanceCounts(), MaintenanceCounts()
-        stores = [BlockStore(layout, tokens, adapter.dtype, self._transfers) for layout in adapter.layouts]
+        self.stores = [HostRows(layout, tokens, adapter.dtype, self._transfers) for layout in adapter.layouts]
+        keys = [FrameKeys(min(ablation.parts, tokens), *key_shape(layout)) for layout in adapter.layouts]
+        self._postings = [Postings(own) for own in keys]
         self.layers = [
-            SemanticLevel(ablation, layout, store, self._semantic_counts, adapter.device)
-            for layout, store in zip(adapter.layouts, stores, strict=True)
+            SemanticLevel(
+                ablation,
+                own,
+                (0, 0) if layout.kind == "latent" else layout.values,
+                self._semantic_counts,
+                adapter.device,
+            )
+            for own, layout in zip(keys, adapter.layouts, strict=True)
         ]
         self.visual = VisualLevel(ablation, adapter.hidden_size, self.layers, self._visual_counts)
-        self._fetcher = BlockFetcher(stores, self._transfers, adapter.device)
+        self._fetcher = RowFetcher(self.stores, self._transfers, adapter.device)
         # Where rows are in one memory anyhow, a thread that copies them only takes time from the model.
         self._prefetching = adapter.device.type != "cpu" if ablation.prefetch is None else ablation.prefetch
         self.constructed = False
         self._retrieved: Counter[int] = Counter()
 
+    @property
+    def frames(self) -> range:
+        """The frames that have left the window."""
+        return self.stores[0].frames
+
     def admit(self, evicted: EvictedFrames) -> None:
         self._refine()
+        frames, tokens = evicted.frames, self.positions.tokens
         book = self.context.phases.book(evicted.positions)
-        embeds = self.context.log.codes(evicted.frames).embeds.to(self.adapter.device)
-        embeddings = embeds.float().mean(1).to("cpu")
-        vectors, lines = [], []
-        for rows, layout, level in zip(evicted.layers, self.adapter.layouts, self.layers, strict=True):
-            vectors.append(frame_vectors(rows, layout, book, self.positions.tokens, level.parts).to("cpu"))
-            lines.append(level.store.lines(rows))
-        for row, frame in enumerate(evicted.frames):
-            self.visual.add_vector(frame, embeddings[row])
-            for level, own_lines, own_vectors in zip(self.layers, lines, vectors, strict=True):
-                level.hold(frame, own_lines[row], own_vectors[row])
-            self._admit(frame, embeddings[row], [own[row] for own in vectors])
+        embeds = self.context.log.codes(frames).embeds.to(self.adapter.device)
+        self.visual.add(frames, embeds.float().mean(1).cpu())
+        for layer, rows in enumerate(evicted.layers):
+            layout, level = self.adapter.layouts[layer], self.layers[layer]
+            self.stores[layer].append(frames, rows)
+            keys = mean_keys(rows, layout, book, tokens, level.keys.parts)
+            level.add(frames, keys.cpu(), mean_values(rows, layout, tokens).cpu())
+            self._postings[layer].add(frames)
+        for frame in frames:
+            self._assign(frame)
         self._release()
 
-    def _admit(self, frame: int, embedding: Tensor, vectors: list[Tensor]) -> None:
+    def _assign(self, frame: int) -> None:
+        """Put a frame in a cluster of each level."""
         if self.constructed:
-            group = self.visual.take(frame, embedding).id
-            for level, vector in zip(self.layers, vectors, strict=True):
-                level.take(frame, vector, group)
+            group = self.visual.take(frame).id
+            for level in self.layers:
+                level.take(frame, group)
             return
         # Until the first partition each frame is a cluster of its own.
         group = self.visual.create([frame]).id
@@ -90,91 +107,63 @@ class Mosaic(Method):
     def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
         ablation, level = self._ablation, self.layers[layer]
         retrieving = query.purpose == "question" or ablation.retrieve_while_encoding
-        if not level.clusters or not (retrieving or ablation.representatives):
+        if not self.frames or not (retrieving or ablation.representatives):
             return Selection()
-        chosen = self._choose(layer, query, visible) if retrieving else [set[int]() for _ in range(query.count)]
-        recent = recent_clusters(level, visible)
-        taken = sorted(recent.union(*chosen))
-        rows, shown = self._rows(layer, query, taken, chosen, visible)
+        none = numpy.zeros(0, dtype=numpy.int64)
+        chosen = self._choose(layer, query, visible) if retrieving else [none] * query.count
+        recent = numpy.arange(max(visible.recent, self.frames.start), min(visible.high, self.frames.stop))
+        taken = numpy.unique(numpy.concatenate((*chosen, recent)))
+        rows = self._rows(layer, query, taken)
         if retrieving and self._prefetching and layer + 1 < len(self.layers):
             self._prefetch(layer + 1, query, visible, taken)
+        shown = None
+        if query.count > 1 and len(taken):
+            seen = numpy.stack([numpy.isin(taken, own) for own in chosen]) | (taken >= visible.recent)
+            tokens = self.positions.tokens
+            shown = torch.from_numpy(seen).repeat_interleave(tokens, dim=1).to(self.adapter.device)
         if not ablation.representatives:
             return Selection(rows, shown)
         weighted = self.positions.tokens if ablation.weighted else None
-        seen = [own | recent for own in chosen]
-        return Selection(rows, shown, other_centroids(level, self.adapter.layouts[layer], weighted, visible, seen))
+        homes = [{level.home[frame] for frame in (*own.tolist(), *recent.tolist())} for own in chosen]
+        return Selection(rows, shown, other_centroids(level, self.adapter.layouts[layer], weighted, visible, homes))
 
-    def _choose(self, layer: int, query: Query, visible: VisibleRange) -> list[set[int]]:
-        """Return for each group the clusters that it retrieves."""
-        level, ablation = self.layers[layer], self._ablation
-        index, sizes = level.index, visible_sizes(level, visible)
-        groups = index.facts[:, 4].long().numpy()
-        if ablation.scoring == "pooled":
-            scores = query.score_pooled(level.quantized.keys(len(index))).cpu()
-        else:
-            logits = level.quantized.logits(query.states, len(index))
-            scores = query.score_by_attention(logits, torch.from_numpy(sizes).to(logits.device)).cpu()
-        return [
-            {index.ids[slot] for slot in choose(own, sizes, groups, self.settings.budget, ablation.breadth)}
-            for own in scores
-        ]
-
-    def _prefetch(self, layer: int, query: Query, visible: VisibleRange, taken: list[int]) -> None:
-        """Copy the clusters that a layer is likely to ask for; `taken` are those of the layer before it."""
+    def _choose(self, layer: int, query: Query, visible: VisibleRange) -> list[FrameNumbers]:
+        """Return for each group the frames that it retrieves, rising."""
         level = self.layers[layer]
-        if self._ablation.guess == "frames":
-            own = self.layers[layer - 1].clusters
-            shared = Counter(level.home[frame] for id in taken for frame in own[id].frames)
-            ids = {id for id, frames in shared.items() if 2 * frames > level.clusters[id].size}
-        elif level.quantized.heads * level.quantized.width == query.pooled.shape[1]:
-            ids = recent_clusters(level, visible).union(*self._choose(layer, query, visible))
-        else:
-            return
-        self._fetcher.prefetch(layer, [id for id in sorted(ids) if id in level.store])
+        if self._ablation.retrieval == "frames":
+            return choose_frames(level.keys, self._postings[layer], query, visible, self.settings)
+        slots = choose_clusters(level, query, visible, self.settings)
+        return [frames_of(level, own, visible) for own in slots]
 
-    def _rows(
-        self, layer: int, query: Query, taken: list[int], chosen: list[set[int]], visible: VisibleRange
-    ) -> tuple[StreamRows | None, Tensor | None]:
-        """Return rows of clusters in the order of their frames, and which group sees which."""
-        if not taken:
-            return None, None
+    def _prefetch(self, layer: int, query: Query, visible: VisibleRange, taken: FrameNumbers) -> None:
+        """Copy the frames that a layer is likely to ask for; `taken` are those of the layer before it."""
+        if self._ablation.guess == "frames":
+            self._fetcher.prefetch(layer, taken)
+        elif self.layers[layer].keys.heads * self.layers[layer].keys.width == query.key_heads * query.states.shape[2]:
+            self._fetcher.prefetch(layer, numpy.unique(numpy.concatenate(self._choose(layer, query, visible))))
+
+    def _rows(self, layer: int, query: Query, taken: FrameNumbers) -> StreamRows | None:
+        """Return rows of frames, which rise."""
+        if not len(taken):
+            return None
         level, device = self.layers[layer], self.adapter.device
-        stored = [id for id in taken if id in level.store]
-        lines = dict(zip(stored, self._fetcher.fetch(layer, stored), strict=True))
-        level.fetched.update(stored)
-        clusters = [level.clusters[id] for id in taken]
-        blocks = [
-            lines[cluster.id] if cluster.id in lines else level.waiting[cluster.frames[0]][None] for cluster in clusters
-        ]
-        numbers = numpy.array([frame for cluster in clusters for frame in cluster.frames])
-        order = numbers.argsort()
-        numbers = numbers[order]
-        inside = (numbers >= visible.low) & (numbers < visible.high)
-        own = numpy.array([[id in mine for id in taken] for mine in chosen])
-        shown = own.repeat([cluster.size for cluster in clusters], axis=1)[:, order]
-        shown = (shown | (numbers >= visible.recent)) & inside
-        if query.count == 1:
-            # A group that is alone sees no more than its own.
-            numbers, order, shown = numbers[shown[0]], order[shown[0]], shown[:, shown[0]]
+        kv = self.stores[layer].rows(self._fetcher.fetch(layer, taken))
+        numbers = taken.tolist()
+        level.touched.update(level.home[frame] for frame in numbers)
         if query.purpose == "question":
-            self._retrieved.update(numbers.tolist())
-        kv = level.store.rows(torch.cat(blocks)[torch.from_numpy(order).to(device)])
-        frames = torch.from_numpy(numbers).to(device)
-        rows = StreamRows(kv, self.positions.written(frames), frames.repeat_interleave(self.positions.tokens))
-        if shown.all():
-            return rows, None
-        return rows, torch.from_numpy(shown).repeat_interleave(self.positions.tokens, dim=1).to(device)
+            self._retrieved.update(numbers)
+        frames = torch.from_numpy(taken).to(device)
+        return StreamRows(kv, self.positions.written(frames), frames.repeat_interleave(self.positions.tokens))
 
     def settle(self) -> None:
         self._refine()
         self._release()
 
     def _refine(self) -> None:
-        """Do the cuts that waited for clusters that were fetched."""
-        self._fetcher.wait()
-        groups = self.visual.fetched()
+        """Do the cuts that waited for clusters of which frames were fetched."""
+        groups = self.visual.touched()
         for level in self.layers:
-            for id in sorted(level.fetched):
+            for id in sorted(level.touched):
                 level.refine(id)
         for group in sorted(groups):
             self.visual.refine(group)
@@ -182,20 +171,21 @@ class Mosaic(Method):
     def _release(self) -> None:
         self._fetcher.clear()
         for level in self.layers:
-            level.fetched.clear()
+            level.touched.clear()
+
+    def lines_of(self, layer: int, frames: FrameNumbers) -> Tensor:
+        """Return lines [frames, features] of frames, which rise, on the host; no transfer is counted."""
+        return self.stores[layer].copy(frames, torch.device("cpu"))
 
     def bytes(self) -> MemoryBytes:
-        device: Counter[str] = Counter()
-        for level in self.layers:
-            device.update(level.device_bytes)
-        device["fetched"] = self._fetcher.bytes
-        levels = (self.visual, *self.layers)
+        summaries = [level.summaries.bytes for level in self.layers if level.summaries is not None]
         host = {
-            "rows": sum(level.store.bytes for level in self.layers),
-            "vectors": sum(level.vectors.bytes for level in levels),
-            "index": sum(level.index.bytes for level in levels),
+            "rows": sum(store.bytes for store in self.stores),
+            "keys": sum(level.keys.bytes for level in self.layers),
+            "postings": sum(postings.bytes for postings in self._postings),
+            "clusters": self.visual.bytes + sum(level.bytes for level in self.layers),
         }
-        return MemoryBytes(dict(device), host)
+        return MemoryBytes({"index": sum(summaries), "fetched": self._fetcher.bytes}, host)
 
     def counts(self) -> Mapping[str, float]:
         return {
@@ -203,6 +193,7 @@ class Mosaic(Method):
             **self._semantic_counts.counts("semantic"),
             **self._visual_counts.counts("visual"),
             "divided": float(self.visual.divided),
+            "codes": float(sum(postings.codes for postings in self._postings)),
             "clusters": float(sum(len(level.clusters) for level in self.layers)),
             "visual_clusters": float(len(self.visual.clusters)),
         }
@@ -218,11 +209,18 @@ class Mosaic(Method):
         state.put("visual", self.visual.state())
         for index, level in enumerate(self.layers):
             state.put(f"layer{index}", level.state())
+            state.put(f"postings{index}", self._postings[index].state())
+            state.put(f"rows{index}", self.stores[index].state())
         return state
 
     def restore(self, state: StreamState) -> None:
         """Go on from a saved state; counts begin at 0."""
+        if not state.part("rows0").tensors["lines"].numel():
+            return
         self.constructed = state.facts["constructed"]
-        self.visual.restore(state.part("visual"))
+        # Clusters of a layer are read before the visual ones, which change no layer then.
         for index, level in enumerate(self.layers):
             level.restore(state.part(f"layer{index}"))
+            self._postings[index].restore(state.part(f"postings{index}"))
+            self.stores[index].restore(state.part(f"rows{index}"))
+        self.visual.restore(state.part("visual"))

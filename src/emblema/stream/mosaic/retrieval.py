@@ -1,4 +1,6 @@
-"""Which clusters a query may see, and which of them it retrieves, in two stages (Mosaic, V-C)."""
+"""What a query retrieves in one layer: single frames, or whole clusters in two stages (Mosaic, V-C)."""
+
+import math
 
 import numpy
 import torch
@@ -6,10 +8,97 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
-from emblema.stream.method import Centroids, VisibleRange
+from emblema.stream.host_rows import FrameNumbers
+from emblema.stream.method import Centroids, Query, VisibleRange
+from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.mosaic.level import SemanticLevel
+from emblema.stream.mosaic.postings import Postings
+from emblema.stream.settings import StreamSettings
 
 Counts = NDArray[numpy.int64]
+RANKS = 32
+"""Keys of a query's order that are looked at first."""
+
+
+def choose_frames(
+    keys: FrameKeys, postings: Postings, query: Query, visible: VisibleRange, settings: StreamSettings
+) -> list[FrameNumbers]:
+    """Return the frames that each group retrieves, rising.
+
+    Every query of every head has an order of frames, by the attention that it would give to their keys. All first
+    frames come first, then all second ones, and so on; within a place in these orders, by attention. So no head that
+    looks at many frames a little loses to one that looks at one frame much. Keys are compared as they are (in eight
+    bits): all that may be seen where there are few frames, else those that postings find.
+    """
+    low, high = max(visible.low, keys.first), min(visible.recent, visible.high, keys.first + keys.count)
+    budget = settings.budget
+    if budget is None or high - low <= budget:
+        return [numpy.arange(low, high)] * query.count
+    asking = (query.groups >= 0).nonzero().squeeze(1)
+    states = query.states[:, asking].reshape(keys.heads, -1, keys.width)
+    mass: Tensor | None = None
+    if high - low <= settings.ablation.pool * budget:
+        begin, end = ((frame - keys.first) * keys.parts for frame in (low, high))
+        entries = torch.arange(begin, end).expand(keys.heads, -1)
+    else:
+        most = math.ceil(settings.ablation.pool * budget * keys.parts)
+        entries, mass = postings.find(states.cpu(), low, high, most)
+    logits = keys.logits(states, entries)
+    if mass is None or low > keys.first or high < keys.first + keys.count:
+        mass = logits.logsumexp(2)
+    lines = (entries // keys.parts).to(logits.device)[:, None].expand(logits.shape)
+    groups = query.groups[asking].repeat(logits.shape[1] // len(asking))
+    for ranks in (RANKS, logits.shape[2]):
+        scores = _scores(logits, mass.to(logits.device), lines, groups, query.count, ranks, keys.count)
+        best = scores.topk(budget, dim=1, largest=False)
+        if not bool(best.values[:, -1].isinf().any()):
+            break
+    chosen = [own[~values.isinf()] for own, values in zip(best.indices, best.values, strict=True)]
+    return [own.sort().values.cpu().numpy() + keys.first for own in chosen]
+
+
+def _scores(logits: Tensor, mass: Tensor, lines: Tensor, groups: Tensor, count: int, ranks: int, frames: int) -> Tensor:
+    """Return [groups, frames]: for each frame its best place in a query's order, from 0, and less for more attention.
+
+    Args:
+        logits: [heads, queries, n] of keys.
+        mass: [heads, queries], the logarithm of the sum over all keys.
+        lines: [heads, queries, n], the frame of each key.
+        groups: [queries], who asks.
+        count: groups.
+        ranks: keys of each order that count; a frame without any has the score inf.
+    """
+    best = logits.topk(min(ranks, logits.shape[2]), dim=2)
+    shares = (best.values - mass[:, :, None]).exp().clamp_max(1)
+    scores = torch.arange(best.values.shape[2], device=logits.device) + 1 - shares
+    scores = scores.masked_fill(best.values == -torch.inf, torch.inf)
+    own = lines.gather(2, best.indices).clamp_min(0) + (groups * frames)[None, :, None]
+    found = logits.new_full((count * frames,), torch.inf)
+    return found.scatter_reduce_(0, own.flatten(), scores.flatten(), "amin").view(count, frames)
+
+
+def choose_clusters(
+    level: SemanticLevel, query: Query, visible: VisibleRange, settings: StreamSettings
+) -> list[Counts]:
+    """Return the index rows of the clusters that each group retrieves, by their summaries."""
+    ablation, index, summaries = settings.ablation, level.index, level.summaries
+    if summaries is None:
+        raise ValueError("clusters have no summaries")
+    sizes = visible_sizes(level, visible)
+    if ablation.scoring == "pooled":
+        scores = query.score_pooled(summaries.keys(len(index)))
+    else:
+        logits = summaries.logits(query.states, len(index))
+        scores = query.score_by_attention(logits, torch.from_numpy(sizes).to(logits.device))
+    groups = index.facts[:, 4].long().numpy()
+    return [choose(own.double().cpu().numpy(), sizes, groups, settings.budget, ablation.breadth) for own in scores]
+
+
+def frames_of(level: SemanticLevel, slots: Counts, visible: VisibleRange) -> FrameNumbers:
+    """Return the frames of clusters that may be seen, rising."""
+    frames = [frame for slot in slots for frame in level.clusters[level.index.ids[slot]].frames]
+    found = numpy.sort(numpy.array(frames, dtype=numpy.int64))
+    return found[(found >= visible.low) & (found < visible.high)]
 
 
 def visible_sizes(level: SemanticLevel, visible: VisibleRange) -> Counts:
@@ -22,18 +111,7 @@ def visible_sizes(level: SemanticLevel, visible: VisibleRange) -> Counts:
     return sizes
 
 
-def recent_clusters(level: SemanticLevel, visible: VisibleRange) -> set[int]:
-    """Return the clusters with frames that are shown without retrieval: the recent window of a past moment."""
-    facts = level.index.facts.numpy()
-    recent = set()
-    for slot in ((facts[:, 3] >= visible.recent) & (facts[:, 2] < visible.high)).nonzero()[0]:
-        cluster = level.clusters[level.index.ids[slot]]
-        if any(visible.recent <= frame < visible.high for frame in cluster.frames):
-            recent.add(cluster.id)
-    return recent
-
-
-def choose(scores: Tensor, sizes: Counts, groups: Counts, budget: int | None, breadth: float) -> list[int]:
+def choose(points: NDArray[numpy.float64], sizes: Counts, groups: Counts, budget: int | None, breadth: float) -> Counts:
     """Return the index rows of the clusters that one query retrieves in one layer.
 
     Stage one scores a visual cluster by the query's product with its mean key in this layer. That is the mean of its
@@ -42,7 +120,7 @@ def choose(scores: Tensor, sizes: Counts, groups: Counts, budget: int | None, br
     and only where it fits; what is left of the budget then goes to the others likewise.
 
     Args:
-        scores: [clusters].
+        points: [clusters], their scores.
         sizes: [clusters], visible frames of each; those without any are never chosen.
         groups: [clusters], the visual cluster of each.
         budget: frames; None for all.
@@ -50,8 +128,7 @@ def choose(scores: Tensor, sizes: Counts, groups: Counts, budget: int | None, br
     """
     seen = (sizes > 0).nonzero()[0]
     if budget is None or int(sizes.sum()) <= budget:
-        return [int(row) for row in seen]
-    points = scores.double().numpy()
+        return seen
     _, place = numpy.unique(groups, return_inverse=True)
     totals = numpy.bincount(place, weights=sizes)
     visual = numpy.bincount(place, weights=sizes * points) / numpy.maximum(totals, 1)
@@ -67,7 +144,7 @@ def choose(scores: Tensor, sizes: Counts, groups: Counts, budget: int | None, br
             left -= int(sizes[row])
         if left == 0:
             break
-    return chosen
+    return numpy.array(chosen, dtype=numpy.int64)
 
 
 def other_centroids(
@@ -79,11 +156,13 @@ def other_centroids(
         rows: rows of a frame, to weight a centroid by all rows of its cluster; None to count it as one row.
         seen: for each group, the clusters that it sees rows of.
     """
-    index, facts = level.index, level.index.facts
+    index, facts, summaries = level.index, level.index.facts, level.summaries
+    if summaries is None:
+        raise ValueError("clusters have no summaries")
     shown = ((facts[:, 2] >= visible.low) & (facts[:, 3] < visible.high)).repeat(len(seen), 1)
     for group, own in enumerate(seen):
         shown[group, [index.slot(id) for id in own]] = False
-    keys, values = level.quantized.keys(len(index)), level.quantized.values(len(index))
+    keys, values = summaries.keys(len(index)), summaries.values(len(index))
     if layout.kind == "latent":
         keys, values = keys.split((layout.keys[1], layout.values[1]), dim=2)
     weight = torch.zeros(len(index)) if rows is None else (facts[:, 0] * rows).log().float()

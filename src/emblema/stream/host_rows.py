@@ -1,0 +1,238 @@
+"""Rows of the frames that left the window, on the host in the order of time, and their way to the device."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.stream.buffers import host_buffer
+from emblema.stream.state import StreamState
+
+FrameNumbers = NDArray[numpy.int64]
+LEAST_LINES = 64
+"""Lines of the first buffer; each later one is as long as all before it."""
+
+
+@dataclass(slots=True)
+class Transfers:
+    """Counts since the stream began.
+
+    Attributes:
+        fetches: runs of consecutive frames that were copied from the host to the device.
+        fetched_bytes: their bytes.
+        stores, stored_bytes: writes from the device to the host, one for each block and layer.
+        fetch_seconds: time that fetches took, on any thread.
+        waited_seconds: the part of it that a layer waited for.
+        predicted, hits: frames that were prefetched, and those of them that their layer then asked for.
+        asked: frames that layers asked for, the first layer's aside, which cannot be prefetched.
+    """
+
+    fetches: int = 0
+    fetched_bytes: int = 0
+    stores: int = 0
+    stored_bytes: int = 0
+    fetch_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    predicted: int = 0
+    hits: int = 0
+    asked: int = 0
+
+    def counts(self) -> dict[str, float]:
+        """Return all counts by name."""
+        return {field.name: float(getattr(self, field.name)) for field in fields(self)}
+
+
+class HostRows:
+    """The rows of one layer.
+
+    A frame's rows are one line: keys [heads, tokens, width], then values. Lines lie in buffers, each as long as all
+    before it, so that none is copied when there are more, and there are few buffers.
+
+    Args:
+        tokens: rows of a frame.
+
+    Attributes:
+        first: the first frame; what is before it was never here.
+        count: frames.
+    """
+
+    def __init__(self, layout: LayerLayout, tokens: int, dtype: torch.dtype, transfers: Transfers) -> None:
+        self.layout, self.tokens, self.transfers = layout, tokens, transfers
+        self.first = self.count = 0
+        self._dtype, self._width = dtype, tokens * layout.features
+        self._buffers: list[Tensor] = []
+        # The first line of each buffer, and the end of the last one.
+        self._starts = [0]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all lines; those of the last buffer that are not written take none."""
+        return self.count * self._width * self._dtype.itemsize
+
+    @property
+    def frames(self) -> range:
+        """The frames that are here."""
+        return range(self.first, self.first + self.count)
+
+    def append(self, frames: range, rows: LayerRows) -> None:
+        """Write rows [heads, frames x tokens, width] of the next frames."""
+        if self.count == 0:
+            self.first = frames.start
+        lines = self._lines(rows)
+        self._write(lines)
+        self.transfers.stores += 1
+        self.transfers.stored_bytes += lines.nbytes
+
+    def _write(self, lines: Tensor) -> None:
+        done = 0
+        while done < len(lines):
+            if self.count == self._starts[-1]:
+                more = max(LEAST_LINES, self.count)
+                self._buffers.append(host_buffer((more, self._width), self._dtype))
+                self._starts.append(self.count + more)
+            begin = self.count - self._starts[-2]
+            part = lines[done : done + self._starts[-1] - self.count]
+            self._buffers[-1][begin : begin + len(part)].copy_(part)
+            done, self.count = done + len(part), self.count + len(part)
+
+    def _lines(self, rows: LayerRows) -> Tensor:
+        """Return rows of frames [heads, frames x tokens, width] as lines [frames, features]."""
+        frames = rows.tokens // self.tokens
+        parts = [
+            part.reshape(heads, frames, self.tokens, width).transpose(0, 1).reshape(frames, -1)
+            for part, (heads, width) in ((rows.keys, self.layout.keys), (rows.values, self.layout.values))
+        ]
+        return torch.cat(parts, dim=1)
+
+    def rows(self, lines: Tensor) -> LayerRows:
+        """Return lines [frames, features] as rows."""
+        split = self.layout.keys[0] * self.layout.keys[1] * self.tokens
+        keys, values = (
+            part.reshape(len(lines), heads, self.tokens, width).transpose(0, 1).reshape(heads, -1, width)
+            for part, (heads, width) in ((lines[:, :split], self.layout.keys), (lines[:, split:], self.layout.values))
+        )
+        return LayerRows(keys, values)
+
+    def copy(self, frames: FrameNumbers, device: torch.device) -> Tensor:
+        """Return a copy of the lines of frames, which rise, on a device: [frames, features]."""
+        lines = frames - self.first
+        found = torch.empty(len(lines), self._width, dtype=self._dtype)
+        bounds = numpy.searchsorted(lines, self._starts)
+        for buffer, start, begin, end in zip(self._buffers, self._starts, bounds, bounds[1:], strict=False):
+            if begin < end:
+                torch.index_select(buffer, 0, torch.from_numpy(lines[begin:end] - start), out=found[begin:end])
+        return found.to(device)
+
+    def fetch(self, frames: FrameNumbers, device: torch.device) -> Tensor:
+        """Return `copy`, counted as a transfer that its layer waits for."""
+        began = time.perf_counter()
+        lines = self.copy(frames, device)
+        seconds = time.perf_counter() - began
+        self.count_transfer(frames, lines, seconds)
+        self.transfers.waited_seconds += seconds
+        return lines
+
+    def count_transfer(self, frames: FrameNumbers, lines: Tensor, seconds: float) -> None:
+        """Count lines that were copied to the device."""
+        transfers = self.transfers
+        transfers.fetches += int((numpy.diff(frames, prepend=-2) > 1).sum())
+        transfers.fetched_bytes += lines.nbytes
+        transfers.fetch_seconds += seconds
+
+    def state(self) -> StreamState:
+        """Return the state for a file: all lines joined."""
+        lines = self.copy(numpy.array(self.frames, dtype=numpy.int64), torch.device("cpu"))
+        return StreamState({"lines": lines}, {"first": self.first})
+
+    def restore(self, state: StreamState) -> None:
+        """Go on from a saved state; there is no line yet."""
+        self.first = state.facts["first"]
+        self._write(state.tensors["lines"])
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedLines:
+    """Lines of some frames on the device, and the seconds that their copy took."""
+
+    frames: FrameNumbers
+    lines: Tensor
+    seconds: float
+
+
+class RowFetcher:
+    """Copies lines to the device for one reading. What a layer gets never depends on what was prefetched."""
+
+    def __init__(self, stores: Sequence[HostRows], transfers: Transfers, device: torch.device) -> None:
+        self._stores, self._transfers, self._device = stores, transfers, device
+        self._pool: ThreadPoolExecutor | None = None
+        self._copying: dict[int, Future[CopiedLines]] = {}
+        self._copied: dict[int, CopiedLines] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the device that were prefetched."""
+        return sum(copied.lines.nbytes for copied in self._copied.values())
+
+    def prefetch(self, layer: int, frames: FrameNumbers) -> None:
+        """Copy lines on a thread for a later layer; once a layer and reading."""
+        if not len(frames) or layer in self._copying or layer in self._copied:
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "emblema-stream-fetch")
+        self._transfers.predicted += len(frames)
+        self._copying[layer] = self._pool.submit(self._copy, layer, frames)
+
+    def fetch(self, layer: int, frames: FrameNumbers) -> Tensor:
+        """Return lines of frames, which rise; wait for those that are being copied, and copy those that are missing."""
+        began = time.perf_counter()
+        store = self._stores[layer]
+        self._collect(layer)
+        here = self._copied.get(layer)
+        known = numpy.zeros(len(frames), dtype=bool) if here is None else numpy.isin(frames, here.frames)
+        if layer:
+            self._transfers.asked += len(frames)
+            self._transfers.hits += int(known.sum())
+        if here is None or not known.any():
+            copied = self._copy(layer, frames)
+            lines = copied.lines
+            store.count_transfer(frames, lines, copied.seconds)
+        else:
+            lines = here.lines.new_empty(len(frames), here.lines.shape[1])
+            places = numpy.searchsorted(here.frames, frames[known])
+            lines[torch.from_numpy(known.nonzero()[0])] = here.lines[torch.from_numpy(places)]
+            if not known.all():
+                missing = self._copy(layer, frames[~known])
+                lines[torch.from_numpy((~known).nonzero()[0])] = missing.lines
+                store.count_transfer(missing.frames, missing.lines, missing.seconds)
+        self._transfers.waited_seconds += time.perf_counter() - began
+        return lines
+
+    def _copy(self, layer: int, frames: FrameNumbers) -> CopiedLines:
+        began = time.perf_counter()
+        lines = self._stores[layer].copy(frames, self._device)
+        return CopiedLines(frames, lines, time.perf_counter() - began)
+
+    def _collect(self, layer: int) -> None:
+        copying = self._copying.pop(layer, None)
+        if copying is not None:
+            copied = self._copied[layer] = copying.result()
+            self._stores[layer].count_transfer(copied.frames, copied.lines, copied.seconds)
+
+    def clear(self) -> None:
+        """Give up what is on the device, once it has come."""
+        for layer in list(self._copying):
+            self._collect(layer)
+        self._copied.clear()
+
+    def close(self) -> None:
+        """End the thread."""
+        self.clear()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None

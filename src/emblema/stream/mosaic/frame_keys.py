@@ -1,0 +1,102 @@
+"""Mean keys of all frames of one layer, in eight bits on the host: what frames are scored and clustered by."""
+
+import torch
+from torch import Tensor
+
+from emblema.stream.buffers import grown, host_buffer
+from emblema.stream.state import StreamState
+
+MOST, SCALES = 127, torch.bfloat16
+UPWARD = 1 + 2**-7
+"""Makes up for what a scale may lose in rounding, so that no entry leaves its bits."""
+
+
+class FrameKeys:
+    """One key for each part of a frame and head, around a centre that all keys of the layer share.
+
+    The centre is often much larger than the differences. No softmax over frames depends on it, so products leave it
+    out. A key has a scale for each part and head.
+
+    Args:
+        parts: of a frame.
+        heads, width: of the keys that queries are matched with.
+
+    Attributes:
+        first: the first frame.
+        count: frames.
+    """
+
+    def __init__(self, parts: int, heads: int, width: int) -> None:
+        self.parts, self.heads, self.width = parts, heads, width
+        self.first = self.count = 0
+        self._keys = torch.zeros(0, parts, heads, width, dtype=torch.int8)
+        self._scales = torch.zeros(0, parts, heads, dtype=SCALES)
+        self._centre: Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the host; spare rows are not written and take none."""
+        return self._keys[: self.count].nbytes + self._scales[: self.count].nbytes
+
+    @property
+    def centre(self) -> Tensor:
+        """What is left out of all keys, [heads, width]; there is a frame."""
+        if self._centre is None:
+            raise ValueError("no frame was added")
+        return self._centre
+
+    def add(self, frames: range, keys: Tensor) -> None:
+        """Add mean keys [frames, parts, heads, width] of the next frames; the first ones make the centre."""
+        if self._centre is None:
+            self.first, self._centre = frames.start, keys.mean((0, 1))
+            self._keys = host_buffer((64, *keys.shape[1:]), torch.int8)
+            self._scales = host_buffer((64, *keys.shape[1:3]), SCALES)
+        stop = self.count + len(keys)
+        if stop > len(self._keys):
+            more = max(stop, int(1.5 * len(self._keys))) - len(self._keys)
+            self._keys, self._scales = grown(self._keys, more), grown(self._scales, more)
+        away = keys - self._centre
+        scales = (away.abs().amax(-1).clamp_min(1e-12) * UPWARD / MOST).to(SCALES)
+        self._keys[self.count : stop] = (away / scales[..., None].float()).round().to(torch.int8)
+        self._scales[self.count : stop] = scales
+        self.count = stop
+
+    def of(self, frames: Tensor) -> Tensor:
+        """Return keys of frames [n] less the centre, [n, parts, heads, width] float32."""
+        lines = frames - self.first
+        return self._keys[lines].float() * self._scales[lines].float()[..., None]
+
+    def of_head(self, entries: Tensor, head: int) -> Tensor:
+        """Return keys of one head less the centre, [n, width] float32.
+
+        Args:
+            entries: [n], a frame's line times `parts`, and its part.
+        """
+        rows = entries * self.heads + head
+        keys, scales = self._keys.view(-1, self.width), self._scales.view(-1)
+        return keys.index_select(0, rows).float() * scales.index_select(0, rows).float()[:, None]
+
+    def logits(self, states: Tensor, entries: Tensor) -> Tensor:
+        """Return products of queries with keys of their head less the centre's, [heads, queries, n].
+
+        Args:
+            states: [heads, queries, width], those of all query heads that share a key head.
+            entries: [heads, n] as `of_head`; -1 for none, whose product is -inf.
+        """
+        rows = (entries.clamp_min(0) * self.heads + torch.arange(self.heads)[:, None]).flatten()
+        keys = self._keys.view(-1, self.width).index_select(0, rows).to(states.device).view(*entries.shape, -1)
+        scales = self._scales.view(-1).index_select(0, rows).to(states.device).view(entries.shape)
+        products = states @ keys.float().transpose(1, 2)
+        products *= scales.float()[:, None]
+        return products.masked_fill_((entries < 0).to(states.device)[:, None], -torch.inf)
+
+    def state(self) -> StreamState:
+        """Return the state for a file."""
+        kept = {"keys": self._keys[: self.count], "scales": self._scales[: self.count]}
+        return StreamState(kept if self._centre is None else {**kept, "centre": self._centre}, {"first": self.first})
+
+    def restore(self, state: StreamState) -> None:
+        """Go on from a saved state; no frame has come yet."""
+        self._keys, self._scales = state.tensors["keys"], state.tensors["scales"]
+        self._centre = state.tensors.get("centre")
+        self.first, self.count = state.facts["first"], len(self._keys)
