@@ -42,7 +42,7 @@ def test_questions_given_a_strip_and_going_on(run: Command, walk: Path, tmp_path
     assert (early["at"], early["frames"], late["frames"]) == (30.0, 16, 48)
     assert all(moment["at"] <= 30 for moment in early["moments"])
     assert late["ttft_seconds"] > 0 and late["moments"] and late["retrieved"] == len(late["moments"])
-    assert told["clusters"]["visual"] >= 1 and told["bytes"]["device"]["index"] > 0
+    assert told["clusters"]["visual"] >= 1 and told["bytes"]["host"]["keys"] > 0
     assert Image.open(strip).format == "PNG"
 
     gone_on = run(
