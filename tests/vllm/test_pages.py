@@ -85,7 +85,6 @@ def test_rows_are_found_in_whatever_layout(seed: int, dtype: torch.dtype) -> Non
     rows = noise(layout, 10, dtype)
     pages.write(0, slots, rows)
     found = pages.read(0, slots[2:7])
-    assert torch.equal(pages.read_keys(0, pages.locate(slots[2:7])), found.keys)
     assert torch.equal(found.keys, rows.keys[:, 2:7]) and torch.equal(found.values, rows.values[:, 2:7])
 
 

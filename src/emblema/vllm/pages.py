@@ -136,11 +136,6 @@ class Pages:
         numbers = _decoded(keys, codes.dtype, codes.keys), _decoded(values, codes.dtype, codes.values)
         return LayerRows(*(part.to(self._dtype) for part in numbers))
 
-    def read_keys(self, layer: int, places: RowPlaces) -> Tensor:
-        """Return a copy of one layer's keys at places [heads, rows, width]; values are left alone."""
-        keys, codes = _memory(self._layers[layer].cache)[places.keys], self._layers[layer].codes
-        return keys if codes is None else _decoded(keys, codes.dtype, codes.keys).to(self._dtype)
-
     def _measure(self) -> None:
         """Find where each feature of each row of a page lies.
 
