@@ -52,9 +52,10 @@ def cell() -> Cell:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient() -> Iterator[None]:
-    """Wait for plans on a busy machine too, where vLLM would compute plainly."""
+    """Wait for plans and for what is staged on a busy machine too, where vLLM would compute plainly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "PLANNING_SECONDS", 60.0)
+        patch.setattr(planner, "STAGING_SECONDS", 60.0)
         yield
 
 

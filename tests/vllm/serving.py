@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 
@@ -142,7 +143,15 @@ class Served:
             if salt is not None:
                 prompt["cache_salt"] = salt
             given.append(prompt)
-        outputs = self.llm.generate(given, self.params(options, tokens, **more), use_tqdm=False)
+        from vllm.exceptions import VLLMValidationError
+
+        try:
+            outputs = self.llm.generate(given, self.params(options, tokens, **more), use_tqdm=False)
+        except VLLMValidationError as error:
+            # vLLM's encoder cache is as large as a step.
+            if Cell.read(os.environ).chunk is not None and "encoder cache size" in str(error):
+                pytest.skip(f"vLLM takes no picture of this model with so few tokens a step: {error}")
+            raise
         return [self._answer(output) for output in outputs]
 
     def _answer(self, output: Any) -> Answer:

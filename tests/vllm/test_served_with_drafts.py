@@ -1,7 +1,11 @@
 """Speculative decoding, served plainly. Last of these files: what vLLM imports for it spoils the next engine here."""
 
+import pytest
 
-def test_speculative_decoding_serves_plainly(bench, subjects, tmp_path) -> None:
+
+def test_speculative_decoding_serves_plainly(bench, cell, subjects, tmp_path) -> None:
+    if cell.scheduling == "async" or cell.runner == "v2":
+        pytest.skip("vLLM refuses n-grams with asynchronous scheduling, and V2's kernel for them does not run on a CPU")
     subject = subjects("qwen2.5-vl")
     given = subject.prompt(2, seed=1)
     served = bench.serve(
