@@ -87,6 +87,21 @@ def test_what_lies_after_the_recent_window_or_out_of_sight_is_not_retrieved(seed
             assert len(own) == 9 and own.min() >= 50 and own.max() < 180
 
 
+@pytest.mark.parametrize("budget", [9, 400])
+def test_a_budget_is_filled_from_a_part_of_a_stream_and_by_few_queries(budget: int) -> None:
+    keys, postings = memory_of(scenes(3000, 2, 2, seed=budget))
+    query = asked(2, 1, seed=1)
+    found = choose_frames(keys, postings, query, VisibleRange(0, 9999, 9999), settings(budget=budget))[0]
+    assert len(found) == budget
+
+
+def test_all_of_a_span_are_compared_where_the_lists_visited_have_little_of_it() -> None:
+    keys, postings = memory_of(scenes(3000, 2, 2, seed=1))
+    query, span = asked(2, 1, seed=1), VisibleRange(1500, 1800, 1800)
+    near, exact = (choose_frames(keys, postings, query, span, settings(budget=60, pool=p))[0] for p in (4.0, 999.0))
+    assert near.tolist() == exact.tolist() and len(near) == 60
+
+
 @pytest.mark.parametrize("frames", [40, 700, 3000])
 @pytest.mark.parametrize("still", [False, True])
 def test_every_key_lies_in_one_list(frames: int, still: bool) -> None:

@@ -20,7 +20,7 @@ PAGE = 32
 CODES = 1024
 """Codes of a head, about. From there on a list is cut that has four times the keys that each of so many would have."""
 VISITED = 32
-"""Codes that a query visits, at most."""
+"""Codes that a query visits at most, where these have enough keys."""
 SHOWN = 4
 """Pages of a list that are visited, at most: of longer lists some that are spread over time."""
 
@@ -164,12 +164,13 @@ class Postings:
         """
         logits = states @ self._means.transpose(1, 2)
         mass = (logits + self._counts.log()[:, None]).logsumexp(2)
-        codes = self._visited(logits, mass)
+        wanted = math.ceil(most * self.codes / self._keys.heads / self._entries)
+        codes = self._visited(logits, mass, max(VISITED, wanted))
         parts, first = self._keys.parts, self._keys.first
         begin, end = (low - first) * parts, (high - first) * parts
         whole = begin <= 0 and end >= self._entries
         if whole:
-            codes = codes[:, : math.ceil(most * self.codes / self._keys.heads / self._entries)]
+            codes = codes[:, :wanted]
         pages = self._shown.flatten(0, 1)[codes]
         pages = pages[:, :, : int((pages >= 0).any(0).any(0).sum())].flatten(1).long()
         entries = self._pages[pages].masked_fill_((pages < 0)[:, :, None], -1).flatten(1).long()
@@ -179,21 +180,21 @@ class Postings:
             entries = entries[:, (entries >= 0).any(0)]
         return entries, mass
 
-    def _visited(self, logits: Tensor, mass: Tensor) -> Tensor:
+    def _visited(self, logits: Tensor, mass: Tensor, most: int) -> Tensor:
         """Return codes [heads, n], counted over all heads, in the order in which a head's queries visit them.
 
         Args:
             logits: [heads, queries, codes] of mean keys.
             mass: [heads, queries] the logarithm of the sum over all keys.
+            most: codes of each query.
         """
         known = logits.masked_fill(self._counts[:, None] == 0, -torch.inf)
-        best = known.topk(min(VISITED, known.shape[2]), dim=2)
+        best = known.topk(min(most, known.shape[2]), dim=2)
         shares = (best.values - mass[:, :, None]).exp().clamp_max(1)
         order = torch.arange(1, shares.shape[2] + 1) - shares
         visits = torch.full(self._counts.shape, torch.inf)
         visits.scatter_reduce_(1, best.indices.flatten(1), order.flatten(1), "amin")
-        most = min(best.indices.flatten(1).shape[1], visits.shape[1])
-        codes = visits.topk(most, dim=1, largest=False).indices
+        codes = visits.topk(min(best.indices[0].numel(), visits.shape[1]), dim=1, largest=False).indices
         return codes + torch.arange(len(codes))[:, None] * visits.shape[1]
 
     def state(self) -> StreamState:

@@ -37,14 +37,17 @@ def choose_frames(
     asking = (query.groups >= 0).nonzero().squeeze(1)
     states = query.states[:, asking].reshape(keys.heads, -1, keys.width)
     mass: Tensor | None = None
-    if high - low <= settings.ablation.pool * budget:
-        begin, end = ((frame - keys.first) * keys.parts for frame in (low, high))
-        entries = torch.arange(begin, end).expand(keys.heads, -1)
-    else:
-        most = math.ceil(settings.ablation.pool * budget * keys.parts)
+    every = torch.arange((low - keys.first) * keys.parts, (high - keys.first) * keys.parts).expand(keys.heads, -1)
+    whole = (low, high) == (keys.first, keys.first + keys.count)
+    most = math.ceil(settings.ablation.pool * budget) * keys.parts
+    entries = every
+    if every.shape[1] > most:
         entries, mass = postings.find(states.cpu(), low, high, most)
+        if not whole and int((entries >= 0).sum(1).min()) < most:
+            # The lists that were visited have too little of this span.
+            entries = every
     logits = keys.logits(states, entries)
-    if mass is None or low > keys.first or high < keys.first + keys.count:
+    if mass is None or not whole:
         mass = logits.logsumexp(2)
     lines = (entries // keys.parts).to(logits.device)[:, None].expand(logits.shape)
     groups = query.groups[asking].repeat(logits.shape[1] // len(asking))
