@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
 from PIL import Image
 
 from emblema.errors import PromptError
 from emblema.stream.recorder import FrameRecorder
 from emblema.stream.standing import AnswerChange, StandingQuestions
-from tests.cli.running import Command, both_ways, emblema
+from tests.cli.running import Command, both_ways, emblema, refused
 from tests.cli.videos import write_cut_video, write_walk
 from tests.stream.live import camera, clip
 from tests.stream.test_webhook import receiver
@@ -98,6 +99,49 @@ def test_what_fails_beside_the_questions_does_not_end_the_run(walk: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("no more standing questions") == done.stderr.count("no more frames are recorded") == 1
     assert len(done.stdout.splitlines()) == 2
+
+
+def test_frames_are_recorded_on_by_a_resumed_stream_alone(tmp_path: Path) -> None:
+    """The last three of six pictures show nothing new and are skipped; time goes on after them all the same."""
+    (tmp_path / "seen").mkdir()
+    for number, seed in enumerate((0, 1, 2, 2, 2, 2)):
+        pixels = np.random.default_rng(seed).integers(0, 256, (112, 112, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "seen" / f"{number}.png")
+    kept = ("--store", str(tmp_path / "kept"), "--save", "seen", "--record", str(tmp_path / "frames"))
+    asked = ("--ask", "in which land are we now ?", "--fps", "1", "--json")
+    first = emblema("stream", str(tmp_path / "seen"), *FEW, "--skip", "0.02", *kept, *asked)
+    assert first.returncode == 0, first.stderr
+    told = json.loads(first.stdout)
+    assert (told["frames"], told["skipped"]) == (3, 3)
+    resumed = ("--resume", "seen", "--model", MODEL)
+    again = emblema("stream", str(tmp_path / "seen"), *resumed, *kept, *asked, "--clips", str(tmp_path / "clips"))
+    assert again.returncode == 0, again.stderr
+    told = json.loads(again.stdout)
+    assert (told["frames"], told["seconds"], told["skipped"], told["cut"]) == (6, 8.0, 6, None)
+    recorder = FrameRecorder(tmp_path / "frames")
+    assert recorder.times == [float(second) for second in range(12)]
+    # Another video would be shown in clips of this one.
+    line = refused("stream", str(tmp_path / "seen"), *FEW, *asked, "--record", str(tmp_path / "frames"))
+    assert "--record" in line and "end at 11 s" in line and "begin at 0 s" in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_what_cannot_be_written_in_the_end_comes_after_the_answers(walk: Path, tmp_path: Path) -> None:
+    (tmp_path / "[bold]full.jsonl").symlink_to("/dev/full")
+    (tmp_path / "strip.png").symlink_to("/dev/full")
+    (tmp_path / "file").touch()
+    standing = ("--standing", "in which land are we now ?", "--every", "8", "--hold", "1")
+    places = ("--alerts", str(tmp_path / "[bold]full.jsonl"), "--strip", str(tmp_path / "strip.png"))
+    clips = ("--record", str(tmp_path / "frames"), "--clips", str(tmp_path / "file"))
+    saved = ("--store", str(tmp_path / "kept"), "--save", "walk")
+    asked = ("--ask", "in which land are we now ?", "--json")
+    done = emblema("stream", str(walk), *FEW, *standing, *places, *clips, *saved, *asked)
+    assert done.returncode == 2, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["answers"]) == 1 and told["changes"] and Path(told["saved"]).exists()
+    assert done.stderr.count("[bold]full.jsonl") == 1 and "no more alerts are written" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "--strip" in last and "--clips" in last and "Traceback" not in done.stderr
 
 
 def test_a_camera_that_goes_away(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from emblema.cli.view.text import clock, size, span
 from emblema.cli.view.thumbnails import Thumbnails
 from emblema.errors import EmblemaError, MediaError, PromptError
 from emblema.stream.method import MemoryBytes
+from emblema.stream.recorder import FrameRecorder
 from emblema.stream.reply import Moment, StreamReply, StreamUsage
 from tests.cli.videos import write_video
 
@@ -109,6 +110,7 @@ def options(clip: Path, **changes: object) -> WatchOptions:
 
 def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     write_video(tmp_path / "clip.mp4")
+    FrameRecorder(tmp_path / "frames").add(5.0, Image.new("RGB", (32, 32)))
 
     def load() -> None:
         raise AssertionError("a model was loaded")
@@ -121,6 +123,7 @@ def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> No
         {"alerts": tmp_path / "alerts.jsonl"},
         {"clips": tmp_path / "clips"},
         {"record": tmp_path / "clip.mp4"},
+        {"record": tmp_path / "frames"},
         {"video": "rtsp:nothing"},
         {"video": "camera:999", "give_up": 0.1},
         {"video": "http://127.0.0.1:9/", "live": True, "give_up": 0.1},

@@ -99,8 +99,16 @@ def test_what_cannot_be_recorded(tmp_path: Path) -> None:
     for at in (-1.0, 2.0, float("nan")):
         with pytest.raises(StreamError, match="cannot be recorded"):
             recorder.add(at, plain(10))
-    for start, end in ((4.0, 3.0), (0.0, 2.9), (float("nan"), 3.0)):
+    for start, end in ((4.0, 3.0), (0.0, 2.9), (3.1, 4.0), (float("nan"), 3.0)):
         with pytest.raises(StreamError):
             recorder.export_clip(start, end, tmp_path / "clip.mp4")
     with pytest.raises(StreamError, match="cannot be written"):
         recorder.export_clip(3.0, 3.0, tmp_path / "none" / "clip.mp4")
+    with pytest.raises(StreamError, match="cannot be written"):
+        recorder.export_clip(3.0, 3.0, tmp_path / "file" / "clip.mp4")
+    # A folder of a frame's name cannot be deleted as a file.
+    (tmp_path / "full" / "0.000000.jpg").mkdir(parents=True)
+    full = FrameRecorder(tmp_path / "full", most_bytes=1)
+    with pytest.raises(StreamError, match="cannot be deleted to make room"):
+        full.add(1.0, plain(10))
+    assert full.times == [0.0] and full.deleted == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from emblema.errors import MediaError, StreamError
+from emblema.errors import CapacityError, MediaError, StreamError
 from emblema.stream.feed import LiveFeed
 from emblema.stream.frames import TimedFrame
 from emblema.stream.group import StreamGroup
@@ -95,6 +95,61 @@ def test_a_camera_that_breaks_or_is_silent_does_not_stop_the_others() -> None:
         assert list(group.ask_each(QUESTION, max_new_tokens=1)) == ["broken", "silent", "good"]
         for feed in feeds.values():
             feed.close()
+
+
+class Backwards(Camera):
+    """A source whose time goes back."""
+
+    def frames(self) -> Iterator[TimedFrame]:
+        for index, picture in enumerate(shown(NAME, self.count)):
+            yield TimedFrame(picture, -float(index))
+
+
+def test_a_stream_that_takes_no_more_frames_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = engine(NAME)
+    with made.stream(**SMALL) as full, made.stream(**SMALL) as back, made.stream(**SMALL) as good:
+        closed = made.stream(**SMALL)
+        closed.close()
+
+        def refusing(*_: object, **__: object) -> int:
+            raise CapacityError("it is full")
+
+        monkeypatch.setattr(full, "push", refusing)
+        monkeypatch.setattr(full, "advance", refusing)
+        sources = {"full": Camera(5, False), "closed": Camera(5, False), "back": Backwards(5, False)}
+        streams = {"full": full, "closed": closed, "back": back, "good": good}
+        feeds = {name: LiveFeed(source, good.settings) for name, source in sources.items()}
+        feeds["good"] = LiveFeed(Camera(28, False), good.settings)
+        group = StreamGroup(streams, feeds)
+        for _ in range(100_000):
+            group.turn()
+            if good.frames == 28 and len(group.failed) == 3:
+                break
+        assert (good.frames, good.log.times) == (28, [float(index) for index in range(28)])
+        assert {name: type(error) for name, error in group.failed.items()} == {
+            "full": CapacityError, "closed": StreamError, "back": StreamError,
+        }  # fmt: skip
+        assert str(group.failed["full"]) == "it is full" and "does not go back" in str(group.failed["back"])
+        for feed in feeds.values():
+            feed.close()
+
+
+def test_frames_of_a_camera_that_show_nothing_new_are_counted_by_its_stream() -> None:
+    class Still(Camera):
+        def frames(self) -> Iterator[TimedFrame]:
+            for index, picture in enumerate(shown(NAME, self.count)):
+                yield from (TimedFrame(picture, 4.0 * index + step) for step in range(4))
+
+    with engine(NAME).stream(skip=0.02, **SMALL) as stream:
+        feed = LiveFeed(Still(5, False), stream.settings)
+        group = StreamGroup({"one": stream}, {"one": feed})
+        for _ in range(100_000):
+            group.turn()
+            if stream.skipped == 15:
+                break
+        stream.advance()
+        assert (stream.frames, stream.skipped, stream.last) == (5, 15, 19.0)
+        feed.close()
 
 
 def test_a_group_that_is_not_right() -> None:

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from emblema.errors import MediaError
-from emblema.media import MediaLimits
+from emblema.media import MediaLimits, live
+from emblema.media.decoder_pool import DecodedItem
 from emblema.media.live import FrameClock, is_live, live_frames, live_name
 from emblema.stream.feed import LiveFeed
 from emblema.stream.frames import TimedFrame
@@ -160,6 +161,14 @@ def test_limits_hold_for_what_comes_from_a_camera() -> None:
             list(live_frames(server.url, 1.0, MediaLimits(decoder_bytes=2**20)))
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -float("inf"), "1", None])
+def test_a_time_that_is_none_is_refused(seconds: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = DecodedItem({"time": seconds, "jumps": 0}, bytearray(3))
+    monkeypatch.setattr(live, "decode", lambda task: iter([item]))
+    with pytest.raises(MediaError, match="was not decoded to frames"):
+        list(live_frames("camera:0", 1.0))
+
+
 def test_time_stamps_as_seconds() -> None:
     clock = FrameClock()
     # Delays of the network do not count, a burst after them neither; a pause of source and network does.
@@ -207,6 +216,11 @@ def test_a_full_queue_does_as_the_stream_says(drop: str) -> None:
             time.sleep(0.005)
         kept = {"block": list(range(20)), "oldest": [16, 17, 18, 19], "newest": [0, 1, 2, 3]}[drop]
         assert drained(feed) == kept and feed.dropped == 20 - len(kept)
+
+
+def test_what_shows_nothing_new_is_left_to_the_stream() -> None:
+    with LiveFeed(Pictures(20), StreamSettings(skip=0.5)) as feed:
+        assert drained(feed) == list(range(20))
 
 
 def test_what_ends_a_source_is_told_after_its_frames() -> None:

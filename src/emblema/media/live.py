@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -127,7 +128,7 @@ def live_frames(
             if not item.data:
                 continue
             seconds, jumps = item.fields.get("time"), item.fields.get("jumps")
-            if not isinstance(seconds, float) or type(jumps) is not int:
+            if not isinstance(seconds, float) or not math.isfinite(seconds) or type(jumps) is not int:
                 raise MediaError(f"{name} was not decoded to frames.")
             yield LiveFrame(seconds, picture_of(item, name, limits), jumps)
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -41,7 +42,8 @@ class LiveFeed:
     def __init__(self, source: FrameIterator, settings: StreamSettings, adaptive: float | None = None) -> None:
         self.thinned, self.every = 0, 1
         self._source, self._adaptive, self._most = source, adaptive, settings.queue
-        self._queue = FrameQueue(settings)
+        # What shows nothing new is left out, and counted, by the stream.
+        self._queue = FrameQueue(replace(settings, skip=None))
         self._arrived = threading.Event()
         self._error: Exception | None = None
         self._done = False

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from emblema.errors import MediaError, StreamError
+from emblema.errors import EmblemaError, StreamError
 from emblema.stream.feed import LiveFeed
 from emblema.stream.reply import StreamReply
 from emblema.stream.stream import Stream
@@ -18,7 +18,8 @@ class StreamGroup:
         feeds: of those whose frames are taken from a live source instead.
 
     Attributes:
-        failed: why a feed ended before its time, by the stream's name; the others go on.
+        failed: why a feed, or the stream that takes its frames, ended before its time, by the stream's name; the
+            others go on.
 
     Raises:
         StreamError: there is no stream, or a feed has none.
@@ -29,7 +30,7 @@ class StreamGroup:
         if not self._streams or not self._feeds.keys() <= self._streams.keys():
             raise StreamError("a group needs a stream or more, and each feed a stream of its name")
         self._waiting = list(self._streams)
-        self.failed: dict[str, MediaError] = {}
+        self.failed: dict[str, EmblemaError] = {}
 
     def turn(self) -> str | None:
         """Encode one block of the stream whose turn it is; return its name, None if no stream has anything to encode.
@@ -73,13 +74,15 @@ class StreamGroup:
     def _encode(self, name: str) -> int:
         """Encode a block of a stream at most; return how many frames were encoded, or taken from its feed."""
         stream, feed = self._streams[name], self._feeds.get(name)
-        if feed is None or name in self.failed:
+        if feed is None:
             return stream.advance(blocks=1)
         try:
+            if name in self.failed:
+                return stream.advance(blocks=1)
             frames = feed.take(0.0, stream.settings.block)
             for frame in frames:
                 stream.push(frame.picture, at=frame.at)
-        except MediaError as error:
-            self.failed[name] = error
+        except EmblemaError as error:
+            self.failed.setdefault(name, error)
             return 0
         return len(frames)

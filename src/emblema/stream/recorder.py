@@ -8,6 +8,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from io import BytesIO
 from itertools import pairwise
@@ -63,7 +64,7 @@ class FrameRecorder:
         """Write a frame of a time in seconds, after those before it.
 
         Raises:
-            StreamError: the time is negative or goes back, or the file cannot be written.
+            StreamError: the time is negative or goes back, the file cannot be written, or an old one not deleted.
         """
         if not 0 <= at < 1e13 or (self._files and at < self._files[-1][0] - 1e-6):
             raise StreamError(f"a frame of {at:g} s cannot be recorded: times are 0 or more, and do not go back")
@@ -84,13 +85,14 @@ class FrameRecorder:
             How many frames it has.
 
         Raises:
-            StreamError: none of that time is recorded, or the file cannot be written.
+            StreamError: none of that time is recorded, it begins after the last frame, or the file cannot be written.
             EmblemaError: the package for video is missing.
         """
         times, last = self.times, bisect_right(self.times, end)
         # The frame on show at the start came before it.
         first = max(0, bisect_right(times, start) - 1) if times and times[0] <= start else bisect_left(times, start)
-        if not start <= end or first >= last:
+        # Times are kept to a millionth of a second.
+        if not start <= end or first >= last or start > times[-1] + 1e-6:
             there = f"; what is recorded begins at {times[0]:.15g} s and ends at {times[-1]:.15g} s" if times else ""
             raise StreamError(f"nothing from {start:.15g} to {end:.15g} s is recorded{there}")
         chosen = [self._files[index] for index in range(first, last)]
@@ -104,8 +106,15 @@ class FrameRecorder:
 
     def _make_room(self, size: int) -> None:
         while self._files and self.bytes + size > self._most:
-            _, name, gone = self._files.popleft()
-            (self._folder / name).unlink(missing_ok=True)
+            _, name, gone = self._files[0]
+            try:
+                (self._folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise StreamError(
+                    f"{str(self._folder / name)!r} cannot be deleted to make room ({error.strerror}): "
+                    "allow it, or record in another folder"
+                ) from error
+            self._files.popleft()
             self.bytes, self.deleted = self.bytes - gone, self.deleted + 1
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -117,8 +126,11 @@ class FrameRecorder:
                 file.write(data)
             beside.replace(path)
         except OSError as error:
-            beside.unlink(missing_ok=True)
-            raise StreamError(f"{str(path)!r} cannot be written ({error.strerror})") from error
+            with suppress(OSError):
+                beside.unlink()
+            raise StreamError(
+                f"{str(path)!r} cannot be written ({error.strerror}): make room, or give another folder"
+            ) from error
 
 
 def _video(pictures: Sequence[Image.Image], times: Sequence[float], end: float) -> bytes:

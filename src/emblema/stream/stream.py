@@ -69,6 +69,11 @@ class Stream:
         return len(self.log)
 
     @property
+    def last(self) -> float | None:
+        """Seconds of the last frame that came, encoded or not, also one that was left out; None before the first."""
+        return self._queue.last
+
+    @property
     def waiting(self) -> int:
         """Frames that wait to be encoded."""
         return len(self._queue)

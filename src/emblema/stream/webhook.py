@@ -57,7 +57,7 @@ class Webhook:
         self.last_error = ""
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
-        self._closing = self._ended = False
+        self._closing = self._ended = self._sending = False
         self._thread = threading.Thread(target=self._run, name="emblema-webhook", daemon=True)
         self._thread.start()
 
@@ -74,14 +74,17 @@ class Webhook:
             self._changed.notify_all()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Send what waits, for so many seconds at most; what is left then counts as failed."""
+        """Send what waits, for so many seconds at most; what has not arrived then counts as failed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(seconds)
         with self._changed:
             self._ended = True
-            self.failed += len(self._waiting)
+            if self._sending or self._waiting:
+                self.last_error = self.last_error or "it did not answer in time"
+            self.failed += len(self._waiting) + self._sending
+            self._sending = False
             self._waiting.clear()
             self._changed.notify_all()
 
@@ -92,11 +95,14 @@ class Webhook:
                     self._changed.wait()
                 if not self._waiting:
                     return
-                body = self._waiting.popleft()
+                body, self._sending = self._waiting.popleft(), True
             arrived = self._deliver(body)
             with self._changed:
-                self.delivered += arrived
-                self.failed += not arrived
+                # A message that `close` did not wait for is counted already.
+                if self._sending:
+                    self._sending = False
+                    self.delivered += arrived
+                    self.failed += not arrived
 
     def _deliver(self, body: bytes) -> bool:
         """Try to send one message; return whether it arrived."""

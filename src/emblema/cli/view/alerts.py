@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def open_alerts(
         lines: a file that lines of JSON are appended to; - is stdout.
         webhook: an address that each change is posted to.
         trusted: hosts in a private network that may be sent to.
-        note: told at the end what did not arrive.
+        note: told when the file cannot be written any more, and at the end what did not arrive.
 
     Raises:
         StreamError: the file cannot be written.
@@ -41,8 +41,17 @@ def open_alerts(
             raise StreamError(f"--alerts {lines}: no line can be written there ({error.strerror})") from error
 
         def report(change: AnswerChange) -> None:
-            if lines is not None:
-                print(json.dumps(change.to_json()), file=file or sys.stdout, flush=True)
+            nonlocal lines
+            try:
+                if lines is not None:
+                    print(json.dumps(change.to_json()), file=file or sys.stdout, flush=True)
+            except OSError as error:
+                note(f"no more alerts are written: --alerts {lines}: {error.strerror}; make room, or give another file")
+                lines = None
+                # What waits in the file's buffer cannot be written either.
+                if file is not None:
+                    with suppress(OSError):
+                        file.close()
             if hook is not None:
                 hook.send(change.to_json())
 

@@ -3,16 +3,18 @@
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from emblema.cli.screen import console
+from emblema.cli.screen import console, output_folder
 from emblema.cli.view import text
 from emblema.cli.view.alerts import STDOUT, open_alerts
 from emblema.cli.view.plain import PlainViewer
@@ -105,18 +107,23 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
     _refuse_places(options)
     source = _source(options, settings)
     recorder = None if options.record is None else FrameRecorder(options.record, options.record_mib * 2**20)
+    if options.resume is None:
+        _refuse_recorded(options, recorder, 0.0)
     typing = not (questions or options.as_json) and sys.stdin.isatty()
     drawn = (
         not (options.plain or options.as_json or options.alerts == STDOUT)
         and console().is_terminal
         and (not typing or _has_keys())
     )
-    notes = console(options.plain, stderr=True)
+    note = partial(console(options.plain, stderr=True).print, soft_wrap=True, markup=False)
     with (
-        open_alerts(options.alerts, options.webhook, options.webhook_hosts, notes.print) as report,
+        open_alerts(options.alerts, options.webhook, options.webhook_hosts, note) as report,
         load() as engine,
         _opened(engine, options, settings) as stream,
     ):
+        begin = 0.0 if stream.last is None or options.is_live else stream.last + 1 / options.fps
+        if source is not None:
+            _refuse_recorded(options, recorder, begin)
         thumbnails, layers = Thumbnails(), len(engine.adapter.layouts)
         if options.resume:
             thumbnails.load(options.thumbnails(options.resume))
@@ -125,9 +132,7 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
             session = WatchSession(
                 stream, viewer, thumbnails, layers, questions, options.most, between, asked, report, recorder
             )
-            begin = stream.log.times[-1] + 1 / options.fps if stream.frames else 0.0
-            live = source is not None and source.live is not None
-            session.run(iter(()) if source is None else source.frames, 0.0 if live else begin)
+            session.run(iter(()) if source is None else source.frames, begin)
         _leave(options, stream, session, thumbnails, drawn, source, recorder)
     if session.interrupted and not typing:
         return 130
@@ -223,6 +228,17 @@ def _refuse_places(options: WatchOptions) -> None:
         raise EmblemaError(f"--strip {strip}: no picture can be written there; give a file in a folder that is there")
 
 
+def _refuse_recorded(options: WatchOptions, recorder: FrameRecorder | None, begin: float) -> None:
+    """Refuse a folder with frames of later times: none could be added, and clips would show another video."""
+    times, begin = [] if recorder is None else recorder.times, time.time() if options.is_live else begin
+    # A frame that was recorded just before the last run was stopped comes again, its time rounded.
+    if times and times[-1] > begin + 1e-6:
+        raise StreamError(
+            f"--record {options.record}: frames that are there end at {times[-1]:.15g} s, those that come begin at "
+            f"{begin:.15g} s; give another folder, or empty it"
+        )
+
+
 def _opened(engine: "Engine", options: WatchOptions, settings: StreamSettings) -> Stream:
     return engine.stream(options.method, settings) if options.resume is None else engine.load_stream(options.resume)
 
@@ -257,41 +273,70 @@ def _leave(
     source: FrameSource | None,
     recorder: FrameRecorder | None,
 ) -> None:
-    """Write what is to be kept, and print where the stream is unless that was drawn."""
+    """Write what is to be kept, and print where the stream is unless that was drawn.
+
+    Raises:
+        EmblemaError: something could not be written; raised after the rest is written, and all is printed.
+    """
     notes, status = console(options.plain, stderr=True), session.status
     places: dict[str, str] = {}
+    troubles: list[str] = []
     if options.strip is not None and session.answers:
-        from emblema.cli.view.strip import draw
-
-        name = Path(options.shown or options.resume or "").name
-        title = " \u00b7 ".join((name, _about(options, stream), text.frames(status, None), text.clusters(status)))
-        places["strip"] = str(draw(session.answers, thumbnails, title, options.strip))
+        with _collected(troubles):
+            places["strip"] = _draw_strip(options, stream, session, thumbnails, options.strip)
     elif options.strip is not None:
         notes.print("no question was answered: there is nothing to draw", style="yellow")
     if options.save is not None and stream.frames:
-        places["saved"] = str(stream.save(options.save))
-        thumbnails.save(options.thumbnails(options.save))
+        with _collected(troubles):
+            places["saved"] = str(stream.save(options.save))
+            thumbnails.save(options.thumbnails(options.save))
     if options.clips is not None and recorder is not None:
-        places |= _write_clips(options.clips, session, recorder, notes.print)
+        with _collected(troubles):
+            note = partial(notes.print, soft_wrap=True, markup=False)
+            places |= _write_clips(options.clips, session, recorder, note)
     live = {} if source is None else source.to_json()
     if options.as_json:
         told = {"live": live} if live else {}
         facts = {"video": options.shown, "model": options.model, **told, **session.to_json(), **places}
         typer.echo(json.dumps(facts, indent=2))
-        return
-    for line in () if drawn else text.summary(status):
-        notes.print(line, style="dim", soft_wrap=True, markup=False)
-    if live:
-        notes.print("live: " + ", ".join(f"{name} {count}" for name, count in live.items()), style="dim")
-    for name, place in places.items():
-        notes.print(f"{name}: {place}", soft_wrap=True, markup=False)
+    else:
+        for line in () if drawn else text.summary(status):
+            notes.print(line, style="dim", soft_wrap=True, markup=False)
+        if live:
+            notes.print("live: " + ", ".join(f"{name} {count}" for name, count in live.items()), style="dim")
+        for name, place in places.items():
+            notes.print(f"{name}: {place}", soft_wrap=True, markup=False)
+    if troubles:
+        raise EmblemaError("; ".join(troubles))
+
+
+@contextmanager
+def _collected(troubles: list[str]) -> Iterator[None]:
+    """Add what fails to a list, so that the rest is written all the same."""
+    try:
+        yield
+    except EmblemaError as error:
+        troubles.append(str(error))
+
+
+def _draw_strip(
+    options: WatchOptions, stream: Stream, session: WatchSession, thumbnails: Thumbnails, path: Path
+) -> str:
+    from emblema.cli.view.strip import draw
+
+    status, name = session.status, Path(options.shown or options.resume or "").name
+    title = " \u00b7 ".join((name, _about(options, stream), text.frames(status, None), text.clusters(status)))
+    try:
+        return str(draw(session.answers, thumbnails, title, path))
+    except OSError as error:
+        raise EmblemaError(f"--strip {path}: it cannot be written ({error.strerror}); give another file") from error
 
 
 def _write_clips(
     folder: Path, session: WatchSession, recorder: FrameRecorder, note: Callable[[str], None]
 ) -> dict[str, str]:
     """Write a clip of each answer's strongest evidence; return where they are."""
-    folder.mkdir(parents=True, exist_ok=True)
+    output_folder(folder, "--clips")
     places = {}
     for number, answer in enumerate(session.answers, 1):
         spans = answer.reply.evidence()
@@ -300,7 +345,7 @@ def _write_clips(
         best = max(spans, key=lambda span: (span.share, span.end - span.start))
         try:
             recorder.export_clip(best.start, best.end, folder / f"answer-{number}.mp4")
-        except StreamError as error:
+        except EmblemaError as error:
             note(f"no clip of answer {number}: {error}")
             continue
         places[f"clip {number}"] = str(folder / f"answer-{number}.mp4")
