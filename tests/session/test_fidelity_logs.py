@@ -251,3 +251,21 @@ def test_the_file_is_the_owners_alone_and_a_fork_opens_its_own(tmp_path: Path) -
     assert os.waitpid(child, 0)[1] == 0
     measure(logs, GOOD)
     assert [line.measured for line in read_all(tmp_path)[OWNER].reports()] == [3]
+
+
+def test_a_log_that_is_forgotten_is_read_again(tmp_path: Path) -> None:
+    logs = FidelityLogs(folder_of(tmp_path))
+    measure(logs, *[BAD] * 6)
+    held = logs.of(OWNER)
+    logs.forget(OWNER)
+    logs.forget("nobody")
+    assert logs.of(OWNER) is not held and not trusts(logs)
+    logs.close()
+
+
+def test_a_log_with_what_is_not_written_is_not_forgotten() -> None:
+    logs = FidelityLogs(None)
+    measure(logs, *[BAD] * 6)
+    held = logs.of(OWNER)
+    logs.forget(OWNER)
+    assert held.unsaved == (logs.of(OWNER) is held)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.pairs import ChunkPairs, PairBasis, make_basis, width_of
 from emblema.session import pair_bases
@@ -224,3 +225,26 @@ def test_who_deleted_a_picture_takes_nothing_of_it_from_another_s_file(stores: t
     assert 0 in met(stores[0])
     learn(one, sighting(1, seed=8))
     assert met(stores[0]) == {1: 3, 2: 1}
+
+
+def test_a_failure_of_other_pieces_counts_no_sighting_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(tmp_path) as store:
+        put(store, SHOWN)
+        memory = memory_of(store)
+        learn(memory, sighting(0, seed=1), sighting(0, seed=2))
+        before = met(store)
+        tenant = memory._store()
+        assert tenant is not None
+        flush = tenant.flush
+
+        def failing() -> None:
+            flush()
+            raise StoreError("another piece could not be written")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tenant, "flush", failing)
+            learn(memory, sighting(0, seed=3))
+            for _ in range(3):
+                memory.flush()
+        learn(memory, sighting(1, seed=4))
+        assert met(store) == {0: before[0] + 1, 1: 1}

@@ -44,3 +44,17 @@ def test_the_file_is_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.
         assert trusts(two)
         monkeypatch.setattr(lane_ledgers, "REFRESH_SECONDS", 0.0)
         assert not trusts(two)
+
+
+def test_tenants_beyond_a_bound_leave_memory_and_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_ledgers, "MOST_TENANTS", 3)
+    with Store(tmp_path) as store:
+        ledgers = LaneLedgers(store)
+        for _ in range(4):
+            ledgers.record(b"first", "m", LANES, BAD, POLICY)
+        held = ledgers.of(b"first")
+        for name in range(5):
+            assert trusts(ledgers, salt=str(name).encode())
+        assert ledgers.of(b"first") is not held and not trusts(ledgers, salt=b"first")

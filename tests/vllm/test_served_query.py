@@ -262,6 +262,10 @@ def test_an_error_while_rows_are_placed_or_logits_are_seen_is_a_loss(known, monk
         assert torch.equal(answer.logits, plain.logits) and answer.report["remark"] == readings.LOST
     with monkeypatch.context() as patch:
         patch.setattr(known.served.kv_worker.stager, "get", lambda request_id: None)
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        # As on a worker that has read nothing yet.
+        patch.setattr(get_kv_transfer_group()._question_runs._positions, "_axes", 0)
         answer = known.ask(given, STANDS)
         assert torch.equal(answer.logits, plain.logits)
     assert known.ask(given, STANDS).report["linked_tokens"] > 0

@@ -75,6 +75,14 @@ class FidelityLogs:
         with self._lock:
             self._attempt(partial(self._save, owner), "saved")
 
+    def forget(self, owner: str) -> None:
+        """Let a tenant's log go from memory, unless some of it is not written; it is read again when it is wanted."""
+        with self._lock:
+            held = self._logs.get(owner)
+            if held is not None and not held.unsaved:
+                del self._logs[owner]
+                self._versions.pop(owner, None)
+
     def close(self) -> None:
         """Write what is not written yet, and close the file."""
         with self._lock:

@@ -498,15 +498,23 @@ class PairMemory:
                 self._chunks[name] = more
             if len(more.places):
                 store.put_artifact(self._key(name), more)
-        if self._bases.shared:
-            store.flush()
+        failure: StoreError | None = None
+        try:
+            if self._bases.shared:
+                store.flush()
+        except StoreError as error:
+            # It may be of other pieces: what is there was written, and is not added once more.
+            failure = error
         stamps = {name: store.written(self._key(name)) for name in changed}
         with self._lock:
+            lacking = {name for name in stamps if failure is not None and stamps[name] == self._stamps.get(name)}
             self._stamps |= stamps
-            for name in names:
+            for name in names - lacking:
                 if self._chunks.get(name) is changed.get(name):
                     self._dirty.discard(name)
                     self._sightings.pop(name, None)
+        if failure is not None:
+            raise failure
 
     def _joined(self, store: PairStore, name: str, pairs: ChunkPairs) -> ChunkPairs:
         """Return a chunk's pairs with what another process wrote of it since they were read."""

@@ -221,7 +221,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         for work, seconds in self._clock.take():
             self.kv_worker.observe_step(work, seconds)
         self.kv_worker.begin_step(step)
-        if step.shadow is not None and self._shadow_runs is None and self._make_shadows is not None:
+        compared = step.shadow is not None or step.noted is not None
+        if compared and self._shadow_runs is None and self._make_shadows is not None:
             self._shadow_runs = self._make_shadows(model())
             self._rewriter.add_side(self._shadow_runs)
         refused = self._asleep or self.kv_worker.stopped

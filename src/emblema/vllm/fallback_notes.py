@@ -75,7 +75,8 @@ class FallbackNotes:
         """Take what the forward made."""
         for name, noted, blocks, (_, stop) in self._runs:
             if stop >= noted.prompt.tokens:
-                del self._expected[name]
+                # What is learnt from makes room: this one may have left already.
+                self._expected.pop(name, None)
                 self._learner.take(noted, self._pages(), blocks)
         self._runs.clear()
 

@@ -1,6 +1,7 @@
 """What was measured of lanes, by tenant: read where requests are planned, and added to where prompts were compared."""
 
 import time
+from collections import OrderedDict
 
 from emblema.link.policy.fidelity import FidelityLog, Sample
 from emblema.link.policy.margins import MarginSample
@@ -11,6 +12,8 @@ from emblema.vllm.step_metadata import ShadowOutcome
 
 REFRESH_SECONDS = 1.0
 """How long a tenant's measurements are taken to be what other processes have written too."""
+MOST_TENANTS = 1024
+"""Tenants whose measurements are in memory, at most: clients choose their names."""
 
 
 class LaneLedgers:
@@ -22,7 +25,7 @@ class LaneLedgers:
 
     def __init__(self, store: Store) -> None:
         self._store, self._logs = store, FidelityLogs.of_store(store)
-        self._read: dict[str, float] = {}
+        self._read: OrderedDict[str, float] = OrderedDict()
 
     def of(self, salt: bytes) -> FidelityLog:
         """Return a tenant's measurements, with those of other servers."""
@@ -31,6 +34,9 @@ class LaneLedgers:
         if now - self._read.setdefault(owner, now) >= REFRESH_SECONDS:
             self._logs.refresh(owner)
             self._read[owner] = now
+        self._read.move_to_end(owner)
+        while len(self._read) > MOST_TENANTS:
+            self._logs.forget(self._read.popitem(last=False)[0])
         return log
 
     def record(

@@ -135,6 +135,8 @@ class QuestionRuns:
     def _place(self, reading: Reading) -> None:
         """Write the rows that a reading takes into its pages."""
         order = reading.order
+        # First of all: a reading that is lost later still runs in the step that its request was scheduled for.
+        reading.positions = self._positions.of(order.data.prompt_token_ids, order.data.mm_features)
         staged = self._stager.get(order.request_id)
         if staged is None:
             raise LoadError(order.request_id, "its rows are not staged")
@@ -148,7 +150,6 @@ class QuestionRuns:
         if self._learner is not None:
             reading.shares = self._learner.begin(staged, self._model.device)
         self._stager.drop(order.request_id)
-        reading.positions = self._positions.of(order.data.prompt_token_ids, order.data.mm_features)
 
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:
         # What other work may have is less: a request waits for this.

@@ -117,6 +117,7 @@ class ShadowRuns:
         if refused:
             self.drop()
         if step.shadow is not None and refused:
+            self._stager.drop(step.shadow.name)
             self._reports[step.shadow.number] = ShadowReport(1, None)
         elif step.shadow is not None:
             self._begin(step.shadow)
