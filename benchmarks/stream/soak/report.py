@@ -26,8 +26,6 @@ UNCOUNTED = "bytes of the process that the stream does not count"
 MISSED = {f"{UNCOUNTED}, last quarter to the second": 1.25, TOTAL: 1.2}
 """What is known to miss its bound on some machines, by gaps of the allocator, and up to where. It is shown as missed;
 beyond this, a soak fails by it."""
-INDEX = ("index",)
-"""Places of the device whose bytes go with the clusters."""
 
 RoundFigure = Callable[[SoakRound], float]
 
@@ -47,14 +45,9 @@ def clusters(found: SoakRound) -> float:
     return found.clusters
 
 
-def index_bytes(found: SoakRound) -> float:
-    """Return the device bytes that go with the clusters."""
-    return sum(found.device.get(place, 0) for place in INDEX)
-
-
-def other_bytes(found: SoakRound) -> float:
-    """Return the device bytes that do not."""
-    return sum(found.device.values()) - index_bytes(found)
+def device_bytes(found: SoakRound) -> float:
+    """Return the bytes on the device."""
+    return sum(found.device.values())
 
 
 def uncounted(found: SoakRound) -> float:
@@ -80,10 +73,8 @@ def quarters(rounds: Sequence[SoakRound]) -> tuple[list[SoakRound], list[SoakRou
 
 
 def growth(rounds: Sequence[SoakRound], figure: RoundFigure) -> float:
-    """Return the mean over the last quarter as a multiple of that over the second; 1 where both are 0."""
+    """Return the mean over the last quarter as a multiple of that over the second."""
     before, after = (fmean(map(figure, quarter)) for quarter in quarters(rounds))
-    if not before and not after:
-        return 1.0
     return after / before if before else float("nan")
 
 
@@ -116,9 +107,7 @@ def soak_bars(log: SoakLog) -> tuple[Bar, ...]:
         Bar("same answers from the same frames after the kill", same, 1, count=asked),
         held("time to first token over growth of clusters", growth(rounds, ttft) / grown, NOISE),
         held("CPU seconds to encode a frame over growth of clusters", growth(rounds, encoding) / grown, NOISE),
-        # The index grows by a quarter at a time.
-        held("device bytes of a cluster", growth(rounds, lambda found: index_bytes(found) / found.clusters), 1.25),
-        held("other device bytes", growth(rounds, other_bytes), 1.01),
+        held("device bytes", growth(rounds, device_bytes), 1.01),
         held("host bytes of a frame", growth(rounds, lambda found: host_bytes(found) / found.frames), NOISE),
         held(UNCOUNTED, growth(rounds, uncounted), NOISE),
         Bar(TOTAL, most_memory(rounds), NOISE, least=False, count=len(rounds)),
@@ -146,13 +135,13 @@ def _rounds(log: SoakLog) -> Table:
         f"one layer. Resident: memory of the process. It was killed after {log.before.frames:,} frames and went on "
         "from there. Uncounted: what of it the stream does not say that it holds."
     )
-    over = ("clusters", "TTFT ms", "frames a CPU second", "index MB", "host MB", "resident MB", "uncounted MB")
-    columns = ("frames", "process", "clusters", "visual clusters", "TTFT ms", "frames a CPU second", "index MB")
+    over = ("clusters", "TTFT ms", "frames a CPU second", "host MB", "resident MB", "uncounted MB")
+    columns = ("frames", "process", "clusters", "visual clusters", "TTFT ms", "frames a CPU second")
     return Table(
         "soak",
         f"{rounds[-1].frames:,} frames, asked all the way",
         note,
-        (*columns, "other device MB", "host MB", "resident MB", "uncounted MB", "right"),
+        (*columns, "device MB", "host MB", "resident MB", "uncounted MB", "right"),
         tuple(map(_line, lines)),
         (*(Plot("frames", column) for column in over), Plot("clusters", "TTFT ms")),
         soak_bars(log),
@@ -162,7 +151,7 @@ def _rounds(log: SoakLog) -> Table:
 
 def _line(rounds: Sequence[SoakRound]) -> tuple[Cell, ...]:
     last = rounds[-1]
-    held = (index_bytes, other_bytes, host_bytes, lambda found: found.resident, uncounted)
+    held = (device_bytes, host_bytes, lambda found: found.resident, uncounted)
     return (
         last.frames,
         "first" if last.process == 0 else "second",
@@ -187,7 +176,6 @@ def _slopes(log: SoakLog) -> Table:
 
     figures = (
         ("clusters of one layer, for 1,000 frames", slope(rounds, frames, clusters) * 1000),
-        ("device bytes, for a cluster of one layer", slope(rounds, clusters, index_bytes)),
         ("host bytes, for a frame", slope(rounds, frames, host_bytes)),
         ("uncounted bytes of the process, for a frame", slope(rounds, frames, uncounted)),
         ("of them, gaps that the allocator keeps, for a frame", slope(rounds, frames, gaps)),

@@ -22,7 +22,7 @@ class Cluster:
     Attributes:
         id: its number, never used again.
         group: the visual cluster that it lies in; its own id at the visual level.
-        frames: its members, in the order of the lines of its block.
+        frames: its members.
         variance: mean squared distance of its members from their mean.
         lazy: it grew too wide while it was on the host, and is cut when it is fetched.
         waiting: clusters of one frame that came to it since then.

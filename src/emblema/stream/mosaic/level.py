@@ -339,7 +339,7 @@ class SemanticLevel(ClusterLevel):
         self.partition(groups)
 
     def move(self, group: int, homes: dict[int, int]) -> int:
-        """Follow the end of a visual cluster: `homes` has the visual cluster of each of its frames now.
+        """Follow the end of a visual cluster: `homes` has the visual cluster that each of its frames is in.
 
         Returns:
             How many clusters were divided for it.

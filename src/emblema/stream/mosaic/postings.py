@@ -164,7 +164,9 @@ class Postings:
         """
         logits = states @ self._means.transpose(1, 2)
         mass = (logits + self._counts.log()[:, None]).logsumexp(2)
-        wanted = math.ceil(most * self.codes / self._keys.heads / self._entries)
+        # Of a long list no more than `SHOWN` pages are visited.
+        visited = float(self._counts.clamp_max(SHOWN * PAGE).sum()) / self.codes
+        wanted = math.ceil(most / visited)
         codes = self._visited(logits, mass, max(VISITED, wanted))
         parts, first = self._keys.parts, self._keys.first
         begin, end = (low - first) * parts, (high - first) * parts
