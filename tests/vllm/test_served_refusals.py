@@ -108,7 +108,7 @@ def test_engines_that_step_together_read_no_prompt() -> None:
     config, _ = server()
     config.compilation_config = SimpleNamespace(cudagraph_mode=CUDAGraphMode.PIECEWISE)
     config.parallel_config.use_ubatching, config.ec_transfer_config = False, object()
-    config.model_config.use_mla = False
+    config.model_config.use_mla = config.model_config.is_mm_prefix_lm = False
     assert internals.unfit_to_read(config) is None
     config.parallel_config.data_parallel_size = 2
     assert "step together" in (internals.unfit_to_read(config) or "")
