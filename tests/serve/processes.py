@@ -41,7 +41,7 @@ class Process:
         threading.Thread(target=self._read, daemon=True).start()
         self.client = OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
         for _ in range(1_200):
-            if self.process.poll() is None and httpx.get(f"{self.address}/health").status_code == 200:
+            if self.process.poll() is None and httpx.get(f"{self.address}/health", timeout=60).status_code == 200:
                 return
             time.sleep(0.05)
         raise AssertionError("\n".join(self.log))

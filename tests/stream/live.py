@@ -1,13 +1,14 @@
 """Live video served on this machine: MPEG-TS over HTTP, a connection as a script of clips and ends."""
 
 import io
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 
 import av
 import numpy as np
+
+from tests.stream.servers import LocalServer, running
 
 Script = Callable[[int], Iterator[bytes]]
 
@@ -27,14 +28,12 @@ def clip(values: range, begin: float = 0.0, rate: int = 10, size: tuple[int, int
     return out.getvalue()
 
 
-class Camera(ThreadingHTTPServer):
+class Camera(LocalServer):
     """Answers connection n with what the script gives for it; a script that raises OSError breaks it off."""
 
-    daemon_threads = True
-
     def __init__(self, script: Script) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.script, self.connections, self.ended = script, 0, threading.Event()
+        super().__init__(Handler)
+        self.script, self.connections = script, 0
 
     @property
     def url(self) -> str:
@@ -62,12 +61,5 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-@contextmanager
-def camera(script: Script) -> Iterator[Camera]:
-    with Camera(script) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        yield server
-        server.ended.set()
-        server.shutdown()
-        thread.join()
+def camera(script: Script) -> AbstractContextManager[Camera]:
+    return running(Camera(script))

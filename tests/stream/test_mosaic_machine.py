@@ -1,15 +1,19 @@
 """Any sequence of pushes and questions: every frame lies in one place, bytes add up, statistics hold."""
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from PIL import Image
 
+from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook
 from emblema.stream.features import mean_keys
+from emblema.stream.method import EvictedFrames
 from emblema.stream.mosaic.clusters import variance_of
 from emblema.stream.mosaic.memory import Mosaic
 from tests.engine.engines import engine
@@ -49,8 +53,19 @@ class StreamMachine(RuleBasedStateMachine):
             "tau_small": tau, "tau_large": tau, "parts": parts, "scoring": scoring,
             "retrieval": retrieval, "geometry": geometry, "representatives": representatives,
         }  # fmt: skip
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(Mosaic, "admit", self.record(Mosaic.admit))
         self.stream = engine(NAME).stream("mosaic", template=False, **options)
-        self.written: dict[int, list[torch.Tensor]] = {}
+
+    def record(self, admit: Callable[[Mosaic, EvictedFrames], None]) -> Callable[[Mosaic, EvictedFrames], None]:
+        """Return `admit` with a copy of each layer's rows kept in `admitted`."""
+        self.admitted: list[tuple[LayerRows, ...]] = []
+
+        def recorded(memory: Mosaic, evicted: EvictedFrames) -> None:
+            self.admitted.append(tuple(LayerRows(own.keys.clone(), own.values.clone()) for own in evicted.layers))
+            admit(memory, evicted)
+
+        return recorded
 
     @rule(seen=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=2, max_size=16), whole=st.booleans())
     def push(self, seen: list[tuple[int, int]], whole: bool) -> None:
@@ -118,7 +133,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     @invariant()
     def rows_are_those_of_the_frames(self) -> None:
-        """The keys that frames are retrieved by come out of the rows again, but for their eight bits."""
+        """Rows are those admitted, to the bit; the keys that frames are retrieved by are theirs, but for eight bits."""
         if (parts := self.parts()) is None or not (frames := parts[0].frames):
             return
         memory, _ = parts
@@ -128,6 +143,9 @@ class StreamMachine(RuleBasedStateMachine):
             keys, store = memory.layers[index].keys, memory.stores[index]
             assert (keys.first, keys.count) == (frames.start, len(frames)) and store.frames == frames
             rows = store.rows(memory.lines_of(index, numbers.numpy()))
+            came = [layers[index] for layers in self.admitted]
+            assert rows.keys.equal(torch.cat([own.keys for own in came], 1))
+            assert rows.values.equal(torch.cat([own.values for own in came], 1))
             exact = mean_keys(rows, layout, book, memory.positions.tokens, keys.parts) - keys.centre
             step = exact.abs().amax(-1, keepdim=True) / 127
             assert bool(((keys.of(numbers) - exact).abs() <= 0.6 * step + 1e-5).all())
@@ -146,6 +164,7 @@ class StreamMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "stream"):
             self.stream.close()
+            self.patch.undo()
 
 
 StreamMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=12)

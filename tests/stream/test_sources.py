@@ -121,9 +121,9 @@ def test_a_source_that_falls_silent_is_given_up_too() -> None:
         server.ended.wait(30)
 
     with camera(script) as server:
-        source = LiveSource(server.url, 10.0, patience=0.5, give_up=1.5, pause=0.05)
+        source = LiveSource(server.url, 10.0, patience=2.0, give_up=3.0, pause=0.05)
         found = []
-        with pytest.raises(MediaError, match="gave no frame for 1.5 s"):
+        with pytest.raises(MediaError, match="gave no frame for 3 s"):
             for frame in source.frames():
                 found.append(frame)
         # The last frames of a stream that is never closed may stay in the decoder.
@@ -210,7 +210,7 @@ def test_a_full_queue_does_as_the_stream_says(drop: str) -> None:
     with LiveFeed(Pictures(20), StreamSettings(queue=4, drop=drop)) as feed:  # type: ignore[arg-type]
         assert feed.take(5.0, most=0) == []
         began = time.monotonic()
-        while feed.waiting + feed.dropped < (4 if drop == "block" else 20) and time.monotonic() < began + 10:
+        while feed.waiting + feed.dropped < (4 if drop == "block" else 20) and time.monotonic() < began + 60:
             time.sleep(0.005)
         kept = {"block": list(range(20)), "oldest": [16, 17, 18, 19], "newest": [0, 1, 2, 3]}[drop]
         assert drained(feed) == kept and feed.dropped == 20 - len(kept)

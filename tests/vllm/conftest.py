@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from emblema import Engine
 from emblema.vllm import planner
 from emblema.vllm.planner import RequestPlanner
 from tests.vllm.cells import CHOICES, Cell, enter
@@ -115,3 +116,16 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
         return made[name]
 
     return subject
+
+
+@pytest.fixture(scope="module")
+def subject(subjects: Callable[[str], Any]) -> Any:
+    """The model that is served where a test names no other."""
+    return subjects("qwen2.5-vl")
+
+
+@pytest.fixture(scope="module")
+def engine(subject: Any) -> Iterator[Engine]:
+    """The same model outside vLLM."""
+    with Engine.load(subject.folder) as engine:
+        yield engine

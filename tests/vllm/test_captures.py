@@ -1,9 +1,6 @@
 """What is captured, when, and on whose pages: each chunk once, under its tenant, and every page comes back."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,35 +11,20 @@ from emblema.vllm.captures import REMEMBERED_CAPTURES, WAITING_CAPTURES, Capture
 from emblema.vllm.quiet import CAPTURE_SHARE, CAPTURES_AT_ONCE, DENSE_SECONDS, PRESSED_SECONDS, QuietMoments
 from emblema.vllm.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from tests.link.pieces import LAYERS
+from tests.vllm.page_pool import PagePool
 from tests.vllm.requests import SPEC, TOKENS, request
 
 PAGE = 32
 PAGES = -(-TOKENS // PAGE)
 
 
-@dataclass
-class Pool:
-    """Pages that are free, by their numbers."""
-
-    free: list[int] = field(default_factory=lambda: list(range(100)))
-
-    def get_num_free_blocks(self) -> int:
-        return len(self.free)
-
-    def get_new_blocks(self, num_blocks: int) -> list[Any]:
-        return [SimpleNamespace(block_id=self.free.pop(0)) for _ in range(num_blocks)]
-
-    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
-        self.free += [block.block_id for block in ordered_blocks]
+@pytest.fixture
+def pool() -> PagePool:
+    return PagePool()
 
 
 @pytest.fixture
-def pool() -> Pool:
-    return Pool()
-
-
-@pytest.fixture
-def queue(pool: Pool) -> CaptureQueue:
+def queue(pool: PagePool) -> CaptureQueue:
     queue = CaptureQueue(2, PAGE, lambda wanted: f"feature of {wanted.item.identifier}")
     queue.bind_pool(pool)
     return queue
@@ -70,7 +52,7 @@ def drain(queue: CaptureQueue) -> list[str]:
 
 
 def test_missing_pictures_are_captured_once_and_known_ones_never(
-    queue: CaptureQueue, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    queue: CaptureQueue, pool: PagePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.request(plan(shown_of("abcb"), stored="a"))
     queue.request(plan(shown_of("cd")))
@@ -101,7 +83,7 @@ def test_captures_are_of_the_tenant(queue: CaptureQueue) -> None:
     assert len({capture.chunk.id for capture in begun}) == 2
 
 
-def test_nothing_begins_without_pages(queue: CaptureQueue, pool: Pool) -> None:
+def test_nothing_begins_without_pages(queue: CaptureQueue, pool: PagePool) -> None:
     del pool.free[PAGES + 1 :]
     queue.request(plan(shown_of("ab")))
     (first,) = queue.begin(idle=True)

@@ -18,7 +18,6 @@ from emblema.vllm.quiet import QuietMoments
 from emblema.vllm.shadow_runs import ShadowRuns
 from tests.vllm import ranks
 
-FAMILY = "qwen2.5-vl"
 ALWAYS = {"canary": 1.0, "canary_rows": 1e9}
 AUTO = {"strategy": "auto"}
 UNNOTICED = {"capture": False}
@@ -26,16 +25,6 @@ UNNOTICED = {"capture": False}
 FULL = {"strategy": "full", **UNNOTICED}
 NOISE = 1e-6
 """Nats by which the first decimals of float32 logits differ."""
-
-
-@pytest.fixture(scope="module")
-def subject(subjects) -> Any:
-    return subjects(FAMILY)
-
-
-@pytest.fixture(scope="module")
-def engine(subject) -> Engine:
-    return Engine.load(subject.folder)
 
 
 @pytest.fixture

@@ -11,18 +11,6 @@ from tests.vllm.cells import Cell
 from tests.vllm.row_meter import RowMeter
 
 pytestmark = pytest.mark.cells
-FAMILY = "qwen2.5-vl"
-
-
-@pytest.fixture(scope="module")
-def subject(subjects: Any) -> Any:
-    return subjects(FAMILY)
-
-
-@pytest.fixture(scope="module")
-def engine(subject: Any) -> Iterator[Engine]:
-    with Engine.load(subject.folder) as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

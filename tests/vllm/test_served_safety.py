@@ -12,17 +12,6 @@ from emblema.vllm.staging import StagedRows
 from tests.vllm.plans import AfterPrefix
 
 TOLERANCE = 1e-5
-FAMILY = "qwen2.5-vl"
-
-
-@pytest.fixture(scope="module")
-def subject(subjects) -> Any:
-    return subjects(FAMILY)
-
-
-@pytest.fixture(scope="module")
-def engine(subject) -> Engine:
-    return Engine.load(subject.folder)
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
 """Which answered prompts are compared inside vLLM, when, and on whose pages: one at a time; every page comes back."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from emblema.vllm.request_plan import RequestPlan
 from emblema.vllm.shadow_canary import MOST_BYTES, ShadowCanary
 from emblema.vllm.step_metadata import ShadowOutcome, ShadowReport, StepMetadata, WorkerReport
 from tests.link.pieces import LAYOUTS
+from tests.vllm.page_pool import PagePool
 from tests.vllm.requests import SPEC, TOKENS, planned, put, request, zeros
 
 pytestmark = pytest.mark.usefixtures("planners_end")
@@ -32,29 +32,13 @@ PATCHED = frozenset([("image", Lane.PATCH)])
 
 
 @dataclass
-class Pool:
-    """Pages that are free, by their numbers."""
-
-    free: list[int] = field(default_factory=lambda: list(range(100)))
-
-    def get_num_free_blocks(self) -> int:
-        return len(self.free)
-
-    def get_new_blocks(self, num_blocks: int) -> list[Any]:
-        return [SimpleNamespace(block_id=self.free.pop(0)) for _ in range(num_blocks)]
-
-    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
-        self.free += [block.block_id for block in ordered_blocks]
-
-
-@dataclass
 class Server:
     """A planner, a canary, and the two workers that a test plays."""
 
     store: Store
     planner: RequestPlanner
     canary: ShadowCanary
-    pool: Pool
+    pool: PagePool
     quiet: QuietMoments = field(default_factory=QuietMoments)
     now: float = 1000.0
     count: int = 0
@@ -104,7 +88,7 @@ def store() -> Iterator[Store]:
 
 def server_of(store: Store, policy: Policy = ALWAYS, media: int = 0) -> Server:
     planner = RequestPlanner(SPEC, store, "auto", True, BatchPlaces(8), WORKERS, policy=policy)
-    pool = Pool()
+    pool = PagePool()
     canary = ShadowCanary(
         planner, WORKERS, PAGE, lambda source, blocks, name: (blocks, {"own": name}), lambda source: media
     )

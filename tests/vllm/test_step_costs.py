@@ -34,8 +34,8 @@ def test_rates_are_fitted_from_steps_in_spite_of_noise() -> None:
         work = StepWork(rng.randint(1, 4000), rng.randint(0, 40), loads, loads * rng.randint(50, 500))
         seconds = (5.0 + work.rows * 0.1 + work.requests * 20.0 + work.loads * 10.0 + work.taken * 0.03) * 1e-3
         costs.observe_step(work, seconds * rng.uniform(0.95, 1.05) * (10.0 if rng.random() < 0.05 else 1.0))
-    assert costs.rates.request == pytest.approx(200, rel=0.25) and costs.rates.taken == pytest.approx(0.3, rel=0.3)
-    assert costs.rates.load == pytest.approx(100, rel=0.5)
+    assert costs.rates.request == pytest.approx(200, rel=0.05) and costs.rates.taken == pytest.approx(0.3, rel=0.2)
+    assert costs.rates.load == pytest.approx(100, rel=0.25)
 
 
 def test_a_second_pass_costs_a_load_and_a_request_for_each_pass() -> None:
@@ -52,7 +52,7 @@ def test_rates_are_fitted_where_loads_have_as_many_rows() -> None:
         work = StepWork(rng.randint(1, 2000), rng.randint(0, 8), loads, loads * 1500)
         seconds = (5.0 + work.rows * 0.1 + work.requests * 4.0 + work.taken * 0.02) * 1e-3
         costs.observe_step(work, seconds * rng.uniform(0.97, 1.03))
-    assert costs.rates.taken == pytest.approx(0.2, rel=0.3) and costs.rates.request == pytest.approx(40, rel=0.3)
+    assert costs.rates.taken == pytest.approx(0.2, rel=0.05) and costs.rates.request == pytest.approx(40, rel=0.05)
 
 
 def test_rates_stay_where_steps_do_not_tell() -> None:

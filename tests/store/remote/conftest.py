@@ -10,12 +10,12 @@ from tests.store.remote.servers import FaultyProxy, RedisServer, s3_server
 
 # For servers that fail on purpose; whatever is asked of a sound one has the default's time.
 QUICK = CallPolicy(
-    connect_seconds=0.3,
-    reply_seconds=0.4,
+    connect_seconds=1.0,
+    reply_seconds=1.0,
     upload_seconds=2.0,
     retries=1,
     pause_seconds=0.01,
-    total_seconds=1.0,
+    total_seconds=2.5,
     failures=4,
     rest_seconds=0.3,
 )

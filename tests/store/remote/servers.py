@@ -51,11 +51,11 @@ class RedisServer:
             + ["--dir", str(self.folder), *self.options],
             stdout=subprocess.DEVNULL,
         )
-        for _ in range(200):
+        for _ in range(2_000):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.02)
-        raise RuntimeError("redis-server did not start within 4 s")
+        raise RuntimeError("redis-server did not start within 40 s")
 
     def stop(self) -> None:
         if self.process is not None:
