@@ -11,6 +11,7 @@ import torch
 from emblema import Engine
 from emblema.errors import StoreError, StreamError
 from emblema.kv.rotation import PhaseBook, relocate
+from emblema.stream import state
 from tests.engine.engines import engine, largest_error
 from tests.families import loaded, words
 from tests.stream.plain import shown
@@ -82,6 +83,16 @@ def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
         made.load_stream("walk", template=False)
 
 
+def test_a_stream_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kept(tmp_path) as made, made.stream(**SMALL) as stream:
+        stream.push(shown(NAME, 4))
+        with monkeypatch.context() as patch:
+            patch.setattr(state, "VERSION", 2)
+            stream.save("walk")
+        with pytest.raises(StoreError, match="another version of the program: load it there, or watch the video again"):
+            made.load_stream("walk", template=False)
+
+
 def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
     """Every frame is in one of them, and its rows in another prompt are those that the stream wrote, relocated."""
     with kept(tmp_path) as made:
@@ -143,3 +154,16 @@ def test_a_killed_stream_resumes_from_where_it_was_saved(tmp_path: Path) -> None
     with kept(tmp_path) as made, made.load_stream("walk", template=False) as stream:
         assert stream.frames == 21
         assert largest_error(stream.prefill(QUESTION), torch.load(tmp_path / "expected")) < 1e-6
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_stream_that_is_saved_after_every_block_loses_no_block_that_was_saved(rounds: int, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.stream.crash", str(tmp_path), "--rounds", str(rounds)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert f"{rounds} rounds" in run.stdout

@@ -63,6 +63,9 @@ def stream(
     skip: Annotated[
         float | None, typer.Option(help="Leave out frames that differ by less than this share from the last one kept.")
     ] = None,
+    host_mib: Annotated[
+        int | None, typer.Option(min=1, help="Memory for frames' rows, in MiB; older ones go to --store.")
+    ] = None,
     strip: Annotated[Path | None, typer.Option(help="Picture of what was retrieved for each question (PNG).")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder that streams are saved to.")] = None,
     save: Annotated[str | None, typer.Option(metavar="NAME", help="Save the stream in the end, under a name.")] = None,
@@ -85,6 +88,7 @@ def stream(
     from emblema.cli.view.command import WatchOptions, watch
 
     given = {"budget": budget, "window": window, "block": block, "skip": skip}
+    given["host_bytes"] = None if host_mib is None else host_mib * 2**20
     options = WatchOptions(
         video=video,
         ask=ask or (),

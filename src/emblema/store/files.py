@@ -9,6 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
+TEMPORARY = ".temporary"
+"""Ends the name of a file that is being written; a dot begins it."""
+
 LOCK_SECONDS = 60.0
 """How long `hold_lock` waits for other processes."""
 
@@ -58,7 +61,7 @@ def written(path: Path, buffers: Iterable[bytes | memoryview]) -> Iterator[Calla
     Raises:
         OSError: it cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".temporary")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=TEMPORARY)
 
     def name_it() -> None:
         os.replace(name, path)

@@ -6,12 +6,14 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 
+import numpy
 import torch
 from PIL import Image
 from torch import Tensor
 
 from emblema.errors import MediaError, StreamError
 from emblema.models.frames import FrameCodes
+from emblema.stream.lines import FrameLines, LineField, join_fields, split_fields
 from emblema.stream.settings import StreamSettings
 from emblema.stream.skipping import FrameSkipper
 from emblema.stream.state import StreamState
@@ -88,6 +90,11 @@ class FrameQueue:
             self._changed.notify_all()
             return taken
 
+    def put_back(self, frames: list[TimedFrame]) -> None:
+        """Put frames that were taken in front of those that wait."""
+        with self._changed:
+            self._frames.extendleft(reversed(frames))
+
     def restore(self, last: float | None, size: tuple[int, int] | None, dropped: int) -> None:
         """Go on after the frames of a stream that was saved."""
         self.last, self.size, self.dropped = last, size, dropped
@@ -134,31 +141,50 @@ class FrameQueue:
 class FrameLog:
     """Times, and what the encoder made, of all frames that were encoded, in order, on the host.
 
+    Args:
+        step: as of `FrameLines`.
+
     Attributes:
         times: seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step: int | None = None) -> None:
         self.times: list[float] = []
-        self._starts: list[int] = []
-        self._codes: list[FrameCodes] = []
+        self._step = step
+        self._lines: FrameLines | None = None
+        # Codes of no frame: what those of all frames have in common.
+        self._form: FrameCodes | None = None
 
     def __len__(self) -> int:
         return len(self.times)
 
     @property
     def bytes(self) -> int:
-        return sum(codes.bytes for codes in self._codes)
+        """Bytes in memory."""
+        return 0 if self._lines is None else self._lines.bytes
+
+    @property
+    def lines(self) -> FrameLines:
+        """The codes of every frame as a line; there is a frame."""
+        return self._begun()[0]
 
     @property
     def offsets(self) -> Tensor:
         """Positions [axes, tokens] of a frame's rows, counted from its corner; there is a frame."""
-        return self._codes[0].offsets
+        return self._begun()[1].offsets
+
+    def begin(self, codes: FrameCodes) -> None:
+        """Take codes of any frames as the form of all; once."""
+        if self._form is None:
+            self._form = codes.slice(0, 0).to(torch.device("cpu"))
+            self._lines = FrameLines(sum(field.bytes for field in _fields(self._form)), torch.uint8, self._step)
 
     def add(self, codes: FrameCodes, times: list[float]) -> None:
         """Add frames with the times at which they came."""
-        self._starts.append(len(self.times))
-        self._codes.append(codes.to(torch.device("cpu")))
+        self.begin(codes)
+        own = codes.to(torch.device("cpu"))
+        frames = range(len(self), len(self) + len(times))
+        self.lines.append(frames, join_fields((own.embeds, *own.deepstack)))
         self.times += times
 
     def count_until(self, seconds: float) -> int:
@@ -166,24 +192,36 @@ class FrameLog:
         return bisect_right(self.times, seconds)
 
     def codes(self, frames: range | list[int]) -> FrameCodes:
-        """Return codes of some frames, in the order given; there is at least one."""
-        parts = []
-        for frame in frames:
-            index = bisect_right(self._starts, frame) - 1
-            parts.append(self._codes[index].slice(frame - self._starts[index], frame - self._starts[index] + 1))
-        return FrameCodes.concatenate(parts)
+        """Return codes of some frames, which rise.
+
+        Raises:
+            StoreError: they are on disk, and damaged there.
+        """
+        lines, form = self._begun()
+        embeds, *deepstack = split_fields(lines.copy(numpy.array(frames, dtype=numpy.int64)), _fields(form))
+        return FrameCodes(embeds, form.offsets, tuple(deepstack), form.token_id)
+
+    def _begun(self) -> tuple[FrameLines, FrameCodes]:
+        if self._lines is None or self._form is None:
+            raise ValueError("no frame was added")
+        return self._lines, self._form
 
     def state(self) -> StreamState:
-        """Return the state for a file; there is a frame."""
-        codes = FrameCodes.concatenate(self._codes)
-        layers = {f"deepstack{index}": layer for index, layer in enumerate(codes.deepstack)}
+        """Return the state for a file, without the codes; there is a frame."""
+        form = self._begun()[1]
+        layers = {f"deepstack{index}": layer for index, layer in enumerate(form.deepstack)}
         times = torch.tensor(self.times, dtype=torch.float64)
-        tensors = {"times": times, "embeds": codes.embeds, "offsets": codes.offsets, **layers}
-        return StreamState(tensors, {"token": codes.token_id, "deepstack": len(layers)})
+        tensors = {"times": times, "embeds": form.embeds, "offsets": form.offsets, **layers}
+        return StreamState(tensors, {"token": form.token_id, "deepstack": len(layers)})
 
     def restore(self, state: StreamState) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state; the codes of its frames are not in memory."""
         tensors = state.tensors
         layers = tuple(tensors[f"deepstack{index}"] for index in range(state.facts["deepstack"]))
-        codes = FrameCodes(tensors["embeds"], tensors["offsets"], layers, state.facts["token"])
-        self.add(codes, tensors["times"].tolist())
+        self.begin(FrameCodes(tensors["embeds"], tensors["offsets"], layers, state.facts["token"]))
+        self.times = tensors["times"].tolist()
+        self.lines.begin(0, len(self))
+
+
+def _fields(form: FrameCodes) -> list[LineField]:
+    return [LineField(tuple(part.shape[1:]), part.dtype) for part in (form.embeds, *form.deepstack)]

@@ -7,16 +7,11 @@ from dataclasses import dataclass, fields
 
 import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from emblema.errors import StoreError
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.stream.buffers import host_buffer
-from emblema.stream.state import StreamState
-
-FrameNumbers = NDArray[numpy.int64]
-LEAST_LINES = 64
-"""Lines of the first buffer; each later one is as long as all before it."""
+from emblema.stream.lines import FrameLines, FrameNumbers
 
 
 @dataclass(slots=True)
@@ -51,55 +46,38 @@ class Transfers:
 class HostRows:
     """The rows of one layer.
 
-    A frame's rows are one line: keys [heads, tokens, width], then values. Lines lie in buffers, each as long as all
-    before it, so that none is copied when there are more, and there are few buffers.
+    A frame's rows are one line: keys [heads, tokens, width], then values.
 
     Args:
         tokens: rows of a frame.
+        step: as of `FrameLines`.
 
     Attributes:
-        first: the first frame; what is before it was never here.
-        count: frames.
+        lines: of all frames.
     """
 
-    def __init__(self, layout: LayerLayout, tokens: int, dtype: torch.dtype, transfers: Transfers) -> None:
+    def __init__(
+        self, layout: LayerLayout, tokens: int, dtype: torch.dtype, transfers: Transfers, step: int | None = None
+    ) -> None:
         self.layout, self.tokens, self.transfers = layout, tokens, transfers
-        self.first = self.count = 0
-        self._dtype, self._width = dtype, tokens * layout.features
-        self._buffers: list[Tensor] = []
-        # The first line of each buffer, and the end of the last one.
-        self._starts = [0]
+        self.lines = FrameLines(tokens * layout.features, dtype, step)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all lines; those of the last buffer that are not written take none."""
-        return self.count * self._width * self._dtype.itemsize
+        """Bytes in memory."""
+        return self.lines.bytes
 
     @property
     def frames(self) -> range:
         """The frames that are here."""
-        return range(self.first, self.first + self.count)
+        return self.lines.frames
 
     def append(self, frames: range, rows: LayerRows) -> None:
         """Write rows [heads, frames x tokens, width] of the next frames."""
-        if self.count == 0:
-            self.first = frames.start
         lines = self._lines(rows)
-        self._write(lines)
+        self.lines.append(frames, lines)
         self.transfers.stores += 1
         self.transfers.stored_bytes += lines.nbytes
-
-    def _write(self, lines: Tensor) -> None:
-        done = 0
-        while done < len(lines):
-            if self.count == self._starts[-1]:
-                more = max(LEAST_LINES, self.count)
-                self._buffers.append(host_buffer((more, self._width), self._dtype))
-                self._starts.append(self.count + more)
-            begin = self.count - self._starts[-2]
-            part = lines[done : done + self._starts[-1] - self.count]
-            self._buffers[-1][begin : begin + len(part)].copy_(part)
-            done, self.count = done + len(part), self.count + len(part)
 
     def _lines(self, rows: LayerRows) -> Tensor:
         """Return rows of frames [heads, frames x tokens, width] as lines [frames, features]."""
@@ -120,14 +98,12 @@ class HostRows:
         return LayerRows(keys, values)
 
     def copy(self, frames: FrameNumbers, device: torch.device) -> Tensor:
-        """Return a copy of the lines of frames, which rise, on a device: [frames, features]."""
-        lines = frames - self.first
-        found = torch.empty(len(lines), self._width, dtype=self._dtype)
-        bounds = numpy.searchsorted(lines, self._starts)
-        for buffer, start, begin, end in zip(self._buffers, self._starts, bounds, bounds[1:], strict=False):
-            if begin < end:
-                torch.index_select(buffer, 0, torch.from_numpy(lines[begin:end] - start), out=found[begin:end])
-        return found.to(device)
+        """Return a copy of the lines of frames, which rise, on a device: [frames, features].
+
+        Raises:
+            StoreError: a line is on disk, and damaged there.
+        """
+        return self.lines.copy(frames).to(device)
 
     def fetch(self, frames: FrameNumbers, device: torch.device) -> Tensor:
         """Return `copy`, counted as a transfer that its layer waits for."""
@@ -144,16 +120,6 @@ class HostRows:
         transfers.fetches += int((numpy.diff(frames, prepend=-2) > 1).sum())
         transfers.fetched_bytes += lines.nbytes
         transfers.fetch_seconds += seconds
-
-    def state(self) -> StreamState:
-        """Return the state for a file: all lines joined."""
-        lines = self.copy(numpy.array(self.frames, dtype=numpy.int64), torch.device("cpu"))
-        return StreamState({"lines": lines}, {"first": self.first})
-
-    def restore(self, state: StreamState) -> None:
-        """Go on from a saved state; there is no line yet."""
-        self.first = state.facts["first"]
-        self._write(state.tensors["lines"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +155,11 @@ class RowFetcher:
         self._copying[layer] = self._pool.submit(self._copy, layer, frames)
 
     def fetch(self, layer: int, frames: FrameNumbers) -> Tensor:
-        """Return lines of frames, which rise; wait for those that are being copied, and copy those that are missing."""
+        """Return lines of frames, which rise; wait for those that are being copied, and copy those that are missing.
+
+        Raises:
+            StoreError: a line is on disk, and damaged there.
+        """
         began = time.perf_counter()
         store = self._stores[layer]
         self._collect(layer)
@@ -220,9 +190,11 @@ class RowFetcher:
 
     def _collect(self, layer: int) -> None:
         copying = self._copying.pop(layer, None)
-        if copying is not None:
-            copied = self._copied[layer] = copying.result()
-            self._stores[layer].count_transfer(copied.frames, copied.lines, copied.seconds)
+        # A guess that could not be read was perhaps not wanted; if it is, the layer reads it and says what is wrong.
+        if copying is None or isinstance(copying.exception(), StoreError):
+            return
+        copied = self._copied[layer] = copying.result()
+        self._stores[layer].count_transfer(copied.frames, copied.lines, copied.seconds)
 
     def clear(self) -> None:
         """Give up what is on the device, once it has come."""

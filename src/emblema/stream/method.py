@@ -8,13 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from emblema.errors import StreamError
 from emblema.kv.layout import LayerRows
 from emblema.models.adapter import Adapter
 from emblema.stream.frames import FrameLog
 from emblema.stream.positions import FramePositions, PhaseTables
 from emblema.stream.settings import StreamSettings
-from emblema.stream.state import StreamState
 
 Purpose = Literal["frames", "question"]
 
@@ -233,22 +231,6 @@ class Method:
     def retrieved(self) -> Mapping[int, float]:
         """Return the frames selected for the last question, each with its share of the layers."""
         return {}
-
-    def state(self) -> StreamState:
-        """Return the state for a file.
-
-        Raises:
-            StreamError: the method cannot be saved.
-        """
-        raise StreamError(f"a stream with the method {self.name!r} cannot be saved: use mosaic")
-
-    def restore(self, state: StreamState) -> None:
-        """Go on from a saved state.
-
-        Raises:
-            StreamError: the method cannot be saved.
-        """
-        self.state()
 
     def close(self) -> None:
         """Give back threads."""

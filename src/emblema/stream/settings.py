@@ -128,6 +128,8 @@ class StreamSettings:
         drop: what to do with a frame that another thread pushes to a full queue: let it wait (`block`), drop the
             `oldest` that waits, or drop it (`newest`).
         skip: leave out frames that differ by less than this share from the last one kept; None keeps all.
+        host_bytes: bytes of frames' rows and codes that memory holds, about; older ones go to the engine's folder.
+            None holds all that came since the stream was opened or loaded.
         ablation: design choices of the method.
     """
 
@@ -139,17 +141,23 @@ class StreamSettings:
     queue: int = 64
     drop: Drop = "block"
     skip: float | None = None
+    host_bytes: int | None = None
     ablation: AblationSettings = field(default_factory=AblationSettings)
 
     def __post_init__(self) -> None:
         _check_counts(self, {"sinks": 0, "window": 0, "block": 1, "queue": 1})
-        if self.budget is not None:
-            _check_counts(self, {"budget": 1})
+        for name in ("budget", "host_bytes"):
+            if getattr(self, name) is not None:
+                _check_counts(self, {name: 1})
         _check_choices(self, {"positions": Positions, "drop": Drop})
         if self.skip is not None and not (isinstance(self.skip, int | float) and 0 < self.skip < 1):
             raise StreamError(f"skip is {self.skip!r}: it must be a share between 0 and 1, or None")
         if self.positions == "packed" and self.budget is None:
             raise StreamError("packed positions need a budget: what is seen has to have an end")
+
+    def lines_together(self, frame_bytes: int) -> int | None:
+        """Return how many frames of so many bytes memory gives up together; None if it never does."""
+        return None if self.host_bytes is None else min(64, max(1, self.host_bytes // (8 * frame_bytes)))
 
     def flat(self) -> dict[str, Any]:
         """Return all settings by name, those of the ablation among them; `change_settings` takes them back."""

@@ -1,4 +1,7 @@
-"""A stream's state as tensors and plain facts, in one file that is written whole and checked when it is read."""
+"""A stream's state as tensors and plain facts, in one file that is written whole and checked when it is read.
+
+What every frame has for itself is not in it but in a log (`log.py`), of which it says where frames lie.
+"""
 
 import json
 import re
@@ -15,7 +18,7 @@ from torch import Tensor
 from emblema.errors import StoreError, StreamError
 from emblema.store.files import make_folder, write_whole
 
-VERSION = 2
+VERSION = 3
 FACTS = "facts"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """What a saved stream may be called."""
@@ -83,7 +86,9 @@ def read_state(path: Path) -> StreamState:
         tensors = safetensors.torch.load(path.read_bytes())
         described = json.loads(bytes(tensors.pop(FACTS).tolist()))
         if described["version"] != VERSION:
-            raise StoreError(f"{path} was written by another version of the program: open it there")
+            raise StoreError(
+                f"{path} was saved by another version of the program: load it there, or watch the video again"
+            )
         if described["checksum"] != _checksum(tensors):
             raise ValueError("its checksum differs")
         named = {name.removeprefix("tensor."): tensor for name, tensor in tensors.items()}

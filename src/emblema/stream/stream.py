@@ -5,13 +5,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from torch import Tensor
 
-from emblema.errors import CapacityError, StreamError, UnsupportedModelError
+from emblema.errors import CapacityError, StoreError, StreamError, UnsupportedModelError
 from emblema.kv.chunk import Chunk
 from emblema.media import DEFAULT_LIMITS, MediaLimits, load_image, sample_frames
 from emblema.media.source import is_address
@@ -20,9 +21,11 @@ from emblema.models.frames import encode_frames
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.replies import ReplyText
 from emblema.session.session import Session
+from emblema.stream.archive import FrameArchive
 from emblema.stream.chunks import ChunkWriter, chunk_frames
 from emblema.stream.forward import MemoryRunner, encode_block, prefill_question
 from emblema.stream.frames import FrameLog, FrameQueue, TimedFrame
+from emblema.stream.log_files import hold_folder
 from emblema.stream.method import MemoryBytes, Method, StreamContext, VisibleRange
 from emblema.stream.methods import method_named
 from emblema.stream.mosaic.memory import Mosaic
@@ -30,7 +33,7 @@ from emblema.stream.positions import FramePositions, PhaseTables
 from emblema.stream.recent import RecentWindow
 from emblema.stream.reply import Moment, StreamPiece, StreamReply, StreamUsage
 from emblema.stream.settings import StreamSettings, change_settings
-from emblema.stream.state import StreamState, read_state, state_path, write_state
+from emblema.stream.state import StreamState, read_state, state_path
 from emblema.stream.turn import QuestionTokens, StreamTurn
 from emblema.stream.visible import visible_range
 
@@ -56,12 +59,16 @@ class Stream:
         self, session: Session, method: str, settings: StreamSettings, template: bool = True, system: str | None = None
     ) -> None:
         _refuse_unreadable(session.adapter)
-        self.method, self.settings, self.log = method, settings, FrameLog()
+        if settings.host_bytes is not None and (method != Mosaic.name or _folder(session) is None):
+            raise StreamError("host_bytes needs the method mosaic, and an engine with a folder: open it with store=")
+        self.method, self.settings = method, settings
+        self.log = FrameLog(None if settings.host_bytes is None else settings.block)
         self._make = method_named(method, settings)
         self._session, self._adapter = session, session.adapter
         self.turn = StreamTurn(session, template, system)
         self._queue, self._owner = FrameQueue(settings), threading.get_ident()
         self._parts: tuple[RecentWindow, Method] | None = None
+        self._archive: FrameArchive | None = None
 
     @property
     def frames(self) -> int:
@@ -111,7 +118,8 @@ class Stream:
     @property
     def counts(self) -> dict[str, float]:
         """What the memory has counted since the stream began: transfers, bytes moved, cuts and more."""
-        return {} if self._parts is None else dict(self._parts[1].counts())
+        disk = {} if self._archive is None else asdict(self._archive.counts)
+        return {} if self._parts is None else {**self._parts[1].counts(), **disk}
 
     @property
     def clusters(self) -> dict[int, tuple[int, ...]]:
@@ -251,14 +259,16 @@ class Stream:
             self._parts[1].settle()
 
     def save(self, name: str) -> Path:
-        """Write the stream to the engine's folder, in place of one of that name; frames that wait are encoded first.
+        """Write what has come since the last save to the engine's folder; frames that wait are encoded first.
+
+        What was saved under that name is replaced by it, whole or not at all.
 
         Raises:
             StreamError: there is no folder, nothing has been seen, this is no name, or the method cannot be saved.
             StoreError: the folder cannot be written.
         """
         recent, memory = self._complete()
-        path, own = _state_path(self._session, name), memory.state()
+        archive, own = self._saved(memory)
         state = StreamState(
             facts={
                 "last": self._queue.last,
@@ -270,13 +280,12 @@ class Stream:
                 "opening": list(self.turn.opening),
             }
         )
-        parts = {"log": self.log.state(), "local": recent.state(), "memory": own}
+        parts = {"log": self.log.state(), "local": recent.state(), "memory": own.state()}
         if self.settings.skip is not None:
             parts["skipper"] = self._queue.skipper.state()
         for part, kept in parts.items():
             state.put(part, kept)
-        write_state(path, state)
-        return path
+        return archive.save(name, state)
 
     @classmethod
     def load(cls, session: Session, name: str, template: bool = True, system: str | None = None) -> Self:
@@ -286,7 +295,21 @@ class Stream:
             StreamError: there is none of that name, or it was another model's or another template's.
             StoreError: it is damaged.
         """
-        state = read_state(_state_path(session, name))
+        path, held = state_path(_folder(session), name), False
+        try:
+            with ExitStack() as lock:
+                # Where nothing may be written nothing has to be held: the stream is read, and saved elsewhere.
+                with suppress(OSError):
+                    lock.enter_context(hold_folder(path.parent))
+                    held = True
+                return cls._restored(session, name, read_state(path), held, template, system)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            raise StoreError(f"the stream in {path} is damaged: {error}") from error
+
+    @classmethod
+    def _restored(
+        cls, session: Session, name: str, state: StreamState, held: bool, template: bool, system: str | None
+    ) -> Self:
         facts = state.facts
         if facts["model"] != session.adapter.fingerprint:
             raise StreamError(f"the stream {name!r} was saved with another model: load that one")
@@ -296,8 +319,14 @@ class Stream:
             raise StreamError(f"the stream {name!r} was opened with another template or system text: give the same")
         stream.log.restore(state.part("log"))
         recent, memory = stream._begin(stream.log.offsets.to(session.adapter.device))
-        recent.restore(state.part("local"))
-        memory.restore(state.part("memory"))
+        archive, own = stream._saved(memory)
+        try:
+            recent.restore(state.part("local"))
+            archive.restore(name, state.part("lines"), held)
+            own.restore(state.part("memory"), archive.index())
+        except BaseException:
+            stream.close()
+            raise
         if settings.skip is not None:
             stream._queue.skipper.restore(state.part("skipper"))
         stream._queue.restore(facts["last"], tuple(facts["size"]), facts["dropped"])
@@ -328,6 +357,8 @@ class Stream:
         self._queue.close()
         if self._parts is not None:
             self._parts[1].close()
+        if self._archive is not None:
+            self._archive.close()
 
     def __enter__(self) -> Self:
         return self
@@ -373,7 +404,14 @@ class Stream:
         preparer = self._session.chunk_builder.preparer
         codes = encode_frames(self._adapter, preparer, [frame.picture for frame in frames])
         recent, memory = self._begin(codes.offsets)
-        encode_block(memory, recent, codes, self.settings.ablation.batched)
+        table, before = recent.table, recent.table.length
+        try:
+            encode_block(memory, recent, codes, self.settings.ablation.batched)
+        except StoreError:
+            # Rows on disk that cannot be read: the frames wait, as if the block had not begun.
+            table.truncate(before)
+            self._queue.put_back(frames)
+            raise
         self.log.add(codes, [frame.at for frame in frames])
         if recent.room == 0:
             evicted = recent.end_block()
@@ -381,6 +419,8 @@ class Stream:
                 memory.settle()
             else:
                 memory.admit(evicted)
+            if self.settings.host_bytes is not None:
+                self._saved(memory)[0].keep_budget()
 
     def _begin(self, offsets: Tensor) -> tuple[RecentWindow, Method]:
         """Return window and memory; made for frames of `offsets` if there is none yet."""
@@ -396,6 +436,18 @@ class Stream:
         if self._parts is None:
             raise StreamError("nothing has been seen yet: push frames first")
         return self._parts
+
+    def _saved(self, memory: Method) -> tuple[FrameArchive, Mosaic]:
+        """Return what keeps frames on disk, and the memory that it keeps them of; there is a frame.
+
+        Raises:
+            StreamError: the method cannot be saved.
+        """
+        if not isinstance(memory, Mosaic):
+            raise StreamError(f"a stream with the method {memory.name!r} cannot be saved: use mosaic")
+        if self._archive is None:
+            self._archive = FrameArchive(_folder(self._session), self.settings, self.log, memory)
+        return self._archive, memory
 
     def _complete(self) -> tuple[RecentWindow, Method]:
         """Return window and memory with all frames that wait encoded."""
@@ -466,10 +518,10 @@ class Stream:
             raise StreamError("a stream is asked by the thread that opened it; others may push frames")
 
 
-def _state_path(session: Session, name: str) -> Path:
-    """Return the file of a saved stream."""
+def _folder(session: Session) -> Path | None:
+    """Return the folder of the owner's saved streams; None if there is none."""
     disk = session.store.disk
-    return state_path(None if disk is None else Path(disk.path) / "streams" / session.store.owner, name)
+    return None if disk is None else Path(disk.path) / "streams" / session.store.owner
 
 
 def _refuse_unreadable(adapter: Adapter) -> None:

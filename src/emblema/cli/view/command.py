@@ -221,6 +221,8 @@ def _refuse_places(options: WatchOptions) -> None:
             raise StreamError(f"{option} {name}: give the folder that streams are saved to with --store")
         if name is not None and NAME.fullmatch(name) is None:
             raise StreamError(f"{option} {name!r}: use letters, digits, dots, dashes and underscores")
+    if "host_bytes" in options.settings and options.store is None:
+        raise StreamError("--host-mib: give the folder that older rows go to with --store")
     if options.save is not None and options.resume is None and options.method != "mosaic":
         raise StreamError(f"--save {options.save}: a stream with the method {options.method!r} cannot be saved")
     strip = options.strip

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from emblema.stream.buffers import grown, host_buffer
-from emblema.stream.state import StreamState
 
 KEY_MOST, VALUE_MOST, SCALES = 7, 127, torch.bfloat16
 UPWARD = 1 + 2**-7
@@ -243,14 +242,13 @@ class FrameVectors:
         """Return [frames, width]."""
         return self._vectors[torch.tensor(frames) - self.first]
 
-    def state(self) -> StreamState:
-        """Return the state for a file."""
-        return StreamState({"held": self._vectors[: self.count]}, {"first": self.first})
+    def index_of(self, frames: range) -> Tensor:
+        """Return vectors of frames, as a view."""
+        return self._vectors[frames.start - self.first : frames.stop - self.first]
 
-    def restore(self, state: StreamState) -> None:
-        """Go on from a saved state."""
-        self._vectors, self.first = state.tensors["held"], state.facts["first"]
-        self.count = len(self._vectors)
+    def restore(self, first: int, vectors: Tensor) -> None:
+        """Go on from the vectors of frames from `first` on."""
+        self._vectors, self.first, self.count = vectors, first, len(vectors)
 
 
 def _rounded(vectors: Tensor, most: int) -> tuple[Tensor, Tensor]:

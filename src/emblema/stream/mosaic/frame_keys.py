@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from emblema.stream.buffers import grown, host_buffer
+from emblema.stream.lines import LineField
 from emblema.stream.state import StreamState
 
 MOST, SCALES = 127, torch.bfloat16
@@ -90,13 +91,23 @@ class FrameKeys:
         products *= scales.float()[:, None]
         return products.masked_fill_((entries < 0).to(states.device)[:, None], -torch.inf)
 
-    def state(self) -> StreamState:
-        """Return the state for a file."""
-        kept = {"keys": self._keys[: self.count], "scales": self._scales[: self.count]}
-        return StreamState(kept if self._centre is None else {**kept, "centre": self._centre}, {"first": self.first})
+    @property
+    def fields(self) -> tuple[LineField, LineField]:
+        """What `index_of` returns of a frame."""
+        shape = (self.parts, self.heads)
+        return LineField((*shape, self.width), torch.int8), LineField(shape, SCALES)
 
-    def restore(self, state: StreamState) -> None:
-        """Go on from a saved state; no frame has come yet."""
-        self._keys, self._scales = state.tensors["keys"], state.tensors["scales"]
+    def index_of(self, frames: range) -> tuple[Tensor, Tensor]:
+        """Return keys and scales of frames, as views."""
+        lines = slice(frames.start - self.first, frames.stop - self.first)
+        return self._keys[lines], self._scales[lines]
+
+    def state(self) -> StreamState:
+        """Return the state for a file, without the keys."""
+        return StreamState({} if self._centre is None else {"centre": self._centre}, {"first": self.first})
+
+    def restore(self, state: StreamState, keys: Tensor, scales: Tensor) -> None:
+        """Go on from a saved state, and the keys of its frames; no frame has come yet."""
+        self._keys, self._scales = keys, scales
         self._centre = state.tensors.get("centre")
         self.first, self.count = state.facts["first"], len(self._keys)

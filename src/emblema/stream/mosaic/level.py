@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 import torch
 from torch import Tensor
 
+from emblema.stream.lines import LineField
 from emblema.stream.mosaic.centroids import CentroidIndex, FrameVectors, Summaries
 from emblema.stream.mosaic.clusters import (
     Cluster,
@@ -84,6 +85,15 @@ class ClusterLevel(ABC):
     @abstractmethod
     def vectors_of(self, frames: Sequence[int]) -> Tensor:
         """Return the vectors of frames, [n, width]."""
+
+    @property
+    @abstractmethod
+    def fields(self) -> list[LineField]:
+        """What `index_of` returns of a frame."""
+
+    @abstractmethod
+    def index_of(self, frames: range) -> list[Tensor]:
+        """Return what frames are known by, as views."""
 
     @abstractmethod
     def fetched(self, cluster: Cluster) -> bool:
@@ -254,7 +264,7 @@ class ClusterLevel(ABC):
         state.put("spread", self.spread.state())
         return state
 
-    def restore(self, state: StreamState) -> None:
+    def restore_clusters(self, state: StreamState) -> None:
         """Go on from a saved state; vectors were restored before, and no cluster is there yet."""
         self.spread.restore(state.part("spread"))
         self._next = state.facts["next"]
@@ -288,7 +298,7 @@ class SemanticLevel(ClusterLevel):
         counts: MaintenanceCounts,
         device: torch.device,
     ) -> None:
-        self.keys, self._values = keys, FrameVectors()
+        self.keys, self._values, self._value_width = keys, FrameVectors(), values[0] * values[1]
         self.summaries: Summaries | None = None
         # Of the values in summaries.
         self._centre: Tensor | None = None
@@ -360,19 +370,30 @@ class SemanticLevel(ClusterLevel):
             self.divide(cluster, [(frames, home) for home, frames in parts.items()])
         return sum(len(homes) > 1 for homes in new.values())
 
+    @property
+    def fields(self) -> list[LineField]:
+        values = [] if self.summaries is None else [LineField((self._value_width,), torch.float32)]
+        return [*self.keys.fields, *values]
+
+    def index_of(self, frames: range) -> list[Tensor]:
+        values = [] if self.summaries is None else [self._values.index_of(frames)]
+        return [*self.keys.index_of(frames), *values]
+
     def state(self) -> StreamState:
         state = StreamState({} if self._centre is None else {"centre": self._centre}, {})
         state.put("level", super().state())
         state.put("keys", self.keys.state())
-        state.put("values", self._values.state())
         return state
 
-    def restore(self, state: StreamState) -> None:
-        self.keys.restore(state.part("keys"))
-        self._values.restore(state.part("values"))
+    def restore(self, state: StreamState, index: Sequence[Tensor]) -> None:
+        """Go on from a saved state, and what its frames are known by."""
+        keys, scales, *values = index
+        self.keys.restore(state.part("keys"), keys, scales)
+        for vectors in values:
+            self._values.restore(self.keys.first, vectors)
         if "centre" in state.tensors:
             self._set_centre(state.tensors["centre"])
-        super().restore(state.part("level"))
+        self.restore_clusters(state.part("level"))
 
 
 class VisualLevel(ClusterLevel):
@@ -388,7 +409,7 @@ class VisualLevel(ClusterLevel):
         watched = settings.levels in ("both", "visual")
         super().__init__(settings, counts, CentroidIndex(width, None), None, watched)
         self.divided = 0
-        self._layers, self._vectors = layers, FrameVectors()
+        self._layers, self._width, self._vectors = layers, width, FrameVectors()
 
     @property
     def bytes(self) -> int:
@@ -430,11 +451,14 @@ class VisualLevel(ClusterLevel):
     def _move(self, group: int, homes: dict[int, int]) -> None:
         self.divided += sum(layer.move(group, homes) for layer in self._layers)
 
-    def state(self) -> StreamState:
-        state = super().state()
-        state.put("vectors", self._vectors.state())
-        return state
+    @property
+    def fields(self) -> list[LineField]:
+        return [LineField((self._width,), torch.float32)]
 
-    def restore(self, state: StreamState) -> None:
-        self._vectors.restore(state.part("vectors"))
-        super().restore(state)
+    def index_of(self, frames: range) -> list[Tensor]:
+        return [self._vectors.index_of(frames)]
+
+    def restore(self, state: StreamState, first: int, vectors: Tensor) -> None:
+        """Go on from a saved state, and the vectors of frames from `first` on."""
+        self._vectors.restore(first, vectors)
+        self.restore_clusters(state)

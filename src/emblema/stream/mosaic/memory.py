@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from emblema.stream.features import key_shape, mean_keys, mean_values
-from emblema.stream.host_rows import FrameNumbers, HostRows, RowFetcher, Transfers
+from emblema.stream.host_rows import HostRows, RowFetcher, Transfers
+from emblema.stream.lines import FrameNumbers, LineField, join_fields, split_fields
 from emblema.stream.method import (
     EvictedFrames,
     MemoryBytes,
@@ -42,7 +43,9 @@ class Mosaic(Method):
         adapter, ablation, tokens = self.adapter, self.settings.ablation, self.positions.tokens
         self._ablation, self._transfers = ablation, Transfers()
         self._semantic_counts, self._visual_counts = MaintenanceCounts(), MaintenanceCounts()
-        self.stores = [HostRows(layout, tokens, adapter.dtype, self._transfers) for layout in adapter.layouts]
+        frame_bytes = tokens * sum(layout.features for layout in adapter.layouts) * adapter.dtype.itemsize
+        step = self.settings.lines_together(frame_bytes)
+        self.stores = [HostRows(layout, tokens, adapter.dtype, self._transfers, step) for layout in adapter.layouts]
         keys = [FrameKeys(min(ablation.parts, tokens), *key_shape(layout)) for layout in adapter.layouts]
         self._postings = [Postings(own) for own in keys]
         self.layers = [
@@ -204,23 +207,37 @@ class Mosaic(Method):
     def close(self) -> None:
         self._fetcher.close()
 
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of a line of `index_lines`."""
+        return sum(field.bytes for field in self._fields)
+
+    @property
+    def _fields(self) -> list[LineField]:
+        return [field for level in (self.visual, *self.layers) for field in level.fields]
+
+    def index_lines(self, frames: range) -> Tensor:
+        """Return what frames are retrieved and clustered by, as lines [frames, bytes] uint8."""
+        return join_fields([part for level in (self.visual, *self.layers) for part in level.index_of(frames)])
+
     def state(self) -> StreamState:
+        """Return the state for a file, without what frames have each for themselves: their rows, `index_lines`."""
         state = StreamState({}, {"constructed": self.constructed})
         state.put("visual", self.visual.state())
         for index, level in enumerate(self.layers):
             state.put(f"layer{index}", level.state())
             state.put(f"postings{index}", self._postings[index].state())
-            state.put(f"rows{index}", self.stores[index].state())
         return state
 
-    def restore(self, state: StreamState) -> None:
-        """Go on from a saved state; counts begin at 0."""
-        if not state.part("rows0").tensors["lines"].numel():
+    def restore(self, state: StreamState, lines: Tensor) -> None:
+        """Go on from a saved state and the `index_lines` of its frames; counts begin at 0."""
+        if not len(lines):
             return
         self.constructed = state.facts["constructed"]
+        vectors, *parts = split_fields(lines, self._fields)
         # Clusters of a layer are read before the visual ones, which change no layer then.
         for index, level in enumerate(self.layers):
-            level.restore(state.part(f"layer{index}"))
+            count = len(level.fields)
+            level.restore(state.part(f"layer{index}"), parts[index * count : (index + 1) * count])
             self._postings[index].restore(state.part(f"postings{index}"))
-            self.stores[index].restore(state.part(f"rows{index}"))
-        self.visual.restore(state.part("visual"))
+        self.visual.restore(state.part("visual"), self.frames.start, vectors)

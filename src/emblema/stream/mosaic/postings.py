@@ -201,14 +201,15 @@ class Postings:
 
     def state(self) -> StreamState:
         """Return the state for a file."""
-        tensors = {"sums": self._sums, "counts": self._counts, "means": self._means, "shown": self._shown}
+        tensors = {"sums": self._sums, "counts": self._counts, "shown": self._shown}
         tensors["pages"] = self._pages[: self._used]
         return StreamState(tensors, {"lists": self._lists, "free": self._free})
 
     def restore(self, state: StreamState) -> None:
         """Go on from a saved state; no frame has come yet."""
         tensors = state.tensors
-        self._sums, self._counts, self._means = tensors["sums"], tensors["counts"], tensors["means"]
+        self._sums, self._counts = tensors["sums"], tensors["counts"]
+        self._means = self._sums / self._counts.clamp_min(1)[:, :, None]
         self._pages, self._used, self._shown = tensors["pages"], len(tensors["pages"]), tensors["shown"]
         self._lists, self._free = state.facts["lists"], state.facts["free"]
         self._entries = self._keys.count * self._keys.parts

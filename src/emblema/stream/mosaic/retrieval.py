@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
-from emblema.stream.host_rows import FrameNumbers
+from emblema.stream.lines import FrameNumbers
 from emblema.stream.method import Centroids, Query, VisibleRange
 from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.mosaic.level import SemanticLevel

@@ -1,0 +1,206 @@
+"""What a stream keeps on disk: lines of frames in a log, those that memory has no room for and those that are saved."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor
+
+from emblema.errors import StoreError, StreamError
+from emblema.stream.frames import FrameLog
+from emblema.stream.lines import FrameLines, FrameNumbers
+from emblema.stream.log import LogCounts, StreamLog
+from emblema.stream.log_files import delete_leftovers, hold_folder, log_owner, new_log, open_log, rename_log
+from emblema.stream.mosaic.memory import Mosaic
+from emblema.stream.settings import StreamSettings
+from emblema.stream.state import StreamState, state_path, write_state
+
+CODES, MEMORY = 0, 1
+"""Series: what the encoder made of every frame; what the memory keeps of those that left the window."""
+MOST_BYTES = 2**25
+"""Bytes that are written, or copied to another log, at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedLines:
+    """The lines of one column that are in the log."""
+
+    archive: "FrameArchive"
+    series: int
+    column: int
+
+    def read(self, frames: FrameNumbers) -> Tensor:
+        return self.archive.read(self.series, self.column, frames)
+
+
+class FrameArchive:
+    """Puts lines in a log, and the oldest out of memory.
+
+    Args:
+        folder: of the owner's saved streams; None if the engine keeps nothing on disk.
+        settings: of the stream.
+        log: codes of all frames; there is a frame.
+        memory: of those that left the window.
+    """
+
+    def __init__(self, folder: Path | None, settings: StreamSettings, log: FrameLog, memory: Mosaic) -> None:
+        self.counts = LogCounts()
+        self._folder, self._budget, self._memory, self._codes = folder, settings.host_bytes, memory, log.lines
+        self._file: StreamLog | None = None
+        rows = [store.lines for store in memory.stores]
+        self._lines: tuple[FrameLines, ...] = (self._codes, *rows)
+        self._widths = ((self._codes.line_bytes,), (*(own.line_bytes for own in rows), memory.index_bytes))
+        self._codes.below = ArchivedLines(self, CODES, 0)
+        for column, own in enumerate(rows):
+            own.below = ArchivedLines(self, MEMORY, column)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk."""
+        return 0 if self._file is None else self._file.size
+
+    def read(self, series: int, column: int, frames: FrameNumbers) -> Tensor:
+        """Return lines of frames, which rise, that are not in memory.
+
+        Raises:
+            StoreError: a line is damaged, or the file cannot be read.
+        """
+        if self._file is None:
+            raise StoreError("the stream was closed: load it from where it was saved")
+        return self._file.read(series, column, frames)
+
+    def index(self) -> Tensor:
+        """Return the lines of all saved frames that `Mosaic.restore` takes, [frames, bytes] uint8."""
+        return self.read(MEMORY, len(self._widths[MEMORY]) - 1, numpy.array(self._memory.frames, dtype=numpy.int64))
+
+    def keep_budget(self) -> None:
+        """Bring what is in memory down to its budget: the oldest frames go to the log.
+
+        Raises:
+            StoreError: the log cannot be written; memory keeps what it has.
+        """
+        if self._budget is None:
+            return
+        while sum(own.bytes for own in self._lines) > self._budget and self._lines[1].bytes:
+            until = self._lines[1].oldest
+            log = self._file
+            if log is None or not log.writable:
+                log = self._renew("")
+            self._write(log, until)
+            for own in self._lines:
+                own.drop(until)
+
+    def save(self, name: str, state: StreamState) -> Path:
+        """Append what is not in the log, then write the rest of the stream's state; return the file of that.
+
+        Raises:
+            StreamError: there is no folder, or this is no name.
+            StoreError: the folder cannot be written; what was saved before is as it was.
+        """
+        path, log = state_path(self._folder, name), self._file
+        if log is None or not log.writable or not log.is_there() or log_owner(log) not in ("", name):
+            log = self._renew(name)
+        elif log_owner(log) != name:
+            rename_log(log, name)
+        self._write(log, self._memory.frames.stop)
+        self._append(log, CODES, self._codes.frames.stop)
+        log.sync()
+        state.put("lines", log.state())
+        try:
+            with hold_folder(path.parent):
+                write_state(path, state)
+                delete_leftovers(path.parent, name, log.path)
+        except OSError as error:
+            raise StoreError(f"the stream could not be written to {path}: {error.strerror or error}") from error
+        return path
+
+    def restore(self, name: str, state: StreamState, held: bool) -> None:
+        """Go on from a saved stream; its lines are read when they are asked for.
+
+        Args:
+            held: whether the folder's lock is held.
+
+        Raises:
+            StreamError: the log is gone.
+            StoreError: it is another stream's, ends too early, or cannot be read.
+            ValueError, KeyError, TypeError: the state is damaged.
+        """
+        folder = state_path(self._folder, name).parent
+        self._file = log = open_log(folder, state, self._widths, self.counts, held)
+        if log.writable:
+            delete_leftovers(folder, name, log.path)
+        saved = log.extents[MEMORY]
+        for own in self._lines[1:]:
+            own.begin(saved[0].first if saved else 0, saved[-1].stop - saved[0].first if saved else 0)
+
+    def close(self) -> None:
+        """Give back the file; one that is of no saved stream is deleted."""
+        log, self._file = self._file, None
+        if log is not None:
+            _leave(log)
+
+    def _write(self, log: StreamLog, until: int) -> None:
+        """Append what is not in the log of frames before `until`."""
+        self._append(log, CODES, until)
+        self._append(log, MEMORY, until)
+
+    def _append(self, log: StreamLog, series: int, until: int) -> None:
+        end = log.end(series)
+        start = self._lines[series].first if end is None else end
+        step = max(1, MOST_BYTES // log.bytes_of(series))
+        while start < until:
+            frames = range(start, min(start + step, until))
+            log.append(series, frames, self._columns(series, frames))
+            start = frames.stop
+
+    def _columns(self, series: int, frames: range) -> Sequence[Tensor]:
+        numbers = numpy.array(frames, dtype=numpy.int64)
+        lines = self._lines[:1] if series == CODES else self._lines[1:]
+        columns = [own.copy(numbers).view(torch.uint8) for own in lines]
+        return columns if series == CODES else [*columns, self._memory.index_lines(frames)]
+
+    def _renew(self, name: str) -> StreamLog:
+        """Go on in a new log, with all that is in the one before.
+
+        Raises:
+            StoreError: it cannot be written; the one before is still the stream's.
+        """
+        if self._folder is None:
+            raise StreamError("the engine keeps nothing on disk: open it with store= and a folder")
+        old, log = self._file, new_log(self._folder, name, self._widths, self.counts)
+        try:
+            if old is not None:
+                _copy(old, log)
+        except BaseException:
+            log.close()
+            log.path.unlink(missing_ok=True)
+            raise
+        self._file = log
+        if old is not None:
+            _leave(old)
+        return log
+
+
+def _copy(old: StreamLog, log: StreamLog) -> None:
+    """Append all extents of a log to another one, neighbours as one."""
+    for series, extents in enumerate(old.extents):
+        runs: list[range] = []
+        for extent in extents:
+            joined = bool(runs) and runs[-1].stop == extent.first
+            first = runs.pop().start if joined else extent.first
+            runs.append(range(first, extent.stop))
+        step = max(1, MOST_BYTES // log.bytes_of(series))
+        for part in (run[start : start + step] for run in runs for start in range(0, len(run), step)):
+            numbers = numpy.array(part, dtype=numpy.int64)
+            log.append(series, part, [old.read(series, column, numbers) for column in range(len(log.widths[series]))])
+
+
+def _leave(log: StreamLog) -> None:
+    """Give back a log; one of no saved stream is deleted."""
+    if not log_owner(log):
+        with suppress(OSError):
+            log.path.unlink()
+    log.close()
