@@ -12,7 +12,7 @@ from torch import Tensor
 
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.vllm.pages import LayerPages, PageCodes, Pages
+from emblema.vllm.pages import FeatureStrides, LayerPages, PageCodes, Pages
 from tests.one_device import META, OneDevice
 
 BLOCKS, SIZE = 5, 4
@@ -86,6 +86,8 @@ def test_rows_are_found_in_whatever_layout(seed: int, dtype: torch.dtype) -> Non
     pages.write(0, slots, rows)
     found = pages.read(0, slots[2:7])
     assert torch.equal(found.keys, rows.keys[:, 2:7]) and torch.equal(found.values, rows.values[:, 2:7])
+    found = pages.read(0, pages.locate_prompt([3, 1, 4], 9))
+    assert torch.equal(found.keys, rows.keys[:, :9]) and torch.equal(found.values, rows.values[:, :9])
 
 
 @given(
@@ -118,12 +120,16 @@ def test_every_layout_of_vllm(
     before = whole.clone()
     pages = Pages(given, [layout] * layers, size * split, own)
     assert torch.equal(whole, before), "measuring leaves the page as it was"
-    slots = pages.slots(random.sample(range(1, BLOCKS), 3), 2 * size * split + 1)
+    blocks = random.sample(range(1, BLOCKS), 3)
+    slots = pages.slots(blocks, 2 * size * split + 1)
     picked = torch.tensor(random.sample(range(len(slots)), random.randint(1, len(slots))))
     layer = random.randrange(layers)
     first = pages.read(layer, slots[picked])
     rows = noise(layout, len(picked), own)
     pages.write(layer, slots[picked], rows)
+    count = random.randint(1, len(slots))
+    prompt, one_by_one = pages.read(layer, pages.locate_prompt(blocks, count)), pages.read(layer, slots[:count])
+    assert torch.equal(prompt.keys, one_by_one.keys) and torch.equal(prompt.values, one_by_one.values)
     found = pages.read(layer, pages.locate(slots[picked]))
     if codes is None:
         assert torch.equal(found.keys, rows.keys) and torch.equal(found.values, rows.values)
@@ -243,6 +249,9 @@ def test_no_row_is_waited_for(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 
     def measured(pages: Pages) -> None:
         pages._places = (torch.zeros(size, heads, width, dtype=torch.int64, device=device),) * 2
+        pages._strides = [
+            FeatureStrides((size, heads, width), part, 2 * width, 2 * width * size, 1) for part in (0, width)
+        ]
 
     monkeypatch.setattr(Pages, "_measure", measured)
     caches = [torch.zeros(BLOCKS, heads, size, 2 * width, dtype=torch.uint8 if coded else kind, device=device)] * layers
@@ -258,4 +267,11 @@ def test_no_row_is_waited_for(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
             assert {rows.keys.device, rows.values.device, pages.rows.device} == {device}
             pages.write(layer, slice(16, 36), rows)
         assert len(seen.moved) == 1
+        prompt = pages.locate_prompt([1, 3], 20)
+        assert len(seen.moved) == 2
+        for layer in range(layers):
+            rows = pages.read(layer, prompt)
+            assert rows.keys.shape == (heads, 20, width) and rows.keys.dtype == torch.bfloat16
+            assert {rows.keys.device, rows.values.device} == {device}
+        assert len(seen.moved) == 2
     assert written == [] if coded else written == [{device}] * layers

@@ -155,7 +155,8 @@ def test_packed_rows_are_computed_as_what_they_are_and_no_others_are_touched(ben
 
 
 def test_more_rows_than_are_worked_out_at_once_are_all_computed(bench: Bench) -> None:
-    bench.monkeypatch.setattr("emblema.vllm.packed_rows.WEIGHED_ROWS", 2)
+    bench.monkeypatch.setattr("emblema.vllm.packed_rows.LEAST_WEIGHED", 2)
+    bench.monkeypatch.setattr("emblema.vllm.packed_rows.WEIGHTS", 1)
     packing, rows = bench.packing(), (5, 9, 17, 18, 19, 20, 22)
     question = NotedQuestion((18, ROWS), LAYERS, torch.device("cpu"))
     pack = bench.pack(*rows, question=question)

@@ -95,5 +95,5 @@ class FallbackNotes:
         metadata, _ = internals.step_context()
         place = internals.rows_in_batch(metadata, self._block_size)(blocks, run)
         own = queries[place : place + stop - start].transpose(0, 1)
-        keys = pages.read(layer, pages.slots(blocks, stop)).keys
+        keys = pages.read(layer, pages.locate_prompt(blocks, stop)).keys
         noted.note(layer, torch.arange(start, stop), own, keys, scale)

@@ -14,19 +14,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import Rows
-from emblema.models.attention import QuestionAttention, QuestionReadings, attention_weights
+from emblema.models.attention import QuestionAttention, QuestionReadings
 from emblema.vllm import internals
-from emblema.vllm.pages import Pages, RowPlaces
+from emblema.vllm.pages import PagePlaces, Pages, RowPlaces
 from emblema.vllm.pair_learner import NotedShares
 
 _log = logging.getLogger(__name__)
-WEIGHED_ROWS = 128
-"""Rows whose attention is worked out at once."""
+LEAST_WEIGHED, MOST_WEIGHED = 16, 128
+WEIGHTS, DEVICE_WEIGHTS = 2**19, 2**24
+"""Rows whose attention is worked out at once, by how many weights they have: what a processor's cache holds, or more on
+an accelerator, where each step costs a launch."""
 
 
 class NotedQuestion:
@@ -61,6 +62,43 @@ class NotedQuestion:
         return QuestionReadings(found.last.cpu(), found.largest.cpu())
 
 
+@dataclass(frozen=True, slots=True)
+class WeighedRows:
+    """Packed rows whose attention is worked out at once: the same in every layer.
+
+    Attributes:
+        first, last: of the packed rows; the second is not among them.
+        seen: how many of the prompt's rows each of them attends.
+        stop: the row of the prompt after the last that any of them attends.
+        hidden: [rows, stop - seen] bool, which of the rows from `seen` on each of them does not attend.
+    """
+
+    first: int
+    last: int
+    seen: int
+    stop: int
+    hidden: Tensor
+
+
+def weighed_rows(rows: Tensor, heads: int, device: torch.device) -> tuple[WeighedRows, ...]:
+    """Return rows of a prompt in parts that are small enough.
+
+    Args:
+        rows: [rows] int64 on the CPU, their numbers in the prompt, in order.
+        heads: of the queries.
+        device: of the masks.
+    """
+    most = WEIGHTS if device.type == "cpu" else DEVICE_WEIGHTS
+    count = max(LEAST_WEIGHED, min(MOST_WEIGHED, most // (heads * (int(rows[-1]) + 1))))
+    made: list[WeighedRows] = []
+    for first in range(0, len(rows), count):
+        own = rows[first : first + count]
+        seen, stop = int(own[0]) + 1, int(own[-1]) + 1
+        hidden = torch.arange(seen, stop) > own[:, None]
+        made.append(WeighedRows(first, first + len(own), seen, stop, hidden.to(device, non_blocking=True)))
+    return tuple(made)
+
+
 @dataclass(slots=True, eq=False)
 class PackedRows:
     """Rows of one prompt in the step under way.
@@ -76,6 +114,7 @@ class PackedRows:
         shares: takes what rows attend of chunks; None where that is not noted.
         place: the first of the rows in the batch, once that is known.
         attended: where the rows that they attend lie in pages, once that is known.
+        parts: whose attention is worked out at once, once that is known.
         layers: in how many layers they have attended.
         failed: whether anything of it went wrong.
     """
@@ -87,7 +126,8 @@ class PackedRows:
     question: NotedQuestion | None = None
     shares: NotedShares | None = None
     place: int | None = field(default=None, init=False)
-    attended: RowPlaces | None = field(default=None, init=False)
+    attended: RowPlaces | PagePlaces | None = field(default=None, init=False)
+    parts: tuple[WeighedRows, ...] = field(default=(), init=False)
     layers: int = field(default=0, init=False)
     failed: bool = field(default=False, init=False)
 
@@ -231,7 +271,7 @@ class PackedForward:
                     f"the model takes positions {tuple(positions.shape)}, not {pack.positions.dim()} axes"
                 )
             reached = pages.slots(pack.blocks, pack.stop)
-            pack.attended = pages.locate(reached)
+            pack.attended = pages.locate_prompt(pack.blocks, pack.stop)
             positions[..., own] = pack.positions.to(positions)
             for each in slots:
                 each[own] = reached[pack.rows].to(each)
@@ -255,47 +295,41 @@ class PackedForward:
         if place is None or pack.attended is None:
             raise EmblemaError("the rows' places in the batch are not known")
         held, count = self._pages().read(layer, pack.attended), len(pack.rows)
-        own = queries[place : place + count].transpose(0, 1)
-        for some, made in attend_before(own, held, pack.rows, scale):
-            output[place + some.start : place + some.stop] = made.transpose(0, 1)
+        own, noted = queries[place : place + count].transpose(0, 1), pack.question
+        behind = count if noted is None else int((pack.rows < noted.question[0]).sum())
+        pack.parts = pack.parts or weighed_rows(pack.rows, len(own), own.device)
+        for part, weights, made in attend_before(own, held, pack.parts, scale):
+            output[place + part.first : place + part.last] = made.transpose(0, 1)
+            if noted is not None and part.last > behind:
+                first = max(part.first, behind)
+                noted.add(layer, int(pack.rows[first]), weights[:, first - part.first :])
         if pack.shares is not None:
             pack.shares.note(layer, pack.rows, own, held.keys, scale)
-        if pack.question is not None:
-            noted = pack.question
-            behind = int((pack.rows < noted.question[0]).sum())
-            for first in range(behind, count, WEIGHED_ROWS):
-                some = slice(first, min(first + WEIGHED_ROWS, count))
-                hidden = hidden_rows(pack.rows[some], pack.stop, own.device)
-                noted.add(layer, int(pack.rows[first]), attention_weights(own[:, some], held.keys, hidden, scale))
         pack.layers += 1
 
 
-def hidden_rows(rows: Tensor, stop: int, device: torch.device) -> Tensor:
-    """Return a mask [rows, stop] float32, to be added to scores, that hides from each row of a prompt those behind."""
-    own = rows.to(device, non_blocking=True)
-    mask = torch.zeros(len(rows), stop, device=device)
-    return mask.masked_fill_(torch.arange(stop, device=device)[None] > own[:, None], float("-inf"))
-
-
-def attend_before(queries: Tensor, held: LayerRows, rows: Tensor, scale: float) -> Iterator[tuple[slice, Tensor]]:
+def attend_before(
+    queries: Tensor, held: LayerRows, parts: Sequence[WeighedRows], scale: float
+) -> Iterator[tuple[WeighedRows, Tensor, Tensor]]:
     """Yield what some rows of a prompt attend: all rows up to each of them.
 
     Args:
         queries: [heads, rows, width].
         held: the prompt's rows.
-        rows: [rows] int64 on the CPU, their numbers in the prompt, in order.
+        parts: of these rows.
         scale: of the products of queries and keys.
 
     Yields:
-        which of the rows, and what they attend [heads, some, width].
+        a part, its weights [heads, rows, stop] float32 of the prompt's rows up to the last of them, and what it
+        attends [heads, rows, width] float32.
     """
-    heads, count, width = queries.shape
+    heads, _, width = queries.shape
     groups = len(held.keys)
-    for first in range(0, count, WEIGHED_ROWS):
-        some = slice(first, min(first + WEIGHED_ROWS, count))
-        stop = int(rows[some.stop - 1]) + 1
-        hidden = hidden_rows(rows[some], stop, queries.device).to(queries.dtype).repeat(heads // groups, 1)
-        grouped = queries[:, some].reshape(1, groups, -1, width)
-        keys, values = held.keys[None, :, :stop], held.values[None, :, :stop]
-        made = scaled_dot_product_attention(grouped, keys, values, hidden, scale=scale)
-        yield some, made.reshape(heads, some.stop - first, -1)
+    scaled, keys, values = queries.float() * scale, held.keys.float().transpose(1, 2), held.values.float()
+    for part in parts:
+        grouped = scaled[:, part.first : part.last].reshape(groups, -1, width)
+        scores = torch.bmm(grouped, keys[..., : part.stop]).view(heads, -1, part.stop)
+        scores[..., part.seen :].masked_fill_(part.hidden, float("-inf"))
+        weights = torch.softmax(scores, -1)
+        made = torch.bmm(weights.view(groups, -1, part.stop), values[:, : part.stop])
+        yield part, weights, made.view(heads, part.last - part.first, -1)

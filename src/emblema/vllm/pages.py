@@ -69,6 +69,68 @@ class RowPlaces:
     values: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class PagePlaces:
+    """The first rows of a prompt, in all of its pages.
+
+    Attributes:
+        pages: [pages] int64, the numbers of the pages in order.
+        rows: how many rows there are.
+    """
+
+    pages: Tensor
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureStrides:
+    """How far features of a page lie apart, where that is the same everywhere.
+
+    Attributes:
+        shape: rows of a page, heads, and features of a head.
+        start: the first feature, from the page's start.
+        row, head, feature: from one to the next.
+    """
+
+    shape: tuple[int, int, int]
+    start: int
+    row: int
+    head: int
+    feature: int
+
+    @classmethod
+    def of(cls, places: Tensor) -> "FeatureStrides | None":
+        """Return those of features at places [rows, heads, width] int64; None where there are none."""
+        start = int(places[0, 0, 0])
+        row, head, feature = (
+            int(places.select(axis, 1).flatten()[0]) - start if size > 1 else 0
+            for axis, size in enumerate(places.shape)
+        )
+        rows, heads, width = (torch.arange(size, device=places.device) for size in places.shape)
+        told = start + rows.view(-1, 1, 1) * row + heads.view(-1, 1) * head + width * feature
+        size, count, wide = places.shape
+        return cls((size, count, wide), start, row, head, feature) if torch.equal(places, told) else None
+
+    def gather(self, memory: Tensor, stride: int, places: PagePlaces) -> Tensor:
+        """Return a copy of rows [heads, rows, width]; its last two axes lie in memory as those of a page do.
+
+        Args:
+            memory: of all pages, as one axis.
+            stride: from one page to the next.
+            places: of the rows.
+        """
+        size, heads, width = self.shape
+        last = self.start + (size - 1) * self.row + (heads - 1) * self.head + (width - 1) * self.feature
+        count, start = 1 + (len(memory) - 1 - last) // stride, memory.storage_offset() + self.start
+        if self.row < self.feature:
+            shape, strides = (count, heads, width, size), (stride, self.head, self.feature, self.row)
+            found = memory.as_strided(shape, strides, start).index_select(0, places.pages)
+            return found.permute(1, 2, 0, 3).reshape(heads, width, -1)[..., : places.rows].transpose(1, 2)
+        shape, strides = (count, heads, size, width), (stride, self.head, self.row, self.feature)
+        found = memory.as_strided(shape, strides, start).index_select(0, places.pages)
+        return found.transpose(0, 1).reshape(heads, -1, width)[:, : places.rows]
+
+
 class Pages:
     """The pages of every layer of one rank.
 
@@ -108,6 +170,15 @@ class Pages:
         )
         return RowPlaces(keys, values)
 
+    def locate_prompt(self, blocks: Sequence[int], rows: int) -> RowPlaces | PagePlaces:
+        """Return where the first rows of a prompt lie, by its pages in order: once for all layers that are read."""
+        if None in self._strides:
+            return self.locate(self.slots(blocks, rows))
+        parts = self._block_size // self._size
+        pages = torch.tensor(list(blocks), dtype=torch.int64)[:, None] * parts + torch.arange(parts)
+        needed = pages.flatten()[: -(-rows // self._size)]
+        return PagePlaces(needed.to(self.rows.device, non_blocking=True), rows)
+
     def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
         """Write one layer's rows at slots; numbers become the codes that are nearest to them.
 
@@ -123,14 +194,19 @@ class Pages:
         keys, values = (part.transpose(0, 1).contiguous() for part in (rows.keys, rows.values))
         self._layers[layer].write(keys, values, where)
 
-    def read(self, layer: int, rows: RowPlaces | Tensor) -> LayerRows:
+    def read(self, layer: int, rows: RowPlaces | PagePlaces | Tensor) -> LayerRows:
         """Return a copy of one layer's rows at places or slots: codes as the numbers that they stand for.
 
         A number from a code is rounded to the rows' dtype, and written again gives the same code.
         """
-        places = rows if isinstance(rows, RowPlaces) else self.locate(rows)
         memory, codes = _memory(self._layers[layer].cache), self._layers[layer].codes
-        keys, values = (memory.index_select(0, at.view(-1)).view(at.shape) for at in (places.keys, places.values))
+        if isinstance(rows, PagePlaces):
+            keys, values = (
+                strides.gather(memory, self._stride, rows) for strides in self._strides if strides is not None
+            )
+        else:
+            places = rows if isinstance(rows, RowPlaces) else self.locate(rows)
+            keys, values = (memory.index_select(0, at.view(-1)).view(at.shape) for at in (places.keys, places.values))
         if codes is None:
             return LayerRows(keys, values)
         numbers = _decoded(keys, codes.dtype, codes.keys), _decoded(values, codes.dtype, codes.values)
@@ -146,6 +222,7 @@ class Pages:
         page, kept = cache[0], cache[0].clone()
         try:
             self._places = self._find_features(page)
+            self._strides = [FeatureStrides.of(places) for places in self._places]
             self._check(page)
         finally:
             page.copy_(kept)
