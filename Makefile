@@ -13,7 +13,7 @@ SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers browser demo test test-benchmarks test-slow test-519 test-vllm test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic fuzz results-check reference docs lint format types imports check clean
+.PHONY: help setup servers browser demo test test-device test-benchmarks test-slow test-519 test-vllm test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic fuzz results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,11 @@ demo: $(VENV)/installed  ## Set everything up and run the demo
 
 test: $(VENV)/installed-dev servers  ## Set everything up and run the fast tests
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" tests
+
+# On a machine with a GPU EMBLEMA_TEST_DEVICE=cuda runs the same there, and with `make test` all the rest.
+test-device: export EMBLEMA_TEST_DEVICE ?= fake
+test-device: $(VENV)/installed-dev  ## Hold a device to what the CPU answers; without one, a stand-in that torch takes for one
+	$(PYTEST) -n $(WORKERS) tests/device
 
 test-benchmarks: $(VENV)/installed-dev  ## Run the fast tests of the benchmarks and of the training
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" benchmarks/tests training/tests

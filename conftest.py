@@ -6,6 +6,15 @@ import warnings
 import torch
 from hypothesis import HealthCheck, settings
 
+# `cpu`, or a device that torch finds; `fake` is one that needs none (tests/fake_device.py).
+DEVICE = os.environ.get("EMBLEMA_TEST_DEVICE", "cpu")
+if DEVICE == "cpu":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+elif DEVICE == "fake":
+    from tests import fake_device
+
+    fake_device.register()
+
 # Small tensors on shared cores: one thread is several times faster than two.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)

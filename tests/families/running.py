@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from emblema.kv.device import default_device
 from emblema.models.adapter import Adapter
 from emblema.models.batch import RowBatch
 from emblema.models.families.base import Prepared
@@ -33,6 +34,7 @@ def loaded(name: str, seed: int = 0) -> Loaded:
     """A case's model, built once per test run; tests must not change it."""
     case = CASES[name]
     model, bundle = case.build(seed)
+    model = model.to(default_device())
     return Loaded(case, model, bundle, Adapter(model), Preparer(bundle, model.config))
 
 

@@ -66,9 +66,10 @@ def check(
     screen.print(f"\n[bold]{verdict(result)}[/bold]")
     screen.print(new_combinations(result))
     if store is not None:
+        from emblema.store.settings import StoreSettings
         from emblema.store.store import Store
 
-        with Store(store) as opened_store:
+        with Store(store, settings=StoreSettings(device=engine.adapter.device)) as opened_store:
             plateau, count = teach_policy(result, engine.on(opened_store).policy_runtime)
         level = "no plateau was found" if plateau is None else f"patches are formed with rank {plateau}"
         screen.print(f"\n{store}: {count} measurements for auto, {level}; see emblema policy", soft_wrap=True)

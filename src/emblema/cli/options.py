@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 Model = Annotated[str, typer.Option(help="reference (the bundled model), a Hugging Face id, or a folder.")]
-Device = Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps. The CPU by default.")]
+Device = Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; a GPU by default.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No colours and no moving bars.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 StoreFolder = Annotated[

@@ -15,7 +15,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen at; 127.0.0.1 by default.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 8000 by default, 0 takes a free one.")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder of chunks, files and keys.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; a GPU by default.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     strategy: Annotated[str | None, typer.Option(help="Of requests that name none; auto by default.")] = None,
     set_: Annotated[

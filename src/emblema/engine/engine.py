@@ -42,6 +42,7 @@ from emblema.session.survivors import SurvivorChoice, keeps_survivors
 from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.session.warm_parts import find_warm_parts
 from emblema.store.record import Terms
+from emblema.store.settings import StoreSettings
 from emblema.store.store import Store, TenantStore
 from emblema.store.warm_parts import WarmParts
 from emblema.stream.settings import StreamSettings, change_settings
@@ -85,10 +86,12 @@ class Engine:
     ) -> None:
         adapter = Adapter(model)
         self.selfcheck: SelfCheck = selfcheck(adapter)
-        self._own_store = Store() if store is None else Store(store) if isinstance(store, str | Path) else None
+        self._own_store = None
+        if store is None or isinstance(store, str | Path):
+            self._own_store = Store(store, settings=StoreSettings(device=adapter.device))
         self.session = Session(
             adapter,
-            _tenant_store(store if self._own_store is None else self._own_store, salt),
+            _tenant_store(store if self._own_store is None else self._own_store, salt, adapter.device),
             None if processor is None else Preparer(processor, adapter.model.config),
             limits or MediaLimits(),
             policy or Policy(),
@@ -125,7 +128,7 @@ class Engine:
         other = copy(self)
         other._own_store = None
         other.__dict__.pop("files", None)
-        other.session = self.session.on(_tenant_store(store, b""))
+        other.session = self.session.on(_tenant_store(store, b"", self.adapter.device))
         return other
 
     @property
@@ -527,22 +530,27 @@ class Engine:
         self.close()
 
 
-def _tenant_store(given: Any, salt: bytes) -> TenantStore:
+def _tenant_store(given: Any, salt: bytes, device: torch.device) -> TenantStore:
     """Return one tenant's store, which may also be given as such.
 
     Raises:
         EmblemaError: the salt is no bytes, or this is no store.
-        StoreError: another tenant's store was given.
+        StoreError: another tenant's store was given, or one whose rows are on another accelerator than the model.
     """
     if not isinstance(salt, bytes):
         raise EmblemaError(f"the salt is a {type(salt).__name__}: give bytes")
-    if isinstance(given, TenantStore):
-        if salt not in (b"", given.salt):
-            raise StoreError("this store is another tenant's: give the whole store, or leave the salt out")
-        return given
-    if isinstance(given, Store):
-        return given.tenant(salt)
-    raise EmblemaError(f"the store is a {type(given).__name__}: give a Store, a tenant's store, or a folder")
+    if not isinstance(given, Store | TenantStore):
+        raise EmblemaError(f"the store is a {type(given).__name__}: give a Store, a tenant's store, or a folder")
+    if isinstance(given, TenantStore) and salt not in (b"", given.salt):
+        raise StoreError("this store is another tenant's: give the whole store, or leave the salt out")
+    found = given if isinstance(given, TenantStore) else given.tenant(salt)
+    held = found.parent.device
+    if held.type != "cpu" and held != device:
+        raise StoreError(
+            f"the store keeps rows on {held} and the model is on {device}: open the store with "
+            f"settings=StoreSettings(device={str(device)!r})"
+        )
+    return found
 
 
 def _libraries_of(store: Store) -> Libraries:

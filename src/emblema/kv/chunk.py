@@ -15,6 +15,8 @@ ChunkKind = Literal["image", "video", "page", "audio", "text"]
 class Encoded:
     """What a decoder is fed for one chunk, start and end markers included.
 
+    Embeddings and features are on the device that they are used on; all else is on the CPU, which plans by it.
+
     Attributes:
         token_ids: [tokens] int64, placeholder ids at media tokens.
         embeds: [tokens, hidden] in the model's dtype.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from emblema.errors import PlanError
+from emblema.kv.device import wait_for
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan, Recomputation, RowRange, RowSource, Selector
 from emblema.link.prompt import Prompt, TextPart
@@ -121,6 +122,7 @@ class Executor:
             run.abandon()
             raise
         logits = self.adapter.logits(hidden[-1:])[0]
+        wait_for(self.adapter.device)
         run.drop_leaving()
         codes = plan.sources()
         if plan.recomputation is not None:
@@ -173,7 +175,8 @@ class _PlanRun:
         self.before = self.table.length
         slots = self.table.allocate(rows.to(adapter.device), job.prompt.groups[rows].to(adapter.device))
         self.slots = torch.full((self.plan.rows,), -1, dtype=torch.int64)
-        self.slots[self.table.rows[: self.before].cpu()] = torch.arange(self.before)
+        if self.before:
+            self.slots[self.table.rows[: self.before].cpu()] = torch.arange(self.before)
         self.slots[rows] = torch.arange(slots.start, slots.stop)
         try:
             self.taken = TakenRows(adapter, self.table, self.slots, job)
@@ -386,24 +389,22 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
         first, last = bisect_left(order, segment.start), bisect_left(order, segment.stop)
         if first == last:
             continue
-        own = (rows[first:last] - segment.start).to(adapter.device)
+        own = rows[first:last] - segment.start
         part = segment.part
         if isinstance(part, TextPart):
-            ids = torch.tensor(part.token_ids, device=adapter.device).index_select(0, own)
-            pieces.append(adapter.embed(ids))
-            flags.append(torch.zeros(len(own), dtype=torch.bool, device=adapter.device))
+            pieces.append(adapter.embed(torch.tensor(part.token_ids)[own]))
+            flags.append(torch.zeros(len(own), dtype=torch.bool))
             continue
         encoded = part.chunk.encoded
-        pieces.append(encoded.embeds.to(adapter.device).index_select(0, own))
-        seen = encoded.visual.to(adapter.device)
-        flags.append(seen.index_select(0, own))
+        pieces.append(encoded.embeds.to(adapter.device).index_select(0, own.to(adapter.device)))
+        flags.append(encoded.visual[own])
         if encoded.deepstack:
-            places = seen.cumsum(0) - 1
-            chosen = places.index_select(0, own)[flags[-1]]
+            places = encoded.visual.cumsum(0) - 1
+            chosen = places[own][flags[-1]].to(adapter.device)
             deepstack.append(tuple(layer.to(adapter.device).index_select(0, chosen) for layer in encoded.deepstack))
     depth = max((len(layers) for layers in deepstack), default=0)
     features = tuple(torch.cat([layers[index] for layers in deepstack]) for index in range(depth))
-    return torch.cat(pieces), torch.cat(flags), features
+    return torch.cat(pieces), torch.cat(flags).to(adapter.device), features
 
 
 def _rows(ranges: list[RowRange]) -> Tensor:

@@ -100,7 +100,7 @@ def form_residual(adapter: Adapter, key: ArtifactKey, chunk: Chunk) -> ResidualS
 
 def form_key_factors(adapter: Adapter, chunk: Chunk, rows: KVRows, rank: int) -> KeyFactors:
     """Return factors of the position-free keys (MLA: the latent) of every layer. No forward runs."""
-    source = PhaseBook(adapter.tables, chunk.encoded.positions.to(adapter.device))
+    source = adapter.phases(chunk.encoded.positions)
     layers = []
     for index, layout in enumerate(adapter.layouts):
         keys = unplace(rows[index].to(adapter.device), layout, source).keys

@@ -139,7 +139,7 @@ class Prompt:
             [
                 torch.tensor(segment.part.token_ids, dtype=torch.int64)
                 if isinstance(segment.part, TextPart)
-                else segment.part.chunk.encoded.token_ids.cpu()
+                else segment.part.chunk.encoded.token_ids
                 for segment in self.segments
             ]
         )
@@ -153,7 +153,7 @@ class Prompt:
                 line = torch.arange(segment.position, segment.position + segment.part.tokens)
                 pieces.append(line.expand(self.axes, -1))
             else:
-                pieces.append(segment.part.chunk.encoded.positions.cpu() + segment.position)
+                pieces.append(segment.part.chunk.encoded.positions + segment.position)
         return torch.cat(pieces, dim=1)
 
     @cached_property
@@ -162,7 +162,7 @@ class Prompt:
         groups = torch.full((self.tokens,), -1, dtype=torch.int64)
         taken = 0
         for segment, chunk in self.chunk_segments:
-            own = chunk.encoded.groups.cpu()
+            own = chunk.encoded.groups
             groups[segment.start : segment.stop] = torch.where(own >= 0, own + taken, own)
             taken += int(own.max()) + 1
         return groups

@@ -155,13 +155,12 @@ class Adapter:
                 )
             # Placeholder ids may lie outside the embedding matrix; their rows are overwritten anyhow.
             embeds = self.embed(prepared.token_ids.masked_fill(visual, 0)).clone()
-            visual = visual.to(self.device)
-            embeds[visual] = features.media.to(embeds.dtype)
+            embeds[visual.nonzero().squeeze(1).to(self.device)] = features.media.to(embeds.dtype)
         positions, span = chunk_positions(prepared.token_ids.shape[0], self.axes, prepared.grid)
         return Encoded(
-            prepared.token_ids.to(self.device),
+            prepared.token_ids,
             embeds,
-            positions.to(self.device),
+            positions,
             span,
             visual,
             tuple(layer.to(embeds.dtype) for layer in features.deepstack),
@@ -170,15 +169,15 @@ class Adapter:
 
     def encode_text(self, token_ids: Tensor) -> Encoded:
         """Return what the decoder is fed for a passage of text, token ids [tokens]."""
-        ids = token_ids.to(device=self.device, dtype=torch.int64)
+        ids = token_ids.to(device="cpu", dtype=torch.int64)
         positions, span = chunk_positions(ids.shape[0], self.axes)
-        none = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device)
-        return Encoded(ids, self.embed(ids), positions.to(self.device), span, none, (), self._groups(none))
+        none = torch.zeros(ids.shape[0], dtype=torch.bool)
+        return Encoded(ids, self.embed(ids), positions, span, none, (), self._groups(none))
 
     def _groups(self, visual: Tensor) -> Tensor:
         """Return groups [tokens]: each unbroken run of media tokens, where the family is bidirectional; else -1."""
         if not self.kind.bidirectional:
-            return torch.full(visual.shape, -1, dtype=torch.int64, device=self.device)
+            return torch.full(visual.shape, -1, dtype=torch.int64)
         before = torch.nn.functional.pad(visual, (1, 0))[:-1]
         return torch.where(visual, (visual & ~before).long().cumsum(0) - 1, -1)
 

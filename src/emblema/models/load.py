@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from emblema.errors import ModelError
+from emblema.kv.device import default_device
 
 BUNDLED = ("reference", "reference-stream")
 """The bundled models: `reference`, and the same trained on video streams. Weights are stored in half precision."""
@@ -40,7 +41,7 @@ def load_model(
 
     Args:
         name: one of `BUNDLED`, a folder, or a Hugging Face id.
-        device: where to put it; the CPU by default.
+        device: where to put it; by default (None or `auto`) the accelerator that torch finds, or the CPU.
         dtype: dtype of the weights; the checkpoint's own by default. Rotary tables stay float32 either way.
 
     Raises:
@@ -49,7 +50,7 @@ def load_model(
     from transformers import AutoConfig
 
     source = str(bundled_folder(str(name)) if str(name) in BUNDLED else name)
-    place = None if device is None else _usable(device)
+    place = default_device() if device is None or device == "auto" else _usable(device)
     try:
         config = AutoConfig.from_pretrained(source)
         # Weights of another shape are told by `_check_weights`, which names them.
@@ -57,9 +58,7 @@ def load_model(
             source, dtype="auto" if dtype is None else dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
         _check_weights(loaded, str(name))
-        model = model.eval()
-        if place is not None:
-            model = model.to(place)
+        model = model.eval().to(place)
     except ModelError:
         raise
     except ImportError as error:

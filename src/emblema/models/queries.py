@@ -56,7 +56,7 @@ def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
 
     with attending_by(adapter.config, note):
         rows = adapter.capture(encoded)
-    book = PhaseBook(adapter.tables, encoded.positions)
+    book = adapter.phases(encoded.positions)
     layers: list[Tensor] = []
     forms: list[Form] = []
     with torch.inference_mode():
@@ -72,7 +72,7 @@ def key_states(adapter: Adapter, encoded: Encoded, rows: Sequence[LayerRows], la
 
     Key heads divide query heads; query head h asks key head h // (query heads / key heads).
     """
-    book = PhaseBook(adapter.tables, encoded.positions.to(adapter.device))
+    book = adapter.phases(encoded.positions)
     with torch.inference_mode():
         return _keys(rows[layer].to(adapter.device), adapter.layouts[layer], book)
 

@@ -9,7 +9,7 @@ from emblema.errors import UnsupportedModelError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import deficit, form_patch
-from emblema.kv.rotation import PhaseBook, place, relocate, unplace
+from emblema.kv.rotation import place, relocate, unplace
 from emblema.models.adapter import Adapter
 
 SHIFTS = (40, 1000, 4096)
@@ -122,8 +122,8 @@ def _relocations(adapter: Adapter, encoded: Encoded, first: float, deeper: float
 
 def shifted(adapter: Adapter, rows: KVRows, encoded: Encoded, shift: int) -> KVRows:
     """Canonical rows relocated by `shift` positions."""
-    source = PhaseBook(adapter.tables, encoded.positions)
-    target = PhaseBook(adapter.tables, encoded.positions + shift)
+    source = adapter.phases(encoded.positions)
+    target = adapter.phases(encoded.positions + shift)
     return tuple(relocate(layer, layout, source, target) for layer, layout in zip(rows, adapter.layouts, strict=True))
 
 
@@ -138,9 +138,9 @@ def _full_rank(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
     together, _ = adapter.prefill(encoded)
     elsewhere, _ = adapter.prefill(encoded, SHIFTS[0])
     alone, _ = adapter.prefill(back)
-    here = PhaseBook(adapter.tables, back.positions + front.span)
-    home = PhaseBook(adapter.tables, back.positions)
-    there = PhaseBook(adapter.tables, back.positions + front.span + SHIFTS[0])
+    here = adapter.phases(back.positions + front.span)
+    home = adapter.phases(back.positions)
+    there = adapter.phases(back.positions + front.span + SHIFTS[0])
     errors = []
     for index, layout in enumerate(adapter.layouts):
         canonical = unplace(alone[index], layout, home)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends
@@ -20,6 +21,7 @@ from emblema.serve.keys import LOCAL, KeyRing, Tenant
 from emblema.serve.metrics import Metrics
 from emblema.serve.settings import ServeSettings
 from emblema.store.remote.redis import RedisTier
+from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
 
 _LOG = logging.getLogger("emblema.serve")
@@ -48,7 +50,10 @@ class Service(Host):
         check_open(keys, settings)
         scheduler = SchedulerLimits(waiting=settings.waiting, batch_rows=settings.batch_rows)
         options: dict[str, Any] = {"device": settings.device, "dtype": settings.dtype, "limits": settings.media_limits}
-        store = settings.store if settings.redis is None else Store(settings.store, remote=RedisTier(settings.redis))
+        store: Path | Store = settings.store
+        if settings.redis is not None:
+            placed = StoreSettings(device=settings.device)
+            store = Store(settings.store, remote=RedisTier(settings.redis), settings=placed)
         engine = await AsyncEngine.load(settings.model, scheduler=scheduler, store=store, **options)
         service = cls(settings, engine, keys)
         service.resume()

@@ -24,7 +24,7 @@ class ServeSettings(BaseSettings):
     port: int = Field(8000, ge=0, le=65_535, description="Port; 0 takes a free one.")
     store: Path = Field(Path("emblema-store"), description="Folder of chunks, files and keys.")
     redis: str | None = Field(None, description="Address of a Redis server behind the disk, which servers may share.")
-    device: str | None = Field(None, description="Where to run: cpu, cuda, cuda:1, mps.")
+    device: str | None = Field(None, description="Where to run: cpu, cuda, cuda:1, mps; a GPU by default.")
     dtype: str | None = Field(None, description="float32, bfloat16 or float16; the model's own by default.")
     strategy: str = Field("auto", description="Of requests that name none.")
     body_bytes: ByteSize = Field(ByteSize(64 * 2**20), gt=0, description="Largest body of a request.")

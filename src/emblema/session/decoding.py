@@ -89,8 +89,8 @@ class Sampler:
         Raises:
             ModelError: they are not finite.
         """
-        # The largest is NaN where any is.
-        largest, token = logits.max(dim=0)
+        # The largest is NaN where any is. Both come from the device at once.
+        largest, token = torch.stack([each.double() for each in logits.max(dim=0)]).cpu().tolist()
         if not math.isfinite(largest):
             raise ModelError(NOT_FINITE)
         if self.sampling.temperature == 0:
@@ -158,7 +158,7 @@ def decode(
         row = torch.tensor([start.row + step], device=runner.device)
         slots = table.allocate(row, torch.full_like(row, -1))
         batch = RowBatch(
-            embeds=runner.embed(torch.tensor([token], device=runner.device)),
+            embeds=runner.embed(torch.tensor([token])),
             positions=torch.full((start.axes, 1), start.position + step, device=runner.device),
             slots=torch.arange(slots.start, slots.stop, device=runner.device),
             visual=torch.zeros(1, dtype=torch.bool, device=runner.device),

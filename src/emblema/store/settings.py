@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from emblema.errors import StoreError
+from emblema.kv.device import default_device, place_of
 from emblema.store.compression import Compression, check_compression
 from emblema.store.record import Terms
 
@@ -68,7 +69,7 @@ class StoreSettings:
 
     def resolve_device(self) -> torch.device:
         """Return the device of loaded rows."""
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return default_device() if self.device in (None, "auto") else place_of(self.device)
 
     def host_budget(self, device: torch.device) -> int | None:
         """Return the bytes of host memory for pieces that leave a device's memory; None for no bound."""

@@ -53,6 +53,9 @@ class Store:
         remote: a tier beyond the disk.
         settings: the settings that few users change.
 
+    Attributes:
+        device: where rows are loaded to.
+
     Raises:
         StoreError: an option is out of range, or the folder cannot be used.
     """
@@ -68,7 +71,7 @@ class Store:
         settings: StoreSettings | None = None,
     ) -> None:
         self.settings = settings or StoreSettings()
-        device = self.settings.resolve_device()
+        self.device = device = self.settings.resolve_device()
         for name, size in (("device_bytes", device_bytes), ("disk_bytes", disk_bytes), ("quota", quota)):
             if size != "auto" or name != "device_bytes":
                 check_number(name, size)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
-from emblema.kv.rotation import PhaseBook, relocate
+from emblema.kv.rotation import relocate
 from emblema.models.batch import RowBatch
 from emblema.store.identity import chunk_id
 from emblema.store.store import TenantStore
@@ -57,32 +57,32 @@ class ChunkWriter:
         table = adapter.table(encoded.tokens)
         table.allocate(torch.arange(encoded.tokens, device=adapter.device), encoded.groups)
         numbers = torch.tensor(frames, device=adapter.device)
-        source = PhaseBook(adapter.tables, self.recent.positions.written(numbers))
-        target = PhaseBook(adapter.tables, encoded.positions[:, start:stop])
+        source = adapter.phases(self.recent.positions.written(numbers))
+        target = adapter.phases(encoded.positions[:, start:stop])
         for layer, layout in enumerate(adapter.layouts):
             rows = relocate(self._rows(layer, frames), layout, source, target)
             table.write(layer, slice(start, stop), rows)
         around = (~encoded.visual).nonzero().squeeze(1)
         if len(around):
-            kept = (encoded.embeds[around], encoded.positions[:, around], around, encoded.visual[around])
-            adapter.forward(RowBatch(*kept), table)
+            positions, slots = encoded.positions[:, around].to(adapter.device), around.to(adapter.device)
+            visual = torch.zeros_like(slots, dtype=torch.bool)
+            adapter.forward(RowBatch(encoded.embeds[slots], positions, slots, visual), table)
         read = (table.read(layer) for layer in range(len(adapter.layouts)))
         return encoded, tuple(LayerRows(rows.keys.clone(), rows.values.clone()) for rows in read)
 
     def _encoded(self, frames: Sequence[int]) -> Encoded:
         adapter, positions = self.adapter, self.recent.positions
-        device, axes = adapter.device, adapter.axes
-        codes = self.memory.context.log.codes(list(frames)).to(device)
-        begin, end = (torch.tensor(ids, dtype=torch.int64, device=device) for ids in self.markers)
-        media = torch.full((codes.frames * codes.tokens,), codes.token_id, device=device)
-        corners = len(begin) + torch.arange(codes.frames, device=device) * positions.span
-        inside = (corners[None, :, None] + positions.offsets[:, None, :]).flatten(1)
+        axes, codes = adapter.axes, self.memory.context.log.codes(list(frames)).to(adapter.device)
+        begin, end = (torch.tensor(ids, dtype=torch.int64) for ids in self.markers)
+        media = torch.full((codes.frames * codes.tokens,), codes.token_id)
+        corners = len(begin) + torch.arange(codes.frames) * positions.span
+        inside = (corners[None, :, None] + positions.offsets.cpu()[:, None, :]).flatten(1)
         after = len(begin) + codes.frames * positions.span
         ids = torch.cat((begin, media, end))
-        front = torch.arange(len(begin), device=device).expand(axes, -1)
-        back = torch.arange(after, after + len(end), device=device).expand(axes, -1)
+        front = torch.arange(len(begin)).expand(axes, -1)
+        back = torch.arange(after, after + len(end)).expand(axes, -1)
         embeds = torch.cat((adapter.embed(begin), codes.embeds.flatten(0, 1), adapter.embed(end)))
-        visual = torch.zeros(len(ids), dtype=torch.bool, device=device)
+        visual = torch.zeros(len(ids), dtype=torch.bool)
         visual[len(begin) : len(begin) + len(media)] = True
         deepstack = tuple(layer.flatten(0, 1) for layer in codes.deepstack)
         whole = torch.cat((front, inside, back), dim=1)

@@ -33,14 +33,14 @@ class NoCache(Method):
         adapter, device = self.adapter, self.adapter.device
         codes = self.context.log.codes(self._sampled).to(device)
         frames = torch.tensor(self._sampled, device=device)
-        opening = torch.tensor(self.context.opening, dtype=torch.int64, device=device)
+        opening = torch.tensor(self.context.opening, dtype=torch.int64)
         positions = self.positions.written(frames)
         owners = frames.repeat_interleave(self.positions.tokens)
         if self.positions.front is not None:
             end = self.positions.corner(visible.high)
             positions = self.positions.pack(positions, owners, end, sinks=False)
         begin = torch.arange(len(opening), device=device).expand(adapter.axes, -1)
-        owners = torch.cat((torch.full_like(opening, -1), owners))
+        owners = torch.cat((torch.full_like(opening, -1, device=device), owners))
         rows = torch.arange(len(owners), device=device)
         table = adapter.table(len(rows))
         table.allocate(rows, self._groups(owners))

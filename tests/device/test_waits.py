@@ -1,0 +1,50 @@
+"""How often the host waits for the device; counted on the device that needs none."""
+
+from collections import Counter
+
+import pytest
+
+from tests import fake_device
+from tests.device.twins import pictures, twins
+from tests.families import words
+
+NAME = "qwen2_5_vl"
+QUESTION = tuple(words(5, 3).tolist())
+LINKING = {
+    # The first token's logits are looked at: whether they are finite.
+    "session/linker.py:_executed aten._to_copy.default": 1,
+}
+FORMING = {
+    # A patch is kept only if it is finite: once for each.
+    "kv/layout.py:all_finite aten._local_scalar_dense.default": 2,
+}
+TOKEN = {"session/decoding.py:__call__ aten._to_copy.default": 1}
+
+
+@pytest.fixture
+def waits() -> Counter[str]:
+    if twins(NAME).device.adapter.device.type != fake_device.NAME:
+        pytest.skip("waits are counted on the fake device")
+    fake_device.waits.clear()
+    return fake_device.waits
+
+
+@pytest.mark.parametrize("strategy", ["blind", "mpic-4", "patch-4"])
+def test_a_link_of_known_chunks_waits_for_its_logits_alone(waits: Counter[str], strategy: str) -> None:
+    engine = twins(NAME).device
+    first, second, third = (engine.add(each) for each in pictures(NAME, 3))
+    engine.prefill([first, second, third, QUESTION], strategy, template=False)
+    waits.clear()
+    engine.prefill([first, third, second, QUESTION], strategy, template=False)
+    assert waits == LINKING | (FORMING if strategy == "patch-4" else {})
+
+
+def test_a_token_waits_once(waits: Counter[str]) -> None:
+    engine = twins(NAME).device
+    chunk = engine.add(pictures(NAME, 1)[0])
+    counts = []
+    for most in (2, 6):
+        waits.clear()
+        engine.generate([chunk, QUESTION], "blind", template=False, max_new_tokens=most)
+        counts.append(Counter(waits))
+    assert counts[1] - counts[0] == {name: 4 * count for name, count in TOKEN.items()}
