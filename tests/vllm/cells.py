@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.vllm.startup import cpu_runners
-from tests.vllm.startup.cpu_runners import RUNNER, SCHEDULING
+from tests.vllm.startup.cpu_runners import PATIENCE, RUNNER, SCHEDULING
 
 CHUNK = "EMBLEMA_VLLM_CHUNK"
 RUNNERS, SCHEDULINGS, CHUNKS = ("v1", "v2"), ("sync", "async"), ("none", "64", "96")
 CHOICES = {RUNNER: RUNNERS, SCHEDULING: SCHEDULINGS, CHUNK: CHUNKS}
 """What the environment may say, by its names; the first of each is the default."""
 STARTUP = Path(__file__).parent / "startup"
+PATIENT_SECONDS = 60.0
+"""How long plans and staged rows are waited for in these tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Cell:
 def enter(cell: Cell, environment: MutableMapping[str, str] = os.environ) -> None:
     """Run vLLM in this way in this process and those that it starts; before vLLM is imported."""
     environment.update(cell.environment)
+    environment.setdefault(PATIENCE, str(PATIENT_SECONDS))
     # Servers of the tests are given this process's own path.
     if str(STARTUP) not in sys.path:
         sys.path.append(str(STARTUP))

@@ -14,7 +14,7 @@ import pytest
 from emblema import Engine
 from emblema.vllm import planner
 from emblema.vllm.planner import RequestPlanner
-from tests.vllm.cells import CHOICES, Cell, enter
+from tests.vllm.cells import CHOICES, PATIENT_SECONDS, Cell, enter
 
 SERVED_BY_VLLM = importlib.util.find_spec("vllm") is not None
 collect_ignore_glob = [] if SERVED_BY_VLLM else ["test_served*.py", "test_http*.py"]
@@ -53,10 +53,10 @@ def cell() -> Cell:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient() -> Iterator[None]:
-    """Wait for plans and for what is staged on a busy machine too, where vLLM would compute plainly."""
+    """Wait for plans and for what is staged in this process as servers of the tests do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "PLANNING_SECONDS", 60.0)
-        patch.setattr(planner, "STAGING_SECONDS", 60.0)
+        patch.setattr(planner, "PLANNING_SECONDS", PATIENT_SECONDS)
+        patch.setattr(planner, "STAGING_SECONDS", PATIENT_SECONDS)
         yield
 
 

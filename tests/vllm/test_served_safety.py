@@ -1,5 +1,6 @@
 """What a server survives: small budgets, preemption, aborts, losses, tenants. No request gets approximate pages."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 from emblema import Engine
 from emblema.session.requests import LinkRequest
 from emblema.store.keys import orbit_key
-from emblema.vllm.staging import StagedRows
+from emblema.vllm import planner as planner_module
+from emblema.vllm.staging import RowStager, StagedRows
 from tests.vllm.plans import AfterPrefix
 
 TOLERANCE = 1e-5
@@ -251,6 +253,28 @@ def test_rows_that_vanish_once_they_are_staged_are_taken(served, subject, engine
     answer = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
     assert answer.report["linked_tokens"] > 0 and not view.ids()
     assert error(answer, wanted(engine, given, "blind")) <= TOLERANCE
+
+
+@pytest.mark.cells
+def test_rows_that_are_read_too_late_are_computed(served, subject, engine, monkeypatch) -> None:
+    given = subject.prompt(3, seed=47)
+    learn(served, given)
+    reads, stock = threading.Event(), RowStager._read
+
+    def late(*args: Any) -> Any:
+        assert reads.wait(60)
+        return stock(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(planner_module, "STAGING_SECONDS", 0.0)
+        patched.setattr(RowStager, "_read", late)
+        answer = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
+        reads.set()
+    assert answer.report["linked_tokens"] == 0 and answer.report["strategy"] == "plain"
+    assert error(answer, wanted(engine, given, "full")) <= TOLERANCE
+    served.forget_prefixes()
+    again = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
+    assert again.report["linked_tokens"] > 0 and error(again, wanted(engine, given, "blind")) <= TOLERANCE
 
 
 def test_rows_that_cannot_be_written_are_computed(served, subject, engine, monkeypatch) -> None:

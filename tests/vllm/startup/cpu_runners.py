@@ -13,6 +13,9 @@ from typing import Any
 
 RUNNER, SCHEDULING = "EMBLEMA_VLLM_RUNNER", "EMBLEMA_VLLM_SCHEDULING"
 """Names in the environment: `v1` or `v2`, `sync` or `async`."""
+PATIENCE = "EMBLEMA_VLLM_PATIENCE"
+"""Names there the seconds that servers wait for plans and for what is staged: on a busy machine too, where they would
+compute plainly."""
 
 
 class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -91,6 +94,17 @@ def prepare(environment: MutableMapping[str, str]) -> None:
         _change("triton.backends", add_backend)
     if environment.get(SCHEDULING) == "async":
         _change("vllm.platforms.cpu", keep_scheduling)
+
+
+def wait_long(environment: MutableMapping[str, str]) -> None:
+    """Make a server wait as long as the environment says."""
+    seconds = environment.get(PATIENCE)
+
+    def change(planner: ModuleType) -> None:
+        planner.PLANNING_SECONDS = planner.STAGING_SECONDS = float(seconds or 0)
+
+    if seconds is not None:
+        _change("emblema.vllm.planner", change)
 
 
 def _change(name: str, change: Callable[[ModuleType], None]) -> None:

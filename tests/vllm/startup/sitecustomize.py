@@ -5,3 +5,4 @@ import os
 import cpu_runners
 
 cpu_runners.prepare(os.environ)
+cpu_runners.wait_long(os.environ)
