@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,22 @@ def test_questions_given_a_strip_and_going_on(run: Command, walk: Path, tmp_path
     assert gone_on.returncode == 0, gone_on.stderr
     answer = json.loads(gone_on.stdout)["answers"][0]
     assert (answer["answer"], answer["frames"]) == (late["answer"], 48)
+
+
+def test_a_span_of_a_saved_stream_is_forgotten_with_its_thumbnails(walk: Path, tmp_path: Path) -> None:
+    resumed = ("stream", "--resume", "walk", "--store", str(tmp_path), "--model", MODEL, "--json")
+    asked = ("--ask", "in which land was the moon ?")
+    kept = ("--store", str(tmp_path), "--save", "walk", "--host-mib", "1", "--keep-seconds", "60")
+    assert emblema("stream", str(walk), *FEW, *asked, *kept, "--json").returncode == 0
+    done = emblema(*resumed, *asked, "--forget", "0:50-1:10")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)["answers"][0]
+    assert answer["frames"] == 20 and all(moment["at"] > 70 or 34 <= moment["at"] < 50 for moment in answer["moments"])
+    with zipfile.ZipFile(tmp_path / "streams" / "walk.frames.zip") as held:
+        shown = {int(name.removesuffix(".jpg")) for name in held.namelist()}
+    assert shown and not shown & set(range(25, 36)) and min(shown) >= 9
+    assert "--resume" in refused("stream", str(walk), *FEW, "--forget", "0-1")
+    assert "--store" in refused("stream", str(walk), *FEW, "--host-mib", "1")
 
 
 def test_a_span_and_a_question_that_follows(walk: Path) -> None:

@@ -42,28 +42,28 @@ def run(folder: Path, rounds: int, seed: int) -> None:
     saved = kills = 0
     for number in range(rounds):
         if saved == FRAMES:
-            _child(lambda _: _empty(folder))
+            child(lambda _: _empty(folder))
             saved = 0
-        die_at = chance.randint(1, 60) if chance.random() < 0.7 else None
-        until = None if die_at else time.monotonic() + 0.3 + 2 * chance.random()
+        calls = chance.randint(1, 60) if chance.random() < 0.7 else None
+        until = None if calls else time.monotonic() + 0.3 + 2 * chance.random()
         budget = chance.choice([None, 1, 5000])
-        said, killed = _child(
-            lambda tell, begin=saved, at=die_at, held=budget: _write(folder, frames, begin, held, at, tell), until
+        said, killed = child(
+            lambda tell, begin=saved, at=calls, held=budget: _write(folder, frames, begin, held, at, tell), until
         )
         kills += killed
         reached = max([saved, *said])
-        report, failed = _child(lambda tell, least=reached: tell(_check(folder, least, expected)))
+        report, failed = child(lambda tell, least=reached: tell(_check(folder, least, expected)))
         assert not failed and len(report) == 1, f"round {number}: after {reached} frames were saved"
         saved = report[0]
     print(f"{rounds} rounds, {kills} kills, seed {seed}")
 
 
 def _write(
-    folder: Path, frames: list[Any], begin: int, budget: int | None, die_at: int | None, tell: Callable[[int], None]
+    folder: Path, frames: list[Any], begin: int, budget: int | None, calls: int | None, tell: Callable[[int], None]
 ) -> None:
     with kept(folder) as made:
-        if die_at:
-            _die_at(die_at)
+        if calls:
+            die_at(calls)
         stream = made.load_stream("walk", template=False) if begin else made.stream(**SMALL, host_bytes=budget)
         with stream:
             for start in range(begin, FRAMES, BLOCK):
@@ -91,7 +91,7 @@ def _empty(folder: Path) -> None:
         path.unlink()
 
 
-def _child(act: Callable[[Callable[[int], None]], object], until: float | None = None) -> tuple[list[int], bool]:
+def child(act: Callable[[Callable[[int], None]], object], until: float | None = None) -> tuple[list[int], bool]:
     """Run something in a child; return the numbers that it told, and whether it did not end well."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -120,7 +120,7 @@ def _child(act: Callable[[Callable[[int], None]], object], until: float | None =
     return [int(line) for line in told.split()], os.waitpid(child, 0)[1] != 0
 
 
-def _die_at(calls: int) -> None:
+def die_at(calls: int) -> None:
     """Kill this process right before its n-th change to a file."""
     left = [calls]
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.method import Query, VisibleRange
 from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.mosaic.postings import PAGE, Postings
@@ -70,7 +71,7 @@ def test_every_query_gets_its_own_first_frames(seed: int, parts: int, count: int
     query = asked(4, 3, seed, [0, -1, 1] if several else [0, 0, -1])
     for visible in (VisibleRange(0, 100, 100), VisibleRange(7, 3 + count - 2, 3 + count - 2)):
         low, high = max(3, visible.low), min(3 + count, visible.high)
-        found = choose_frames(keys, postings, query, visible, settings(budget=budget, pool=100.0))
+        found = choose_frames(keys, postings, query, visible, settings(budget=budget, pool=100.0), ForgottenFrames())
         for group, own in enumerate(found):
             assert len(own) == min(budget, high - low) and bool((numpy.diff(own) > 0).all())
             wanted = by_hand(keys, query, group, low, high, budget)
@@ -83,7 +84,9 @@ def test_what_lies_after_the_recent_window_or_out_of_sight_is_not_retrieved(seed
     keys, postings = memory_of(scenes(300, 2, 2, seed))
     for pool in (1.0, 100.0):
         visible = VisibleRange(50, 200, 180)
-        for own in choose_frames(keys, postings, asked(4, 3, seed), visible, settings(budget=9, pool=pool)):
+        for own in choose_frames(
+            keys, postings, asked(4, 3, seed), visible, settings(budget=9, pool=pool), ForgottenFrames()
+        ):
             assert len(own) == 9 and own.min() >= 50 and own.max() < 180
 
 
@@ -91,14 +94,19 @@ def test_what_lies_after_the_recent_window_or_out_of_sight_is_not_retrieved(seed
 def test_a_budget_is_filled_from_a_part_of_a_stream_and_by_few_queries(budget: int) -> None:
     keys, postings = memory_of(scenes(3000, 2, 2, seed=budget))
     query = asked(2, 1, seed=1)
-    found = choose_frames(keys, postings, query, VisibleRange(0, 9999, 9999), settings(budget=budget))[0]
+    found = choose_frames(
+        keys, postings, query, VisibleRange(0, 9999, 9999), settings(budget=budget), ForgottenFrames()
+    )[0]
     assert len(found) == budget
 
 
 def test_all_of_a_span_are_compared_where_the_lists_visited_have_little_of_it() -> None:
     keys, postings = memory_of(scenes(3000, 2, 2, seed=1))
     query, span = asked(2, 1, seed=1), VisibleRange(1500, 1800, 1800)
-    near, exact = (choose_frames(keys, postings, query, span, settings(budget=60, pool=p))[0] for p in (4.0, 999.0))
+    near, exact = (
+        choose_frames(keys, postings, query, span, settings(budget=60, pool=p), ForgottenFrames())[0]
+        for p in (4.0, 999.0)
+    )
     assert near.tolist() == exact.tolist() and len(near) == 60
 
 
@@ -130,7 +138,7 @@ def test_postings_find_most_of_what_comparing_all_finds(seed: int) -> None:
     for number in range(8):
         query = asked(4, 6, 100 * seed + number)
         exact, near = (
-            choose_frames(keys, postings, query, visible, settings(pool=pool))[0]
+            choose_frames(keys, postings, query, visible, settings(pool=pool), ForgottenFrames())[0]
             for pool in (1000.0, settings().ablation.pool)
         )
         states = query.states.reshape(2, -1, WIDTH)
@@ -150,7 +158,7 @@ def test_keys_and_postings_go_on_from_their_state(seed: int, more: int) -> None:
     every = scenes(200 + more, 2, 2, seed)
     held, postings = memory_of(every[:200])
     again = FrameKeys(2, 2, WIDTH)
-    again.restore(deepcopy(held.state()))
+    again.restore(deepcopy(held.state()), *(part.clone() for part in held.index_of(range(3, 203))))
     listed = Postings(again)
     listed.restore(deepcopy(postings.state()))
     for keys, lists in ((held, postings), (again, listed)):
@@ -159,7 +167,7 @@ def test_keys_and_postings_go_on_from_their_state(seed: int, more: int) -> None:
         lists.add(frames)
     query = asked(4, 3, seed)
     first, second = (
-        choose_frames(keys, lists, query, VisibleRange(0, 999, 999), settings(budget=7, pool=1.0))[0]
+        choose_frames(keys, lists, query, VisibleRange(0, 999, 999), settings(budget=7, pool=1.0), ForgottenFrames())[0]
         for keys, lists in ((held, postings), (again, listed))
     )
     assert first.tolist() == second.tolist() and postings.codes == listed.codes

@@ -66,6 +66,15 @@ def stream(
     host_mib: Annotated[
         int | None, typer.Option(min=1, help="Memory for frames' rows, in MiB; older ones go to --store.")
     ] = None,
+    keep_seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Forget frames that came longer before the latest one.")
+    ] = None,
+    keep_mib: Annotated[
+        int | None, typer.Option(min=1, help="Forget the oldest frames once rows would take more, in MiB.")
+    ] = None,
+    forget: Annotated[
+        str | None, typer.Option(metavar="TIME-TIME", help="Delete of a resumed stream what came then.")
+    ] = None,
     strip: Annotated[Path | None, typer.Option(help="Picture of what was retrieved for each question (PNG).")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder that streams are saved to.")] = None,
     save: Annotated[str | None, typer.Option(metavar="NAME", help="Save the stream in the end, under a name.")] = None,
@@ -87,8 +96,15 @@ def stream(
     from emblema.cli.screen import console, load_engine
     from emblema.cli.view.command import WatchOptions, watch
 
-    given = {"budget": budget, "window": window, "block": block, "skip": skip}
+    given: dict[str, float | None] = {
+        "budget": budget,
+        "window": window,
+        "block": block,
+        "skip": skip,
+        "keep_seconds": keep_seconds,
+    }
     given["host_bytes"] = None if host_mib is None else host_mib * 2**20
+    given["keep_bytes"] = None if keep_mib is None else keep_mib * 2**20
     options = WatchOptions(
         video=video,
         ask=ask or (),
@@ -114,6 +130,7 @@ def stream(
         strip=strip,
         store=store,
         save=save,
+        forget=forget,
         resume=resume,
         most=max_new_tokens,
         as_json=as_json,

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from emblema.errors import StoreError, StreamError
+from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.frames import FrameLog
 from emblema.stream.lines import FrameLines, FrameNumbers
-from emblema.stream.log import LogCounts, StreamLog
+from emblema.stream.log import HEADER, Extent, LogCounts, StreamLog
 from emblema.stream.log_files import delete_leftovers, hold_folder, log_owner, new_log, open_log, rename_log
 from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.settings import StreamSettings
@@ -44,13 +45,18 @@ class FrameArchive:
         settings: of the stream.
         log: codes of all frames; there is a frame.
         memory: of those that left the window.
+
+    Attributes:
+        saved: the name under which the stream was last saved; None if it was not.
     """
 
     def __init__(self, folder: Path | None, settings: StreamSettings, log: FrameLog, memory: Mosaic) -> None:
         self.counts = LogCounts()
+        self.saved: str | None = None
         self._folder, self._budget, self._memory, self._codes = folder, settings.host_bytes, memory, log.lines
         self._file: StreamLog | None = None
         rows = [store.lines for store in memory.stores]
+        self._gone = log.gone
         self._lines: tuple[FrameLines, ...] = (self._codes, *rows)
         self._widths = ((self._codes.line_bytes,), (*(own.line_bytes for own in rows), memory.index_bytes))
         self._codes.below = ArchivedLines(self, CODES, 0)
@@ -73,8 +79,31 @@ class FrameArchive:
         return self._file.read(series, column, frames)
 
     def index(self) -> Tensor:
-        """Return the lines of all saved frames that `Mosaic.restore` takes, [frames, bytes] uint8."""
-        return self.read(MEMORY, len(self._widths[MEMORY]) - 1, numpy.array(self._memory.frames, dtype=numpy.int64))
+        """Return the lines that `Mosaic.restore` takes, [frames, bytes] uint8; zeros for frames that were forgotten."""
+        frames = self._memory.frames
+        live = self._gone.live(frames.start, frames.stop)
+        lines = torch.zeros(len(frames), self._memory.index_bytes, dtype=torch.uint8)
+        lines[torch.from_numpy(live - frames.start)] = self.read(MEMORY, len(self._widths[MEMORY]) - 1, live)
+        return lines
+
+    def compact(self, most: float = 0.0) -> None:
+        """Write the log again without frames that were forgotten, if they are more than a share of it.
+
+        The former log of a saved stream is deleted by the next save, any other one at once.
+
+        Args:
+            most: the share.
+
+        Raises:
+            StoreError: the folder cannot be written; the log is as it was.
+        """
+        log = self._file
+        if log is None:
+            return
+        runs = ((series, run) for series, own in enumerate(log.extents) for run in _live_runs(own, self._gone))
+        live = sum(len(run) * log.bytes_of(series) for series, run in runs)
+        if log.size - HEADER > live and log.size - HEADER - live >= most * log.size:
+            self._renew("")
 
     def keep_budget(self) -> None:
         """Bring what is in memory down to its budget: the oldest frames go to the log.
@@ -115,12 +144,14 @@ class FrameArchive:
                 delete_leftovers(path.parent, name, log.path)
         except OSError as error:
             raise StoreError(f"the stream could not be written to {path}: {error.strerror or error}") from error
+        self.saved = name
         return path
 
-    def restore(self, name: str, state: StreamState, held: bool) -> None:
+    def restore(self, name: str, state: StreamState, frames: range, held: bool) -> None:
         """Go on from a saved stream; its lines are read when they are asked for.
 
         Args:
+            frames: those that have left the window.
             held: whether the folder's lock is held.
 
         Raises:
@@ -130,11 +161,11 @@ class FrameArchive:
         """
         folder = state_path(self._folder, name).parent
         self._file = log = open_log(folder, state, self._widths, self.counts, held)
+        self.saved = name
         if log.writable:
             delete_leftovers(folder, name, log.path)
-        saved = log.extents[MEMORY]
         for own in self._lines[1:]:
-            own.begin(saved[0].first if saved else 0, saved[-1].stop - saved[0].first if saved else 0)
+            own.begin(frames.start, len(frames))
 
     def close(self) -> None:
         """Give back the file; one that is of no saved stream is deleted."""
@@ -150,11 +181,8 @@ class FrameArchive:
     def _append(self, log: StreamLog, series: int, until: int) -> None:
         end = log.end(series)
         start = self._lines[series].first if end is None else end
-        step = max(1, MOST_BYTES // log.bytes_of(series))
-        while start < until:
-            frames = range(start, min(start + step, until))
+        for frames in _parts(self._gone.live_runs(range(start, until)), log.bytes_of(series)):
             log.append(series, frames, self._columns(series, frames))
-            start = frames.stop
 
     def _columns(self, series: int, frames: range) -> Sequence[Tensor]:
         numbers = numpy.array(frames, dtype=numpy.int64)
@@ -173,7 +201,7 @@ class FrameArchive:
         old, log = self._file, new_log(self._folder, name, self._widths, self.counts)
         try:
             if old is not None:
-                _copy(old, log)
+                _copy(old, log, self._gone)
         except BaseException:
             log.close()
             log.path.unlink(missing_ok=True)
@@ -184,18 +212,27 @@ class FrameArchive:
         return log
 
 
-def _copy(old: StreamLog, log: StreamLog) -> None:
-    """Append all extents of a log to another one, neighbours as one."""
+def _copy(old: StreamLog, log: StreamLog, gone: ForgottenFrames) -> None:
+    """Append all extents of a log to another one, neighbours as one, without frames that were forgotten."""
     for series, extents in enumerate(old.extents):
-        runs: list[range] = []
-        for extent in extents:
-            joined = bool(runs) and runs[-1].stop == extent.first
-            first = runs.pop().start if joined else extent.first
-            runs.append(range(first, extent.stop))
-        step = max(1, MOST_BYTES // log.bytes_of(series))
-        for part in (run[start : start + step] for run in runs for start in range(0, len(run), step)):
+        for part in _parts(_live_runs(extents, gone), log.bytes_of(series)):
             numbers = numpy.array(part, dtype=numpy.int64)
             log.append(series, part, [old.read(series, column, numbers) for column in range(len(log.widths[series]))])
+
+
+def _live_runs(extents: Sequence[Extent], gone: ForgottenFrames) -> list[range]:
+    """Return the frames of extents that were not forgotten, neighbours as one run."""
+    runs: list[range] = []
+    for live in (run for extent in extents for run in gone.live_runs(range(extent.first, extent.stop))):
+        joined = bool(runs) and runs[-1].stop == live.start
+        runs.append(range(runs.pop().start if joined else live.start, live.stop))
+    return runs
+
+
+def _parts(runs: Sequence[range], frame_bytes: int) -> list[range]:
+    """Return runs of frames of so many bytes, divided into what is written at once."""
+    step = max(1, MOST_BYTES // frame_bytes)
+    return [run[start : start + step] for run in runs for start in range(0, len(run), step)]
 
 
 def _leave(log: StreamLog) -> None:

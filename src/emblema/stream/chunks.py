@@ -18,7 +18,7 @@ from emblema.stream.recent import RecentWindow
 
 def chunk_frames(recent: RecentWindow, memory: Mosaic, most: int) -> Iterator[list[int]]:
     """Yield the frames of every chunk, rising, at most `most`: of each visual cluster, then of the recent window."""
-    near = {int(frame) for frame in recent.frames if frame >= 0} | set(range(recent.done, recent.count))
+    near = {int(frame) for frame in recent.frames if frame >= 0} | set(recent.block)
     for group in (*(cluster.frames for cluster in memory.visual.clusters.values()), near):
         frames = sorted(group)
         yield from (frames[start : start + most] for start in range(0, len(frames), most))

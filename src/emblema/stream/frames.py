@@ -13,6 +13,7 @@ from torch import Tensor
 
 from emblema.errors import MediaError, StreamError
 from emblema.models.frames import FrameCodes
+from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.lines import FrameLines, LineField, join_fields, split_fields
 from emblema.stream.settings import StreamSettings
 from emblema.stream.skipping import FrameSkipper
@@ -146,9 +147,11 @@ class FrameLog:
 
     Attributes:
         times: seconds.
+        gone: frames that were forgotten.
     """
 
     def __init__(self, step: int | None = None) -> None:
+        self.gone = ForgottenFrames()
         self.times: list[float] = []
         self._step = step
         self._lines: FrameLines | None = None
@@ -187,6 +190,12 @@ class FrameLog:
         self.lines.append(frames, join_fields((own.embeds, *own.deepstack)))
         self.times += times
 
+    def forget(self, frames: range) -> None:
+        """Forget what the encoder made of frames; their times stay."""
+        self.gone.add(frames)
+        self.lines.drop(self.gone.first())
+        self.lines.clear(numpy.array(frames, dtype=numpy.int64))
+
     def count_until(self, seconds: float) -> int:
         """Return how many frames had come at a time."""
         return bisect_right(self.times, seconds)
@@ -212,7 +221,9 @@ class FrameLog:
         layers = {f"deepstack{index}": layer for index, layer in enumerate(form.deepstack)}
         times = torch.tensor(self.times, dtype=torch.float64)
         tensors = {"times": times, "embeds": form.embeds, "offsets": form.offsets, **layers}
-        return StreamState(tensors, {"token": form.token_id, "deepstack": len(layers)})
+        state = StreamState(tensors, {"token": form.token_id, "deepstack": len(layers)})
+        state.put("gone", self.gone.state())
+        return state
 
     def restore(self, state: StreamState) -> None:
         """Go on from a saved state; the codes of its frames are not in memory."""
@@ -221,6 +232,7 @@ class FrameLog:
         self.begin(FrameCodes(tensors["embeds"], tensors["offsets"], layers, state.facts["token"]))
         self.times = tensors["times"].tolist()
         self.lines.begin(0, len(self))
+        self.gone.restore(state.part("gone"))
 
 
 def _fields(form: FrameCodes) -> list[LineField]:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from emblema.errors import StreamError
 from emblema.kv.layout import LayerRows
 from emblema.models.adapter import Adapter
 from emblema.stream.frames import FrameLog
@@ -148,7 +149,7 @@ class EvictedFrames:
 
     Attributes:
         frames: their numbers, consecutive.
-        layers: per layer, their rows as first written.
+        layers: per layer, their rows as first written; zeros for those that were forgotten.
         positions: [axes, rows] int64, where they were written.
     """
 
@@ -219,6 +220,19 @@ class Method:
 
     def settle(self) -> None:
         """End a reading. Work that waited for rows on the device is done."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes that a frame's rows take; 0 for a method that forgets nothing."""
+        return 0
+
+    def forget(self, frames: range) -> None:
+        """Forget frames, of which some may have left the window.
+
+        Raises:
+            StreamError: the method forgets nothing.
+        """
+        raise StreamError(f"a stream with the method {self.name!r} forgets nothing: use mosaic")
 
     def bytes(self) -> MemoryBytes:
         """Return what it takes."""

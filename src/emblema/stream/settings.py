@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import exp
+from math import exp, inf
 from typing import Any, Literal, get_args
 
 from emblema.errors import StreamError
@@ -130,6 +130,9 @@ class StreamSettings:
         skip: leave out frames that differ by less than this share from the last one kept; None keeps all.
         host_bytes: bytes of frames' rows and codes that memory holds, about; older ones go to the engine's folder.
             None holds all that came since the stream was opened or loaded.
+        keep_seconds: frames that came longer before the latest one are forgotten; None forgets none.
+        keep_bytes: the oldest frames are forgotten once rows and codes would take more, in memory and on disk together;
+            None forgets none. Window and block stay.
         ablation: design choices of the method.
     """
 
@@ -142,22 +145,35 @@ class StreamSettings:
     drop: Drop = "block"
     skip: float | None = None
     host_bytes: int | None = None
+    keep_seconds: float | None = None
+    keep_bytes: int | None = None
     ablation: AblationSettings = field(default_factory=AblationSettings)
 
     def __post_init__(self) -> None:
         _check_counts(self, {"sinks": 0, "window": 0, "block": 1, "queue": 1})
-        for name in ("budget", "host_bytes"):
+        for name in ("budget", "host_bytes", "keep_bytes"):
             if getattr(self, name) is not None:
                 _check_counts(self, {name: 1})
         _check_choices(self, {"positions": Positions, "drop": Drop})
         if self.skip is not None and not (isinstance(self.skip, int | float) and 0 < self.skip < 1):
             raise StreamError(f"skip is {self.skip!r}: it must be a share between 0 and 1, or None")
+        age = self.keep_seconds
+        if age is not None and not (isinstance(age, int | float) and not isinstance(age, bool) and 0 < age < inf):
+            raise StreamError(f"keep_seconds is {age!r}: it must be a number of seconds above 0, or None")
         if self.positions == "packed" and self.budget is None:
             raise StreamError("packed positions need a budget: what is seen has to have an end")
 
     def lines_together(self, frame_bytes: int) -> int | None:
         """Return how many frames of so many bytes memory gives up together; None if it never does."""
-        return None if self.host_bytes is None else min(64, max(1, self.host_bytes // (8 * frame_bytes)))
+        if not self.releases:
+            return None
+        least = min(bound for bound in (self.host_bytes, self.keep_bytes, 2**40) if bound is not None)
+        return min(64, max(1, least // (8 * frame_bytes)))
+
+    @property
+    def releases(self) -> bool:
+        """Whether memory gives up frames."""
+        return (self.host_bytes, self.keep_seconds, self.keep_bytes) != (None, None, None)
 
     def flat(self) -> dict[str, Any]:
         """Return all settings by name, those of the ablation among them; `change_settings` takes them back."""

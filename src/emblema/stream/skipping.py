@@ -39,6 +39,10 @@ class FrameSkipper:
         if self._least is not None:
             self._kept = _cells(picture)
 
+    def forget(self) -> None:
+        """Forget the last frame that was kept: the next one is kept, whatever it shows."""
+        self._kept = None
+
     def state(self) -> StreamState:
         """Return the state for a file."""
         tensors = {} if self._kept is None else {"kept": torch.from_numpy(self._kept)}

@@ -35,7 +35,10 @@ from emblema.stream.reply import Moment, StreamPiece, StreamReply, StreamUsage
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.state import StreamState, read_state, state_path
 from emblema.stream.turn import QuestionTokens, StreamTurn
-from emblema.stream.visible import visible_range
+from emblema.stream.visible import retained_from, span_of, visible_range
+
+BATCH = 16
+"""Frames that are too old are forgotten together, one for so many that are kept."""
 
 
 class Stream:
@@ -59,10 +62,12 @@ class Stream:
         self, session: Session, method: str, settings: StreamSettings, template: bool = True, system: str | None = None
     ) -> None:
         _refuse_unreadable(session.adapter)
+        if method != Mosaic.name and (settings.keep_seconds is not None or settings.keep_bytes is not None):
+            raise StreamError("keep_seconds and keep_bytes need the method mosaic: other memories forget nothing")
         if settings.host_bytes is not None and (method != Mosaic.name or _folder(session) is None):
             raise StreamError("host_bytes needs the method mosaic, and an engine with a folder: open it with store=")
         self.method, self.settings = method, settings
-        self.log = FrameLog(None if settings.host_bytes is None else settings.block)
+        self.log = FrameLog(settings.block if settings.releases else None)
         self._make = method_named(method, settings)
         self._session, self._adapter = session, session.adapter
         self.turn = StreamTurn(session, template, system)
@@ -287,6 +292,52 @@ class Stream:
             state.put(part, kept)
         return archive.save(name, state)
 
+    def forget(self, between: Sequence[float]) -> int:
+        """Delete the frames that came from one moment until another: their rows, and all that they are found by.
+
+        No question sees them any more. What was written of them to disk is gone when this returns: the log is written
+        again without them, and a stream that has been saved is saved again. Their times stay.
+
+        Args:
+            between: seconds of the two moments.
+
+        Returns:
+            How many frames were deleted.
+
+        Raises:
+            StreamError: nothing has been seen, the span is none, the method forgets nothing, or the stream is closed.
+            StoreError: the folder cannot be written; the frames are gone from memory, and the call may be repeated.
+        """
+        self._complete()
+        frames = span_of(self.log, between)
+        memory = self._saved(self.memory)[1]
+        memory.settle()
+        deleted = len(self.log.gone.live(frames.start, frames.stop))
+        self._forget(frames)
+        archive = self._saved(memory)[0]
+        archive.compact()
+        if archive.saved is not None:
+            self.save(archive.saved)
+        return deleted
+
+    def _retain(self) -> None:
+        """Forget frames that are too old or too many, in batches: what a batch costs does not grow with its frames."""
+        until = retained_from(self.log, self.settings, self.memory.frame_bytes)
+        expired = self.log.gone.live(0, min(until, self.recent.done))
+        if len(expired) >= max(self.settings.block, (self.frames - until) // BATCH):
+            self._forget(range(int(expired[0]), int(expired[-1]) + 1))
+            if self._archive is not None:
+                self._archive.compact(most=0.5)
+
+    def _forget(self, frames: range) -> None:
+        """Take frames out of all that is in memory."""
+        recent, memory = self._begun()
+        self.log.forget(frames)
+        memory.forget(frames)
+        recent.forget(frames)
+        if len(self.log) - 1 in frames:
+            self._queue.skipper.forget()
+
     @classmethod
     def load(cls, session: Session, name: str, template: bool = True, system: str | None = None) -> Self:
         """Return a stream that was saved, as it was: it gives the same answers, and goes on.
@@ -322,8 +373,10 @@ class Stream:
         archive, own = stream._saved(memory)
         try:
             recent.restore(state.part("local"))
-            archive.restore(name, state.part("lines"), held)
-            own.restore(state.part("memory"), archive.index())
+            kept = state.part("memory")
+            first, count = (kept.facts[name] for name in ("first", "count"))
+            archive.restore(name, state.part("lines"), range(first, first + count), held)
+            own.restore(kept, archive.index())
         except BaseException:
             stream.close()
             raise
@@ -419,6 +472,7 @@ class Stream:
                 memory.settle()
             else:
                 memory.admit(evicted)
+            self._retain()
             if self.settings.host_bytes is not None:
                 self._saved(memory)[0].keep_budget()
 
@@ -460,7 +514,8 @@ class Stream:
         self._queue.refuse_closed()
         self._encode(whole_blocks=False)
         shown = None if self.settings.skip is None else self._queue.last
-        return visible_range(self.log, self.settings.window, at, window, between, shown)
+        first = retained_from(self.log, self.settings, self._begun()[1].frame_bytes) if self._parts else 0
+        return visible_range(self.log, self.settings.window, at, window, between, shown, first)
 
     def _question(self, text: Any, after: StreamReply | None) -> QuestionTokens:
         if after is not None and not isinstance(after, StreamReply):
@@ -495,7 +550,14 @@ class Stream:
                 moments = tuple(Moment(frame, self.log.times[frame], share) for frame, share in shares if frame in seen)
                 self.settle()
                 counts = {name: count - before.get(name, 0) for name, count in self.counts.items()}
-                usage = StreamUsage(self.method, visible.high - visible.low, len(moments), start.row, seconds, counts)
+                usage = StreamUsage(
+                    self.method,
+                    len(self.log.gone.live(visible.low, visible.high)),
+                    len(moments),
+                    start.row,
+                    seconds,
+                    counts,
+                )
             if reason is not None:
                 usage = replace(usage, completion_tokens=len(text.made))
                 conversation = (*question.conversation, *(token for token in text.made if token not in ends))

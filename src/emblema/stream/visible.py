@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from emblema.errors import StreamError
 from emblema.stream.frames import FrameLog
 from emblema.stream.method import VisibleRange
+from emblema.stream.settings import StreamSettings
 
 
 class NothingSeenError(StreamError):
@@ -20,6 +21,7 @@ def visible_range(
     window: int | None,
     between: Sequence[float] | None,
     shown: float | None = None,
+    retained: int = 0,
 ) -> VisibleRange:
     """Return the frames that a question may see.
 
@@ -31,6 +33,7 @@ def visible_range(
         between: seconds of the first and the last moment; only what came then is seen.
         shown: where frames that show nothing new are left out, seconds of the last frame, left out or not: what was
             on show as the span began is seen too.
+        retained: frames before it are not seen.
 
     Raises:
         StreamError: an argument is not right.
@@ -44,14 +47,41 @@ def visible_range(
         at, first = end, bisect_left(log.times, start)
         if shown is not None and start <= shown:
             first = max(0, bisect_right(log.times, start) - 1)
+    first = max(first, retained)
     high = len(log) if at is None else log.count_until(at)
-    if high <= first:
+    if not log.gone.live_runs(range(first, high)):
         when = "yet" if at is None else f"by {at:g} s" if between is None else f"between {start:.15g} and {end:.15g} s"
         raise NothingSeenError(f"nothing had been seen {when}: push frames before the question")
     if window is not None and (type(window) is not int or window < 1):
         raise StreamError(f"window is {window!r}: it must be a whole number of frames, 1 or more")
-    low = first if window is None else max(first, high - window)
-    return VisibleRange(low, high, max(low, high - recent))
+    if window is not None:
+        first = max(first, int(log.gone.live(first, high)[-window:][0]))
+    return VisibleRange(first, high, max(first, high - recent))
+
+
+def retained_from(log: FrameLog, settings: StreamSettings, frame_bytes: int) -> int:
+    """Return the first frame that is not too old to be kept; there is a frame.
+
+    Args:
+        frame_bytes: of a frame's rows.
+    """
+    first = 0
+    if settings.keep_seconds is not None:
+        first = bisect_left(log.times, log.times[-1] - settings.keep_seconds)
+    if settings.keep_bytes is not None:
+        most = max(settings.window + settings.block, settings.keep_bytes // (frame_bytes + log.lines.line_bytes))
+        first = max(first, len(log) - most)
+    return first
+
+
+def span_of(log: FrameLog, between: Sequence[float]) -> range:
+    """Return the frames that came from one moment until another.
+
+    Raises:
+        StreamError: it is no span of time.
+    """
+    start, end = _span(between)
+    return range(bisect_left(log.times, start), bisect_right(log.times, end))
 
 
 def _span(between: Sequence[float]) -> tuple[float, float]:

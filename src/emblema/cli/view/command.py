@@ -76,6 +76,7 @@ class WatchOptions:
     store: Path | None
     save: str | None
     resume: str | None
+    forget: str | None
     most: int
     as_json: bool
     plain: bool
@@ -103,6 +104,7 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
     """
     questions = read_questions(options.ask, options.ask_at)
     between, settings = read_span(options.between), _settings(options)
+    forgotten = read_span(options.forget, "--forget")
     standing = _standing(options)
     _refuse_places(options)
     source = _source(options, settings)
@@ -127,6 +129,11 @@ def watch(options: WatchOptions, load: EngineLoader) -> int:
         thumbnails, layers = Thumbnails(), len(engine.adapter.layouts)
         if options.resume:
             thumbnails.load(options.thumbnails(options.resume))
+            if forgotten is not None:
+                _forget(stream, forgotten)
+            thumbnails.forget(stream.log.gone)
+            if forgotten is not None:
+                thumbnails.save(options.thumbnails(options.resume))
         with _viewer(options, stream, source, thumbnails, typing, drawn) as viewer:
             asked = StandingQuestions(stream, standing)
             session = WatchSession(
@@ -156,7 +163,14 @@ def read_questions(later: Sequence[str], timed: Sequence[str]) -> list[Scheduled
     return questions
 
 
-def read_span(text: str | None) -> tuple[float, float] | None:
+def _forget(stream: Stream, span: tuple[float, float]) -> None:
+    """Delete what came in a span of time, of a camera counted from its first frame."""
+    origin = stream.log.times[0]
+    offset = origin if origin >= text.WALL_CLOCK else 0.0
+    stream.forget((offset + span[0], offset + span[1]))
+
+
+def read_span(text: str | None, option: str = "--between") -> tuple[float, float] | None:
     """Read a span of time as the option gives it, in seconds.
 
     Raises:
@@ -167,7 +181,7 @@ def read_span(text: str | None) -> tuple[float, float] | None:
     parts = SPAN.fullmatch(text)
     span = (0.0, -1.0) if parts is None else (_seconds(parts[1]), _seconds(parts[2]))
     if span[0] > span[1]:
-        raise PromptError(f"--between {text!r}: write two times, the earlier first: 90-120 or 1:30-2:00")
+        raise PromptError(f"{option} {text!r}: write two times, the earlier first: 90-120 or 1:30-2:00")
     return span
 
 
@@ -216,6 +230,8 @@ def _refuse_places(options: WatchOptions) -> None:
         raise StreamError(
             "--clips: a stream keeps no pictures; give a folder that frames are recorded in with --record"
         )
+    if options.forget is not None and options.resume is None:
+        raise StreamError("--forget deletes from a saved stream: give its name with --resume")
     for option, name in (("--save", options.save), ("--resume", options.resume)):
         if name is not None and options.store is None:
             raise StreamError(f"{option} {name}: give the folder that streams are saved to with --store")
@@ -291,6 +307,7 @@ def _leave(
     if options.save is not None and stream.frames:
         with _collected(troubles):
             places["saved"] = str(stream.save(options.save))
+            thumbnails.forget(stream.log.gone)
             thumbnails.save(options.thumbnails(options.save))
     if options.clips is not None and recorder is not None:
         with _collected(troubles):

@@ -8,6 +8,7 @@ from PIL import Image
 
 from emblema.errors import StoreError
 from emblema.store.files import write_whole
+from emblema.stream.forgotten import ForgottenFrames
 
 SIDE = 160
 """Longest side of a copy, in pixels."""
@@ -33,6 +34,10 @@ class Thumbnails:
         """Return a frame's copy; None if there is none."""
         held = self._held.get(frame)
         return None if held is None else Image.open(io.BytesIO(held)).convert("RGB")
+
+    def forget(self, gone: ForgottenFrames) -> None:
+        """Delete the copies of some frames."""
+        self._held = {frame: held for frame, held in self._held.items() if frame not in gone}
 
     def save(self, path: Path) -> None:
         """Write all copies to one file.

@@ -240,7 +240,11 @@ class FrameVectors:
 
     def of(self, frames: list[int]) -> Tensor:
         """Return [frames, width]."""
-        return self._vectors[torch.tensor(frames) - self.first]
+        return self._vectors[torch.tensor(frames, dtype=torch.int64) - self.first]
+
+    def clear(self, frames: Tensor) -> None:
+        """Overwrite vectors of frames [n] with zeros."""
+        self._vectors[frames - self.first] = 0
 
     def index_of(self, frames: range) -> Tensor:
         """Return vectors of frames, as a view."""

@@ -70,6 +70,12 @@ class RunningVariance:
         self.mean, variance = add_to_statistics(vector, mean, self.variance, self.count)
         self.variance, self.count = max(0.0, variance), self.count + 1
 
+    def begin(self, vectors: Tensor) -> None:
+        """Begin again with states [n, width]."""
+        self.count, self.variance, self.mean = len(vectors), 0.0, None
+        if self.count:
+            self.mean, self.variance = vectors.mean(0), variance_of(vectors)
+
     def state(self) -> StreamState:
         """Return the state for a file."""
         facts = {"count": self.count, "variance": self.variance}

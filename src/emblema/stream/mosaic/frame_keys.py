@@ -62,6 +62,11 @@ class FrameKeys:
         self._scales[self.count : stop] = scales
         self.count = stop
 
+    def clear(self, frames: Tensor) -> None:
+        """Overwrite keys of frames [n] with zeros."""
+        self._keys[frames - self.first] = 0
+        self._scales[frames - self.first] = 0
+
     def of(self, frames: Tensor) -> Tensor:
         """Return keys of frames [n] less the centre, [n, parts, heads, width] float32."""
         lines = frames - self.first

@@ -92,6 +92,10 @@ class ClusterLevel(ABC):
         """What `index_of` returns of a frame."""
 
     @abstractmethod
+    def clear(self, frames: Tensor) -> None:
+        """Overwrite what frames [n] are known by."""
+
+    @abstractmethod
     def index_of(self, frames: range) -> list[Tensor]:
         """Return what frames are known by, as views."""
 
@@ -222,6 +226,28 @@ class ClusterLevel(ABC):
         cluster.parent = None
         self._counts.settled += 1
 
+    def forget(self, frames: Sequence[int], live: Sequence[int]) -> None:
+        """Take frames out of their clusters; a cluster without any is removed.
+
+        Args:
+            live: the frames that are left.
+        """
+        touched = {self.home.pop(frame) for frame in frames if frame in self.home}
+        for id in sorted(touched):
+            cluster = self.clusters[id]
+            cluster.frames = [frame for frame in cluster.frames if frame in self.home]
+            if cluster.frames:
+                vectors = self.vectors_of(cluster.frames)
+                cluster.variance = variance_of(vectors) if cluster.size > 1 else 0.0
+                self.index.put(id, vectors.mean(0), cluster.frames, cluster.group)
+                self._changed(cluster)
+                continue
+            self.release(cluster)
+            for waiting in list(cluster.waiting):
+                self.release(self.clusters[waiting])
+            self.remove(id)
+        self.spread.begin(self.vectors_of(live))
+
     def refine(self, id: int) -> None:
         """Cut a cluster of which a frame was fetched, if its cut was put off."""
         cluster = self.clusters.get(id)
@@ -313,16 +339,27 @@ class SemanticLevel(ClusterLevel):
         """Bytes on the host of what clusters are known by."""
         return self.index.bytes + self._values.bytes
 
-    def add(self, frames: range, keys: Tensor, values: Tensor) -> None:
-        """Add frames: mean keys [frames, parts, heads, width], and mean values [frames, features] for summaries."""
+    def add(self, frames: range, keys: Tensor, values: Tensor, live: Sequence[int]) -> None:
+        """Add frames.
+
+        Args:
+            keys: [frames, parts, heads, width], mean keys.
+            values: [frames, features], mean values, for summaries.
+            live: those of them that were not forgotten.
+        """
         self.keys.add(frames, keys)
         if self.summaries is not None:
             if self._centre is None:
                 self._set_centre(values.mean(0))
             for frame, value in zip(frames, values, strict=True):
                 self._values.add(frame, value)
-        for vector in self.vectors_of(frames):
+        for vector in self.vectors_of(live):
             self.spread.add(vector)
+
+    def clear(self, frames: Tensor) -> None:
+        self.keys.clear(frames)
+        if self.summaries is not None:
+            self._values.clear(frames)
 
     def _set_centre(self, values: Tensor) -> None:
         self._centre = values
@@ -330,7 +367,7 @@ class SemanticLevel(ClusterLevel):
             self.summaries.set_centre(self.keys.centre, values)
 
     def vectors_of(self, frames: Sequence[int]) -> Tensor:
-        return self._normed(self.keys.of(torch.tensor(frames)).flatten(1))
+        return self._normed(self.keys.of(torch.tensor(frames, dtype=torch.int64)).flatten(1))
 
     def fetched(self, cluster: Cluster) -> bool:
         return cluster.id in self.touched
@@ -416,11 +453,15 @@ class VisualLevel(ClusterLevel):
         """Bytes on the host."""
         return self.index.bytes + self._vectors.bytes
 
-    def add(self, frames: range, embeddings: Tensor) -> None:
-        """Add frames: mean embeddings [frames, width]."""
+    def add(self, frames: range, embeddings: Tensor, live: Sequence[int]) -> None:
+        """Add frames: mean embeddings [frames, width]; `live` are those that were not forgotten."""
         for frame, vector in zip(frames, self._normed(embeddings), strict=True):
             self._vectors.add(frame, vector)
+        for vector in self.vectors_of(live):
             self.spread.add(vector)
+
+    def clear(self, frames: Tensor) -> None:
+        self._vectors.clear(frames)
 
     def vectors_of(self, frames: Sequence[int]) -> Tensor:
         return self._vectors.of(list(frames))

@@ -63,6 +63,7 @@ class Mosaic(Method):
         # Where rows are in one memory anyhow, a thread that copies them only takes time from the model.
         self._prefetching = adapter.device.type != "cpu" if ablation.prefetch is None else ablation.prefetch
         self.constructed = False
+        self._gone = context.log.gone
         self._retrieved: Counter[int] = Counter()
 
     @property
@@ -72,19 +73,55 @@ class Mosaic(Method):
 
     def admit(self, evicted: EvictedFrames) -> None:
         self._refine()
-        frames, tokens = evicted.frames, self.positions.tokens
+        frames, tokens, gone = evicted.frames, self.positions.tokens, self._gone
+        live = gone.live(frames.start, frames.stop).tolist()
         book = self.context.phases.book(evicted.positions)
-        embeds = self.context.log.codes(frames).embeds.to(self.adapter.device)
-        self.visual.add(frames, embeds.float().mean(1).cpu())
+        vectors = torch.zeros(len(frames), self.adapter.hidden_size)
+        if live:
+            embeds = self.context.log.codes(live).embeds.to(self.adapter.device)
+            vectors[[frame not in gone for frame in frames]] = embeds.float().mean(1).cpu()
+        self.visual.add(frames, vectors, live)
         for layer, rows in enumerate(evicted.layers):
             layout, level = self.adapter.layouts[layer], self.layers[layer]
             self.stores[layer].append(frames, rows)
-            keys = mean_keys(rows, layout, book, tokens, level.keys.parts)
-            level.add(frames, keys.cpu(), mean_values(rows, layout, tokens).cpu())
-            self._postings[layer].add(frames)
-        for frame in frames:
+            keys = mean_keys(rows, layout, book, tokens, level.keys.parts).cpu()
+            values = mean_values(rows, layout, tokens).cpu()
+            if 0 < len(live) < len(frames):
+                # Zeros would move the centre.
+                keys, values = (_filled(means, [frame in gone for frame in frames]) for means in (keys, values))
+            level.add(frames, keys, values, live)
+            if live:
+                self._postings[layer].add(live)
+        if len(live) < len(frames):
+            self._clear([frame for frame in frames if frame in gone])
+        for frame in live:
             self._assign(frame)
         self._release()
+
+    @property
+    def frame_bytes(self) -> int:
+        return sum(store.lines.line_bytes for store in self.stores)
+
+    def forget(self, frames: range) -> None:
+        self._refine()
+        self._release()
+        own = [frame for frame in frames if frame in self.visual.home]
+        if not own:
+            return
+        left = self._gone.live(self.frames.start, self.frames.stop).tolist()
+        for level, postings in zip(self.layers, self._postings, strict=True):
+            postings.forget(own)
+            level.forget(own, left)
+        self.visual.forget(own, left)
+        self._clear(own)
+
+    def _clear(self, frames: list[int]) -> None:
+        """Overwrite what frames have each for themselves."""
+        for level in (self.visual, *self.layers):
+            level.clear(torch.tensor(frames))
+        for store in self.stores:
+            store.lines.drop(self._gone.first())
+            store.lines.clear(numpy.array(frames, dtype=numpy.int64))
 
     def _assign(self, frame: int) -> None:
         """Put a frame in a cluster of each level."""
@@ -110,11 +147,11 @@ class Mosaic(Method):
     def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
         ablation, level = self._ablation, self.layers[layer]
         retrieving = query.purpose == "question" or ablation.retrieve_while_encoding
-        if not self.frames or not (retrieving or ablation.representatives):
+        if not self.visual.home or not (retrieving or ablation.representatives):
             return Selection()
         none = numpy.zeros(0, dtype=numpy.int64)
         chosen = self._choose(layer, query, visible) if retrieving else [none] * query.count
-        recent = numpy.arange(max(visible.recent, self.frames.start), min(visible.high, self.frames.stop))
+        recent = self._gone.live(max(visible.recent, self.frames.start), min(visible.high, self.frames.stop))
         taken = numpy.unique(numpy.concatenate((*chosen, recent)))
         rows = self._rows(layer, query, taken)
         if retrieving and self._prefetching and layer + 1 < len(self.layers):
@@ -134,7 +171,7 @@ class Mosaic(Method):
         """Return for each group the frames that it retrieves, rising."""
         level = self.layers[layer]
         if self._ablation.retrieval == "frames":
-            return choose_frames(level.keys, self._postings[layer], query, visible, self.settings)
+            return choose_frames(level.keys, self._postings[layer], query, visible, self.settings, self._gone)
         slots = choose_clusters(level, query, visible, self.settings)
         return [frames_of(level, own, visible) for own in slots]
 
@@ -222,7 +259,8 @@ class Mosaic(Method):
 
     def state(self) -> StreamState:
         """Return the state for a file, without what frames have each for themselves: their rows, `index_lines`."""
-        state = StreamState({}, {"constructed": self.constructed})
+        facts = {"constructed": self.constructed, "first": self.frames.start, "count": len(self.frames)}
+        state = StreamState({}, facts)
         state.put("visual", self.visual.state())
         for index, level in enumerate(self.layers):
             state.put(f"layer{index}", level.state())
@@ -241,3 +279,11 @@ class Mosaic(Method):
             level.restore(state.part(f"layer{index}"), parts[index * count : (index + 1) * count])
             self._postings[index].restore(state.part(f"postings{index}"))
         self.visual.restore(state.part("visual"), self.frames.start, vectors)
+
+
+def _filled(means: Tensor, holes: list[bool]) -> Tensor:
+    """Return means [frames, ...] with the mean of the others in the place of some."""
+    hidden = torch.tensor(holes)
+    filled = means.clone()
+    filled[hidden] = means[~hidden].mean(0)
+    return filled

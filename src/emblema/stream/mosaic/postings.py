@@ -55,11 +55,12 @@ class Postings:
         """Codes of all heads."""
         return sum(map(len, self._lists))
 
-    def add(self, frames: range) -> None:
-        """Add frames whose keys were added."""
-        keys = self._keys.of(torch.arange(frames.start, frames.stop))
+    def add(self, frames: Sequence[int]) -> None:
+        """Add frames, one or more, whose keys were added."""
+        numbers = torch.tensor(frames)
+        keys = self._keys.of(numbers)
         states = keys.permute(2, 0, 1, 3).flatten(1, 2)
-        if self._entries:
+        if self._lists[0]:
             distances = self._means.square().sum(2)[:, None] - 2 * states @ self._means.transpose(1, 2)
             codes = distances.masked_fill_(self._counts[:, None] == 0, torch.inf).argmin(2)
         else:
@@ -74,23 +75,25 @@ class Postings:
         changed = flat.unique()
         means = self._sums.view(-1, width)[changed] / self._counts.view(-1)[changed, None]
         self._means.view(-1, width)[changed] = means
-        self._append(flat.tolist(), before, (frames.start - self._keys.first) * self._keys.parts)
-        self._entries += codes.shape[1]
-        longest = max(PAGE, 4 * self._entries // CODES)
+        parts = self._keys.parts
+        entries = ((numbers - self._keys.first)[:, None] * parts + torch.arange(parts)).flatten()
+        self._append(flat.tolist(), before, entries)
+        self._entries = self._keys.count * parts
+        longest = max(PAGE, 4 * int(self._counts[0].sum()) // CODES)
         for place, count in zip(changed.tolist(), self._counts.view(-1)[changed].tolist(), strict=True):
             head, code = divmod(place, held)
             if count >= (PAGE if len(self._lists[head]) < CODES else longest):
                 self._cut(head, code)
 
-    def _append(self, places: Sequence[int], counts: Sequence[int], begin: int) -> None:
+    def _append(self, places: Sequence[int], counts: Sequence[int], entries: Tensor) -> None:
         """Write keys after those of their lists.
 
         Args:
             places: by head, the code of each new key, counted over all heads.
             counts: keys of these codes before.
-            begin: the first new key.
+            entries: [n], the new keys of each head.
         """
-        held, every = self._counts.shape[1], len(places) // len(self._lists)
+        held = self._counts.shape[1]
         filled: dict[int, int] = {}
         rows, columns = [], []
         for place, count in zip(places, counts, strict=True):
@@ -103,8 +106,7 @@ class Postings:
                 self._show(head, code)
             rows.append(pages[-1])
             columns.append(done % PAGE)
-        entries = (begin + torch.arange(every, dtype=torch.int32)).repeat(len(self._lists))
-        self._pages[torch.tensor(rows), torch.tensor(columns)] = entries
+        self._pages[torch.tensor(rows), torch.tensor(columns)] = entries.int().repeat(len(self._lists))
 
     def _show(self, head: int, code: int) -> None:
         """Choose the pages of a list that are visited."""
@@ -124,28 +126,54 @@ class Postings:
 
     def _cut(self, head: int, code: int) -> None:
         """Cut a list in two by 2-means; keys that cannot be told apart are cut in the middle of their time."""
-        lists = self._lists[head]
-        entries = self._pages[torch.tensor(lists[code])].flatten()[: int(self._counts[head, code])].long()
-        states = self._keys.of_head(entries, head)
-        second = second_side(states)
-        new = len(lists)
+        lists, entries = self._lists[head], self._listed(head, code)
+        second = second_side(self._keys.of_head(entries, head))
+        # A list that was emptied is taken first.
+        new = next((other for other, pages in enumerate(lists) if not pages), len(lists))
+        if new == len(lists):
+            lists.append([])
         if new == self._counts.shape[1]:
             self._sums, self._means, self._counts = (
                 torch.cat((own, torch.zeros_like(own)), 1) for own in (self._sums, self._means, self._counts)
             )
             self._shown = torch.cat((self._shown, torch.full_like(self._shown, -1)), 1)
-        self._pages[torch.tensor(lists[code])] = -1
-        self._free += lists[code]
-        lists.append([])
+        self._free_pages(head, code)
         for place, side in ((code, ~second), (new, second)):
-            own = entries[side].int()
-            lists[place] = [self._page() for _ in range(0, len(own), PAGE)]
-            for page, part in zip(lists[place], own.split(PAGE), strict=True):
-                self._pages[page, : len(part)] = part
-            self._sums[head, place] = states[side].sum(0)
-            self._counts[head, place] = len(own)
-            self._means[head, place] = self._sums[head, place] / len(own)
-            self._show(head, place)
+            self._set(head, place, entries[side])
+
+    def _listed(self, head: int, code: int) -> Tensor:
+        """Return the keys of a list, [n] int64."""
+        pages = self._pages[torch.tensor(self._lists[head][code])]
+        return pages.flatten()[: int(self._counts[head, code])].long()
+
+    def _free_pages(self, head: int, code: int) -> None:
+        self._pages[torch.tensor(self._lists[head][code])] = -1
+        self._free += self._lists[head][code]
+
+    def _set(self, head: int, code: int, entries: Tensor) -> None:
+        """Make a list, whose pages are free, one of keys [n]."""
+        count = len(entries)
+        self._lists[head][code] = pages = [self._page() for _ in range(0, count, PAGE)]
+        for page, part in zip(pages, entries.int().split(PAGE) if count else (), strict=True):
+            self._pages[page, : len(part)] = part
+        self._sums[head, code] = self._keys.of_head(entries, head).sum(0)
+        self._counts[head, code] = count
+        self._means[head, code] = self._sums[head, code] / max(1, count)
+        self._show(head, code)
+
+    def forget(self, frames: Sequence[int]) -> None:
+        """Take the keys of frames, which are there still, out of their lists."""
+        parts, gone = self._keys.parts, torch.zeros(self._entries, dtype=torch.bool)
+        gone.view(-1, parts)[torch.tensor(frames) - self._keys.first] = True
+        for head, lists in enumerate(self._lists):
+            for code, pages in enumerate(lists):
+                if not pages:
+                    continue
+                entries = self._listed(head, code)
+                left = entries[~gone[entries]]
+                if len(left) < len(entries):
+                    self._free_pages(head, code)
+                    self._set(head, code, left)
 
     def find(self, states: Tensor, low: int, high: int, most: int) -> tuple[Tensor, Tensor]:
         """Return keys that queries may attend most, and about how much there is to attend.

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
+from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.lines import FrameNumbers
 from emblema.stream.method import Centroids, Query, VisibleRange
 from emblema.stream.mosaic.frame_keys import FrameKeys
@@ -21,7 +22,12 @@ RANKS = 32
 
 
 def choose_frames(
-    keys: FrameKeys, postings: Postings, query: Query, visible: VisibleRange, settings: StreamSettings
+    keys: FrameKeys,
+    postings: Postings,
+    query: Query,
+    visible: VisibleRange,
+    settings: StreamSettings,
+    gone: ForgottenFrames,
 ) -> list[FrameNumbers]:
     """Return the frames that each group retrieves, rising.
 
@@ -31,13 +37,14 @@ def choose_frames(
     bits): all that may be seen where there are few frames, else those that postings find.
     """
     low, high = max(visible.low, keys.first), min(visible.recent, visible.high, keys.first + keys.count)
-    budget = settings.budget
-    if budget is None or high - low <= budget:
-        return [numpy.arange(low, high)] * query.count
+    budget, live = settings.budget, gone.live(low, high)
+    if budget is None or len(live) <= budget:
+        return [live] * query.count
     asking = (query.groups >= 0).nonzero().squeeze(1)
     states = query.states[:, asking].reshape(keys.heads, -1, keys.width)
     mass: Tensor | None = None
-    every = torch.arange((low - keys.first) * keys.parts, (high - keys.first) * keys.parts).expand(keys.heads, -1)
+    own = torch.from_numpy(live - keys.first)
+    every = (own[:, None] * keys.parts + torch.arange(keys.parts)).flatten().expand(keys.heads, -1)
     whole = (low, high) == (keys.first, keys.first + keys.count)
     most = math.ceil(settings.ablation.pool * budget) * keys.parts
     entries = every
