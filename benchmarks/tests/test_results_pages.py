@@ -150,7 +150,7 @@ def test_long() -> None:
     without_pictures(RESULTS / "long" / "long.md")
 
 
-@pytest.mark.parametrize("name", ["vllm", "vllm-saturation/vllm"])
+@pytest.mark.parametrize("name", ["vllm", "vllm-saturation/vllm", "vllm-readings/vllm"])
 def test_vllm(name: str, measured_there: Any, tmp_path: Path) -> None:
     data, text = measured_there(read(f"{name}.json")), (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     command = re.search(r"^`(.*?)`:", text, re.MULTILINE)
