@@ -70,7 +70,7 @@ class WeighedRows:
         first, last: of the packed rows; the second is not among them.
         seen: how many of the prompt's rows each of them attends.
         stop: the row of the prompt after the last that any of them attends.
-        hidden: [rows, stop - seen] bool, which of the rows from `seen` on each of them does not attend.
+        hidden: [rows, stop - seen] float32, added to scores: hides from each the rows that it does not attend.
     """
 
     first: int
@@ -94,7 +94,7 @@ def weighed_rows(rows: Tensor, heads: int, device: torch.device) -> tuple[Weighe
     for first in range(0, len(rows), count):
         own = rows[first : first + count]
         seen, stop = int(own[0]) + 1, int(own[-1]) + 1
-        hidden = torch.arange(seen, stop) > own[:, None]
+        hidden = torch.zeros(len(own), stop - seen).masked_fill_(torch.arange(seen, stop) > own[:, None], float("-inf"))
         made.append(WeighedRows(first, first + len(own), seen, stop, hidden.to(device, non_blocking=True)))
     return tuple(made)
 
@@ -329,7 +329,7 @@ def attend_before(
     for part in parts:
         grouped = scaled[:, part.first : part.last].reshape(groups, -1, width)
         scores = torch.bmm(grouped, keys[..., : part.stop]).view(heads, -1, part.stop)
-        scores[..., part.seen :].masked_fill_(part.hidden, float("-inf"))
+        scores[..., part.seen :] += part.hidden
         weights = torch.softmax(scores, -1)
         made = torch.bmm(weights.view(groups, -1, part.stop), values[:, : part.stop])
         yield part, weights, made.view(heads, part.last - part.first, -1)
