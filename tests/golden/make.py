@@ -25,7 +25,7 @@ def text(value: Any, depth: int, indent: int = 0) -> str:
     """JSON whose values below some depth are on one line."""
     inner = "\n" + " " * (indent + 1)
     if depth == 0 or not value or not isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if isinstance(value, list):
         lines = [text(item, depth - 1, indent + 1) for item in value]
         return f"[{inner}{f',{inner}'.join(lines)}]"
