@@ -9,14 +9,15 @@ from emblema.errors import PromptError
 from emblema.stream.settings import StreamSettings, change_settings
 
 OURS, FULL, REKV = "mosaic", "full", "rekv"
-BASELINES = (REKV, "livevlm", "streammem", "sliding", "nocache")
-METHODS = (OURS, *BASELINES, FULL)
+STOCK = (REKV, "livevlm", "streammem", "sliding", "nocache")
 SHARED = ("sinks", "window", "block", "positions", "batched")
 """Settings that every method goes by, the budget apart."""
 ALONE = 1e-9
 """A width, as a share of the variance, that no cluster of two frames keeps to."""
-ACCURACY_PARTS = ("accuracy", "budgets", "lengths", "ablation")
+ACCURACY_PARTS = ("search", "accuracy", "budgets", "lengths", "ablation")
 SEEDS = (201, 202, 203)
+SEARCH_SEEDS = (801, 802)
+"""Of the streams that the baselines' settings are searched on: no other part has them."""
 FITS = 1024
 """Frames up to which full attention is measured."""
 
@@ -36,7 +37,7 @@ class StreamArm:
 
     def settings(self, shared: StreamSettings, budget: int) -> StreamSettings:
         """Return the arm's settings; full attention has native positions in any case, as it has no end."""
-        own = change_settings(shared, {**self.changes, "budget": budget})
+        own = change_settings(shared, {"budget": budget, **self.changes})
         return replace(own, positions="native") if self.method == FULL else own
 
     def identity(self, shared: StreamSettings, budget: int) -> dict[str, Any]:
@@ -45,7 +46,8 @@ class StreamArm:
         if self.method == OURS:
             return {"method": self.method, **settings}
         kept = {name: settings[name] for name in SHARED}
-        return {"method": self.method, **kept, "budget": None if self.method == FULL else budget}
+        own = {name: value for name, value in self.changes.items() if name not in (*SHARED, "budget")}
+        return {"method": self.method, **kept, **own, "budget": None if self.method == FULL else settings["budget"]}
 
 
 def _ours(name: str, words: str, **changes: Any) -> StreamArm:
@@ -56,6 +58,38 @@ def _clusters(name: str, words: str, **changes: Any) -> StreamArm:
     """Return an arm that retrieves whole clusters and shows the others by representatives, as the paper has it."""
     return _ours(name, words, **{"retrieval": "clusters", "representatives": True, **changes})
 
+
+BY_HEAD: tuple[StreamArm, ...] = (
+    StreamArm(
+        "rekv-attention",
+        REKV,
+        {"scoring": "attention", "parts": 4},
+        "four mean keys a frame; frames by the most attention of any query of a head",
+    ),
+    StreamArm(
+        "rekv-orders",
+        REKV,
+        {"scoring": "orders", "parts": 4},
+        "four mean keys a frame; frames by their places in all queries' orders, as Mosaic's",
+    ),
+)
+"""ReKV with Mosaic's keys and scores: what is left are postings, and that frames retrieve while they are encoded."""
+BASELINES = (*STOCK, *(arm.name for arm in BY_HEAD))
+METHODS = (OURS, *BASELINES, FULL)
+
+SEARCHED: tuple[StreamArm, ...] = (
+    *(StreamArm(name, name) for name in STOCK),
+    *BY_HEAD,
+    StreamArm("rekv-one-part", REKV, {"scoring": "orders", "parts": 1}, "one mean key a frame, queries' orders"),
+    StreamArm("livevlm-orders", "livevlm", {"scoring": "orders", "parts": 4}, "retrieves as rekv-orders"),
+    *(
+        StreamArm(f"{name}-near", name, {"window": 48, "budget": 32}, "half of the budget in the window")
+        for name in (REKV, "livevlm", "streammem")
+    ),
+    StreamArm("rekv-orders-near", REKV, {"scoring": "orders", "parts": 4, "window": 48, "budget": 32}, "both"),
+    StreamArm("sliding-all", "sliding", {"window": 80}, "the whole budget in the window"),
+)
+"""What the search for the baselines' best settings goes through."""
 
 ABLATIONS: tuple[StreamArm, ...] = (
     _ours("one-part", "one mean key for a whole frame", parts=1),
@@ -81,8 +115,8 @@ ABLATIONS: tuple[StreamArm, ...] = (
     _ours("window-only", "frames retrieve nothing while they are encoded", retrieve_while_encoding=False),
 )
 ARMS: Mapping[str, StreamArm] = {
-    **{name: StreamArm(name, name) for name in METHODS},
-    **{arm.name: arm for arm in ABLATIONS},
+    **{name: StreamArm(name, name) for name in (OURS, *STOCK, FULL)},
+    **{arm.name: arm for arm in (*BY_HEAD, *SEARCHED, *ABLATIONS)},
 }
 """Every arm by name."""
 
@@ -191,7 +225,7 @@ class AccuracyOptions:
         return tuple(
             StreamPass(StreamId(kind, seed, item, frames), arm.name, budget)
             for frames, budget, items, chosen in self._cells(part)
-            for seed in self.seeds
+            for seed in (SEARCH_SEEDS if part == "search" else self.seeds)
             for item in range(items)
             for kind in self.kinds
             for arm in chosen
@@ -204,11 +238,15 @@ class AccuracyOptions:
         pair = tuple(arm for arm in known if arm.name in (OURS, REKV))
         if part == "accuracy":
             yield self.frames, self.budget, self.items, known
+        elif part == "search":
+            kinds = {arm.method for arm in known}
+            yield self.frames, self.budget, others, tuple(arm for arm in SEARCHED if arm.method in kinds)
         elif part == "budgets":
             yield from ((self.frames, budget, others, pair) for budget in self.budgets)
         elif part == "lengths":
             yield from ((frames, self.budget, others, known) for frames in self.lengths)
         elif part == "ablation":
-            yield self.frames, self.budget, others, (*pair, *arms_named(self.ablations))
+            alike = tuple(arm for arm in known if arm.method in (OURS, REKV))
+            yield self.frames, self.budget, others, (*alike, *arms_named(self.ablations))
         else:
             raise PromptError(f"there is no part {part!r}: choose of {', '.join(ACCURACY_PARTS)}")

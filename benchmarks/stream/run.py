@@ -21,7 +21,7 @@ from benchmarks.stream.systems.running import SystemsOptions
 from benchmarks.stream.systems.skipping import measure_skipping
 from benchmarks.stream.systems.structure import draw_questions, measure_questions, measure_sparsity, measure_structure
 from benchmarks.stream.systems.transfers import measure_deferral, measure_prefetch
-from benchmarks.stream.tables import ablation_table, accuracy_tables, budget_table, length_table
+from benchmarks.stream.tables import ablation_table, accuracy_tables, budget_table, length_table, search_table
 from benchmarks.table import Table
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
@@ -42,6 +42,7 @@ SYSTEMS: dict[str, Callable[[Engine, SystemsOptions, Console], Table]] = {
 """The systems parts by name; the table of a part has that name."""
 PARTS = (*ACCURACY_PARTS, *SYSTEMS)
 SWEEPS: dict[str, Callable[[PassResults, AccuracyOptions], Table]] = {
+    "search": search_table,
     "budgets": budget_table,
     "lengths": length_table,
     "ablation": ablation_table,

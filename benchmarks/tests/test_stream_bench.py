@@ -21,6 +21,7 @@ from benchmarks.stream.plan import (
     FULL,
     METHODS,
     OURS,
+    SEARCHED,
     AccuracyOptions,
     StreamArm,
     StreamId,
@@ -40,6 +41,7 @@ from benchmarks.stream.tables import (
     median_ms,
     paired,
     questions,
+    search_table,
 )
 from benchmarks.tasks.streams import QUESTION_KINDS
 from emblema.errors import EmblemaError, PromptError, StreamError
@@ -69,7 +71,7 @@ def records(arm: str, rights: dict[tuple[int, int], list[bool]], kind: str = "eg
 
 def test_an_arm_that_is_a_default_is_the_same_and_shares_its_records() -> None:
     ours = ARMS[OURS].identity(SHARED, 8)
-    assert StreamArm("spelled-out", OURS, {"scoring": SHARED.ablation.scoring}).identity(SHARED, 8) == ours
+    assert StreamArm("spelled-out", OURS, {"parts": SHARED.ablation.parts}).identity(SHARED, 8) == ours
     assert all(arm.identity(SHARED, 8) != ours for arm in ABLATIONS)
 
 
@@ -111,7 +113,10 @@ def test_a_part_gives_every_stream_to_every_arm() -> None:
     by_length = options.passes("lengths")
     assert {found.stream.frames for found in by_length if found.arm == FULL} == {8}
     assert {found.stream.frames for found in by_length if found.arm == OURS} == {8, 2 * FITS}
-    assert {found.arm for found in options.passes("ablation")} == {OURS, "rekv", *(arm.name for arm in ABLATIONS)}
+    assert {found.arm for found in options.passes("ablation")} == {
+        *(OURS, "rekv", "rekv-attention", "rekv-orders"),
+        *(arm.name for arm in ABLATIONS),
+    }
 
 
 def test_a_key_depends_on_all_that_an_answer_depends_on() -> None:
@@ -163,14 +168,15 @@ def test_bars_are_held_against_the_best_baseline_of_each_kind_and_not_against_fu
     found = arm_records(better)
     assert best_baseline(found) == "rekv"
     bars = accuracy_bars({"ego": found, "live": arm_records(worse)})
-    assert [bar.holds for bar in bars] == [True, False, True, True]
-    assert [bar.value for bar in bars] == [0.25, -0.25, 0.25, 0.0]
-    assert "rekv" in bars[0].name and "sliding" in bars[1].name
+    assert [(bar.value, bar.holds) for bar in bars] == [(1, False), (0.0, True), (0.0, True)]
+    assert bars[2].count < bars[1].count
+    assert "over rekv" in bars[0].name and "over sliding" in bars[0].name
+    assert accuracy_bars({"ego": found, "movie": found, "live": arm_records(worse)})[0].holds
 
 
 def test_as_good_as_the_best_baseline_everywhere_is_not_above_it() -> None:
     bars = accuracy_bars({"ego": arm_records({OURS: [True, False], "rekv": [True, False]})})
-    assert [(bar.value, bar.strict, bar.holds) for bar in bars] == [(0.0, False, True), (0.0, True, False)]
+    assert [(bar.value, bar.holds) for bar in bars] == [(0, False)]
 
 
 def test_bars_want_all_kinds_and_methods_long_streams_and_three_seeds() -> None:
@@ -186,6 +192,7 @@ def results(options: AccuracyOptions, part: str) -> dict[StreamPass, PassRecord]
 def test_tables_have_a_row_for_every_arm_and_their_plots_their_columns() -> None:
     options = AccuracyOptions(others=1)
     tables = [
+        search_table(results(options, "search"), options),
         *accuracy_tables(results(options, "accuracy"), options),
         budget_table(results(options, "budgets"), options),
         length_table(results(options, "lengths"), options),
@@ -196,12 +203,12 @@ def test_tables_have_a_row_for_every_arm_and_their_plots_their_columns() -> None
     assert rows["table-three"] == 4 and rows["live"] == len(METHODS)
     assert rows["budgets"] == 4 * len(options.budgets) * 2
     assert rows["lengths"] == 4 * len(options.lengths) * len(METHODS)
-    assert rows["ablation"] == 2 + len(ABLATIONS)
+    assert rows["ablation"] == 4 + len(ABLATIONS) and rows["search"] == len(SEARCHED)
     for table in tables:
         for plot in table.plots:
             named = {plot.x, plot.y, plot.by or plot.x, plot.split or plot.x, plot.only[0] if plot.only else plot.x}
             assert named <= set(table.columns)
-    bars = tables[0].bars
+    bars = tables[1].bars
     assert len(bars) == 7 and all(bar.holds for bar in bars)
     assert not accuracy_tables(results(options, "accuracy"), replace(options, seeds=(1,)))[0].bars
 
@@ -210,7 +217,7 @@ def test_a_run_of_few_arms_and_one_kind_has_its_tables() -> None:
     options = AccuracyOptions(kinds=("live",), methods=("rekv",), ablations=("mosaic-eager",), seeds=(1,))
     for part in ACCURACY_PARTS:
         found = results(options, part)
-        assert {asked.arm for asked in found} <= {"rekv", "mosaic-eager"}
+        assert {ARMS[asked.arm].method for asked in found} <= {"rekv", "mosaic"}
     names = [table.name for table in accuracy_tables(results(options, "accuracy"), options)]
     assert names == ["accuracy", "question-kinds"]
     assert len(ablation_table(results(options, "ablation"), options).rows) == 2

@@ -107,3 +107,16 @@ def test_saliency_is_attention() -> None:
     assert mass.sum().item() == pytest.approx(12, rel=1e-5)
     by_hand = sum(torch.softmax(queries[head] @ keys[head // 2].T, -1).sum(0) for head in range(4))
     torch.testing.assert_close(mass, by_hand)
+
+
+@pytest.mark.parametrize("scoring", ["orders", "attention"])
+def test_rekv_by_heads_is_mosaic_whose_frames_retrieve_nothing(scoring: str) -> None:
+    """Clusters have no part in what single frames are retrieved by."""
+    made, frames = engine("qwen2_5_vl"), shown("qwen2_5_vl", 27)
+    answers = []
+    for method in ("rekv", "mosaic"):
+        options = {"budget": 4, "scoring": scoring, "parts": 2, "retrieve_while_encoding": False, "pool": 99.0}
+        with made.stream(method, **{**SMALL, **options}) as stream:
+            stream.push(frames)
+            answers.append(stream.prefill(QUESTION))
+    assert answers[0].equal(answers[1])

@@ -50,7 +50,7 @@ class StreamMachine(RuleBasedStateMachine):
         options: dict[str, Any] = {
             "window": 2, "block": 3, "sinks": 1, "budget": 5, "first": 4, "largest": 4, "pool": 1.5,
             "splitting": splitting, "prefetch": True, "retrieve_while_encoding": retrieving, "positions": positions,
-            "tau_small": tau, "tau_large": tau, "parts": parts, "scoring": scoring,
+            "tau_small": tau, "tau_large": tau, "parts": parts, "scoring": scoring if retrieval == "clusters" else None,
             "retrieval": retrieval, "geometry": geometry, "representatives": representatives,
         }  # fmt: skip
         self.patch = pytest.MonkeyPatch()
@@ -91,8 +91,8 @@ class StreamMachine(RuleBasedStateMachine):
 
     def shape(self) -> list[list[int]]:
         parts = self.parts()
-        layers = [] if parts is None else parts[0].layers
-        return [sorted(layer.clusters) for layer in layers]
+        levels = [] if parts is None else [parts[0].visual, *parts[0].layers]
+        return [sorted(level.clusters) for level in levels]
 
     def parts(self) -> tuple[Mosaic, Any] | None:
         if not hasattr(self, "stream") or not self.stream.frames:
@@ -140,7 +140,7 @@ class StreamMachine(RuleBasedStateMachine):
         numbers = torch.arange(frames.start, frames.stop)
         book = PhaseBook(memory.adapter.tables, memory.positions.written(numbers))
         for index, layout in enumerate(engine(NAME).adapter.layouts):
-            keys, store = memory.layers[index].keys, memory.stores[index]
+            keys, store = memory.keys[index], memory.stores[index]
             assert (keys.first, keys.count) == (frames.start, len(frames)) and store.frames == frames
             rows = store.rows(memory.lines_of(index, numbers.numpy()))
             came = [layers[index] for layers in self.admitted]

@@ -13,7 +13,7 @@ Splitting = Literal["deferred", "eager"]
 Direction = Literal["relaxing", "tightening"]
 Guess = Literal["queries", "frames"]
 Levels = Literal["both", "visual", "semantic"]
-Scoring = Literal["pooled", "attention"]
+Scoring = Literal["pooled", "attention", "orders"]
 Retrieval = Literal["frames", "clusters"]
 Geometry = Literal["euclidean", "cosine"]
 LARGEST: dict[Retrieval, int] = {"frames": 512, "clusters": 8}
@@ -33,8 +33,10 @@ class AblationSettings:
         pool: frames, or as many keys of each head, that are compared before some are retrieved: so many times the
             budget.
         breadth: choose visual clusters until they hold this many times the budget.
-        scoring: where clusters are retrieved, score them by the product of a `pooled` query with their mean keys (the
-            paper), or by the most `attention` that any query would give to one of their frames.
+        scoring: by what frames or clusters are chosen: the product of a `pooled` query with their mean keys (the paper,
+            ReKV), the most `attention` that any query would give to one of their keys, or their places in all queries'
+            `orders` (single frames alone). None: the method's own, which are orders for frames, attention for clusters,
+            and pooled for ReKV.
         parts: runs of rows of a frame that have a mean key each; at most one for each row.
         prefetch: let layer l copy clusters for layer l + 1 on a thread; None: on devices with memory of their own.
         guess: prefetch by the layer's own `queries` against the next layer's centroids, or by the `frames` that it
@@ -59,7 +61,7 @@ class AblationSettings:
     retrieval: Retrieval = "frames"
     pool: float = 4.0
     breadth: float = 3.0
-    scoring: Scoring = "attention"
+    scoring: Scoring | None = None
     parts: int = 4
     prefetch: bool | None = None
     guess: Guess = "queries"
@@ -79,14 +81,15 @@ class AblationSettings:
             _check_counts(self, {"largest": 2})
         choices = {
             "retrieval": Retrieval,
-            "scoring": Scoring,
             "guess": Guess,
             "levels": Levels,
             "splitting": Splitting,
             "geometry": Geometry,
             "direction": Direction,
         }
-        _check_choices(self, choices)
+        _check_choices(self, choices if self.scoring is None else {**choices, "scoring": Scoring})
+        if self.scoring == ("orders" if self.retrieval == "clusters" else "pooled"):
+            raise StreamError(f"scoring {self.scoring!r} does not go with the retrieval of {self.retrieval}")
         for name in ("pool", "breadth", "tau_small", "tau_large", "scale"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):

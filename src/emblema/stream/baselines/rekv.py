@@ -3,6 +3,9 @@
 Frames are encoded with a sliding window. For each layer the mean position-free key of every frame stays on the device,
 heads side by side; a question's pooled query takes the `budget` frames with the largest product, which are copied and
 moved to their positions when they are attended.
+
+With the scoring `attention` or `orders` frames are retrieved as Mosaic retrieves them: by the mean keys of `parts` of a
+frame, head by head, on the host. All frames are compared.
 """
 
 from collections import Counter
@@ -25,6 +28,8 @@ from emblema.stream.method import (
     StreamRows,
     VisibleRange,
 )
+from emblema.stream.mosaic.frame_keys import FrameKeys
+from emblema.stream.mosaic.retrieval import choose_frames
 
 
 class Rekv(Method):
@@ -39,6 +44,10 @@ class Rekv(Method):
         self.stores = [HostRows(layout, self.kept, adapter.dtype, self.transfers) for layout in adapter.layouts]
         shapes = [key_shape(layout) for layout in adapter.layouts]
         self._keys = [torch.zeros(0, heads * width, device=adapter.device) for heads, width in shapes]
+        self._by_head: list[FrameKeys] = []
+        if self.settings.ablation.scoring is not None:
+            parts = min(self.settings.ablation.parts, self.positions.tokens)
+            self._by_head = [FrameKeys(parts, *shape) for shape in shapes]
         self.first, self._count = 0, 0
         self._retrieved: Counter[int] = Counter()
 
@@ -52,7 +61,12 @@ class Rekv(Method):
             self.first = evicted.frames.start
         book = self.context.phases.book(evicted.positions)
         for layer, rows in enumerate(evicted.layers):
-            self._add_keys(layer, mean_keys(rows, self.adapter.layouts[layer], book, self.positions.tokens).flatten(1))
+            layout, tokens = self.adapter.layouts[layer], self.positions.tokens
+            if self._by_head:
+                keys = self._by_head[layer]
+                keys.add(evicted.frames, mean_keys(rows, layout, book, tokens, keys.parts).cpu())
+            else:
+                self._add_keys(layer, mean_keys(rows, layout, book, tokens).flatten(1))
             self.stores[layer].append(evicted.frames, self.thinned(layer, rows, evicted))
         self._count += len(evicted.frames)
 
@@ -77,13 +91,10 @@ class Rekv(Method):
     def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
         if query.purpose == "frames" or not self._count:
             return Selection()
-        scores = (self._keys[layer][: self._count] @ query.pooled[0]).cpu()
         frames = torch.arange(self.first, self.first + self._count)
         seen = visible.mask(frames)
-        scores = scores.masked_fill(~seen, -torch.inf)
-        most = len(frames) if self.settings.budget is None else min(self.settings.budget, len(frames))
-        best = frames[scores.topk(most).indices]
-        taken = torch.cat((best[visible.mask(best)], frames[seen & (frames >= visible.recent)])).unique()
+        best = self._best(layer, query, visible, seen)
+        taken = torch.cat((best, frames[seen & (frames >= visible.recent)])).unique()
         if not len(taken):
             return Selection()
         self._retrieved.update(taken.tolist())
@@ -92,9 +103,20 @@ class Rekv(Method):
         own = taken.to(device)
         return Selection(StreamRows(kv, self.written(layer, own), own.repeat_interleave(self.kept)))
 
+    def _best(self, layer: int, query: Query, visible: VisibleRange, seen: Tensor) -> Tensor:
+        """Return the frames that are retrieved, of those `seen`, in no order."""
+        if self._by_head:
+            return torch.from_numpy(
+                choose_frames(self._by_head[layer], None, query, visible, self.settings, self.context.log.gone)[0]
+            )
+        scores = (self._keys[layer][: self._count] @ query.pooled[0]).cpu().masked_fill(~seen, -torch.inf)
+        most = len(scores) if self.settings.budget is None else min(self.settings.budget, len(scores))
+        best = scores.topk(most).indices + self.first
+        return best[visible.mask(best)]
+
     def bytes(self) -> MemoryBytes:
-        rows = sum(store.bytes for store in self.stores)
-        return MemoryBytes({"index": sum(keys.nbytes for keys in self._keys)}, {"rows": rows})
+        host = {"rows": sum(store.bytes for store in self.stores), "keys": sum(keys.bytes for keys in self._by_head)}
+        return MemoryBytes({"index": sum(keys.nbytes for keys in self._keys)}, host)
 
     def counts(self) -> Mapping[str, float]:
         return self.transfers.counts()

@@ -89,12 +89,22 @@ class FrameKeys:
             states: [heads, queries, width], those of all query heads that share a key head.
             entries: [heads, n] as `of_head`; -1 for none, whose product is -inf.
         """
-        rows = (entries.clamp_min(0) * self.heads + torch.arange(self.heads)[:, None]).flatten()
+        rows = (entries.clamp_min(0) * self.heads + torch.arange(self.heads, dtype=entries.dtype)[:, None]).flatten()
         keys = self._keys.view(-1, self.width).index_select(0, rows).to(states.device).view(*entries.shape, -1)
-        scales = self._scales.view(-1).index_select(0, rows).to(states.device).view(entries.shape)
-        products = states @ keys.float().transpose(1, 2)
-        products *= scales.float()[:, None]
-        return products.masked_fill_((entries < 0).to(states.device)[:, None], -torch.inf)
+        scales = self._scales.view(-1).index_select(0, rows).view(entries.shape).float()
+        # Added rather than filled in: a mask that is spread over queries is slow.
+        none = torch.zeros(entries.shape).masked_fill_(entries < 0, -torch.inf).to(states.device)
+        return self._products(states, keys.float().transpose(1, 2), scales).add_(none[:, None])
+
+    def logits_between(self, states: Tensor, low: int, high: int) -> Tensor:
+        """Return `logits` of all keys of the lines from `low` to `high`, part by part."""
+        keys = self._keys[low:high].to(states.device).float().flatten(0, 1).permute(1, 2, 0)
+        return self._products(states, keys, self._scales[low:high].float().flatten(0, 1).T)
+
+    @staticmethod
+    def _products(states: Tensor, keys: Tensor, scales: Tensor) -> Tensor:
+        """Return products with keys [heads, width, n] times their scales [heads, n]."""
+        return (states @ keys).mul_(scales.to(states.device)[:, None])
 
     @property
     def fields(self) -> tuple[LineField, LineField]:

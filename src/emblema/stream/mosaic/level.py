@@ -65,6 +65,7 @@ class ClusterLevel(ABC):
     Attributes:
         clusters: by id.
         home: the cluster of each frame.
+        touched: clusters of which a frame was fetched since a block ended or a question was answered.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ClusterLevel(ABC):
         self._counts, self._largest, self._watched = counts, largest, watched
         self.clusters: dict[int, Cluster] = {}
         self.home: dict[int, int] = {}
+        self.touched: set[int] = set()
         self.spread = RunningVariance()
         self._next = 0
 
@@ -99,10 +101,6 @@ class ClusterLevel(ABC):
     def index_of(self, frames: range) -> list[Tensor]:
         """Return what frames are known by, as views."""
 
-    @abstractmethod
-    def fetched(self, cluster: Cluster) -> bool:
-        """Return whether a frame of it was fetched since a block ended or a question was answered."""
-
     def _own_group(self, cluster: Cluster) -> int | None:
         """Return the group of clusters cut from this one; None for groups of their own."""
         return cluster.group
@@ -113,8 +111,9 @@ class ClusterLevel(ABC):
     def _merging(self, cluster: Cluster, other: Cluster) -> None:  # noqa: B027
         """Follow that a cluster is merged into the one that it waited for; both are there still."""
 
-    def _divided(self, cluster: Cluster, parts: list[Cluster]) -> None:  # noqa: B027
+    def _divided(self, cluster: Cluster, parts: list[Cluster]) -> None:
         """Follow that other clusters took the place of one."""
+        self.touched.discard(cluster.id)
 
     def _normed(self, vectors: Tensor) -> Tensor:
         if self.settings.geometry == "euclidean":
@@ -158,7 +157,7 @@ class ClusterLevel(ABC):
         # A full cluster is no wide one, and two states that do not fit are two clusters as they are.
         if nearest is None or nearest is not free or nearest.size == 1:
             return self._found(frame, group, None if nearest is None else nearest.parent)
-        if self.settings.splitting == "eager" or self.fetched(nearest):
+        if self.settings.splitting == "eager" or nearest.id in self.touched:
             new = self.create([frame], self._own_group(nearest))
             self._merge(nearest, [new, *(self.clusters[id] for id in nearest.waiting)])
             return next(part for part in self._cut(nearest) if frame in part.frames)
@@ -312,8 +311,7 @@ class SemanticLevel(ClusterLevel):
 
     Attributes:
         keys: as given.
-        summaries: of the clusters, where they are retrieved as a whole or shown; else None.
-        touched: clusters of which a frame was fetched since a block ended or a question was answered.
+        summaries: of the clusters.
     """
 
     def __init__(
@@ -325,61 +323,45 @@ class SemanticLevel(ClusterLevel):
         device: torch.device,
     ) -> None:
         self.keys, self._values, self._value_width = keys, FrameVectors(), values[0] * values[1]
-        self.summaries: Summaries | None = None
         # Of the values in summaries.
         self._centre: Tensor | None = None
-        if settings.summarised:
-            self.summaries = Summaries(keys.parts, (keys.heads, keys.width), values, device)
+        self.summaries = Summaries(keys.parts, (keys.heads, keys.width), values, device)
         index = CentroidIndex(keys.parts * keys.heads * keys.width, self.summaries)
         super().__init__(settings, counts, index, settings.most, settings.levels in ("both", "semantic"))
-        self.touched: set[int] = set()
 
     @property
     def bytes(self) -> int:
         """Bytes on the host of what clusters are known by."""
         return self.index.bytes + self._values.bytes
 
-    def add(self, frames: range, keys: Tensor, values: Tensor, live: Sequence[int]) -> None:
-        """Add frames.
+    def add(self, frames: range, values: Tensor, live: Sequence[int]) -> None:
+        """Add frames whose keys were added.
 
         Args:
-            keys: [frames, parts, heads, width], mean keys.
-            values: [frames, features], mean values, for summaries.
+            values: [frames, features], mean values.
             live: those of them that were not forgotten.
         """
-        self.keys.add(frames, keys)
-        if self.summaries is not None:
-            if self._centre is None:
-                self._set_centre(values.mean(0))
-            for frame, value in zip(frames, values, strict=True):
-                self._values.add(frame, value)
+        if self._centre is None:
+            self._set_centre(values.mean(0))
+        for frame, value in zip(frames, values, strict=True):
+            self._values.add(frame, value)
         for vector in self.vectors_of(live):
             self.spread.add(vector)
 
     def clear(self, frames: Tensor) -> None:
-        self.keys.clear(frames)
-        if self.summaries is not None:
-            self._values.clear(frames)
+        self._values.clear(frames)
 
     def _set_centre(self, values: Tensor) -> None:
         self._centre = values
-        if self.summaries is not None:
-            self.summaries.set_centre(self.keys.centre, values)
+        self.summaries.set_centre(self.keys.centre, values)
 
     def vectors_of(self, frames: Sequence[int]) -> Tensor:
         return self._normed(self.keys.of(torch.tensor(frames, dtype=torch.int64)).flatten(1))
 
-    def fetched(self, cluster: Cluster) -> bool:
-        return cluster.id in self.touched
-
     def _changed(self, cluster: Cluster) -> None:
-        if self.summaries is not None:
-            keys = self.keys.of(torch.tensor(cluster.frames)).flatten(1)
-            means = torch.cat((keys, self._values.of(cluster.frames)), dim=1).mean(0)
-            self.summaries.put(self.index.slot(cluster.id), means)
-
-    def _divided(self, cluster: Cluster, parts: list[Cluster]) -> None:
-        self.touched.discard(cluster.id)
+        keys = self.keys.of(torch.tensor(cluster.frames)).flatten(1)
+        means = torch.cat((keys, self._values.of(cluster.frames)), dim=1).mean(0)
+        self.summaries.put(self.index.slot(cluster.id), means)
 
     def construct(self, groups: Sequence[tuple[int, list[int]]]) -> None:
         """Make the first partition, inside each visual cluster: its number and its frames."""
@@ -409,25 +391,19 @@ class SemanticLevel(ClusterLevel):
 
     @property
     def fields(self) -> list[LineField]:
-        values = [] if self.summaries is None else [LineField((self._value_width,), torch.float32)]
-        return [*self.keys.fields, *values]
+        return [LineField((self._value_width,), torch.float32)]
 
     def index_of(self, frames: range) -> list[Tensor]:
-        values = [] if self.summaries is None else [self._values.index_of(frames)]
-        return [*self.keys.index_of(frames), *values]
+        return [self._values.index_of(frames)]
 
     def state(self) -> StreamState:
         state = StreamState({} if self._centre is None else {"centre": self._centre}, {})
         state.put("level", super().state())
-        state.put("keys", self.keys.state())
         return state
 
-    def restore(self, state: StreamState, index: Sequence[Tensor]) -> None:
-        """Go on from a saved state, and what its frames are known by."""
-        keys, scales, *values = index
-        self.keys.restore(state.part("keys"), keys, scales)
-        for vectors in values:
-            self._values.restore(self.keys.first, vectors)
+    def restore(self, state: StreamState, values: Tensor) -> None:
+        """Go on from a saved state, and the values of its frames; keys were restored before."""
+        self._values.restore(self.keys.first, values)
         if "centre" in state.tensors:
             self._set_centre(state.tensors["centre"])
         self.restore_clusters(state.part("level"))
@@ -470,16 +446,6 @@ class VisualLevel(ClusterLevel):
         """Make the first partition; return number and frames of every cluster."""
         return [(cluster.id, cluster.frames) for cluster in self.partition([(None, sorted(self.home))])]
 
-    def touched(self) -> set[int]:
-        """Return the clusters of which a layer's last reading fetched a frame."""
-        groups: set[int] = set()
-        for layer in self._layers:
-            groups |= {layer.clusters[id].group for id in layer.touched if id in layer.clusters}
-        return groups
-
-    def fetched(self, cluster: Cluster) -> bool:
-        return cluster.id in self.touched()
-
     def _own_group(self, cluster: Cluster) -> None:
         return None
 
@@ -487,6 +453,7 @@ class VisualLevel(ClusterLevel):
         self._move(other.id, dict.fromkeys(other.frames, cluster.id))
 
     def _divided(self, cluster: Cluster, parts: list[Cluster]) -> None:
+        super()._divided(cluster, parts)
         self._move(cluster.id, {frame: part.id for part in parts for frame in part.frames})
 
     def _move(self, group: int, homes: dict[int, int]) -> None:

@@ -1,12 +1,13 @@
 """Mosaic's memory: frames in visual clusters, inside them in semantic clusters of each layer, rows on the host."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy
 import torch
 from torch import Tensor
 
+from emblema.kv.layout import LayerLayout
 from emblema.stream.features import key_shape, mean_keys, mean_values
 from emblema.stream.host_rows import HostRows, RowFetcher, Transfers
 from emblema.stream.lines import FrameNumbers, LineField, join_fields, split_fields
@@ -32,7 +33,8 @@ class Mosaic(Method):
 
     Attributes:
         visual: the visual level.
-        layers: the semantic level of each layer.
+        layers: the semantic level of each layer, where clusters are retrieved as a whole or shown; else none.
+        keys: of the frames of each layer.
         stores: the rows of each layer.
     """
 
@@ -46,18 +48,10 @@ class Mosaic(Method):
         frame_bytes = tokens * sum(layout.features for layout in adapter.layouts) * adapter.dtype.itemsize
         step = self.settings.lines_together(frame_bytes)
         self.stores = [HostRows(layout, tokens, adapter.dtype, self._transfers, step) for layout in adapter.layouts]
-        keys = [FrameKeys(min(ablation.parts, tokens), *key_shape(layout)) for layout in adapter.layouts]
-        self._postings = [Postings(own) for own in keys]
-        self.layers = [
-            SemanticLevel(
-                ablation,
-                own,
-                (0, 0) if layout.kind == "latent" else layout.values,
-                self._semantic_counts,
-                adapter.device,
-            )
-            for own, layout in zip(keys, adapter.layouts, strict=True)
-        ]
+        self.keys = [FrameKeys(min(ablation.parts, tokens), *key_shape(layout)) for layout in adapter.layouts]
+        self._postings = [Postings(keys) for keys in self.keys] if ablation.retrieval == "frames" else []
+        pairs = zip(self.keys, adapter.layouts, strict=True) if ablation.summarised else ()
+        self.layers = [self._level(*pair) for pair in pairs]
         self.visual = VisualLevel(ablation, adapter.hidden_size, self.layers, self._visual_counts)
         self._fetcher = RowFetcher(self.stores, self._transfers, adapter.device)
         # Where rows are in one memory anyhow, a thread that copies them only takes time from the model.
@@ -65,6 +59,10 @@ class Mosaic(Method):
         self.constructed = False
         self._gone = context.log.gone
         self._retrieved: Counter[int] = Counter()
+
+    def _level(self, keys: FrameKeys, layout: LayerLayout) -> SemanticLevel:
+        values = (0, 0) if layout.kind == "latent" else layout.values
+        return SemanticLevel(self._ablation, keys, values, self._semantic_counts, self.adapter.device)
 
     @property
     def frames(self) -> range:
@@ -82,15 +80,17 @@ class Mosaic(Method):
             vectors[[frame not in gone for frame in frames]] = embeds.float().mean(1).cpu()
         self.visual.add(frames, vectors, live)
         for layer, rows in enumerate(evicted.layers):
-            layout, level = self.adapter.layouts[layer], self.layers[layer]
+            layout, keys = self.adapter.layouts[layer], self.keys[layer]
             self.stores[layer].append(frames, rows)
-            keys = mean_keys(rows, layout, book, tokens, level.keys.parts).cpu()
+            means = mean_keys(rows, layout, book, tokens, keys.parts).cpu()
             values = mean_values(rows, layout, tokens).cpu()
             if 0 < len(live) < len(frames):
                 # Zeros would move the centre.
-                keys, values = (_filled(means, [frame in gone for frame in frames]) for means in (keys, values))
-            level.add(frames, keys, values, live)
-            if live:
+                means, values = (_filled(own, [frame in gone for frame in frames]) for own in (means, values))
+            keys.add(frames, means)
+            if self.layers:
+                self.layers[layer].add(frames, values, live)
+            if self._postings and live:
                 self._postings[layer].add(live)
         if len(live) < len(frames):
             self._clear([frame for frame in frames if frame in gone])
@@ -109,16 +109,16 @@ class Mosaic(Method):
         if not own:
             return
         left = self._gone.live(self.frames.start, self.frames.stop).tolist()
-        for level, postings in zip(self.layers, self._postings, strict=True):
+        for postings in self._postings:
             postings.forget(own)
+        for level in (*self.layers, self.visual):
             level.forget(own, left)
-        self.visual.forget(own, left)
         self._clear(own)
 
     def _clear(self, frames: list[int]) -> None:
         """Overwrite what frames have each for themselves."""
-        for level in (self.visual, *self.layers):
-            level.clear(torch.tensor(frames))
+        for part in self._indexed:
+            part.clear(torch.tensor(frames))
         for store in self.stores:
             store.lines.drop(self._gone.first())
             store.lines.clear(numpy.array(frames, dtype=numpy.int64))
@@ -145,7 +145,7 @@ class Mosaic(Method):
         self._retrieved.clear()
 
     def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
-        ablation, level = self._ablation, self.layers[layer]
+        ablation = self._ablation
         retrieving = query.purpose == "question" or ablation.retrieve_while_encoding
         if not self.visual.home or not (retrieving or ablation.representatives):
             return Selection()
@@ -154,7 +154,7 @@ class Mosaic(Method):
         recent = self._gone.live(max(visible.recent, self.frames.start), min(visible.high, self.frames.stop))
         taken = numpy.unique(numpy.concatenate((*chosen, recent)))
         rows = self._rows(layer, query, taken)
-        if retrieving and self._prefetching and layer + 1 < len(self.layers):
+        if retrieving and self._prefetching and layer + 1 < len(self.stores):
             self._prefetch(layer + 1, query, visible, taken)
         shown = None
         if query.count > 1 and len(taken):
@@ -163,15 +163,15 @@ class Mosaic(Method):
             shown = torch.from_numpy(seen).repeat_interleave(tokens, dim=1).to(self.adapter.device)
         if not ablation.representatives:
             return Selection(rows, shown)
-        weighted = self.positions.tokens if ablation.weighted else None
+        level, weighted = self.layers[layer], self.positions.tokens if ablation.weighted else None
         homes = [{level.home[frame] for frame in (*own.tolist(), *recent.tolist())} for own in chosen]
         return Selection(rows, shown, other_centroids(level, self.adapter.layouts[layer], weighted, visible, homes))
 
     def _choose(self, layer: int, query: Query, visible: VisibleRange) -> list[FrameNumbers]:
         """Return for each group the frames that it retrieves, rising."""
-        level = self.layers[layer]
         if self._ablation.retrieval == "frames":
-            return choose_frames(level.keys, self._postings[layer], query, visible, self.settings, self._gone)
+            return choose_frames(self.keys[layer], self._postings[layer], query, visible, self.settings, self._gone)
+        level = self.layers[layer]
         slots = choose_clusters(level, query, visible, self.settings)
         return [frames_of(level, own, visible) for own in slots]
 
@@ -179,17 +179,18 @@ class Mosaic(Method):
         """Copy the frames that a layer is likely to ask for; `taken` are those of the layer before it."""
         if self._ablation.guess == "frames":
             self._fetcher.prefetch(layer, taken)
-        elif self.layers[layer].keys.heads * self.layers[layer].keys.width == query.key_heads * query.states.shape[2]:
+        elif self.keys[layer].heads * self.keys[layer].width == query.key_heads * query.states.shape[2]:
             self._fetcher.prefetch(layer, numpy.unique(numpy.concatenate(self._choose(layer, query, visible))))
 
     def _rows(self, layer: int, query: Query, taken: FrameNumbers) -> StreamRows | None:
         """Return rows of frames, which rise."""
         if not len(taken):
             return None
-        level, device = self.layers[layer], self.adapter.device
+        device = self.adapter.device
         kv = self.stores[layer].rows(self._fetcher.fetch(layer, taken))
         numbers = taken.tolist()
-        level.touched.update(level.home[frame] for frame in numbers)
+        for level in (self.visual, *self.layers[layer : layer + 1]):
+            level.touched.update(map(level.home.__getitem__, numbers))
         if query.purpose == "question":
             self._retrieved.update(numbers)
         frames = torch.from_numpy(taken).to(device)
@@ -201,16 +202,13 @@ class Mosaic(Method):
 
     def _refine(self) -> None:
         """Do the cuts that waited for clusters of which frames were fetched."""
-        groups = self.visual.touched()
-        for level in self.layers:
+        for level in (*self.layers, self.visual):
             for id in sorted(level.touched):
                 level.refine(id)
-        for group in sorted(groups):
-            self.visual.refine(group)
 
     def _release(self) -> None:
         self._fetcher.clear()
-        for level in self.layers:
+        for level in (*self.layers, self.visual):
             level.touched.clear()
 
     def lines_of(self, layer: int, frames: FrameNumbers) -> Tensor:
@@ -218,10 +216,10 @@ class Mosaic(Method):
         return self.stores[layer].copy(frames, torch.device("cpu"))
 
     def bytes(self) -> MemoryBytes:
-        summaries = [level.summaries.bytes for level in self.layers if level.summaries is not None]
+        summaries = [level.summaries.bytes for level in self.layers]
         host = {
             "rows": sum(store.bytes for store in self.stores),
-            "keys": sum(level.keys.bytes for level in self.layers),
+            "keys": sum(keys.bytes for keys in self.keys),
             "postings": sum(postings.bytes for postings in self._postings),
             "clusters": self.visual.bytes + sum(level.bytes for level in self.layers),
         }
@@ -239,7 +237,7 @@ class Mosaic(Method):
         }
 
     def retrieved(self) -> Mapping[int, float]:
-        return {frame: count / len(self.layers) for frame, count in self._retrieved.items()}
+        return {frame: count / len(self.stores) for frame, count in self._retrieved.items()}
 
     def close(self) -> None:
         self._fetcher.close()
@@ -250,22 +248,29 @@ class Mosaic(Method):
         return sum(field.bytes for field in self._fields)
 
     @property
+    def _indexed(self) -> tuple[VisualLevel | FrameKeys | SemanticLevel, ...]:
+        return (self.visual, *self.keys, *self.layers)
+
+    @property
     def _fields(self) -> list[LineField]:
-        return [field for level in (self.visual, *self.layers) for field in level.fields]
+        return [field for part in self._indexed for field in part.fields]
 
     def index_lines(self, frames: range) -> Tensor:
         """Return what frames are retrieved and clustered by, as lines [frames, bytes] uint8."""
-        return join_fields([part for level in (self.visual, *self.layers) for part in level.index_of(frames)])
+        return join_fields([field for part in self._indexed for field in part.index_of(frames)])
 
     def state(self) -> StreamState:
         """Return the state for a file, without what frames have each for themselves: their rows, `index_lines`."""
         facts = {"constructed": self.constructed, "first": self.frames.start, "count": len(self.frames)}
         state = StreamState({}, facts)
         state.put("visual", self.visual.state())
-        for index, level in enumerate(self.layers):
-            state.put(f"layer{index}", level.state())
-            state.put(f"postings{index}", self._postings[index].state())
+        for name, parts in self._by_layer().items():
+            for index, part in enumerate(parts):
+                state.put(f"{name}{index}", part.state())
         return state
+
+    def _by_layer(self) -> Mapping[str, Sequence[FrameKeys | SemanticLevel | Postings]]:
+        return {"keys": self.keys, "layer": self.layers, "postings": self._postings}
 
     def restore(self, state: StreamState, lines: Tensor) -> None:
         """Go on from a saved state and the `index_lines` of its frames; counts begin at 0."""
@@ -274,10 +279,12 @@ class Mosaic(Method):
         self.constructed = state.facts["constructed"]
         vectors, *parts = split_fields(lines, self._fields)
         # Clusters of a layer are read before the visual ones, which change no layer then.
+        for index, keys in enumerate(self.keys):
+            keys.restore(state.part(f"keys{index}"), *parts[2 * index : 2 * index + 2])
         for index, level in enumerate(self.layers):
-            count = len(level.fields)
-            level.restore(state.part(f"layer{index}"), parts[index * count : (index + 1) * count])
-            self._postings[index].restore(state.part(f"postings{index}"))
+            level.restore(state.part(f"layer{index}"), parts[2 * len(self.keys) + index])
+        for index, postings in enumerate(self._postings):
+            postings.restore(state.part(f"postings{index}"))
         self.visual.restore(state.part("visual"), self.frames.start, vectors)
 
 

@@ -19,8 +19,10 @@ PAGE = 32
 """Keys of a page. A list of one page is cut in two when the page is full, as long as there are few codes."""
 CODES = 1024
 """Codes of a head, about. From there on a list is cut that has four times the keys that each of so many would have."""
-VISITED = 32
-"""Codes that a query visits at most, where these have enough keys."""
+RANKS, SORTED = 8, 64
+"""Codes of a query's order that are told apart: 8, or a 64th of all, which torch sorts without ordering the rest."""
+SPREAD = 4
+"""Times as many codes are visited where only a part of the stream may be seen."""
 SHOWN = 4
 """Pages of a list that are visited, at most: of longer lists some that are spread over time."""
 
@@ -190,42 +192,31 @@ class Postings:
             Keys [heads, n] as `FrameKeys.of_head` counts them, -1 for none; and [heads, queries] the logarithm of the
             sum over all keys, as `FrameKeys.logits` counts.
         """
-        logits = states @ self._means.transpose(1, 2)
-        mass = (logits + self._counts.log()[:, None]).logsumexp(2)
+        held = max(map(len, self._lists))
+        logits = states @ self._means[:, :held].transpose(1, 2)
+        counts = self._counts[:, :held]
+        mass = (logits + counts.log()[:, None]).logsumexp(2)
         # Of a long list no more than `SHOWN` pages are visited.
-        visited = float(self._counts.clamp_max(SHOWN * PAGE).sum()) / self.codes
-        wanted = math.ceil(most / visited)
-        codes = self._visited(logits, mass, max(VISITED, wanted))
+        visited = float(counts.clamp_max(SHOWN * PAGE).sum()) / self.codes
+        # Codes that are first, second and so on for a query come first; then those of the most attention.
+        shares = (logits - mass[:, :, None]).clamp_max_(0).masked_fill_(counts[:, None] == 0, -torch.inf)
+        best = shares.topk(min(max(RANKS, held // SORTED), held), dim=2)
+        order = best.values.exp() + torch.arange(best.values.shape[2], 0, -1)
+        visits = shares.amax(1).scatter_reduce_(1, best.indices.flatten(1), order.flatten(1), "amax")
+        visits.masked_fill_(counts == 0, -torch.inf)
         parts, first = self._keys.parts, self._keys.first
         begin, end = (low - first) * parts, (high - first) * parts
         whole = begin <= 0 and end >= self._entries
-        if whole:
-            codes = codes[:, :wanted]
-        pages = self._shown.flatten(0, 1)[codes]
-        pages = pages[:, :, : int((pages >= 0).any(0).any(0).sum())].flatten(1).long()
-        entries = self._pages[pages].masked_fill_((pages < 0)[:, :, None], -1).flatten(1).long()
+        wanted = math.ceil(most / visited)
+        codes = visits.topk(min(wanted if whole else SPREAD * wanted, held), dim=1).indices
+        pages = self._shown.flatten(0, 1)[codes + torch.arange(len(codes))[:, None] * self._counts.shape[1]]
+        pages = pages[:, :, : int((pages >= 0).any(0).any(0).sum())].flatten(1)
+        entries = self._pages[pages].masked_fill_((pages < 0)[:, :, None], -1).flatten(1)
         if not whole:
             entries.masked_fill_((entries < begin) | (entries >= end), -1)
             entries.masked_fill_((entries >= 0).cumsum(1) > most, -1)
             entries = entries[:, (entries >= 0).any(0)]
         return entries, mass
-
-    def _visited(self, logits: Tensor, mass: Tensor, most: int) -> Tensor:
-        """Return codes [heads, n], counted over all heads, in the order in which a head's queries visit them.
-
-        Args:
-            logits: [heads, queries, codes] of mean keys.
-            mass: [heads, queries] the logarithm of the sum over all keys.
-            most: codes of each query.
-        """
-        known = logits.masked_fill(self._counts[:, None] == 0, -torch.inf)
-        best = known.topk(min(most, known.shape[2]), dim=2)
-        shares = (best.values - mass[:, :, None]).exp().clamp_max(1)
-        order = torch.arange(1, shares.shape[2] + 1) - shares
-        visits = torch.full(self._counts.shape, torch.inf)
-        visits.scatter_reduce_(1, best.indices.flatten(1), order.flatten(1), "amin")
-        codes = visits.topk(min(best.indices[0].numel(), visits.shape[1]), dim=1, largest=False).indices
-        return codes + torch.arange(len(codes))[:, None] * visits.shape[1]
 
     def state(self) -> StreamState:
         """Return the state for a file."""

@@ -17,13 +17,13 @@ from emblema.stream.mosaic.postings import Postings
 from emblema.stream.settings import StreamSettings
 
 Counts = NDArray[numpy.int64]
-RANKS = 32
-"""Keys of a query's order that are looked at first."""
+RANKS = 16
+"""Keys of a query's order that are looked at first; torch sorts all where more are asked of a thousand."""
 
 
 def choose_frames(
     keys: FrameKeys,
-    postings: Postings,
+    postings: Postings | None,
     query: Query,
     visible: VisibleRange,
     settings: StreamSettings,
@@ -33,58 +33,69 @@ def choose_frames(
 
     Every query of every head has an order of frames, by the attention that it would give to their keys. All first
     frames come first, then all second ones, and so on; within a place in these orders, by attention. So no head that
-    looks at many frames a little loses to one that looks at one frame much. Keys are compared as they are (in eight
-    bits): all that may be seen where there are few frames, else those that postings find.
+    looks at many frames a little loses to one that looks at one frame much. With the scoring `attention` frames come
+    by the most that any query gives to one of their keys, whatever its place. Keys are compared as they are (in eight
+    bits): all that may be seen where there are few frames, or no postings, else those that postings find.
     """
     low, high = max(visible.low, keys.first), min(visible.recent, visible.high, keys.first + keys.count)
-    budget, live = settings.budget, gone.live(low, high)
+    budget, parts, live = settings.budget, keys.parts, gone.live(low, high)
     if budget is None or len(live) <= budget:
         return [live] * query.count
-    asking = (query.groups >= 0).nonzero().squeeze(1)
+    asking = query.groups >= 0
+    rows = query.groups[asking].repeat(query.states.shape[0] // keys.heads)
     states = query.states[:, asking].reshape(keys.heads, -1, keys.width)
-    mass: Tensor | None = None
-    own = torch.from_numpy(live - keys.first)
-    every = (own[:, None] * keys.parts + torch.arange(keys.parts)).flatten().expand(keys.heads, -1)
+    most = math.ceil(settings.ablation.pool * budget) * parts
     whole = (low, high) == (keys.first, keys.first + keys.count)
-    most = math.ceil(settings.ablation.pool * budget) * keys.parts
-    entries = every
-    if every.shape[1] > most:
+    entries: Tensor | None = None
+    mass: Tensor | None = None
+    if postings is not None and len(live) * parts > most:
         entries, mass = postings.find(states.cpu(), low, high, most)
         if not whole and int((entries >= 0).sum(1).min()) < most:
             # The lists that were visited have too little of this span.
-            entries = every
-    logits = keys.logits(states, entries)
-    if mass is None or not whole:
-        mass = logits.logsumexp(2)
-    lines = (entries // keys.parts).to(logits.device)[:, None].expand(logits.shape)
-    groups = query.groups[asking].repeat(logits.shape[1] // len(asking))
-    for ranks in (RANKS, logits.shape[2]):
-        scores = _scores(logits, mass.to(logits.device), lines, groups, query.count, ranks, keys.count)
-        best = scores.topk(budget, dim=1, largest=False)
-        if not bool(best.values[:, -1].isinf().any()):
+            entries, mass = None, None
+    if entries is None and len(live) < high - low:
+        lines = torch.from_numpy(live - keys.first)[:, None] * parts + torch.arange(parts)
+        entries = lines.flatten().expand(keys.heads, -1)
+    if entries is None:
+        logits = keys.logits_between(states, low - keys.first, high - keys.first)
+    else:
+        logits = keys.logits(states, entries)
+    mass = logits.logsumexp(2) if mass is None or not whole else mass.to(logits.device)
+    count, placed = logits.shape[2], settings.ablation.scoring != "attention"
+    for ranks in (RANKS, 4 * RANKS, count) if placed else (count,):
+        best = logits.topk(min(ranks, count), dim=2)
+        scores = -(best.values - mass[:, :, None]).exp_().clamp_max_(1)
+        if placed:
+            scores += torch.arange(1, best.values.shape[2] + 1, device=scores.device)
+        scores.masked_fill_(best.values == -torch.inf, torch.inf)
+        own = best.indices + (low - keys.first) * parts
+        if entries is not None:
+            own = entries.to(scores.device)[:, None].expand_as(logits).gather(2, best.indices)
+        places = own.cpu().numpy() // parts
+        chosen = _best_lines(scores.cpu().numpy(), places, rows.cpu().numpy(), query.count, budget)
+        if all(len(own) == budget for own in chosen):
             break
-    chosen = [own[~values.isinf()] for own, values in zip(best.indices, best.values, strict=True)]
-    return [own.sort().values.cpu().numpy() + keys.first for own in chosen]
+    return [numpy.sort(own) + keys.first for own in chosen]
 
 
-def _scores(logits: Tensor, mass: Tensor, lines: Tensor, groups: Tensor, count: int, ranks: int, frames: int) -> Tensor:
-    """Return [groups, frames]: for each frame its best place in a query's order, from 0, and less for more attention.
+def _best_lines(scores: NDArray[numpy.float32], lines: Counts, groups: Counts, count: int, budget: int) -> list[Counts]:
+    """Return for each group the `budget` lines of the lowest scores, in no order; fewer where there are no more.
 
     Args:
-        logits: [heads, queries, n] of keys.
-        mass: [heads, queries], the logarithm of the sum over all keys.
-        lines: [heads, queries, n], the frame of each key.
+        scores, lines: [heads, queries, ranks]; what has the score inf is none.
         groups: [queries], who asks.
         count: groups.
-        ranks: keys of each order that count; a frame without any has the score inf.
     """
-    best = logits.topk(min(ranks, logits.shape[2]), dim=2)
-    shares = (best.values - mass[:, :, None]).exp().clamp_max(1)
-    scores = torch.arange(best.values.shape[2], device=logits.device) + 1 - shares
-    scores = scores.masked_fill(best.values == -torch.inf, torch.inf)
-    own = lines.gather(2, best.indices).clamp_min(0) + (groups * frames)[None, :, None]
-    found = logits.new_full((count * frames,), torch.inf)
-    return found.scatter_reduce_(0, own.flatten(), scores.flatten(), "amin").view(count, frames)
+    chosen = []
+    for group in range(count):
+        mine = groups == group
+        own, found = lines[:, mine].ravel(), scores[:, mine].ravel()
+        order = numpy.argsort(found, kind="stable")[: int(numpy.isfinite(found).sum())]
+        known, first = numpy.unique(own[order], return_index=True)
+        if len(known) > budget:
+            known = known[numpy.argpartition(first, budget)[:budget]]
+        chosen.append(known)
+    return chosen
 
 
 def choose_clusters(
@@ -92,8 +103,6 @@ def choose_clusters(
 ) -> list[Counts]:
     """Return the index rows of the clusters that each group retrieves, by their summaries."""
     ablation, index, summaries = settings.ablation, level.index, level.summaries
-    if summaries is None:
-        raise ValueError("clusters have no summaries")
     sizes = visible_sizes(level, visible)
     if ablation.scoring == "pooled":
         scores = query.score_pooled(summaries.keys(len(index)))
@@ -167,8 +176,6 @@ def other_centroids(
         seen: for each group, the clusters that it sees rows of.
     """
     index, facts, summaries = level.index, level.index.facts, level.summaries
-    if summaries is None:
-        raise ValueError("clusters have no summaries")
     shown = ((facts[:, 2] >= visible.low) & (facts[:, 3] < visible.high)).repeat(len(seen), 1)
     for group, own in enumerate(seen):
         shown[group, [index.slot(id) for id in own]] = False
