@@ -68,8 +68,9 @@ def clusters(status: StreamStatus) -> str:
         return "no clusters" + ("" if fetched is None else f"; {fetched:,.0f} runs of frames fetched")
     if all(cluster is None for cluster in status.clusters):
         return "none yet" if not counts["visual_clusters"] else "the first partition waits for more frames"
+    semantic = f", {counts['clusters'] / status.layers:,.0f} semantic in a layer" if counts["clusters"] else ""
     return (
-        f"{counts['visual_clusters']:,.0f} visual, {counts['clusters'] / status.layers:,.0f} semantic in a layer; "
+        f"{counts['visual_clusters']:,.0f} visual{semantic}; "
         f"absorbed {counts['visual_absorbed']:,.0f}, put off {counts['visual_put_off']:,.0f}, "
         f"cut {counts['visual_cuts'] + counts['semantic_cuts']:,.0f}"
     )
