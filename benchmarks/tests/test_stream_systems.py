@@ -155,7 +155,8 @@ def test_watching_changes_no_answer_and_leaves_the_model_as_it_was(reference: En
 def test_clusters_are_those_of_the_frames_that_left(reference: Engine) -> None:
     film = film_of("live", 24, TINY)
     with ExitStack() as stack:
-        stream, other = opened(stack, reference, "mosaic", NARROW), opened(stack, reference, "rekv", NARROW)
+        stream = opened(stack, reference, "mosaic", NARROW, retrieval="clusters")
+        other = opened(stack, reference, "rekv", NARROW)
         with pytest.raises(StreamError, match="nothing has been seen"):
             clusters_of(stream)
         feed({"mosaic": stream, "rekv": other}, film, 0, 24, 4)

@@ -169,7 +169,10 @@ class StreamPair:
 
 def pair_of(stack: ExitStack, engine: Engine, options: SystemsOptions, film: GeneratedStream) -> StreamPair:
     """Return both streams, fed, and Mosaic asked what it is asked here, so that clusters are as they will be."""
-    full, mosaic = all_seen(stack, engine, options, len(film)), opened(stack, engine, "mosaic", options.settings)
+    full, mosaic = (
+        all_seen(stack, engine, options, len(film)),
+        opened(stack, engine, "mosaic", options.settings, retrieval="clusters"),
+    )
     feed({"full": full, "mosaic": mosaic}, film, 0, len(film), options.settings.block)
     for question in questions(film, len(film)):
         mosaic.ask(question.text, max_new_tokens=1)

@@ -101,7 +101,7 @@ def _upkeep(engine: Engine, options: SystemsOptions, kind: str, tick: Callable[[
     film = film_of(kind, options.frames, options)
     found = {name: UpkeepCounts(options.frames) for name in (DEFERRED, EAGER)}
     with ExitStack() as stack:
-        own = {"retrieve_while_encoding": False}
+        own = {"retrieve_while_encoding": False, "retrieval": "clusters"}
         streams = {name: opened(stack, engine, "mosaic", options.settings, splitting=name, **own) for name in found}
         for start in range(0, options.frames, BETWEEN):
             stop = min(start + BETWEEN, options.frames)
