@@ -35,6 +35,7 @@ class SystemsOptions:
         frames: frames of the streams whose bytes, cuts, transfers and encoding are counted.
         looked: frames of the streams whose attention is looked at.
         rounds: questions for every time that is reported.
+        long, drawn: frames of the streams of a day: encoded ones, and ones whose rows are drawn.
         settings: of all streams; a memory without an end has native positions whatever these say.
         workers: processes at once.
         model: what a worker loads; None for the folder that the engine's own model came from.
@@ -42,16 +43,18 @@ class SystemsOptions:
 
     seed: int = 0
     kinds: tuple[str, ...] = STREAM_KINDS
-    lengths: tuple[int, ...] = (64, 256, 1024, 4096)
+    lengths: tuple[int, ...] = (256, 1024, 4096)
     frames: int = 1024
     looked: int = 256
     rounds: int = 16
+    long: int = 20_000
+    drawn: int = 100_000
     settings: StreamSettings = field(default_factory=StreamSettings)
     workers: tuple[int, ...] = (1, 2, 4)
     model: str | None = None
 
     def __post_init__(self) -> None:
-        numbers = (*self.lengths, *self.workers, self.frames, self.looked, self.rounds)
+        numbers = (*self.lengths, *self.workers, self.long, self.drawn, self.frames, self.looked, self.rounds)
         if not (self.lengths and self.workers and self.kinds) or min(numbers) < 1 or self.seed < 0:
             raise PromptError(
                 "give lengths, workers and kinds, frames and rounds of 1 or more, and a seed of 0 or more"
@@ -66,7 +69,17 @@ class SystemsOptions:
     def quick(cls, seed: int = 0, settings: StreamSettings | None = None) -> "SystemsOptions":
         """Return enough to see that all of it works; the budget is small, so that short streams have to choose."""
         chosen = replace(settings or StreamSettings(), budget=QUICK_BUDGET)
-        return cls(seed, lengths=(64, 128), frames=128, looked=96, rounds=3, settings=chosen, workers=(1, 2))
+        return cls(
+            seed,
+            lengths=(64, 128),
+            frames=128,
+            looked=96,
+            rounds=3,
+            long=128,
+            drawn=512,
+            settings=chosen,
+            workers=(1, 2),
+        )
 
 
 @dataclass(frozen=True, slots=True)

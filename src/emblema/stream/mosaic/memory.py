@@ -35,6 +35,7 @@ class Mosaic(Method):
         visual: the visual level.
         layers: the semantic level of each layer, where clusters are retrieved as a whole or shown; else none.
         keys: of the frames of each layer.
+        postings: of these, where single frames are retrieved; else none.
         stores: the rows of each layer.
     """
 
@@ -49,7 +50,7 @@ class Mosaic(Method):
         step = self.settings.lines_together(frame_bytes)
         self.stores = [HostRows(layout, tokens, adapter.dtype, self._transfers, step) for layout in adapter.layouts]
         self.keys = [FrameKeys(min(ablation.parts, tokens), *key_shape(layout)) for layout in adapter.layouts]
-        self._postings = [Postings(keys) for keys in self.keys] if ablation.retrieval == "frames" else []
+        self.postings = [Postings(keys) for keys in self.keys] if ablation.retrieval == "frames" else []
         pairs = zip(self.keys, adapter.layouts, strict=True) if ablation.summarised else ()
         self.layers = [self._level(*pair) for pair in pairs]
         self.visual = VisualLevel(ablation, adapter.hidden_size, self.layers, self._visual_counts)
@@ -90,8 +91,8 @@ class Mosaic(Method):
             keys.add(frames, means)
             if self.layers:
                 self.layers[layer].add(frames, values, live)
-            if self._postings and live:
-                self._postings[layer].add(live)
+            if self.postings and live:
+                self.postings[layer].add(live)
         if len(live) < len(frames):
             self._clear([frame for frame in frames if frame in gone])
         for frame in live:
@@ -109,7 +110,7 @@ class Mosaic(Method):
         if not own:
             return
         left = self._gone.live(self.frames.start, self.frames.stop).tolist()
-        for postings in self._postings:
+        for postings in self.postings:
             postings.forget(own)
         for level in (*self.layers, self.visual):
             level.forget(own, left)
@@ -170,7 +171,7 @@ class Mosaic(Method):
     def _choose(self, layer: int, query: Query, visible: VisibleRange) -> list[FrameNumbers]:
         """Return for each group the frames that it retrieves, rising."""
         if self._ablation.retrieval == "frames":
-            return choose_frames(self.keys[layer], self._postings[layer], query, visible, self.settings, self._gone)
+            return choose_frames(self.keys[layer], self.postings[layer], query, visible, self.settings, self._gone)
         level = self.layers[layer]
         slots = choose_clusters(level, query, visible, self.settings)
         return [frames_of(level, own, visible) for own in slots]
@@ -220,7 +221,7 @@ class Mosaic(Method):
         host = {
             "rows": sum(store.bytes for store in self.stores),
             "keys": sum(keys.bytes for keys in self.keys),
-            "postings": sum(postings.bytes for postings in self._postings),
+            "postings": sum(postings.bytes for postings in self.postings),
             "clusters": self.visual.bytes + sum(level.bytes for level in self.layers),
         }
         return MemoryBytes({"index": sum(summaries), "fetched": self._fetcher.bytes}, host)
@@ -231,7 +232,7 @@ class Mosaic(Method):
             **self._semantic_counts.counts("semantic"),
             **self._visual_counts.counts("visual"),
             "divided": float(self.visual.divided),
-            "codes": float(sum(postings.codes for postings in self._postings)),
+            "codes": float(sum(postings.codes for postings in self.postings)),
             "clusters": float(sum(len(level.clusters) for level in self.layers)),
             "visual_clusters": float(len(self.visual.clusters)),
         }
@@ -270,7 +271,7 @@ class Mosaic(Method):
         return state
 
     def _by_layer(self) -> Mapping[str, Sequence[FrameKeys | SemanticLevel | Postings]]:
-        return {"keys": self.keys, "layer": self.layers, "postings": self._postings}
+        return {"keys": self.keys, "layer": self.layers, "postings": self.postings}
 
     def restore(self, state: StreamState, lines: Tensor) -> None:
         """Go on from a saved state and the `index_lines` of its frames; counts begin at 0."""
@@ -283,7 +284,7 @@ class Mosaic(Method):
             keys.restore(state.part(f"keys{index}"), *parts[2 * index : 2 * index + 2])
         for index, level in enumerate(self.layers):
             level.restore(state.part(f"layer{index}"), parts[2 * len(self.keys) + index])
-        for index, postings in enumerate(self._postings):
+        for index, postings in enumerate(self.postings):
             postings.restore(state.part(f"postings{index}"))
         self.visual.restore(state.part("visual"), self.frames.start, vectors)
 

@@ -1,0 +1,149 @@
+"""Streams of a day: what a frame and a question cost once there are many; what nearly equal frames make of clusters."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from PIL import Image
+from rich.console import Console
+
+from benchmarks.stream.systems.costs import SHORT, memory_bytes
+from benchmarks.stream.systems.running import (
+    SystemsOptions,
+    ask_in_turns,
+    cpu_ratio,
+    feed,
+    film_of,
+    opened,
+    questions,
+    ttft_ratio,
+)
+from benchmarks.table import Bar, Cell, Table
+from emblema.engine.engine import Engine
+from emblema.errors import StreamError
+from emblema.eval.progress import steps
+from emblema.kv.layout import LayerRows
+from emblema.kv.rotation import place, unplace
+from emblema.models.frames import FrameCodes
+from emblema.stream.mosaic.memory import Mosaic
+from emblema.stream.stream import Stream
+
+SOURCE, EARLY, NEAR = 256, 1000, 0.01
+SPAN = 25
+"""Pushes, the median of which is what a frame costs at a length."""
+SLOWER_ENCODING, SLOWER_ASKING, HALF, FEW = 1.3, 1.5, 0.5, 64
+LONG_COLUMNS = ("what", "frames", "value", "of", "their value", "ratio")
+LONG_NOTE = (
+    "Encoding: the median CPU time of {span} pushes of a block, which retrieve, at the end and from frame {early:,}, "
+    "drawing the frames not counted. Device bytes: Mosaic's memory on the device and ReKV's. Questions: CPU time (TTFT "
+    "in the bars) at so many frames, whose rows are those of encoded ones, drawn with a tenth of their spread "
+    "added, over that at {short}, question by question in turns, {rounds} times. Clusters: the most of a layer, and "
+    "the visual ones, where representatives are shown and all rows are one frame's with {near:.0%} of the spread added."
+)
+
+
+@contextmanager
+def rows_drawn(stream: Stream, noise: float, sources: int, seed: int) -> Iterator[None]:
+    """Give the frames pushed in this block rows and codes of frames that the memory holds, with noise added.
+
+    Args:
+        noise: as a share of the standard deviation of keys and values over the frames held.
+        sources: of the first frames held, those that are drawn from.
+
+    Raises:
+        StreamError: the stream has no such rows.
+    """
+    memory = stream.memory
+    if not isinstance(memory, Mosaic):
+        raise StreamError(f"a stream with the method {stream.method!r} keeps no rows to draw from: use mosaic")
+    made, positions, layouts = torch.Generator().manual_seed(seed), memory.positions, memory.adapter.layouts
+    numbers = torch.arange(memory.frames.start, memory.frames.stop)
+    book = memory.context.phases.book(positions.written(numbers))
+    held = [
+        unplace(store.rows(memory.lines_of(layer, numbers.numpy())), layout, book)
+        for layer, (store, layout) in enumerate(zip(memory.stores, layouts, strict=True))
+    ]
+    known, tokens = stream.log.codes(numbers.tolist()), positions.tokens
+    picks: list[torch.Tensor] = []
+
+    def noised(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return part + noise * like.std() * torch.randn(part.shape, generator=made)
+
+    def codes(adapter: Any, preparer: Any, pictures: list[Image.Image]) -> FrameCodes:
+        picks.append(torch.randint(sources, (len(pictures),), generator=made))
+        layers = tuple(layer[picks[-1]] for layer in known.deepstack)
+        return FrameCodes(noised(known.embeds[picks[-1]], known.embeds), known.offsets, layers, known.token_id)
+
+    def write(method: Any, recent: Any, block: Any, batched: bool) -> None:
+        frames = torch.arange(recent.count, recent.count + block.frames)
+        rows = torch.arange(recent.table.length, recent.table.length + block.frames * tokens)
+        slots = recent.table.allocate(rows, torch.full_like(rows, -1))
+        own = (picks[-1][:, None] * tokens + torch.arange(tokens)).flatten()
+        target = memory.context.phases.book(positions.written(frames))
+        for layer, (kv, layout) in enumerate(zip(held, layouts, strict=True)):
+            parts = (noised(part[:, own], part) for part in (kv.keys, kv.values))
+            placed = place(LayerRows(*parts), layout, target, memory.adapter.dtype)
+            recent.table.write(layer, slice(slots.start, slots.stop), placed)
+
+    module = "emblema.stream.stream"
+    with patch(f"{module}.encode_frames", codes), patch(f"{module}.encode_block", write):
+        yield
+
+
+def draw_to(
+    stream: Stream, picture: Image.Image, frames: int, noise: float, sources: int, tick: Callable[[], object]
+) -> None:
+    """Push a picture, whose rows are drawn instead, until there are so many frames."""
+    with rows_drawn(stream, noise, sources, frames):
+        while stream.frames < frames:
+            stream.push([picture] * min(64, frames - stream.frames))
+            tick()
+
+
+def measure_long(engine: Engine, options: SystemsOptions, console: Console) -> Table:
+    """Measure encoding at `long` frames, questions at `drawn` frames, and clusters of nearly equal ones."""
+    settings = replace(options.settings, positions="packed")
+    block, rows, bars = settings.block, list[tuple[Cell, ...]](), list[Bar]()
+    long, early = options.long, min(EARLY, options.long // 2)
+    film = film_of(options.kinds[0], long, options)
+    picture = next(iter(film.frames(0, 1)))
+    with ExitStack() as stack, steps(console, "long: frames", -(-long // block)) as tick:
+        streams = {name: opened(stack, engine, name, settings) for name in ("mosaic", "rekv")}
+        spent = [push.cpu / block for push in feed(streams, film, 0, long, block, tick)["mosaic"]]
+        device = [memory_bytes(stream.bytes) for stream in streams.values()]
+    first, last = (1000 * median(own) for own in (spent[early // block :][:SPAN], spent[-SPAN:]))
+    rows.append(("encoding, CPU ms a frame", long, last, early, first, last / first))
+    rows.append(("device bytes over ReKV's", long, device[0], long, device[1], device[0] / device[1]))
+    name = f"encoding a frame at {long:,} over {early:,}, retrieving"
+    bars.append(Bar(name, last / first, SLOWER_ENCODING, least=False, count=SPAN))
+    name = f"Mosaic's memory on the device over ReKV's, {long:,} frames"
+    bars.append(Bar(name, device[0] / device[1], HALF, least=False, count=1))
+
+    with ExitStack() as stack, steps(console, "long: drawn", -(-(options.drawn + long) // 64)) as tick:
+        asked = {frames: opened(stack, engine, "mosaic", settings) for frames in (SHORT, options.drawn)}
+        feed(asked, film, 0, SOURCE, block)
+        draw_to(asked[options.drawn], picture, options.drawn, 0.1, SOURCE // 2, tick)
+        texts = [question.text for question in questions(film, SOURCE)]
+        costs = ask_in_turns(asked, texts, options.rounds, lambda: None)
+        slow, quick = costs[options.drawn], costs[SHORT]
+        medians = (1000 * median(ask.cpu for ask in own) for own in (slow, quick))
+        above, below = medians
+        rows.append(("question, CPU ms", options.drawn, above, SHORT, below, cpu_ratio(slow, quick)))
+        for words, ratio in (("TTFT", ttft_ratio(slow, quick)), ("CPU time", cpu_ratio(slow, quick))):
+            name = f"Mosaic's {words} at {options.drawn:,} drawn frames over that at {SHORT}"
+            bars.append(Bar(name, ratio.value, SLOWER_ASKING, least=False, count=len(slow)))
+        still = opened(stack, engine, "mosaic", settings, representatives=True, retrieve_while_encoding=False)
+        feed({0: still}, film, 0, 4 * block + settings.window, block)
+        draw_to(still, picture, long, NEAR, 1, tick)
+        memory = still.memory
+        assert isinstance(memory, Mosaic)
+        most, visual = max(len(level.clusters) for level in memory.layers), len(memory.visual.clusters)
+        rows.append(("clusters of nearly equal frames, the most of a layer", long, most, long, visual, None))
+        name = f"clusters a layer of {long:,} nearly equal frames"
+        bars.append(Bar(name, most, FEW, least=False, count=len(memory.layers)))
+    note = LONG_NOTE.format(span=SPAN, early=early, short=SHORT, rounds=options.rounds, near=NEAR)
+    return Table("long", "Streams of a day", note, LONG_COLUMNS, tuple(rows), (), tuple(bars))
