@@ -102,7 +102,9 @@ def held(kind: str, frames: int, memory: int, clusters: int, rekv: int) -> Strea
 def test_the_bars_on_bytes_go_by_the_worst_kind() -> None:
     narrow = [held("ego", 256, 1000, 10, 4000), held("ego", 1024, 4000, 40, 16000)]
     half, host, steady = bytes_bars(narrow)
-    assert host.value == 1.0 and host.holds and half.value == 0.25 and half.holds and steady.value == 1.0 and steady.holds
+    assert (
+        host.value == 1.0 and host.holds and half.value == 0.25 and half.holds and steady.value == 1.0 and steady.holds
+    )
     wide = [held("live", 256, 1000, 10, 4000), held("live", 1024, 9000, 60, 16000)]
     half, _, steady = bytes_bars([*narrow, *wide])
     assert half.value == 9 / 16 and not half.holds and half.count == 2

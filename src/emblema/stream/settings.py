@@ -30,8 +30,8 @@ class AblationSettings:
         weighted: add the log of a cluster's number of rows to its centroid's logit.
         retrieve_while_encoding: let frames retrieve clusters too, not only questions.
         retrieval: retrieve single `frames`, or whole `clusters` in two stages (the paper).
-        pool: frames, or as many keys of each head, that are compared before some are retrieved: so many times the
-            budget.
+        pool: frames, or as many keys of each head, that postings find before some are retrieved: so many times the
+            budget. Up to twice as many are all compared.
         breadth: choose visual clusters until they hold this many times the budget.
         scoring: by what frames or clusters are chosen: the product of a `pooled` query with their mean keys (the paper,
             ReKV), the most `attention` that any query would give to one of their keys, or their places in all queries'

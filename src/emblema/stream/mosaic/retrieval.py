@@ -20,6 +20,9 @@ Counts = NDArray[numpy.int64]
 RANKS = 16
 """Keys of a query's order that are looked at first; torch sorts all where more are asked of a thousand."""
 
+EXACT = 2
+"""Times as many frames as postings would give are all compared: that takes about as long."""
+
 
 def choose_frames(
     keys: FrameKeys,
@@ -48,7 +51,7 @@ def choose_frames(
     whole = (low, high) == (keys.first, keys.first + keys.count)
     entries: Tensor | None = None
     mass: Tensor | None = None
-    if postings is not None and len(live) * parts > most:
+    if postings is not None and len(live) * parts > EXACT * most:
         entries, mass = postings.find(states.cpu(), low, high, most)
         if not whole and int((entries >= 0).sum(1).min()) < most:
             # The lists that were visited have too little of this span.
