@@ -45,7 +45,15 @@ NARROW = StreamSettings(
     window=4, block=4, budget=6, ablation=AblationSettings(first=6, largest=4, tau_small=0.02, tau_large=0.05)
 )
 TINY = SystemsOptions(
-    kinds=("live",), lengths=(20, 32), frames=32, looked=32, rounds=2, settings=NARROW, workers=(1, 2)
+    kinds=("live",),
+    lengths=(20, 32),
+    frames=32,
+    looked=32,
+    rounds=2,
+    long=40,
+    drawn=300,
+    settings=NARROW,
+    workers=(1, 2),
 )
 QUIET = Console(quiet=True)
 
@@ -82,7 +90,7 @@ def test_a_part_makes_the_table_of_its_name(measured: dict[str, Table]) -> None:
 def test_growth_takes_an_answer_apart(measured: dict[str, Table]) -> None:
     rows = measured["growth"].records
     assert {(row["method"], row["frames"]) for row in rows} == {
-        (method, frames) for method in ("full", "rekv", "mosaic") for frames in TINY.lengths
+        (method, frames) for method in ("full", "rekv", "rekv-orders", "mosaic") for frames in TINY.lengths
     }
     for row in rows:
         parts = [number(row[name]) for name in ("memory", "transfers", "attention", "around attention", "rest")]

@@ -109,7 +109,7 @@ def measure_long(engine: Engine, options: SystemsOptions, console: Console) -> T
     settings = replace(options.settings, positions="packed")
     block, rows, bars = settings.block, list[tuple[Cell, ...]](), list[Bar]()
     long, early = options.long, min(EARLY, options.long // 2)
-    film = film_of(options.kinds[0], long, options)
+    film = film_of(options.kinds[0], max(long, SOURCE), options)
     picture = next(iter(film.frames(0, 1)))
     with ExitStack() as stack, steps(console, "long: frames", -(-long // block)) as tick:
         streams = {name: opened(stack, engine, name, settings) for name in ("mosaic", "rekv")}
