@@ -15,7 +15,7 @@ from benchmarks.table import Cell, Plot, Table
 from emblema.eval.metrics import Share
 
 INK, FAINT, GRID = "#2b2b2b", "#6b6b6b", "#e3e3e3"
-COLOURS = ("#1d6f8a", "#d1495b", "#e9b44c", "#5b8c5a", "#7a5c99", "#9db4c0", "#b5651d", "#444444")
+COLOURS = ("#1d6f8a", "#d1495b", "#e9b44c", "#5b8c5a", "#7a5c99", "#9db4c0", "#b5651d", "#444444", "#f0a6b8")
 SETTING = "setting"
 ACROSS = 2
 """Panels of a table in a row."""
