@@ -103,7 +103,7 @@ def options(clip: Path, **changes: object) -> WatchOptions:
         "live": False, "give_up": 60.0, "record": None, "record_mib": 1, "clips": None,
         "model": "none", "fps": 1.0,
         "side": 448, "method": "mosaic", "settings": {}, "strip": None, "store": None, "save": None, "resume": None,
-        "most": 4, "as_json": False, "plain": True,
+        "most": 4, "as_json": False, "plain": True, "forget": None,
     }  # fmt: skip
     return WatchOptions(**{**given, **changes})  # type: ignore[arg-type]
 
