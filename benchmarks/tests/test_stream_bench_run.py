@@ -11,7 +11,7 @@ from benchmarks.recordfile import records_in
 from benchmarks.report import parts_of
 from benchmarks.rowfile import read_rows
 from benchmarks.stream.passes import PassRecord
-from benchmarks.stream.plan import ACCURACY_PARTS, AccuracyOptions
+from benchmarks.stream.plan import ACCURACY_PARTS, METHODS, AccuracyOptions
 from benchmarks.stream.run import PARTS, SYSTEMS, StreamOptions, run_streams
 from benchmarks.stream.systems.running import SystemsOptions
 from benchmarks.table import Table
@@ -56,7 +56,7 @@ def test_every_arm_is_asked_the_same_and_what_is_on_record_is_not_asked_again(en
     tables = measured(engine, tmp_path)
     found = list(records_in(tmp_path / "stream.records.jsonl", PassRecord).values())
     asked = {tuple((a.kind, a.at) for a in record.answers) for record in found if record.item == 0}
-    assert len(found) == 2 * 7 and len(asked) == 1
+    assert len(found) == 2 * len(METHODS) and len(asked) == 1
     assert {at for _, at in asked.pop()} == {10, 20}
     for record in found:
         assert record.encode_cpu > 0 and all(answer.ttft > 0 and answer.cpu > 0 for answer in record.answers)
@@ -104,10 +104,11 @@ def test_all_parts_of_accuracy_make_a_page_with_their_plots(engine: Engine, tmp_
         engine, tmp_path, ACCURACY_PARTS, items=1, methods=few, ablations=("mosaic-flat", "mosaic-window-only")
     )
     names = [table.name for table in tables]
-    assert names == ["accuracy", "question-kinds", "live", "budgets", "lengths", "ablation"]
+    assert names == ["search", "accuracy", "question-kinds", "live", "budgets", "lengths", "ablation"]
     page, held = (tmp_path / "stream.md").read_text(), read_rows(tmp_path / "stream.json")
     assert [row["name"] for row in held["rows"]] == names and held["bars"] == []
-    for table in tables:
+    assert f"## {tables[0].title}" in page
+    for table in tables[1:]:
         picture = tmp_path / f"reference-{table.name}.png"
         assert picture.stat().st_size > 2000 and f"({picture.name})" in page and f"## {table.title}" in page
 
