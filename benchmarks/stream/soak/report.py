@@ -98,7 +98,8 @@ def soak_bars(log: SoakLog) -> tuple[Bar, ...]:
     second, last = quarters(rounds)
     count, asked = len(second) + len(last), len(log.before.tokens)
     same = log.before.same(log.after) / asked if asked else None
-    grown = growth(rounds, clusters)
+    # Where layers have no clusters, times are held as they are.
+    grown = growth(rounds, clusters) if any(map(clusters, rounds)) else 1.0
 
     def held(name: str, value: float, bound: float) -> Bar:
         return Bar(f"{name}, last quarter to the second", value, bound, least=False, count=count)
