@@ -1,5 +1,6 @@
 """Several processes learn pairs for one tenant in one folder: one basis, and no sighting is lost."""
 
+import errno
 import itertools
 import multiprocessing
 import random
@@ -148,6 +149,26 @@ def test_who_holds_the_folder_too_long_delays_a_write_and_loses_none(
         assert met(stores[0]) == {0: 2} and "not written" in caplog.text
     memory.flush()
     assert met(stores[0]) == {0: 3}
+
+
+def test_a_basis_that_cannot_be_read_for_a_moment_is_neither_removed_nor_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bases = PairBases(tmp_path)
+    basis = make_basis(torch.randn(40, width_of(SPEC.layouts), generator=torch.Generator().manual_seed(9)), 4)
+    bases.save("a" * 64, "m", KeptBasis(basis, 3))
+    (path,) = tmp_path.glob("*.basis")
+    there = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", raise_busy)
+        assert bases.load("a" * 64, "m", basis.directions.shape[1]) is None
+        later = KeptBasis(basis, 4)
+        assert bases.save("a" * 64, "m", later) is later
+    assert path.read_bytes() == there
+
+
+def raise_busy(path: Path) -> bytes:
+    raise OSError(errno.EMFILE, "too many open files")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 999, "link"])

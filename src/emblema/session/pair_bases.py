@@ -87,15 +87,15 @@ class PairBases:
             os.close(descriptor)
 
     def load(self, owner: str, model: str, width: int) -> KeptBasis | None:
-        """Return a tenant's basis for rows of so many features, or None; a damaged file is removed."""
+        """Return a tenant's basis for rows of so many features, or None; a damaged file is removed.
+
+        A file that cannot be read is left: the folder may answer again, and other processes may read it.
+        """
         path = self._path(owner, model)
-        if path is None or not path.exists():
-            return None
         try:
-            return _read(path, width)
-        except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
-            log.warning("%s: the basis of pairs is made again: %s", path, error)
-            path.unlink(missing_ok=True)
+            return None if path is None else _load(path, width)
+        except OSError as error:
+            log.warning("%s: the basis of pairs was not read: %s", path, error)
             return None
 
     def save(self, owner: str, model: str, kept: KeptBasis) -> KeptBasis:
@@ -114,12 +114,12 @@ class PairBases:
         """Do what `save` does, within `held`.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written, or the file that is there cannot be read.
         """
         path = self._path(owner, model)
         if path is None or kept.basis.exact:
             return kept
-        there = self.load(owner, model, kept.basis.directions.shape[1])
+        there = _load(path, kept.basis.directions.shape[1])
         if there is not None and there.made >= kept.made:
             return there
         turn = torch.empty(0, 0) if kept.turn is None else kept.turn
@@ -140,11 +140,28 @@ class PairBases:
         return None if self._folder is None else self._folder / f"{owner}-{name}.basis"
 
 
+def _load(path: Path, width: int) -> KeptBasis | None:
+    """Read a file, or return None; a damaged one is removed.
+
+    Raises:
+        OSError: it cannot be read, or removed.
+    """
+    if not path.exists():
+        return None
+    try:
+        return _read(path, width)
+    except (ValueError, KeyError, TypeError, StoreError) as error:
+        log.warning("%s: the basis of pairs is made again: %s", path, error)
+        path.unlink(missing_ok=True)
+        return None
+
+
 def _read(path: Path, width: int) -> KeptBasis:
     """Read a file.
 
     Raises:
-        StoreError, ValueError, KeyError, TypeError, OSError: it is damaged, or of rows of another width.
+        StoreError, ValueError, KeyError, TypeError: it is damaged, or of rows of another width.
+        OSError: it cannot be read.
     """
     if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
         raise StoreError("this is no file of a basis")
