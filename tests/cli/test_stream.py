@@ -81,6 +81,7 @@ def test_a_span_and_a_question_that_follows(walk: Path) -> None:
     assert second["question_tokens"] > 2 * first["question_tokens"]
 
 
+@pytest.mark.slow
 def test_standing_questions_are_told_where_they_are_wanted(walk: Path, tmp_path: Path) -> None:
     question = "in which land are we now ?"
     standing = ("--standing", question, "--every", "8", "--hold", "1")
@@ -161,6 +162,7 @@ def test_what_cannot_be_written_in_the_end_comes_after_the_answers(walk: Path, t
     assert "--strip" in last and "--clips" in last and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_camera_that_goes_away(tmp_path: Path) -> None:
     """Frames of two connections, with the time on the wall; then it is gone, and the questions are answered."""
     began = time.time()

@@ -285,6 +285,7 @@ def test_what_the_administrator_adds_every_tenant_finds(reference: Engine, episo
             assert tenant.prefill([chunk, tenant.add(own), QUESTION], "patch-25%").usage.forming_tokens > 0
 
 
+@pytest.mark.slow
 def test_a_hundred_requests_at_once_in_a_budget_for_five_of_twenty_chunks(reference: Engine, folder: Path) -> None:
     """One thread owns the model, so prefills take turns; `test_engines_in_threads…` has leases at the same time."""
     generator = random.Random()

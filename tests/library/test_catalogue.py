@@ -229,6 +229,7 @@ print(damaged)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_mend_at_once_lose_nothing(tmp_path: Path) -> None:
     paths = [tmp_path / str(number) / "library.sqlite" for number in range(8)]
     for path in paths:

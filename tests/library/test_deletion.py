@@ -125,6 +125,7 @@ kept.files.delete("one")
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_before_it_deletes_has_the_next_one_delete(tmp_path: Path) -> None:
     places = [str(Path(emblema.__file__).parents[1]), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}

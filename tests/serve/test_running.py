@@ -3,6 +3,8 @@
 import gc
 from collections import deque
 
+import pytest
+
 from emblema.serve.running import collect_beside_program
 
 
@@ -30,6 +32,7 @@ def most_left() -> int:
     return most
 
 
+@pytest.mark.slow
 def test_what_clients_leave_behind_does_not_wait_for_a_share_of_the_program() -> None:
     program = [[index] for index in range(1_000_000)]
     before = most_left()

@@ -113,6 +113,7 @@ def test_a_check_says_that_the_lane_and_full_prefill_disagree(reference: Engine,
     assert line.kl == pytest.approx(float((left * (left / right).log()).sum()), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_bad_lane_is_closed_formed_again_and_opens_again(reference: Engine, episode: Episode) -> None:
     own, question = engine_on(reference), binding(episode)
     pages = added(own, episode)

@@ -117,6 +117,7 @@ def distrusting(reference: Engine) -> Engine:
     return own
 
 
+@pytest.mark.slow
 def test_survivors_are_trusted_again_where_they_are_good(distrusting: Engine) -> None:
     own = distrusting
     agent = Agent(own, trace_of(6, 27, changing=False))

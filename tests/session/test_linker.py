@@ -42,7 +42,10 @@ def spoil_file(store: Store, own: Engine, chunk: Chunk, number: float) -> None:
     store.disk.write(record, Terms())
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+SLOW_NUMBERS = [pytest.param(number, marks=pytest.mark.slow) for number in (math.inf, -math.inf)]
+
+
+@pytest.mark.parametrize("number", [math.nan, *SLOW_NUMBERS])
 def test_rows_that_are_not_finite_answer_as_full_prefill_and_close_their_lane(
     reference: Engine, episode: Episode, tmp_path: Path, number: float
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_newcomer_is_prefilled_alone_and_the_rest_taken(reference: Engine, pic
         assert turn.trace.computed <= turn.prompt.tokens - WINDOW * ROWS + 0.12 * WINDOW * ROWS + 1
 
 
+@pytest.mark.slow
 def test_the_answers_are_those_of_a_full_prefill(reference: Engine, pictures: list[Image.Image]) -> None:
     own, other = engine_on(reference), engine_on(reference)
     for turn, prefill in enumerate(talk(own, pictures, 6)):
