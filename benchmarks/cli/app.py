@@ -2,7 +2,7 @@
 
 import typer
 
-from benchmarks.cli import drawing, fidelity, service, serving, streams
+from benchmarks.cli import drawing, fidelity, placing, service, serving, streams
 
 app = typer.Typer(
     name="python -m benchmarks",
@@ -27,5 +27,6 @@ app.command()(streams.stream)
 app.command()(serving.traffic)
 app.command()(streams.soak)
 app.command()(serving.vllm)
+app.command()(placing.place)
 app.command()(service.serve)
 app.command()(service.soak_serve)

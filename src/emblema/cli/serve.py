@@ -18,6 +18,12 @@ def serve(
     device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; a GPU by default.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     strategy: Annotated[str | None, typer.Option(help="Of requests that name none; auto by default.")] = None,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Processes, each with the model, behind a router by media; needs the extra ray.")
+    ] = 1,
+    policy: Annotated[
+        str, typer.Option(help="Of that router: set-affinity, session-hash or two-choices.")
+    ] = "set-affinity",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any other setting, as NAME=VALUE; may be repeated.")
     ] = None,
@@ -39,6 +45,12 @@ def serve(
     settings = ServeSettings.read(config, **flags)
     if print_config:
         typer.echo(settings.model_dump_json(indent=2))
+        return
+    if replicas > 1:
+        import_extra("ray", "ray")
+        from emblema.scale.deployment import run as run_replicas
+
+        run_replicas(settings, replicas, policy)
         return
     run(settings)
 

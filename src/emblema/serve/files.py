@@ -91,7 +91,7 @@ class FileStore:
             ServeError: the tenant's quota is used up.
         """
         self.expire()
-        id, quota, now = keyed_id("file", _ID, tenant.owner, data), tenant.quota or self._quota, self._table.clock()
+        id, quota, now = file_id(tenant.owner, data), tenant.quota or self._quota, self._table.clock()
         values = {
             "owner": tenant.owner, "id": id, "tenant": tenant.name, "name": name, "purpose": purpose,
             "bytes": len(data), "created": now, "expires": None if seconds is None else now + seconds,
@@ -222,6 +222,11 @@ class FileStore:
 
     def _path(self, owner: str, id: str) -> Path:
         return self._folder / owner / id
+
+
+def file_id(owner: str, data: bytes) -> str:
+    """Return the id of an owner's file, which follows from its bytes."""
+    return keyed_id("file", _ID, owner, data)
 
 
 def _entry(row: Row) -> FileEntry:
