@@ -8,9 +8,9 @@ from emblema.scale.hash_ring import HashRing, hash_of
 from emblema.scale.placement import (
     RANKED,
     Load,
-    Placement,
     Replica,
     RoutedRequest,
+    RoutingPolicy,
     SessionHash,
     SetAffinity,
     TwoChoices,
@@ -60,7 +60,7 @@ class MinHash(Generic[Replica]):
         """Remember nothing."""
 
 
-def make_policies(seed: int, digests: int) -> dict[str, Placement[int]]:
+def make_policies(seed: int, digests: int) -> dict[str, RoutingPolicy[int]]:
     """Return every policy that is compared, fresh, by name; set affinity remembers so many digests."""
     return {
         "two choices": TwoChoices(seed),

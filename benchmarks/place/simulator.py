@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.place.costs import TierCosts
-from emblema.scale.placement import Placement, RoutedRequest
+from emblema.scale.placement import RoutedRequest, RoutingPolicy
 
 DEVICE, HOST, SHARED, COMPUTED = "device", "host", "shared", "computed"
 
@@ -93,7 +93,7 @@ class Cluster:
         # The shared tier's bytes have come over the link and are then read as from disk.
         self._seconds = {DEVICE: costs.device, HOST: costs.disk, SHARED: costs.disk, COMPUTED: costs.computed}
 
-    def run(self, trace: Sequence[RoutedRequest], placement: Placement[int]) -> Outcome:
+    def run(self, trace: Sequence[RoutedRequest], placement: RoutingPolicy[int]) -> Outcome:
         """Serve a trace; the first half fills the tiers and is not counted."""
         alive = list(range(self._options.replicas))
         placement.set_replicas(alive)

@@ -34,7 +34,7 @@ class RoutedRequest:
     session: str | None = None
 
 
-class Placement(Protocol[Replica]):
+class RoutingPolicy(Protocol[Replica]):
     """A policy, with what it remembers."""
 
     def set_replicas(self, replicas: Sequence[Replica]) -> None:
@@ -132,7 +132,7 @@ class SetAffinity(Generic[Replica]):
         self.places.note(request.digests, replica)
 
 
-POLICIES: dict[str, Callable[[], Placement[str]]] = {
+POLICIES: dict[str, Callable[[], RoutingPolicy[str]]] = {
     "set-affinity": SetAffinity,
     "session-hash": SessionHash,
     "two-choices": TwoChoices,

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from emblema.scale.placement import POLICIES, Placement, RoutedRequest
+from emblema.scale.placement import POLICIES, RoutedRequest, RoutingPolicy
 
 _LOG = logging.getLogger("emblema.scale")
 ROUTED = "routed"
@@ -19,7 +19,7 @@ class MediaAffinityRouter(RequestRouter):
     Ray asks the replicas in the order in which they are named until one accepts.
     """
 
-    placement: Placement[str]
+    placement: RoutingPolicy[str]
     failures: int
     _named: dict[str, ReplicaID]
 
