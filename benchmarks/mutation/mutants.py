@@ -51,7 +51,7 @@ ROOMS = {
         ),
     ),
     "vllm": Room(
-        ("vllm/spans.py", "vllm/request_plan.py", "vllm/planner.py", "vllm/pages.py", "vllm/step_metadata.py"),
+        ("plugin/spans.py", "plugin/request_plan.py", "vllm/planner.py", "vllm/pages.py", "vllm/step_metadata.py"),
         (
             *("tests/vllm/test_spans.py", "tests/vllm/test_pages.py", "tests/vllm/test_planner.py"),
             *("tests/vllm/test_planning.py", "tests/vllm/test_request_plan.py"),

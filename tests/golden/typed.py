@@ -38,7 +38,7 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, Json]]:
 
 def vllm_names() -> Json:
     """What the plugin is called by: read from its source, so that no vLLM is needed."""
-    from emblema.vllm.plugin import PluginSettings
+    from emblema.plugin.settings import PluginSettings
     from emblema.vllm.retrieving import RETRIEVAL_VARIABLE
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

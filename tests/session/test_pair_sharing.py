@@ -16,6 +16,7 @@ from torch import Tensor
 from emblema.errors import StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.pairs import ChunkPairs, PairBasis, make_basis, width_of
+from emblema.plugin.request_plan import ChunkStubs, build_prompt
 from emblema.session import pair_bases
 from emblema.session.pair_bases import LOCK, KeptBasis, PairBases
 from emblema.session.pair_memory import FOLDER, PairMemory, PairSettings
@@ -23,7 +24,6 @@ from emblema.session.pair_rows import ChunkShares, LinkedRows
 from emblema.store import Store
 from emblema.store.files import hold_lock
 from emblema.store.keys import ArtifactKey, ArtifactKind
-from emblema.vllm.request_plan import ChunkStubs, build_prompt
 from tests.vllm.requests import SPEC, put, request, zeros
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -6,7 +6,7 @@ from emblema.link.plan import LinkPlan, RowRange, RowSource
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
-from emblema.vllm.request_plan import compute_chunks
+from emblema.plugin.request_plan import compute_chunks
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerRows
+from emblema.plugin.shards import shard_id
+from emblema.plugin.staging import StagedRows
 from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
-from emblema.vllm.shards import shard_id
-from emblema.vllm.staging import StagedRows
 
 WRITE, WRITE_ROWS, NOTE = StagedRows.write, Pages.write, PackedForward._place
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.plugin.model_spec import ModelSpec
+from emblema.plugin.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.planner import RequestPlanner
-from emblema.vllm.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.vllm.step_costs import StepCosts
 from tests.link.pieces import LAYOUTS
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import pytest
 
 from emblema.link.plan import LinkPlan
+from emblema.plugin.quiet import CAPTURE_SHARE, CAPTURES_AT_ONCE, DENSE_SECONDS, PRESSED_SECONDS, QuietMoments
+from emblema.plugin.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store.identity import request_salt
 from emblema.vllm import captures as captures_module
 from emblema.vllm.captures import REMEMBERED_CAPTURES, WAITING_CAPTURES, CaptureQueue
-from emblema.vllm.quiet import CAPTURE_SHARE, CAPTURES_AT_ONCE, DENSE_SECONDS, PRESSED_SECONDS, QuietMoments
-from emblema.vllm.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from tests.link.pieces import LAYERS
 from tests.vllm.page_pool import PagePool
 from tests.vllm.requests import SPEC, TOKENS, request

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from emblema.vllm.host_copies import HostCopier
+from emblema.plugin.host_copies import HostCopier
 from tests.vllm.devices import Device
 
 

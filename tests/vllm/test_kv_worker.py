@@ -11,14 +11,15 @@ import torch
 
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan
+from emblema.plugin.host_copies import HostCopier
+from emblema.plugin.request_plan import ChunkStubs, build_prompt
+from emblema.plugin.shards import ShardStore
+from emblema.plugin.staging import StagingOrder
 from emblema.store import Store
 from emblema.store.store import TenantStore
 from emblema.vllm import kv_worker
-from emblema.vllm.host_copies import HostCopier
 from emblema.vllm.kv_worker import KVWorker
-from emblema.vllm.request_plan import ChunkStubs, build_prompt
-from emblema.vllm.shards import ShardStore
-from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StagingOrder, StepMetadata
+from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata
 from emblema.vllm.waiting_rows import WaitingRows
 from tests.link.pieces import LAYOUTS
 from tests.vllm.devices import Device

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from emblema.errors import UnsupportedModelError
-from emblema.vllm.model_spec import ModelSpec, model_spec_of
+from emblema.plugin.model_spec import ModelSpec, model_spec_of
 from tests.vllm.models import LATENTS, TEXT
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def test_a_rank_keeps_whole_latents_and_their_rotary_keys_as_vllm_turns_them(kin
 
 
 def test_latents_of_other_decoders_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from emblema.vllm import model_spec
+    from emblema.plugin import model_spec
 
     monkeypatch.setattr(model_spec, "LATENT_DECODERS", ("deepseek_v3",))
     with pytest.raises(UnsupportedModelError, match="deepseek_v2"):

@@ -16,16 +16,15 @@ from emblema.link.policy.policy import Policy
 from emblema.link.row_shares import noted_layers, owners_of
 from emblema.link.taken_rows import ShareSample
 from emblema.models.attention import AntecedentAttention, attention_weights
+from emblema.plugin.host_copies import HostCopier
+from emblema.plugin.request_plan import ChunkStubs, build_prompt
+from emblema.plugin.staging import StagedRows, StagingOrder
+from emblema.plugin.stored_pairs import StoredPairs
 from emblema.session.pair_memory import PairSettings
 from emblema.store import Store
 from emblema.vllm import pair_learner
-from emblema.vllm.host_copies import HostCopier
 from emblema.vllm.pair_learner import NotedShares, PairLearner
-from emblema.vllm.request_plan import ChunkStubs, build_prompt
-from emblema.vllm.staging import StagedRows
 from emblema.vllm.step_costs import StepWork
-from emblema.vllm.step_metadata import StagingOrder
-from emblema.vllm.stored_pairs import StoredPairs
 from emblema.vllm.waiting_rows import WaitingRows
 from tests.vllm.requests import SPEC, put, request
 

@@ -10,12 +10,12 @@ import torch
 from emblema.kv.patch import form_patch
 from emblema.link.plan import RowSource
 from emblema.link.prompt import ChunkPart
+from emblema.plugin.request_plan import COSTS_MORE, ChunkStubs, MediaItem, ServedRequest, build_prompt
 from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm import planner as planner_module
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.planner import LinkCounts, RequestPlanner
-from emblema.vllm.request_plan import COSTS_MORE, ChunkStubs, MediaItem, ServedRequest, build_prompt
 from emblema.vllm.step_costs import StepCosts, StepRates, StepWork
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
 from tests.link.pieces import LAYERS, LAYOUTS

@@ -13,14 +13,14 @@ import torch
 from emblema.kv.patch import form_patch
 from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.policy.policy import Lane, Policy
+from emblema.plugin.request_plan import ChunkStubs, RequestPlan, build_prompt, plan_request
+from emblema.plugin.stored import StoreMemory
 from emblema.store import Store
 from emblema.store.disk.indexed_folder import IndexedFolder
 from emblema.store.identity import SHARED_SALT, owner_digest, request_salt
 from emblema.store.record import SHARED
 from emblema.store.store import TenantStore
 from emblema.vllm.planner import MOST_SKETCHES
-from emblema.vllm.request_plan import ChunkStubs, RequestPlan, build_prompt, plan_request
-from emblema.vllm.stored import StoreMemory
 from tests.link.pieces import LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, unplanned, with_encoding, zeros
 

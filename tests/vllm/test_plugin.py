@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from emblema.errors import EmblemaError
-from emblema.vllm.plugin import PluginSettings, check_version
+from emblema.plugin.settings import PluginSettings
+from emblema.vllm.plugin import check_version
 
 
 @pytest.mark.parametrize(
@@ -32,11 +33,11 @@ def test_settings_name_what_is_wrong(given: dict[str, object], words: str) -> No
 
 
 def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
-    names = (
-        "kv_worker, model_spec, pages, planner, plugin, request_plan, resolving, retrieving, service, serving, spans"
-    )
+    names = "kv_worker, pages, planner, plugin, resolving, retrieving, service, serving"
+    shared = "model_spec, request_plan, spans, staging"
     code = (
-        f"import sys; import emblema, emblema.cli; from emblema.vllm import {names}; assert 'vllm' not in sys.modules"
+        f"import sys; import emblema, emblema.cli; from emblema.vllm import {names}; "
+        f"from emblema.plugin import {shared}; assert 'vllm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

@@ -5,10 +5,10 @@ import torch
 
 from emblema.link.plan import ChunkOrigin, LinkPlan, Recomputation, RowRange, RowSource
 from emblema.models.attention import QuestionReadings
+from emblema.plugin.request_plan import ChunkStubs, RequestPlan, build_prompt
+from emblema.plugin.spans import CachedSpans
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.readings import LOST, QuestionReader, computed_rows, reading_of
-from emblema.vllm.request_plan import ChunkStubs, RequestPlan, build_prompt
-from emblema.vllm.spans import CachedSpans
 from emblema.vllm.step_metadata import QuestionReport, ReadingOutcome, WorkerReport
 from tests.vllm.requests import SPEC, request
 

@@ -10,11 +10,9 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.patch import form_patch
 from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.policy.policy import Lane
-from emblema.store import Store
-from emblema.store.keys import ArtifactKey
-from emblema.vllm import request_plan
-from emblema.vllm.model_spec import ModelSpec
-from emblema.vllm.request_plan import (
+from emblema.plugin import request_plan
+from emblema.plugin.model_spec import ModelSpec
+from emblema.plugin.request_plan import (
     COSTS_MORE,
     ChunkStubs,
     MediaItem,
@@ -23,8 +21,10 @@ from emblema.vllm.request_plan import (
     build_prompt,
     plan_request,
 )
-from emblema.vllm.spans import CachedSpans
-from emblema.vllm.stored import StoreMemory
+from emblema.plugin.spans import CachedSpans
+from emblema.plugin.stored import StoreMemory
+from emblema.store import Store
+from emblema.store.keys import ArtifactKey
 from tests.link.pieces import LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, put, request, zeros
 

@@ -13,8 +13,8 @@ from emblema import Engine
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.policy.fidelity import LaneReport, divergence
 from emblema.link.policy.policy import Lane
+from emblema.plugin.quiet import QuietMoments
 from emblema.store.identity import request_salt
-from emblema.vllm.quiet import QuietMoments
 from emblema.vllm.shadow_runs import ShadowRuns
 from tests.vllm import ranks
 

@@ -14,6 +14,7 @@ from emblema.kv.pairs import ChunkPairs, width_of
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.plan import Recomputation
 from emblema.link.policy.policy import Policy
+from emblema.plugin.stored_pairs import StoredPairs
 from emblema.session.pair_bases import PairBases
 from emblema.session.pair_memory import FOLDER, PairSettings
 from emblema.session.requests import LinkRequest
@@ -23,7 +24,6 @@ from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.vllm import readings
 from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pair_learner import NotedShares
-from emblema.vllm.stored_pairs import StoredPairs
 from tests.vllm.plans import Read
 from tests.vllm.row_meter import RowMeter
 

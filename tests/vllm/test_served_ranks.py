@@ -12,11 +12,11 @@ from torch import Tensor
 
 from emblema import Engine
 from emblema.models.load import bundled_folder
+from emblema.plugin.shards import shard_ids
 from emblema.session.requests import LinkRequest
 from emblema.store import Store
 from emblema.vllm import captures, readings
 from emblema.vllm.planner import RequestPlanner
-from emblema.vllm.shards import shard_ids
 from tests.vllm import ranks
 from tests.vllm.plans import Read
 from tests.vllm.test_served_exact import TOLERANCE, error, reference

@@ -210,7 +210,7 @@ def test_captures_that_are_given_up_leave_nothing() -> None:
 @given(st.data())
 def test_every_row_of_a_step_is_written_or_computed_once(data: st.DataObject) -> None:
     """Whatever is taken of a request, in whatever steps, and however many requests there are."""
-    from emblema.vllm.spans import CachedSpans
+    from emblema.plugin.spans import CachedSpans
 
     second = data.draw(st.booleans())
     worker = Worker()

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from emblema import Engine
+from emblema.plugin.staging import RowStager, StagedRows
 from emblema.session.requests import LinkRequest
 from emblema.store.keys import orbit_key
 from emblema.vllm import planner as planner_module
-from emblema.vllm.staging import RowStager, StagedRows
 from tests.vllm.plans import AfterPrefix
 
 TOLERANCE = 1e-5
@@ -150,12 +150,12 @@ def test_preemption_in_a_tiny_pool(bench, subject, engine, tmp_path) -> None:
 
 
 def test_pictures_of_dense_requests_are_kept_once_it_is_quiet(served, subject, monkeypatch) -> None:
-    monkeypatch.setattr("emblema.vllm.quiet.DENSE_SECONDS", 600.0)
+    monkeypatch.setattr("emblema.plugin.quiet.DENSE_SECONDS", 600.0)
     prompts = [subject.prompt(2, seed=70 + number) for number in range(6)]
     served.ask_all([(given.token_ids, given.pictures) for given in prompts], {"strategy": "auto"}, tokens=3)
     captures = served.captures
     assert captures.waiting and not captures.running and served.scheduler.has_requests()
-    monkeypatch.setattr("emblema.vllm.quiet.DENSE_SECONDS", 0.1)
+    monkeypatch.setattr("emblema.plugin.quiet.DENSE_SECONDS", 0.1)
     served.settle()
     assert not captures.waiting and not served.scheduler.has_requests()
     assert len(served.store.tenant()) == 12

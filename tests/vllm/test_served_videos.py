@@ -13,8 +13,8 @@ from torch import Tensor
 
 from emblema import Engine
 from emblema.models.families.base import tokens
+from emblema.plugin.request_plan import ChunkStubs, MediaItem, ServedRequest, build_prompt
 from emblema.session.chunk_builder import PendingChunk
-from emblema.vllm.request_plan import ChunkStubs, MediaItem, ServedRequest, build_prompt
 from tests.families import picture
 from tests.vllm.requests import SPEC
 from tests.vllm.test_served_exact import TOLERANCE, error, load

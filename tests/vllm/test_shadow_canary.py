@@ -10,13 +10,13 @@ import pytest
 from emblema.kv.patch import form_patch
 from emblema.link.policy.fidelity import Sample
 from emblema.link.policy.policy import Lane, Policy
+from emblema.plugin.quiet import CAPTURE_SHARE, QuietMoments
+from emblema.plugin.request_plan import RequestPlan
 from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.lane_ledgers import LaneLedgers
 from emblema.vllm.planner import STAGING_SECONDS, RequestPlanner
-from emblema.vllm.quiet import CAPTURE_SHARE, QuietMoments
-from emblema.vllm.request_plan import RequestPlan
 from emblema.vllm.shadow_canary import MOST_BYTES, ShadowCanary
 from emblema.vllm.step_metadata import ShadowOutcome, ShadowReport, StepMetadata, WorkerReport
 from tests.link.pieces import LAYOUTS

@@ -15,12 +15,13 @@ from emblema.errors import BusyError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch
+from emblema.plugin import stored
+from emblema.plugin.shards import ShardStore, shard_id, shard_ids, shard_key
+from emblema.plugin.stored import StoreMemory
 from emblema.serve.keys import LOCAL
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey
-from emblema.vllm import stored, warming
-from emblema.vllm.shards import ShardStore, shard_id, shard_ids, shard_key
-from emblema.vllm.stored import StoreMemory
+from emblema.vllm import warming
 from emblema.vllm.warming import PartWarmer
 from tests.link.pieces import LAYERS, chunk, zero_patch
 

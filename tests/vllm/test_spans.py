@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource, Selector
-from emblema.vllm.spans import CachedSpans, StepRows, taken_rows, unsupported_reason
+from emblema.plugin.spans import CachedSpans, StepRows, taken_rows, unsupported_reason
 
 
 @st.composite

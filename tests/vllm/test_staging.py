@@ -9,14 +9,13 @@ import pytest
 
 from emblema.kv.patch import form_patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource
+from emblema.plugin import staging
+from emblema.plugin.request_plan import ChunkStubs, build_prompt
+from emblema.plugin.shards import ShardStore, shard_id
+from emblema.plugin.staging import RowStager, StagingOrder
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey
 from emblema.store.store import TenantStore
-from emblema.vllm import staging
-from emblema.vllm.request_plan import ChunkStubs, build_prompt
-from emblema.vllm.shards import ShardStore, shard_id
-from emblema.vllm.staging import RowStager
-from emblema.vllm.step_metadata import StagingOrder
 from tests.link.pieces import LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, with_encoding, zeros
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from emblema.kv.patch import form_patch
+from emblema.plugin.request_plan import COSTS_MORE
+from emblema.plugin.spans import CachedSpans
 from emblema.store import Store
-from emblema.vllm.request_plan import COSTS_MORE
-from emblema.vllm.spans import CachedSpans
 from emblema.vllm.step_costs import StepCosts, StepRates, StepWork
 from tests.link.pieces import LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, zeros

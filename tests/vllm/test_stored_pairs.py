@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from emblema.kv.pairs import ChunkPairs, PairBasis, PairSighting, learn, make_basis, width_of
+from emblema.plugin import stored_pairs
+from emblema.plugin.request_plan import ChunkStubs, build_prompt
+from emblema.plugin.stored_pairs import StoredPairs, TenantPairs, unfit_for_pairs
 from emblema.session.pair_bases import KeptBasis, PairBases
 from emblema.session.pair_memory import FOLDER
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey, ArtifactKind
-from emblema.vllm import stored_pairs
-from emblema.vllm.request_plan import ChunkStubs, build_prompt
-from emblema.vllm.stored_pairs import StoredPairs, TenantPairs, unfit_for_pairs
 from tests.vllm.requests import SPEC, TOKENS, put, request
 
 NAMES = "abc"

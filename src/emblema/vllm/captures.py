@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from emblema.link.prompt import TextPart
-from emblema.vllm.quiet import QuietMoments
-from emblema.vllm.request_plan import MediaItem, RequestPlan, ServedRequest
+from emblema.plugin.quiet import QuietMoments
+from emblema.plugin.request_plan import MediaItem, RequestPlan, ServedRequest
 from emblema.vllm.step_metadata import ChunkCapture
 
 WAITING_CAPTURES = 64

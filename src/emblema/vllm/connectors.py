@@ -25,6 +25,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from emblema.errors import EmblemaError, UnsupportedModelError
+from emblema.plugin.model_spec import ModelSpec, files_fingerprint, model_spec_of
+from emblema.plugin.settings import PluginSettings
+from emblema.plugin.shards import ShardStore
 from emblema.store import Store
 from emblema.store.settings import StoreSettings
 from emblema.vllm import internals
@@ -32,18 +35,15 @@ from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.captures import CaptureQueue
 from emblema.vllm.fallback_notes import FallbackNotes
 from emblema.vllm.kv_worker import Agree, KVWorker
-from emblema.vllm.model_spec import ModelSpec, files_fingerprint, model_spec_of
 from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
-from emblema.vllm.plugin import PluginSettings
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
 from emblema.vllm.question_runs import QuestionRuns
 from emblema.vllm.quiet_work import QuietWork
 from emblema.vllm.serving import WORKER
 from emblema.vllm.shadow_canary import ShadowCanary
 from emblema.vllm.shadow_runs import AnswerNotes, ShadowRuns
-from emblema.vllm.shards import ShardStore
 from emblema.vllm.side_rows import CaptureRuns
 from emblema.vllm.step_clock import StepClock
 from emblema.vllm.step_costs import StepCosts

@@ -21,9 +21,10 @@ from vllm.v1.core.sched.output import NewRequestData
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.link.prompt import Rows
+from emblema.plugin.media_digest import add_to_digest
+from emblema.plugin.request_plan import MediaItem, ServedRequest
 from emblema.vllm.captures import CaptureRequest
 from emblema.vllm.pages import LayerPages, PageCodes
-from emblema.vllm.request_plan import MediaItem, ServedRequest
 
 _SHOWN = "emblema 2026-11 vllm shown media 1"
 REMEMBERED_MEDIA = 1024
@@ -50,28 +51,13 @@ class MediaDigests:
         if known is None or known() is not data:
             hasher = blake3(derive_key_context=_SHOWN)
             for name in sorted(data):
-                _feed(hasher, name)
-                _feed(hasher, data[name].data)
+                add_to_digest(hasher, name)
+                add_to_digest(hasher, data[name].data)
             digest = hasher.hexdigest()
             self._made[id(data)] = (weakref.ref(data), digest)
             if len(self._made) > REMEMBERED_MEDIA:
                 self._made.popitem(last=False)
         return digest
-
-
-def _feed(hasher: Any, value: Any) -> None:
-    """Add a value to a digest: its kind and size first, so that no two values look alike."""
-    if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous()
-        hasher.update(f"tensor {plain.dtype} {list(plain.shape)} ".encode())
-        hasher.update(plain.reshape(-1).view(torch.uint8).numpy())
-    elif isinstance(value, list | tuple):
-        hasher.update(f"list {len(value)} ".encode())
-        for item in value:
-            _feed(hasher, item)
-    else:
-        written = f"{type(value).__name__} {value!r}".encode()
-        hasher.update(f"value {len(written)} ".encode() + written)
 
 
 def describe_request(request: Any, digests: MediaDigests) -> ServedRequest:

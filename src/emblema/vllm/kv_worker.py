@@ -19,15 +19,15 @@ from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Segment
-from emblema.vllm.host_copies import HostCopier, PendingCopies
-from emblema.vllm.model_spec import ModelSpec
+from emblema.plugin.host_copies import HostCopier, PendingCopies
+from emblema.plugin.model_spec import ModelSpec
+from emblema.plugin.shards import ShardStore, TenantShards
+from emblema.plugin.staging import RowStager
+from emblema.plugin.stored_pairs import StoredPairs
 from emblema.vllm.pages import Pages
 from emblema.vllm.pair_learner import PairLearner
-from emblema.vllm.shards import ShardStore, TenantShards
-from emblema.vllm.staging import RowStager
 from emblema.vllm.step_costs import StepWork
 from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata, WorkerReport
-from emblema.vllm.stored_pairs import StoredPairs
 from emblema.vllm.waiting_rows import WaitingRows
 
 _log = logging.getLogger(__name__)
@@ -198,7 +198,8 @@ class KVWorker:
                 else:
                     taken = tuple((row, min(end, stop)) for row, end in load.taken if row < stop)
                 if taken:
-                    staged.write(self._spec, self.pages, blocks[load.request_id], taken)
+                    slots = self.pages.slots(blocks[load.request_id], staged.order.prompt.tokens)
+                    staged.write(self._spec, self.pages, slots, taken)
         except Exception as error:
             # No error may end the server: the rows are computed.
             _log_failure("rows could not be written and are computed", error)

@@ -22,17 +22,17 @@ from emblema.link.row_shares import RowShares, noted_layers, noted_rows, owners_
 from emblema.link.second_pass import spanned_rows
 from emblema.link.taken_rows import ShareSample
 from emblema.models.attention import AntecedentAttention, attention_weights
+from emblema.plugin.host_copies import HostCopier, PendingCopies
+from emblema.plugin.model_spec import ModelSpec
+from emblema.plugin.staging import StagedRows
+from emblema.plugin.stored_pairs import StoredPairs, TenantPairs, unfit_for_pairs
 from emblema.session.pair_memory import PairMemory, PairSettings
 from emblema.session.pair_rows import noted_chunks, teaches, witnesses_of
 from emblema.session.pair_sampler import PairSampler
 from emblema.store import Store
 from emblema.store.store import TenantStore
-from emblema.vllm.host_copies import HostCopier, PendingCopies
-from emblema.vllm.model_spec import ModelSpec
 from emblema.vllm.pages import Pages
-from emblema.vllm.staging import StagedRows
 from emblema.vllm.step_costs import StepWork
-from emblema.vllm.stored_pairs import StoredPairs, TenantPairs, unfit_for_pairs
 from emblema.vllm.waiting_rows import WaitingRows
 
 _log = logging.getLogger(__name__)

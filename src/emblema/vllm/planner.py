@@ -16,12 +16,8 @@ from emblema.link.policy.choosing import Trial
 from emblema.link.policy.fidelity import FidelityLog
 from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.policy.policy import Lane, Policy, PolicyInputs, RowCosts
-from emblema.store import Store
-from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.lane_ledgers import LaneLedgers
-from emblema.vllm.model_spec import ModelSpec
-from emblema.vllm.readings import QuestionReader
-from emblema.vllm.request_plan import (
+from emblema.plugin.model_spec import ModelSpec
+from emblema.plugin.request_plan import (
     COSTS_MORE,
     NOT_READY,
     ChunkStubs,
@@ -32,7 +28,13 @@ from emblema.vllm.request_plan import (
     reading_pays,
     shares_read,
 )
-from emblema.vllm.spans import CachedSpans
+from emblema.plugin.spans import CachedSpans
+from emblema.plugin.stored import StoreMemory
+from emblema.plugin.stored_pairs import StoredPairs, unfit_for_pairs
+from emblema.store import Store
+from emblema.vllm.batch_places import BatchPlaces
+from emblema.vllm.lane_ledgers import LaneLedgers
+from emblema.vllm.readings import QuestionReader
 from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import (
     PatchCapture,
@@ -42,8 +44,6 @@ from emblema.vllm.step_metadata import (
     StepMetadata,
     WorkerReport,
 )
-from emblema.vllm.stored import StoreMemory
-from emblema.vllm.stored_pairs import StoredPairs, unfit_for_pairs
 
 _log = logging.getLogger(__name__)
 MOST_LINES = 256

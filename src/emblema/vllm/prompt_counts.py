@@ -10,9 +10,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from emblema.errors import StoreError
 from emblema.link.plan import RowSource
+from emblema.plugin.request_plan import RequestPlan
 from emblema.store import Store
 from emblema.store.statistics import CounterName
-from emblema.vllm.request_plan import RequestPlan
 
 _log = logging.getLogger(__name__)
 COUNTERS = {

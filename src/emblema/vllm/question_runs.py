@@ -17,6 +17,7 @@ from torch import Tensor
 from emblema.errors import EmblemaError, LoadError
 from emblema.link.second_pass import margin_of, spanned_rows
 from emblema.link.taken_rows import ModelGeometry
+from emblema.plugin.staging import RowStager
 from emblema.vllm.fallback_notes import FallbackNotes
 from emblema.vllm.internals import PromptPositions
 from emblema.vllm.packed_rows import NotedQuestion, PackedForward, PackedRows, packed_prompt
@@ -25,7 +26,6 @@ from emblema.vllm.pair_learner import NotedShares, PairLearner
 from emblema.vllm.query_reading import QueryReading, ReadingPhase
 from emblema.vllm.shadow_runs import AnswerNotes
 from emblema.vllm.side_rows import SideRun, virtual_request
-from emblema.vllm.staging import RowStager
 from emblema.vllm.step_metadata import QuestionReport, ReadingOrder, ReadingOutcome, StepMetadata
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,9 @@ class QuestionRuns:
         }
         if reading.encodings.keys() != order.pictures.keys() or self._hand_over is None:
             raise EmblemaError("what the encoder made of its pictures is not stored")
-        staged.write(self._model, self._pages(), order.data.block_ids[0], order.taken)
+        pages = self._pages()
+        slots = pages.slots(order.data.block_ids[0], staged.order.prompt.tokens)
+        staged.write(self._model, pages, slots, order.taken)
         reading.salt = staged.order.salt
         if self._learner is not None:
             reading.shares = self._learner.begin(staged, self._model.device)

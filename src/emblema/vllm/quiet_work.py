@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from emblema.plugin.quiet import QuietMoments
+from emblema.plugin.request_plan import RequestPlan
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.captures import BESIDE_ROWS, BlockPool, CaptureQueue
-from emblema.vllm.quiet import QuietMoments
-from emblema.vllm.request_plan import RequestPlan
 from emblema.vllm.shadow_canary import ShadowCanary
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
 

@@ -10,8 +10,8 @@ from emblema.link.policy.margins import wilson_interval
 from emblema.link.policy.policy import UNSURE
 from emblema.link.prompt import Rows
 from emblema.link.second_pass import chosen_rows, runs_of, spanned_rows
+from emblema.plugin.request_plan import RequestPlan
 from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.request_plan import RequestPlan
 from emblema.vllm.step_metadata import QuestionReport, ReadingChoice, ReadingOrder, ReadingOutcome, WorkerReport
 
 SIDE_PLACES = 8

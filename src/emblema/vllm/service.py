@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from emblema.errors import EmblemaError
+from emblema.plugin.settings import PluginSettings
 from emblema.serve.cache_routes import cache_routes
 from emblema.serve.collection_routes import collection_routes
 from emblema.serve.faults import answer_error
@@ -16,7 +17,6 @@ from emblema.serve.guard import Guard
 from emblema.serve.logs import log_lines
 from emblema.serve.settings import ServeSettings
 from emblema.vllm.host import VllmHost
-from emblema.vllm.plugin import PluginSettings
 from emblema.vllm.resolving import Resolving
 
 

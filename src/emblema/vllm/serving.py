@@ -9,7 +9,7 @@ from pathlib import Path
 
 from emblema.errors import EmblemaError
 from emblema.models.load import BUNDLED, bundled_folder
-from emblema.vllm.plugin import PluginSettings
+from emblema.plugin.settings import PluginSettings
 
 WORKER = "emblema.vllm.EmblemaWorker"
 ENCODINGS = {"ec_connector": "EmblemaEncoderConnector", "ec_role": "ec_consumer"}

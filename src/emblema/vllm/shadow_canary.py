@@ -18,12 +18,13 @@ from emblema.link.policy.choosing import Trial
 from emblema.link.policy.comparison_shares import Comparing, ComparisonShares
 from emblema.link.policy.policy import REPEATED, TAKEN, Lane
 from emblema.link.prompt import Prompt
+from emblema.plugin.quiet import QuietMoments
+from emblema.plugin.request_plan import RequestPlan, ServedRequest
+from emblema.plugin.spans import CachedSpans
+from emblema.plugin.staging import StagingOrder
 from emblema.vllm.captures import BlockPool
 from emblema.vllm.planner import STAGING_SECONDS, RequestPlanner
-from emblema.vllm.quiet import QuietMoments
-from emblema.vllm.request_plan import RequestPlan, ServedRequest
-from emblema.vllm.spans import CachedSpans
-from emblema.vllm.step_metadata import ShadowOrder, ShadowReport, StagingOrder, StepMetadata, WorkerReport
+from emblema.vllm.step_metadata import ShadowOrder, ShadowReport, StepMetadata, WorkerReport
 
 MOST_BYTES = 64 * 2**20
 """Bytes of the media of a prompt that waits to be compared."""

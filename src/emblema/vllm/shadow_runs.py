@@ -17,11 +17,11 @@ from emblema.link.policy.fidelity import Sample
 from emblema.link.prompt import Rows
 from emblema.link.second_pass import margin_of
 from emblema.link.taken_rows import ModelGeometry
+from emblema.plugin.staging import RowStager
 from emblema.vllm.kv_worker import Agree
 from emblema.vllm.packed_rows import PackedForward, PackedRows
 from emblema.vllm.pages import Pages
 from emblema.vllm.side_rows import SideRun, virtual_request
-from emblema.vllm.staging import RowStager
 from emblema.vllm.step_metadata import ShadowOrder, ShadowOutcome, ShadowReport, StepMetadata
 
 _log = logging.getLogger(__name__)
@@ -157,7 +157,9 @@ class ShadowRuns:
             raise EmblemaError("what the encoder made of its pictures is not stored")
         shadow.encodings = held
         if order.taken and not shadow.full:
-            staged.write(self._model, self._pages(), order.data.block_ids[0], order.taken)
+            pages = self._pages()
+            slots = pages.slots(order.data.block_ids[0], staged.order.prompt.tokens)
+            staged.write(self._model, pages, slots, order.taken)
         self._stager.drop(order.name)
 
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emblema.link.policy.policy import RowCosts
-from emblema.vllm.spans import CachedSpans
+from emblema.plugin.spans import CachedSpans
 
 KEPT = 256
 LEAST, LEAST_TAKEN = 32, 8

@@ -5,36 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
 from emblema.kv.chunk import Chunk
-from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, Rows
 from emblema.models.attention import QuestionReadings
+from emblema.plugin.request_plan import PatchNeed
+from emblema.plugin.staging import StagingOrder
 from emblema.store.keys import ArtifactKey
 from emblema.vllm.step_costs import StepWork
-
-PatchNeed = tuple[ArtifactKey, int, tuple[int, ...]]
-"""A patch to be formed: its key, its rank and its layers."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagingOrder:
-    """What a request will take, to be read and verified before a step links it.
-
-    Attributes:
-        number: of the order; a request that is preempted gets another.
-        request_id: of vLLM.
-        salt: of the tenant's store.
-        prompt, plan: the request's.
-        encodings: chunks whose encoder output may be needed, by vLLM's name of the picture.
-        worth: what its rows would teach of pairs, from 0 to 1.
-    """
-
-    number: int
-    request_id: str
-    salt: bytes
-    prompt: Prompt
-    plan: LinkPlan
-    encodings: tuple[tuple[str, str], ...] = ()
-    worth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,91 +3,64 @@
 `internals`, `connectors`, `step_rewriter`, `side_rows`, `captures` and `worker` use no others.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from importlib import import_module
-from inspect import isfunction
-from typing import Any
-
 from emblema.errors import EmblemaError
+from emblema.plugin.private_names import NamesOf, missing_names, names_of
 
-
-@dataclass(frozen=True, slots=True)
-class NamesOf:
-    """Names of a class of vLLM: methods, properties, fields, or what its constructor sets; or what a function sets.
-
-    Attributes:
-        module: where the class or function is.
-        owner: its name.
-        names: what is used of it.
-        private: whether they are vLLM's own alone, and not what it sends to any worker or asks of any connector.
-    """
-
-    module: str
-    owner: str
-    names: tuple[str, ...]
-    private: bool = True
-
-
-def _names(module: str, owner: str, names: str, private: bool = True) -> NamesOf:
-    return NamesOf(module, owner, tuple(names.split()), private)
-
-
-NAMES = (
-    _names(
+NAMES: tuple[NamesOf, ...] = (
+    names_of(
         "vllm.v1.request", "Request",
         "request_id prompt_token_ids prompt_embeds sampling_params lora_request resumable kv_transfer_params "
         "cache_salt mm_features block_hashes _block_hasher update_block_hashes prefill_stats num_prompt_tokens "
         "num_preemptions",
     ),
-    _names("vllm.v1.metrics.stats", "PrefillStats", "set num_local_cached_tokens"),
-    _names("vllm.v1.core.block_pool", "BlockPool", "get_num_free_blocks get_new_blocks free_blocks hash_block_size"),
-    _names("vllm.v1.core.kv_cache_manager", "KVCacheManager", "get_block_ids"),
-    _names(
+    names_of("vllm.v1.metrics.stats", "PrefillStats", "set num_local_cached_tokens"),
+    names_of("vllm.v1.core.block_pool", "BlockPool", "get_num_free_blocks get_new_blocks free_blocks hash_block_size"),
+    names_of("vllm.v1.core.kv_cache_manager", "KVCacheManager", "get_block_ids"),
+    names_of(
         "vllm.model_executor.layers.attention.attention", "set_default_quant_scales",
         "_k_scale _v_scale _k_scale_float _v_scale_float",
     ),
-    _names("vllm.model_executor.layers.attention", "Attention",
+    names_of("vllm.model_executor.layers.attention", "Attention",
         "impl kv_cache kv_cache_dtype sliding_window has_sink",
     ),
-    _names("vllm.model_executor.layers.attention", "MLAAttention", "impl kv_cache kv_cache_dtype"),
-    _names("vllm.config.compilation", "CompilationConfig", "static_forward_context"),
-    _names("vllm.config", "VllmConfig", "use_v2_model_runner"),
-    _names(
+    names_of("vllm.model_executor.layers.attention", "MLAAttention", "impl kv_cache kv_cache_dtype"),
+    names_of("vllm.config.compilation", "CompilationConfig", "static_forward_context"),
+    names_of("vllm.config", "VllmConfig", "use_v2_model_runner"),
+    names_of(
         "vllm.config", "ParallelConfig",
         "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
         "prefill_context_parallel_size",
     ),
-    _names("vllm.config", "MultiModalConfig", "video_pruning_rate"),
-    _names("vllm.config", "ModelConfig", "is_mm_prefix_lm"),
-    _names("vllm.forward_context", "ForwardContext", "attn_metadata slot_mapping"),
-    _names("vllm.distributed.parallel_state", "GroupCoordinator", "cpu_group rank_in_group"),
-    _names("vllm.multimodal.inputs", "MultiModalFeatureSpec", "data modality identifier mm_position", private=False),
-    _names("vllm.multimodal.inputs", "PlaceholderRange", "offset length is_embed", private=False),
-    _names(
+    names_of("vllm.config", "MultiModalConfig", "video_pruning_rate"),
+    names_of("vllm.config", "ModelConfig", "is_mm_prefix_lm"),
+    names_of("vllm.forward_context", "ForwardContext", "attn_metadata slot_mapping"),
+    names_of("vllm.distributed.parallel_state", "GroupCoordinator", "cpu_group rank_in_group"),
+    names_of("vllm.multimodal.inputs", "MultiModalFeatureSpec", "data modality identifier mm_position", private=False),
+    names_of("vllm.multimodal.inputs", "PlaceholderRange", "offset length is_embed", private=False),
+    names_of(
         "vllm.v1.core.sched.output", "SchedulerOutput",
         "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens "
         "scheduled_encoder_inputs free_encoder_mm_hashes finished_req_ids preempted_req_ids kv_cache_block_copies "
         "kv_connector_metadata",
         private=False,
     ),
-    _names(
+    names_of(
         "vllm.v1.core.sched.output", "NewRequestData",
         "req_id prompt_token_ids mm_features sampling_params pooling_params block_ids num_computed_tokens lora_request "
         "prefill_token_ids",
         private=False,
     ),
-    _names(
+    names_of(
         "vllm.v1.core.sched.output", "CachedRequestData",
         "req_ids resumed_req_ids new_token_ids new_block_ids num_computed_tokens num_output_tokens",
         private=False,
     ),
-    _names("vllm.v1.worker.worker_base", "WorkerBase", "execute_model sample_tokens", private=False),
-    _names(
+    names_of("vllm.v1.worker.worker_base", "WorkerBase", "execute_model sample_tokens", private=False),
+    names_of(
         "vllm.v1.worker.gpu_worker", "Worker",
         "start_weight_update reload_weights reset_weights sleep wake_up reset_encoder_cache", private=False,
     ),
-    _names(
+    names_of(
         "vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorBase_V1",
         "register_kv_caches wait_for_save build_connector_worker_meta build_connector_meta update_connector_output "
         "get_num_new_matched_tokens update_state_after_alloc get_transfer_results on_new_request request_finished "
@@ -95,21 +68,21 @@ NAMES = (
         "has_pending_push_work get_kv_connector_stats _get_connector_metadata",
         private=False,
     ),
-    _names(
+    names_of(
         "vllm.v1.outputs", "KVConnectorOutput", "kv_connector_worker_meta finished_recving failed_recving",
         private=False,
     ),
-    _names(
+    names_of(
         "vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorTransferResults",
         "finished_recving failed_recving",
         private=False,
     ),
-    _names("vllm.v1.attention.backend", "AttentionImpl", "forward num_heads scale"),
-    _names("vllm.model_executor.models.interfaces", "SupportsMRoPE", "get_mrope_input_positions", private=False),
-    _names(
+    names_of("vllm.v1.attention.backend", "AttentionImpl", "forward num_heads scale"),
+    names_of("vllm.model_executor.models.interfaces", "SupportsMRoPE", "get_mrope_input_positions", private=False),
+    names_of(
         "vllm.model_executor.models.interfaces_base", "VllmModelForTextGeneration", "compute_logits", private=False
     ),
-    _names(
+    names_of(
         "vllm.distributed.ec_transfer.ec_connector.base", "ECConnectorBase",
         "start_load_caches save_caches has_cache_item update_state_after_alloc build_connector_meta",
         private=False,
@@ -118,41 +91,13 @@ NAMES = (
 """All that would break the plugin without an error at the import, if it moved."""
 
 
-def missing_names(table: Iterable[NamesOf] = NAMES) -> Iterator[str]:
-    """Yield what the installed vLLM lacks of a table, each as `module.Class` or `module.Class.name`."""
-    for part in table:
-        try:
-            owner = getattr(import_module(part.module), part.owner)
-        except (ImportError, AttributeError):
-            yield f"{part.module}.{part.owner}"
-            continue
-        known = _known(owner)
-        yield from (f"{part.module}.{part.owner}.{name}" for name in part.names if name not in known)
-
-
-def _known(owner: Any) -> set[str]:
-    """Return the names of a class with its bases', its fields, and what constructors set; or those in a function.
-
-    Words that a function gives as names are among its constants.
-    """
-    if isfunction(owner):
-        return {*owner.__code__.co_names, *(word for word in owner.__code__.co_consts if isinstance(word, str))}
-    known: set[str] = set(dir(owner))
-    for base in owner.__mro__:
-        known |= base.__dict__.get("__annotations__", {}).keys()
-        made: Any = base.__dict__.get("__init__")
-        if isfunction(made):
-            known |= _known(made)
-    return known
-
-
 def check_names() -> None:
     """Refuse a vLLM that lacks a name which the plugin uses.
 
     Raises:
         EmblemaError: it lacks some; the first three are told.
     """
-    missing = list(missing_names())
+    missing = list(missing_names(NAMES))
     if missing:
         told = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise EmblemaError(

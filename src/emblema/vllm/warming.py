@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from emblema.errors import BusyError
 from emblema.link.policy.policy import Policy
+from emblema.plugin.shards import shard_ids, shard_key
 from emblema.serve.caches import CachePart
 from emblema.serve.faults import ServeError
 from emblema.serve.keys import Tenant, store_salts
@@ -20,7 +21,6 @@ from emblema.store.identity import artifact_id, owner_digest
 from emblema.store.keys import ArtifactKey
 from emblema.store.store import Store
 from emblema.store.warm_parts import WarmParts
-from emblema.vllm.shards import shard_ids, shard_key
 
 Ask = Callable[[Tenant, dict[str, Any]], Awaitable[dict[str, Any]]]
 """Has vLLM answer a tenant's chat request; raises ServeError where it refuses."""

@@ -14,19 +14,39 @@ from emblema.errors import EmblemaError, LoadError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.layout import KVRows
 from emblema.kv.pairs import Composed
-from emblema.link.plan import ChunkOrigin, RowSource
-from emblema.link.prompt import Rows
-from emblema.link.taken_rows import LinkJob, ModelGeometry, Resources, TakenRows
+from emblema.link.plan import ChunkOrigin, LinkPlan, RowSource
+from emblema.link.prompt import Prompt, Rows
+from emblema.link.taken_rows import LinkJob, ModelGeometry, Resources, RowSink, TakenRows
+from emblema.plugin.shards import ShardStore
+from emblema.plugin.spans import taken_rows
+from emblema.plugin.stored_pairs import StoredPairs
 from emblema.store.keys import ArtifactKey, ArtifactKind
-from emblema.vllm.pages import Pages
-from emblema.vllm.shards import ShardStore
-from emblema.vllm.spans import taken_rows
-from emblema.vllm.step_metadata import StagingOrder
-from emblema.vllm.stored_pairs import StoredPairs
 
 _log = logging.getLogger(__name__)
 ROOM_SECONDS = 0.5
 """How long an order waits for room in memory that other requests' rows take."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagingOrder:
+    """What a request will take, to be read and verified before a step links it.
+
+    Attributes:
+        number: of the order; a request that is preempted gets another.
+        request_id: of the engine.
+        salt: of the tenant's store.
+        prompt, plan: the request's.
+        encodings: chunks whose encoder output may be needed, by the engine's name of the picture.
+        worth: what its rows would teach of pairs, from 0 to 1.
+    """
+
+    number: int
+    request_id: str
+    salt: bytes
+    prompt: Prompt
+    plan: LinkPlan
+    encodings: tuple[tuple[str, str], ...] = ()
+    worth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +57,7 @@ class StagedRows:
         order: what was ordered.
         rows: canonical rows by chunk.
         patches: by key.
-        encodings: what the encoder made of a picture [media tokens, width], by vLLM's name of it, where that is kept.
+        encodings: what the encoder made of a picture [media tokens, width], by the engine's name of it, if it is kept.
         held: leases of the rows.
         learnt_from: the chunks that patches put together from pairs were learnt from, by key.
     """
@@ -49,12 +69,11 @@ class StagedRows:
     held: ExitStack
     learnt_from: Mapping[ArtifactKey, frozenset[str]] = field(default_factory=dict)
 
-    def write(self, model: ModelGeometry, pages: Pages, blocks: Sequence[int], taken: tuple[Rows, ...]) -> None:
-        """Write some of the taken rows, relocated and patched, into a request's pages."""
+    def write(self, model: ModelGeometry, sink: RowSink, slots: Tensor, taken: tuple[Rows, ...]) -> None:
+        """Write some of the taken rows, relocated and patched, at a request's slots [rows]."""
         prompt = self.order.prompt
         plan = taken_rows(self.order.plan, taken)
-        slots = pages.slots(blocks, prompt.tokens)
-        rows = TakenRows(model, pages, slots, LinkJob(plan, prompt, Resources(self.patches, rows=self.rows)))
+        rows = TakenRows(model, sink, slots, LinkJob(plan, prompt, Resources(self.patches, rows=self.rows)))
         for layer in range(len(model.layouts)):
             rows.write(layer)
 

@@ -1,6 +1,6 @@
 """The geometry of a served model: how each layer keeps and rotates its rows, and a digest of its weights.
 
-vLLM's model is left alone: the layout is measured, as for the embedded engine, on one layer of the same shape with
+The served model is left alone: the layout is measured, as for the embedded engine, on one layer of the same shape with
 random weights, since a rotation depends on the configuration alone.
 """
 
@@ -23,7 +23,7 @@ from emblema.models.structure import layer_windows, position_axes
 
 _DIGEST = "emblema 2026-11 vllm weights 1"
 LATENT_DECODERS = ("deepseek_v2", "deepseek_v3")
-"""Decoders with latents (MLA) that are served by vLLM's implementation of DeepSeek's."""
+"""Decoders with latents (MLA) that vLLM serves by its implementation of DeepSeek's."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
@@ -67,7 +67,13 @@ class ModelSpec:
 
 
 def model_spec_of(
-    config: Any, fingerprint: str, kv_heads: int, dtype: torch.dtype, device: torch.device, shards: int = 1
+    config: Any,
+    fingerprint: str,
+    kv_heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    shards: int = 1,
+    engine: str = "vllm-2",
 ) -> ModelSpec:
     """Return the spec of a model by its transformers configuration.
 
@@ -75,6 +81,7 @@ def model_spec_of(
         fingerprint: see `files_fingerprint`.
         kv_heads: heads whose rows each rank keeps; where there are fewer heads than ranks, several keep the same one.
         shards: the number of ranks.
+        engine: the engine and the version of how its plugin captures chunks; part of their ids.
 
     Raises:
         UnsupportedModelError: the family is unknown, a layer slides or cannot be relocated, or rows attend later ones.
@@ -99,7 +106,7 @@ def model_spec_of(
         kit = Toolkit(config, None)
         before, after = family.markers(kit, "image")
         markers, merge = (tuple(before), tuple(after)), family.merge(kit)
-    version = f"vllm-2/{family.name}/{family.version()}"
+    version = f"{engine}/{family.name}/{family.version()}"
     return ModelSpec(version, fingerprint, (own,) * layers, tables, axes, markers, merge, dtype, device, shards, rate)
 
 

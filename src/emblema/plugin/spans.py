@@ -1,6 +1,6 @@
 """Cached spans: which rows of a plan come from the store, and what one step takes and computes of a request.
 
-There is no model and no vLLM in here.
+There is no model and no engine in here.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""From a request that vLLM serves to a plan: its prompt as chunks and text, and the rows that its pages can take."""
+"""From a request to a serving engine to a plan: its prompt as chunks and text, and the rows that its pages can take."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -23,16 +23,19 @@ from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.query import unread_rows
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
+from emblema.plugin.model_spec import ModelSpec
+from emblema.plugin.spans import CachedSpans, unsupported_reason
+from emblema.plugin.stored import StoreMemory
+from emblema.plugin.stored_pairs import StoredPairs
 from emblema.session.pair_memory import PairSettings
 from emblema.session.pair_sampler import worth_of
 from emblema.store.identity import SHARED_SALT, chunk_id, request_salt
 from emblema.store.keys import ArtifactKey, ArtifactKind, orbit_key
 from emblema.store.store import TenantStore
-from emblema.vllm.model_spec import ModelSpec
-from emblema.vllm.spans import CachedSpans, unsupported_reason
-from emblema.vllm.step_metadata import PatchNeed
-from emblema.vllm.stored import StoreMemory
-from emblema.vllm.stored_pairs import StoredPairs
+
+PatchNeed = tuple[ArtifactKey, int, tuple[int, ...]]
+"""A patch to be formed: its key, its rank and its layers."""
+
 
 REMEMBERED_STUBS = 1024
 NOT_READY = "this server was not made ready for it"
@@ -41,12 +44,12 @@ COSTS_MORE = "linking was expected to cost more than it saves"
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """A picture or other media of a request, as vLLM placed it.
+    """A picture or other media of a request, as the engine placed it.
 
     Attributes:
         index: its number among the request's media.
         kind: `image`, `video`, ….
-        identifier: vLLM's name of it: a digest of its content, or what the client gave as such.
+        identifier: the engine's name of it: a digest of its content, or what the client gave as such.
         start: row of its first token.
         tokens: how many rows it takes.
         grid: frames, height and width in patches, where the model places media on a grid.
@@ -68,15 +71,15 @@ class MediaItem:
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """A request to vLLM.
+    """A request to a serving engine.
 
     Attributes:
         token_ids: the prompt's, with a token for each row of media.
         items: its media in order.
-        salt: the tenant's `cache_salt`.
-        options: `kv_transfer_params["emblema"]`.
+        salt: what sets the tenant apart, as vLLM's `cache_salt`.
+        options: the request's own, as vLLM's `kv_transfer_params["emblema"]`.
         refusal: why it has to be computed plainly, whatever is stored; None if it may be linked.
-        source: vLLM's own request, for `internals` alone.
+        source: the engine's own request.
         digests: makes the digests of the items, which takes a while; None where they have theirs.
     """
 
@@ -160,7 +163,7 @@ class RequestPlan:
         )
 
     def restart(self, ready: int) -> None:
-        """Count from the start, as vLLM schedules the request for the first time or after a preemption.
+        """Count from the start, as the engine schedules the request for the first time or after a preemption.
 
         Args:
             ready: rows that the prefix cache has.
@@ -168,7 +171,7 @@ class RequestPlan:
         self.linked, self.ready = 0, ready
 
     def encodings(self, ready: int) -> tuple[tuple[str, str], ...]:
-        """Return the stored chunks of pictures with rows from `ready` on, by vLLM's names of these pictures.
+        """Return the stored chunks of pictures with rows from `ready` on, by the engine's names of these pictures.
 
         The encoder outputs of pictures whose rows are taken are of use too, where a step ends within such rows.
         """
@@ -284,11 +287,11 @@ def plan_request(
         second_pass = "some of its pictures are not stored yet"
     reason = unsupported_reason(plan, second_pass)
     if reason is None and not plan.decisions and any(key.orbit for key in plan.forming):
-        reason = "an orbit patch is not stored, and under vLLM none is formed, as that takes other orderings"
+        reason = "an orbit patch is not stored, and in a serving engine none is formed, as that takes other orderings"
     if reason is None and plan.recomputation is not None:
         plan, reason = _bounded(plan, request.options.get("margin"))
     if reason is not None:
-        log_once(f"{plan.strategy} is computed plainly under vLLM: {reason}")
+        log_once(f"{plan.strategy} is computed plainly here: {reason}")
         remark = f"{plan.strategy}: {reason}"
     elif plan.decisions:
         linked, lacking = compute_chunks(plan, missing), _needs_of_decisions(plan, prompt, knowledge)
@@ -560,12 +563,12 @@ def _chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: byte
 
 
 def _grids(item: MediaItem, lead: int, spec: ModelSpec) -> tuple[Grid, ...]:
-    """Return where vLLM places an item's media tokens on grids: a clip with time stamps on one for each step."""
+    """Return where the engine places an item's media tokens on grids: a clip with time stamps on one for each step."""
     if item.grid is None or spec.axes == 1:
         return ()
     frames, height, width = item.grid[0], item.grid[1] // spec.merge, item.grid[2] // spec.merge
     if item.runs:
         return tuple(Grid(lead + start, 1, height, width) for start, _ in item.runs)
     interval = 1.0 if item.kind != "video" else (1.0 if item.seconds is None else item.seconds) * spec.tokens_per_second
-    # vLLM rounds down without slack.
+    # As vLLM, which rounds down without slack.
     return (Grid(lead, frames, height, width, interval, 0.0),)
