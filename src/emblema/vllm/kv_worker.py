@@ -15,10 +15,10 @@ from torch import Tensor
 
 from emblema.errors import EmblemaError, LoadError
 from emblema.kv.chunk import Encoded
-from emblema.kv.layout import LayerRows
 from emblema.kv.patch import form_patch
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Segment
+from emblema.plugin.copied_rows import CopiedRows, layers_of
 from emblema.plugin.host_copies import HostCopier, PendingCopies
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.shards import ShardStore, TenantShards
@@ -47,25 +47,6 @@ STAGING_SECONDS = 0.01
 
 Agree = Callable[[list[bool]], list[bool]]
 """Returns which of some facts are so on all workers; all call it together."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedRows:
-    """Rows of one chunk in its prompt, copied from pages; `read` counts rows from the prompt's start, as a table's."""
-
-    start: int
-    layers: tuple[LayerRows, ...]
-
-    def read(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows:
-        rows = self.layers[layer]
-        return rows.slice(start - self.start, rows.tokens if stop is None else stop - self.start)
-
-
-def _layers(pending: PendingCopies) -> tuple[LayerRows, ...]:
-    """Return every layer's rows when they are in host memory."""
-    copies = pending.take()
-    half = len(copies) // 2
-    return tuple(LayerRows(keys, values) for keys, values in zip(copies[:half], copies[half:], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +323,7 @@ class KVWorker:
     def _put(self, capture: ChunkCapture, rows: PendingCopies, encoding: PendingCopies, size: int) -> None:
         try:
             encoded = self._encoded(capture.chunk.encoded, *encoding.take())
-            chunk = replace(capture.chunk, encoded=encoded, rows=_layers(rows))
+            chunk = replace(capture.chunk, encoded=encoded, rows=layers_of(rows))
             self.store.tenant(capture.salt).put(chunk)
         finally:
             self.waiting.leave(size)
@@ -359,7 +340,7 @@ class KVWorker:
 
     def _await_chunks(self, capture: PatchCapture, copied: dict[int, PendingCopies], size: int) -> None:
         with self._leaving_on_error(size):
-            rows = {start: CopiedRows(start, _layers(pending)) for start, pending in copied.items()}
+            rows = {start: CopiedRows(start, layers_of(pending)) for start, pending in copied.items()}
         self._prompts.append(WaitingPrompt(capture, rows, size))
         if len(self._prompts) > WAITING_PROMPTS:
             with suppress(IndexError):

@@ -1,0 +1,111 @@
+"""A batch of which some rows are computed: each run of them is a sequence of its own over its request's slots.
+
+Each layer writes the whole batch's keys and values before its attention reads slots, so that what a run attends is
+there whether it was taken, computed before or is computed beside it.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emblema.link.prompt import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenBatch:
+    """Another `ForwardBatch` in a batch's place.
+
+    Attributes:
+        batch: it.
+        last: [requests] the sequence with each request's last run.
+    """
+
+    batch: Any
+    last: Tensor
+
+    def restore(self, output: Any) -> None:
+        """Keep of the logits and states of all sequences those of the requests."""
+        logits = output.logits_output
+        logits.next_token_logits = logits.next_token_logits[self.last]
+        if logits.hidden_states is not None:
+            logits.hidden_states = logits.hidden_states[self.last]
+
+
+def may_rewrite(batch: Any) -> bool:
+    """Return whether requests of a batch need no more of the forward than their last rows' logits."""
+    if batch.capture_hidden_mode is not None and batch.capture_hidden_mode.is_full():
+        return False
+    lengths = zip(batch.extend_logprob_start_lens_cpu or (), batch.extend_seq_lens_cpu, strict=False)
+    return not batch.return_logprob or all(start >= length for start, length in lengths)
+
+
+def rewrite_batch(batch: Any, runs: Sequence[tuple[Rows, ...]]) -> RewrittenBatch:
+    """Return a batch with some of its rows.
+
+    Args:
+        batch: SGLang's `ForwardBatch` of an extend step.
+        runs: for each request the rows to compute, in order, as rows of its sequence; the last is its last one.
+    """
+    kept: list[Tensor] = []
+    parents: list[int] = []
+    starts: list[int] = []
+    stops: list[int] = []
+    last: list[int] = []
+    offset = 0
+    for index, own in enumerate(runs):
+        first = offset - int(batch.extend_prefix_lens_cpu[index])
+        for start, stop in own:
+            kept.append(torch.arange(first + start, first + stop))
+            parents.append(index)
+            starts.append(start)
+            stops.append(stop)
+        last.append(len(parents) - 1)
+        offset += int(batch.extend_seq_lens_cpu[index])
+    device = batch.input_ids.device
+    rows, owners = torch.cat(kept).to(device), torch.tensor(parents, device=device)
+    lengths = [stop - start for start, stop in zip(starts, stops, strict=True)]
+    final = set(last)
+
+    def like(numbers: list[int], given: Tensor) -> Tensor:
+        return torch.tensor(numbers, dtype=given.dtype, device=given.device)
+
+    def of_last(given: Sequence[Any] | None, other: Any) -> list[Any] | None:
+        if given is None:
+            return None
+        return [given[parent] if place in final else other for place, parent in enumerate(parents)]
+
+    made = copy.copy(batch)
+    made.batch_size = len(parents)
+    for name in ("input_ids", "positions", "out_cache_loc", "out_cache_loc_virtual", "mm_token_modalities"):
+        whole = getattr(batch, name)
+        setattr(made, name, None if whole is None else whole[rows])
+    if batch.mrope_positions is not None:
+        made.mrope_positions = batch.mrope_positions[:, rows]
+    made.req_pool_indices = batch.req_pool_indices[owners]
+    if batch.req_pool_indices_cpu is not None:
+        made.req_pool_indices_cpu = batch.req_pool_indices_cpu[owners.cpu()]
+    made.seq_lens = like(stops, batch.seq_lens)
+    if batch.seq_lens_cpu is not None:
+        made.seq_lens_cpu = like(stops, batch.seq_lens_cpu)
+    if batch.orig_seq_lens is not None:
+        made.orig_seq_lens = like(stops, batch.orig_seq_lens)
+    made.seq_lens_sum = sum(stops)
+    made.extend_num_tokens = sum(lengths)
+    made.extend_seq_lens = like(lengths, batch.extend_seq_lens)
+    made.extend_prefix_lens = like(starts, batch.extend_prefix_lens)
+    made.extend_start_loc = like([sum(lengths[:place]) for place in range(len(lengths))], batch.extend_start_loc)
+    made.extend_seq_lens_cpu, made.extend_prefix_lens_cpu = lengths, starts
+    made.extend_logprob_start_lens_cpu = list(lengths)
+    made.global_num_token_non_padded_cpu = sum(lengths)
+    if batch.global_num_token_non_padded is not None:
+        made.global_num_token_non_padded = torch.full_like(batch.global_num_token_non_padded, sum(lengths))
+    made.top_logprobs_nums = of_last(batch.top_logprobs_nums, 0)
+    made.token_ids_logprobs = of_last(batch.token_ids_logprobs, None)
+    for name in ("mm_inputs", "rids", "lora_ids"):
+        each = getattr(batch, name)
+        setattr(made, name, None if each is None else [each[parent] for parent in parents])
+    return RewrittenBatch(made, torch.tensor(last, device=device))

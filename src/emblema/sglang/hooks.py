@@ -1,0 +1,202 @@
+"""The plugin beside SGLang's scheduler: requests are held until they are planned, and steps are linked."""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from emblema.errors import EmblemaError
+from emblema.link.plan import LinkPlan, RowSource
+from emblema.plugin.model_spec import ModelSpec, files_fingerprint, model_spec_of
+from emblema.plugin.settings import PluginSettings
+from emblema.sglang.linked_forward import LinkedForward
+from emblema.sglang.piece_keeper import PieceKeeper
+from emblema.sglang.request_links import RequestLink, RequestLinks
+from emblema.sglang.requests import describe_request
+from emblema.sglang.solo_captures import SoloQueue
+from emblema.store import Store
+from emblema.store.settings import StoreSettings
+
+_log = logging.getLogger(__name__)
+ENGINE = "sglang-1"
+"""The engine, and the version of how its chunks are captured."""
+_TAKEN = "emblema 2026-11 sglang taken rows 1"
+_MARK = "\0emblema-"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request that waits to be queued.
+
+    Attributes:
+        request: SGLang's `Req`.
+        link: its link.
+        queue: has SGLang queue it.
+    """
+
+    request: Any
+    link: RequestLink
+    queue: Callable[[], None]
+
+
+class SchedulerHooks:
+    """What SGLang calls around its own methods, one scheduler a process.
+
+    Args:
+        settings: of the plugin.
+    """
+
+    def __init__(self, settings: PluginSettings) -> None:
+        self._settings = settings
+        self._links: RequestLinks | None = None
+        self._forward: LinkedForward | None = None
+        self._captures: SoloQueue | None = None
+        self._held: OrderedDict[str, HeldRequest] = OrderedDict()
+        self._waits = False
+
+    def start(self, result: None, scheduler: Any, *given: Any, **named: Any) -> None:
+        """Open the store, once the scheduler is made; where the server is unfit, everything is computed plainly."""
+        try:
+            runner = scheduler.tp_worker.model_runner
+            refusal = unfit(scheduler, runner)
+            if refusal is not None:
+                raise EmblemaError(refusal)
+            spec = _model_spec(scheduler, runner)
+            place = StoreSettings(device=spec.device)
+            store = Store(self._settings.store, device_bytes=self._settings.memory, settings=place)
+            keeper = PieceKeeper(spec, store)
+            self._captures = SoloQueue() if self._settings.capture else None
+            links = RequestLinks(spec, store, self._settings)
+            self._forward = LinkedForward(
+                runner, scheduler.token_to_kv_pool_allocator, spec, links, keeper, self._captures
+            )
+            self._links = links
+            self._waits = bool(scheduler.server_args.sleep_on_idle)
+        except (EmblemaError, OSError) as error:
+            _log.warning("emblema: nothing is linked or kept by this server: %s", error)
+
+    # requests
+
+    def hold(self, queue: Callable[..., None], scheduler: Any, request: Any, *given: Any, **named: Any) -> None:
+        """Hold a request with pictures until it is planned; SGLang queues others at once."""
+        links = self._links
+        media = request.multimodal_inputs
+        if links is None or media is None or not media.mm_items or request.finished_reason is not None:
+            queue(scheduler, request, *given, **named)
+            return
+        if self._captures is not None and not scheduler.is_fully_idle():
+            self._captures.quiet.arrive(time.monotonic())
+        try:
+            link = links.begin(request.rid, describe_request(request))
+        except Exception:
+            # No error may end the server.
+            _log.exception("emblema: a request is computed plainly, as it could not be read")
+            queue(scheduler, request, *given, **named)
+            return
+        self._held[request.rid] = HeldRequest(request, link, lambda: queue(scheduler, request, *given, **named))
+        if self._waits:
+            link.planned.wait()
+
+    def release(self, scheduler: Any, *given: Any, **named: Any) -> None:
+        """Have SGLang queue the requests that are planned, in order."""
+        links = self._links
+        for name, held in list(self._held.items()) if links is not None else ():
+            if links is not None and links.is_ready(name, held.link):
+                self._queue(scheduler, name, held)
+
+    def release_all(self, scheduler: Any, abort: Any, *given: Any, **named: Any) -> None:
+        """Have SGLang queue all requests that an abort may mean, so that it finds them."""
+        for name, held in list(self._held.items()):
+            if abort.abort_all or name.startswith(abort.rid):
+                self._held.pop(name)
+                if self._links is not None:
+                    self._links.abandon(name)
+                held.queue()
+
+    def _queue(self, scheduler: Any, name: str, held: HeldRequest) -> None:
+        del self._held[name]
+        plan, request = held.link.plan, held.request
+        own_key = (request.extra_key or "").partition(_MARK)[0]
+        if plan is not None and plan.cached.spans and not request.is_retracted:
+            taken = sum(stop - start for start, stop in plan.cached.spans)
+            if prefix_rows(scheduler, request) >= taken:
+                plan.decline("the prefix cache has as much of it, exactly")
+        if plan is not None and plan.cached.private_from(0) is not None:
+            # Its rows are approximate: only a prompt that takes the same finds them.
+            request.extra_key = f"{own_key}{_MARK}{taken_digest(plan.plan)}"
+        held.queue()
+
+    # steps
+
+    def forward(self, stock: Callable[..., Any], runner: Any, batch: Any, *given: Any, **named: Any) -> Any:
+        """Run a step of the model, linked."""
+        if self._forward is None or runner is not self._forward.runner:
+            return stock(runner, batch, *given, **named)
+        return self._forward(stock, batch, *given, **named)
+
+    def use_idle_moment(self, scheduler: Any, *given: Any, **named: Any) -> None:
+        """Capture what waits for that, if no request is there."""
+        if self._forward is not None and not self._held and scheduler.is_fully_idle():
+            self._forward.capture(idle=True)
+
+
+def prefix_rows(scheduler: Any, request: Any) -> int:
+    """Return how many rows of a request SGLang's prefix cache has."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    key = RadixKey(request.origin_input_ids, request.extra_key, cache_salt=request.cache_salt)
+    return int(scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len)
+
+
+def taken_digest(plan: LinkPlan) -> str:
+    """Return a digest of what a plan takes: prompts that begin alike and take the same have the same rows."""
+    digest = blake3(derive_key_context=_TAKEN)
+    for part in plan.ranges:
+        if part.source is RowSource.TAKEN:
+            written = repr((part.start, part.stop, part.layers, part.origin, part.patch)).encode()
+            digest.update(len(written).to_bytes(8, "little") + written)
+    return str(digest.hexdigest())
+
+
+def unfit(scheduler: Any, runner: Any) -> str | None:
+    """Return why a server cannot link; None if it can."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    options = scheduler.server_args
+    for name, most in (("tp_size", 1), ("pp_size", 1), ("dp_size", 1), ("attn_cp_size", 1), ("dcp_size", 1)):
+        if int(getattr(options, name, 1) or 1) > most:
+            return f"{name} is {getattr(options, name)}: what its workers take and keep is not agreed between them"
+    if options.speculative_algorithm is not None:
+        return f"{options.speculative_algorithm} drafts from rows that are not there where others are taken"
+    if str(options.disaggregation_mode) != "null":
+        return "prefill and decode are disaggregated, so that rows leave this server"
+    if getattr(options, "enable_two_batch_overlap", False):
+        return "two halves of a batch overlap, which is not known to keep a prompt's runs together"
+    if getattr(options, "enable_hierarchical_cache", False):
+        return "its hierarchical cache would keep approximate rows in slower tiers"
+    pool = runner.token_to_kv_pool
+    if type(pool) is not MHATokenToKVPool:
+        return f"its pool of rows is a {type(pool).__name__}; rows are written into MHATokenToKVPool alone"
+    if pool.store_dtype != pool.dtype or pool.dtype != runner.dtype:
+        return f"its pool keeps {pool.dtype}, the model computes {runner.dtype}"
+    return None
+
+
+def _model_spec(scheduler: Any, runner: Any) -> ModelSpec:
+    model, options = scheduler.model_config, scheduler.server_args
+    folder = Path(options.model_path)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(options.model_path, revision=options.revision, local_files_only=True))
+    extra = f"{options.load_format} {options.quantization}"
+    fingerprint = files_fingerprint(folder, model.hf_config, extra)
+    heads = model.get_num_kv_heads(1)
+    return model_spec_of(model.hf_config, fingerprint, heads, model.dtype, torch.device(runner.device), engine=ENGINE)

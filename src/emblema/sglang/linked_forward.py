@@ -1,0 +1,232 @@
+"""The forward of SGLang's model runner with rows that are taken: those are written, the others computed."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emblema.kv.chunk import Chunk
+from emblema.link.prompt import Rows
+from emblema.plugin.host_copies import HostCopier, PendingCopies
+from emblema.plugin.model_spec import ModelSpec
+from emblema.plugin.request_plan import RequestPlan
+from emblema.plugin.spans import StepRows
+from emblema.sglang.batch_rewriter import RewrittenBatch, may_rewrite, rewrite_batch
+from emblema.sglang.encodings import encoding_of, hand_over
+from emblema.sglang.piece_keeper import ComputedPrompt, PieceKeeper
+from emblema.sglang.pool_rows import PoolRows
+from emblema.sglang.request_links import RequestLink, RequestLinks, count_linked
+from emblema.sglang.solo_captures import SoloQueue, SoloCapture, solo_batch
+
+_log = logging.getLogger(__name__)
+Forward = Callable[..., Any]
+REPORT = "emblema"
+"""The key of a request's report in `meta_info`."""
+
+
+class LinkedForward:
+    """Carries plans out in a runner's steps, and keeps what they compute.
+
+    Args:
+        runner: SGLang's `ModelRunner`.
+        allocator: of slots.
+        spec: of the model.
+        links: the requests' plans.
+        keeper: stores chunks and forms patches.
+        captures: chunks to be prefilled alone; None where none are.
+
+    Raises:
+        EmblemaError: the pool keeps rows in a form that the plugin does not know.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        allocator: Any,
+        spec: ModelSpec,
+        links: RequestLinks,
+        keeper: PieceKeeper,
+        captures: SoloQueue | None,
+    ) -> None:
+        self._runner, self._allocator, self._spec = runner, allocator, spec
+        self._links, self._keeper, self._captures = links, keeper, captures
+        self._rows = PoolRows(runner.token_to_kv_pool, spec.layouts, spec.dtype)
+        self._copier = HostCopier.of(spec.device)
+        self._stock: Forward | None = None
+
+    @property
+    def runner(self) -> Any:
+        """Whose steps these are."""
+        return self._runner
+
+    def __call__(self, stock: Forward, batch: Any, *given: Any, **named: Any) -> Any:
+        """Run a step."""
+        self._stock = stock
+        mode = batch.forward_mode
+        if not (mode.is_extend_without_speculative() and batch.rids and batch.extend_seq_lens_cpu):
+            output = stock(self._runner, batch, *given, **named)
+            if mode.is_decode():
+                self.capture(idle=False)
+            return output
+        links = [self._links.get(name) for name in batch.rids]
+        if not any(links):
+            return stock(self._runner, batch, *given, **named)
+        rewritten = self._link(batch, links)
+        output = stock(self._runner, batch if rewritten is None else rewritten.batch, *given, **named)
+        if rewritten is not None:
+            rewritten.restore(output)
+        reports = [self._finish(batch, index, link) for index, link in enumerate(links)]
+        if any(report is not None for report in reports) and output.logits_output is not None:
+            output.logits_output.customized_info = {**(output.logits_output.customized_info or {}), REPORT: reports}
+        return output
+
+    def _bounds(self, batch: Any, index: int) -> Rows:
+        start = int(batch.extend_prefix_lens_cpu[index])
+        return start, start + int(batch.extend_seq_lens_cpu[index])
+
+    def _slots(self, batch: Any, index: int, rows: int) -> Tensor:
+        """Return the slots [rows] int64 of a request's first rows, on the host."""
+        table = self._runner.req_to_token_pool.req_to_token
+        return table[batch.req_pool_indices[index], :rows].to("cpu", torch.int64)
+
+    def _link(self, batch: Any, links: Sequence[RequestLink | None]) -> RewrittenBatch | None:
+        """Write the rows that a step takes, and return the step with the others; None where it computes all."""
+        if not may_rewrite(batch):
+            return None
+        runs: list[tuple[Rows, ...]] = []
+        linked = False
+        for index, (name, link) in enumerate(zip(batch.rids, links, strict=True)):
+            bounds = self._bounds(batch, index)
+            rows = None if link is None else link.step_rows(*bounds)
+            if link is not None and link.plan is not None:
+                self._hand_over(name, link.plan, batch, index)
+            if link is not None and rows is not None and self._write(name, link, batch, index, rows):
+                runs.append(rows.computed)
+                linked = True
+            else:
+                runs.append((bounds,))
+        return rewrite_batch(batch, runs) if linked else None
+
+    def _write(self, name: str, link: RequestLink, batch: Any, index: int, rows: StepRows) -> bool:
+        plan, staged = link.plan, self._links.staged(name)
+        if plan is None or staged is None:
+            return False
+        try:
+            start, stop = self._bounds(batch, index)
+            slots = self._slots(batch, index, max(stop, 1))
+            whole = torch.full((plan.prompt.tokens,), -1, dtype=torch.int64)
+            whole[: min(stop, plan.prompt.tokens)] = slots[: plan.prompt.tokens]
+            staged.write(self._spec, self._rows, whole, rows.taken)
+        except Exception as error:
+            # No error may end the server: the rows are computed.
+            _log.warning("emblema: rows could not be written and are computed: %s", error, exc_info=True)
+            plan.fail()
+            return False
+        link.stand_in = rows.stand_in
+        plan.linked += count_linked(rows.taken, start)
+        return True
+
+    def _hand_over(self, name: str, plan: RequestPlan, batch: Any, index: int) -> None:
+        """Have SGLang find what the encoder made of a request's pictures, where that is stored."""
+        staged, media = self._links.staged(name), None if batch.mm_inputs is None else batch.mm_inputs[index]
+        if staged is not None and staged.encodings and media is not None:
+            hand_over(media.mm_items, staged.encodings, self._spec.device)
+
+    def _finish(self, batch: Any, index: int, link: RequestLink | None) -> dict[str, object] | None:
+        """Keep what a step computed of a prompt, if it is all there now; return the request's report."""
+        if link is None or link.complete or self._bounds(batch, index)[1] < _tokens(link):
+            return None
+        name, plan = batch.rids[index], link.plan
+        self._links.complete(name, link)
+        if plan is None:
+            return None
+        if self._captures is not None and plan.request.options.get("capture", True) is not False:
+            self._captures.request(plan)
+            if plan.needs:
+                self._copy_prompt(plan, self._slots(batch, index, plan.prompt.tokens))
+        return report_of(plan, self._spec)
+
+    def _copy_prompt(self, plan: RequestPlan, slots: Tensor) -> None:
+        wanted = {key.chunk for key, _, _ in plan.needs}
+        segments = [segment for segment, chunk in plan.prompt.chunk_segments if chunk.id in wanted]
+        size = self._row_bytes * sum(segment.stop - segment.start for segment in segments)
+        if not self._keeper.take_room(size):
+            return
+        copied = {segment.start: self._copy(slots[segment.start : segment.stop]) for segment in segments}
+        self._keeper.form_patches(ComputedPrompt(plan.request.store_salt, plan.prompt, plan.needs, copied, size))
+
+    def _copy(self, slots: Tensor) -> PendingCopies:
+        """Return copies of rows, under way to the host: the keys of all layers, then the values of all."""
+        where = slots.to(self._spec.device)
+        rows = [self._rows.read(layer, where) for layer in range(len(self._spec.layouts))]
+        return self._copier.copy([*(layer.keys for layer in rows), *(layer.values for layer in rows)])
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._spec.dtype.itemsize * sum(layout.features for layout in self._spec.layouts)
+
+    # chunks alone
+
+    def capture(self, idle: bool) -> None:
+        """Prefill chunks alone that the store lacks, if the moment is quiet.
+
+        Args:
+            idle: whether no request is there.
+        """
+        if self._captures is not None and self._stock is not None:
+            self._captures.run(idle, self._capture)
+
+    def _capture(self, wanted: SoloCapture) -> bool:
+        chunk, pool = wanted.chunk, self._runner.req_to_token_pool
+        size = chunk.tokens * self._row_bytes
+        page = int(self._allocator.page_size)
+        needed = -(-chunk.tokens // page) * page
+        if self._allocator.available_size() < needed or pool.available_size() < 1:
+            return False
+        if not self._keeper.take_room(size):
+            return True
+        (row,) = pool.alloc_rows(1)
+        slots = self._allocator.alloc(needed)
+        try:
+            self._prefill(wanted, row, slots[: chunk.tokens].to(torch.int64), size)
+        except Exception:
+            # A server that cannot store what it computes still serves.
+            _log.exception("emblema: a picture could not be prefilled alone")
+        finally:
+            self._allocator.free(slots)
+            pool.free_rows([row])
+        return True
+
+    def _prefill(self, wanted: SoloCapture, row: int, slots: Tensor, size: int) -> None:
+        chunk: Chunk = wanted.chunk
+        self._runner.req_to_token_pool.req_to_token[row, : chunk.tokens] = slots.to(torch.int32)
+        if self._stock is not None:
+            self._stock(self._runner, solo_batch(chunk, wanted.media, row, slots))
+        self._keeper.keep_chunk(wanted.salt, chunk, self._copy(slots), encoding_of(wanted.media.mm_items[0]), size)
+        self._links.regain([chunk.id])
+
+
+def _tokens(link: RequestLink) -> int:
+    return 0 if link.plan is None else link.plan.prompt.tokens
+
+
+def report_of(plan: RequestPlan, spec: ModelSpec) -> dict[str, object]:
+    """Return what a reply reports of its prompt."""
+    row = spec.dtype.itemsize * sum(layout.features for layout in spec.layouts)
+    pieces = {
+        "model": spec.fingerprint,
+        "chunks": [chunk.id for _, chunk in plan.prompt.chunk_segments],
+        "forming": [key.chunk for key, _, _ in plan.needs],
+    }
+    return {
+        **({"pieces": pieces} if plan.request.options.get("pieces") is True else {}),
+        "strategy": plan.plan.strategy if plan.linked else "plain",
+        "prompt_tokens": plan.prompt.tokens,
+        "media_tokens": sum(chunk.tokens for _, chunk in plan.prompt.chunk_segments),
+        "linked_tokens": plan.linked,
+        "kv_bytes": plan.linked * row,
+        "stored": not plan.missing and not plan.lacking,
+        "remark": plan.remark,
+    }

@@ -1,0 +1,163 @@
+"""What is made of computed rows, behind the model: a thread of its own stores chunks and forms patches."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+from emblema.errors import EmblemaError, LoadError
+from emblema.kv.chunk import Chunk
+from emblema.kv.patch import form_patch
+from emblema.link.forming import deficits_of
+from emblema.link.prompt import Prompt, Segment
+from emblema.plugin.copied_rows import CopiedRows, layers_of
+from emblema.plugin.host_copies import PendingCopies
+from emblema.plugin.model_spec import ModelSpec
+from emblema.plugin.request_plan import PatchNeed
+from emblema.store import Store
+from emblema.store.store import TenantStore
+
+_log = logging.getLogger(__name__)
+WAITING_PROMPTS = 16
+WAITING_BYTES = 256 * 2**20
+"""Rows that may wait to be stored or formed into patches. A piece that alone is larger waits alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedPrompt:
+    """A prompt that was computed plainly, of whose rows patches are formed.
+
+    Attributes:
+        salt: of the tenant's store.
+        prompt: it.
+        needs: the patches.
+        copied: rows of its chunks that have any, by where they start.
+        size: bytes of these.
+    """
+
+    salt: bytes
+    prompt: Prompt
+    needs: tuple[PatchNeed, ...]
+    copied: dict[int, PendingCopies]
+    size: int
+
+
+class PieceKeeper:
+    """Stores chunks and forms patches, one after another.
+
+    Args:
+        spec: of the model.
+        store: where they are kept.
+
+    Attributes:
+        dropped: chunks and prompts that were not kept for want of room.
+    """
+
+    def __init__(self, spec: ModelSpec, store: Store) -> None:
+        self._spec, self._store = spec.on(torch.device("cpu")), store
+        self.dropped = 0
+        self._waiting_bytes = 0
+        self._changed = threading.Lock()
+        # Of the thread: prompts whose chunks are not all stored yet.
+        self._prompts: deque[ComputedPrompt] = deque()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="emblema-keep", daemon=True)
+        self._thread.start()
+
+    def take_room(self, size: int) -> bool:
+        """Count rows that are to be copied; False where too many wait."""
+        with self._changed:
+            room = self._waiting_bytes == 0 or self._waiting_bytes + size <= WAITING_BYTES
+            self._waiting_bytes += size if room else 0
+            self.dropped += not room
+        return room
+
+    def keep_chunk(self, salt: bytes, chunk: Chunk, rows: PendingCopies, encoding: Tensor | None, size: int) -> None:
+        """Store a chunk with its rows, for which room was taken, and with what the encoder made of it."""
+        self._work.put(partial(self._keep_chunk, salt, chunk, rows, encoding, size))
+
+    def form_patches(self, prompt: ComputedPrompt) -> None:
+        """Form the patches of a prompt once its chunks are stored; room was taken for its rows."""
+        self._work.put(partial(self._await_chunks, prompt))
+
+    def drain(self) -> None:
+        """Wait until all that was given so far is stored, or waits for chunks."""
+        done = threading.Event()
+        self._work.put(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """Store what was given, and end the thread."""
+        self._work.put(None)
+        self._thread.join()
+
+    # the thread
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                with torch.inference_mode():
+                    work()
+            except Exception as error:
+                # The server goes on without this piece.
+                unexpected = not isinstance(error, EmblemaError | OSError)
+                _log.warning("emblema: a piece could not be kept: %s", error, exc_info=unexpected)
+
+    def _leave(self, size: int) -> None:
+        with self._changed:
+            self._waiting_bytes -= size
+
+    def _keep_chunk(self, salt: bytes, chunk: Chunk, rows: PendingCopies, encoding: Tensor | None, size: int) -> None:
+        try:
+            encoded = chunk.encoded
+            if encoding is not None and encoding.dim() == 2 and len(encoding) == int(encoded.visual.sum()):
+                embeds = torch.zeros(encoded.tokens, encoding.shape[1], dtype=self._spec.dtype)
+                embeds[encoded.visual] = encoding.to("cpu", self._spec.dtype)
+                encoded = replace(encoded, embeds=embeds)
+            self._store.tenant(salt).put(replace(chunk, encoded=encoded, rows=layers_of(rows)))
+        finally:
+            self._leave(size)
+        self._form_ready()
+
+    def _await_chunks(self, prompt: ComputedPrompt) -> None:
+        self._prompts.append(prompt)
+        if len(self._prompts) > WAITING_PROMPTS:
+            self._leave(self._prompts.popleft().size)
+            self.dropped += 1
+        self._form_ready()
+
+    def _form_ready(self) -> None:
+        """Form the patches of prompts whose chunks are all stored by now; the others wait."""
+        waiting, self._prompts = self._prompts, deque()
+        for prompt in waiting:
+            store = self._store.tenant(prompt.salt)
+            names = {chunk.id for _, chunk in prompt.prompt.chunk_segments}
+            if names - store.held(names).keys():
+                self._prompts.append(prompt)
+                continue
+            try:
+                self._form(prompt, store)
+            finally:
+                self._leave(prompt.size)
+
+    def _form(self, prompt: ComputedPrompt, store: TenantStore) -> None:
+        places: dict[tuple[str, tuple[str, ...]], Segment] = {}
+        for segment, chunk in prompt.prompt.chunk_segments:
+            places.setdefault((chunk.id, prompt.prompt.antecedents(segment)), segment)
+        for key, rank, layers in prompt.needs:
+            place = places.get((key.chunk, key.antecedents))
+            if place is None:
+                continue
+            table = CopiedRows(place.start, layers_of(prompt.copied[place.start]))
+            with store.lease([key.chunk]) as lease:
+                if lease.missing:
+                    raise LoadError(key.chunk, "it is not in the store any more")
+                rows = lease.rows[key.chunk]
+                deficits = deficits_of(self._spec, table, prompt.prompt, place, rows, set(layers))
+                store.put_artifact(key, form_patch(deficits, rank, self._spec.dtype))

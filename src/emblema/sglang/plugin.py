@@ -1,0 +1,79 @@
+"""The plugin as SGLang loads it: which SGLang it takes, its options, and the hooks that it registers."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+
+from emblema.errors import EmblemaError
+from emblema.plugin.settings import PluginSettings
+
+_log = logging.getLogger(__name__)
+TESTED = "0.5.23"
+OPTIONS = "EMBLEMA_SGLANG"
+"""The variable with the plugin's options as JSON. SGLang's processes inherit it; without it nothing is hooked."""
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+
+
+def check_version() -> None:
+    """Refuse an SGLang other than the tested one.
+
+    Raises:
+        EmblemaError: the version is another, or SGLang cannot be imported.
+    """
+    try:
+        from sglang.version import __version__ as found
+    except ImportError as error:
+        raise EmblemaError(f"SGLang cannot be imported ({error}): install sglang=={TESTED}") from error
+    if str(found).partition("+")[0] != TESTED:
+        raise EmblemaError(
+            f"This is SGLang {found}; emblema's plugin has been tested with {TESTED} alone: install sglang=={TESTED}, "
+            f"or serve without {OPTIONS}."
+        )
+
+
+def settings_of(environment: Mapping[str, str]) -> PluginSettings | None:
+    """Return the options in an environment; None where there are none.
+
+    Raises:
+        EmblemaError: they are not JSON, or not right.
+    """
+    written = environment.get(OPTIONS)
+    if not written:
+        return None
+    try:
+        given = json.loads(written)
+    except ValueError as error:
+        raise EmblemaError(f"{OPTIONS} is no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise EmblemaError(f"{OPTIONS} is no JSON object")
+    return PluginSettings.read(given, OPTIONS)
+
+
+def register() -> None:
+    """Register the hooks; SGLang calls this in each of its processes, as an entry point of `sglang.srt.plugins`.
+
+    SGLang logs what is raised here, and serves plainly.
+    """
+    settings = settings_of(os.environ)
+    if settings is None:
+        return
+    check_version()
+    from emblema.sglang.sglang_names import check_names
+
+    check_names()
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from emblema.sglang.hooks import SchedulerHooks
+
+    hooks = SchedulerHooks(settings)
+    for target, hook, kind in (
+        (f"{SCHEDULER}.__init__", hooks.start, HookType.AFTER),
+        (f"{SCHEDULER}._add_request_to_queue", hooks.hold, HookType.AROUND),
+        (f"{SCHEDULER}.get_next_batch_to_run", hooks.release, HookType.BEFORE),
+        (f"{SCHEDULER}.abort_request", hooks.release_all, HookType.BEFORE),
+        (f"{SCHEDULER}.on_idle", hooks.use_idle_moment, HookType.BEFORE),
+        (f"{RUNNER}.forward", hooks.forward, HookType.AROUND),
+    ):
+        HookRegistry.register(target, hook, kind)
