@@ -1,4 +1,4 @@
-"""One served model at a time, as each takes three processes; what serves is collected only where SGLang is installed."""
+"""One served model at a time, as each takes three processes; what serves needs SGLang installed."""
 
 import importlib.util
 from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from emblema.sglang.encodings import encoding_of, hand_over
 from emblema.sglang.piece_keeper import ComputedPrompt, PieceKeeper
 from emblema.sglang.pool_rows import PoolRows
 from emblema.sglang.request_links import RequestLink, RequestLinks, count_linked
-from emblema.sglang.solo_captures import SoloQueue, SoloCapture, solo_batch
+from emblema.sglang.solo_captures import SoloCapture, SoloQueue, solo_batch
 
 _log = logging.getLogger(__name__)
 Forward = Callable[..., Any]
