@@ -1,6 +1,7 @@
 """The embedded server as a Ray Serve application: an ingress, and replicas behind our router."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -21,6 +22,7 @@ from emblema.scale.replica import ForwardedRequest, ResponseStart, ServerReplica
 from emblema.serve.logs import log_lines
 from emblema.serve.settings import ServeSettings
 
+_LOG = logging.getLogger("emblema.scale")
 APPLICATION = "emblema"
 REPLICA, INGRESS = "Replica", "Ingress"
 _WAITING = 10_000
@@ -69,7 +71,7 @@ def application(arguments: dict[str, Any]) -> serve.Application:
         raise EmblemaError(f"{replicas} replicas and {ingresses} ingresses: give one or more")
     if policy not in POLICIES:
         raise EmblemaError(f"no policy {policy!r}: choose one of {', '.join(POLICIES)}")
-    settings = ServeSettings.read(None, **own)
+    settings = ServeSettings.read(None, **{"several": True, **own})
     plain = settings.model_dump(mode="json")
     routing = RequestRouterConfig(
         request_router_class="emblema.scale.router:MediaAffinityRouter", request_router_kwargs={"policy": policy}
@@ -91,8 +93,10 @@ class _Replica:
 
     async def __init__(self, settings: dict[str, Any], cluster: str) -> None:  # type: ignore[misc]
         log_lines("emblema")
-        self._server = ServerReplica(ServeSettings(**settings), serve.get_replica_context().replica_id.unique_id)
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._server = ServerReplica(ServeSettings(**settings), self._name)
         await self._server.open(cluster)
+        _LOG.info("replica %s of cluster %s answers, process %d", self._name, cluster, os.getpid())
 
     async def answer(
         self, request: ForwardedRequest, routed: RoutedRequest | None = None

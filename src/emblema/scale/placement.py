@@ -15,8 +15,10 @@ Load = Callable[[Replica], float]
 
 DIGESTS = 1_000_000
 """Media that are remembered by default."""
-LOAD_WEIGHT = 0.25
-"""Share of a request's media that one request which waits is worth: four that wait outweigh all media."""
+LOAD_WEIGHT = 0.5
+"""Share of a request's media that one request which waits is worth: two that wait outweigh all media."""
+DRAWN = 2
+"""Replicas beside those that have a request's media."""
 RANKED = 4
 """Replicas that are named for a request: where the first refuses, the next is asked."""
 
@@ -57,14 +59,9 @@ class TwoChoices(Generic[Replica]):
     def set_replicas(self, replicas: Sequence[Replica]) -> None:
         self._replicas = tuple(replicas)
 
-    def draw(self) -> list[Replica]:
-        """Return two different replicas; fewer where there are fewer."""
-        count = len(self._replicas)
-        if count < 3:
-            return self._random.sample(self._replicas, count)
-        first = int(self._random.random() * count)
-        second = int(self._random.random() * (count - 1))
-        return [self._replicas[first], self._replicas[second + (second >= first)]]
+    def draw(self, most: int = 2) -> list[Replica]:
+        """Return different replicas, two or as many as are asked for; fewer where there are fewer."""
+        return self._random.sample(self._replicas, min(most, len(self._replicas)))
 
     def rank(self, request: RoutedRequest, load: Load[Replica]) -> list[Replica]:
         return sorted(self.draw(), key=load)
@@ -117,7 +114,7 @@ class SetAffinity(Generic[Replica]):
         self._others.set_replicas(replicas)
 
     def rank(self, request: RoutedRequest, load: Load[Replica]) -> list[Replica]:
-        counts = dict.fromkeys(self._others.draw(), 0)
+        counts = dict.fromkeys(self._others.draw(DRAWN), 0)
         for digest in request.digests:
             for replica in self.places.find(digest):
                 if replica in self._here:

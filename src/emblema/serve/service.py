@@ -5,7 +5,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends
 
@@ -20,7 +20,10 @@ from emblema.serve.host import Host, check_open, host_of
 from emblema.serve.keys import LOCAL, KeyRing, Tenant
 from emblema.serve.metrics import Metrics
 from emblema.serve.settings import ServeSettings
+from emblema.store.deletion_feed import DeletionFeed
+from emblema.store.folder_feed import FolderFeed
 from emblema.store.remote.redis import RedisTier
+from emblema.store.remote.redis_feed import RedisFeed
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
 
@@ -50,10 +53,7 @@ class Service(Host):
         check_open(keys, settings)
         scheduler = SchedulerLimits(waiting=settings.waiting, batch_rows=settings.batch_rows)
         options: dict[str, Any] = {"device": settings.device, "dtype": settings.dtype, "limits": settings.media_limits}
-        store: Path | Store = settings.store
-        if settings.redis is not None:
-            placed = StoreSettings(device=settings.device)
-            store = Store(settings.store, remote=RedisTier(settings.redis), settings=placed)
+        store = await asyncio.to_thread(_open_store, settings)
         engine = await AsyncEngine.load(settings.model, scheduler=scheduler, store=store, **options)
         service = cls(settings, engine, keys)
         service.resume()
@@ -101,6 +101,21 @@ class Service(Host):
             task.cancel()
         await self.engine.close(self.settings.grace)
         await asyncio.to_thread(self.engine.store.parent.close)
+
+
+def _open_store(settings: ServeSettings) -> Path | Store:
+    """Return the store with what it shares with other servers; its folder where it shares nothing."""
+    if settings.redis is None and settings.device_bytes is None and not settings.several:
+        return settings.store
+    remote = None if settings.redis is None else RedisTier(settings.redis)
+    deletions: DeletionFeed | None = None
+    if settings.redis is not None:
+        deletions = RedisFeed(settings.redis)
+    elif settings.several:
+        deletions = FolderFeed(settings.store / "deletions.sqlite")
+    placed = StoreSettings(device=settings.device, deletion_seconds=settings.deletion_seconds)
+    memory: int | Literal["auto"] = "auto" if settings.device_bytes is None else int(settings.device_bytes)
+    return Store(settings.store, device_bytes=memory, remote=remote, deletions=deletions, settings=placed)
 
 
 Served = Annotated[Service, Depends(host_of)]

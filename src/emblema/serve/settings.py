@@ -24,6 +24,13 @@ class ServeSettings(BaseSettings):
     port: int = Field(8000, ge=0, le=65_535, description="Port; 0 takes a free one.")
     store: Path = Field(Path("emblema-store"), description="Folder of chunks, files and keys.")
     redis: str | None = Field(None, description="Address of a Redis server behind the disk, which servers may share.")
+    several: bool = Field(False, description="Whether other processes serve the same folder: deletions reach them.")
+    deletion_seconds: float = Field(
+        5.0, gt=0, allow_inf_nan=False, description="Within which deletions reach all servers of a folder or of redis."
+    )
+    device_bytes: ByteSize | None = Field(
+        None, gt=0, description="Rows in memory; by default a quarter of what is free."
+    )
     device: str | None = Field(None, description="Where to run: cpu, cuda, cuda:1, mps; a GPU by default.")
     dtype: str | None = Field(None, description="float32, bfloat16 or float16; the model's own by default.")
     strategy: str = Field("auto", description="Of requests that name none.")

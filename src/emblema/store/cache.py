@@ -58,7 +58,8 @@ class PieceCache:
         self.changed, self.table = state.changed, state.table
         self.process = os.getpid()
         self.closed = False
-        self._forget_prefixes = forget_prefixes
+        self._forget_prefixes, self._trust = forget_prefixes, state.trust
+        self._announce: Callable[[str, str], None] | None = None
         self._clock = SteadyClock(self.settings.clock)
         reader = TierReader(self.tiers, state.device, self.settings.terms, self.settings.pinned)
         self.lookup = PieceLookup(state, reader, get=self._get, use=self._use, admit=self._admit)
@@ -132,7 +133,7 @@ class PieceCache:
         """Return the piece in memory; does not count as a use. Expired pieces and failed loads go."""
         for owner in owners:
             piece = self.table.get((owner, id))
-            if piece is None:
+            if piece is None or not self._trust.covers(piece.arrived):
                 continue
             if piece.is_expired(self._clock.now()):
                 self._expire(piece)
@@ -518,8 +519,15 @@ class PieceCache:
 
     # Deletion and expiry.
 
-    def delete(self, owner: str, id: str) -> bool:
+    def announce(self, publish: Callable[[str, str], None]) -> None:
+        """Have a function tell the other processes of every deletion before it is acknowledged."""
+        self._announce = publish
+
+    def delete(self, owner: str, id: str, *, here: bool = False) -> bool:
         """Delete a piece everywhere, with every artifact made from it and every prefix that holds it.
+
+        With `here` another process has deleted it everywhere and told of it: it goes from memory and disk. It goes from
+        the remote tier again where it was in memory, from where it may have been saved meanwhile.
 
         A save of any of them that has begun is waited for, and its file is deleted with the rest. A piece that only the
         shared library has stays.
@@ -528,7 +536,8 @@ class PieceCache:
             Whether anything was here.
 
         Raises:
-            StoreError: a tier could not be reached; this process does not use the piece any more.
+            StoreError: a tier, or the other processes, could not be reached; this process does not use the piece any
+                more.
         """
         forgotten = self._forget_prefixes(owner, id)
         if owner != SHARED and not self.lookup.knows(owner, id) and self.lookup.knows(SHARED, id):
@@ -547,7 +556,9 @@ class PieceCache:
             self.changed.wait_for(lambda: not self._is_written(names))
         stored = True
         try:
-            stored = self.tiers.delete(names)
+            stored = self.tiers.delete(names, here=here and not doomed)
+            if self._announce is not None and not here:
+                self._announce(owner, id)
         finally:
             with self.changed:
                 if not (stored or known or (owner, id) in self.handles):
@@ -556,6 +567,14 @@ class PieceCache:
                 self._deleting -= Counter(names)
                 self.changed.notify_all()
         return stored or bool(doomed) or forgotten
+
+    def forget_all(self) -> None:
+        """Delete everything on this machine, in memory and on disk; what other machines have stays."""
+        with self.changed:
+            names = {piece.name for piece in self.table}
+        names |= {(entry.owner, entry.id) for entry in self.tiers.all_on_disk()}
+        for owner, id in names:
+            self.delete(owner, id, here=True)
 
     def delete_artifacts(self, owner: str, chunk: str) -> int:
         """Delete an owner's artifacts of a chunk, in every tier; returns how many there were."""

@@ -42,6 +42,7 @@ class CachedPiece:
         used: whether it was found since it came here. An artifact that never was goes before all of its priority.
         leaving: whether it leaves memory once it is saved.
         charged: bytes counted for it in each memory tier.
+        arrived: when it came into memory, in monotonic time.
     """
 
     owner: str
@@ -65,6 +66,7 @@ class CachedPiece:
     used: bool = False
     leaving: bool = False
     charged: dict[MemoryTier, int] = field(default_factory=dict)
+    arrived: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> Name:

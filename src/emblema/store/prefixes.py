@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from emblema.errors import StoreError
 from emblema.kv.layout import KVRows, kv_bytes
+from emblema.store.deletion_feed import LocalTrust
 from emblema.store.identity import canonical
 from emblema.store.record import SHARED
 
@@ -68,11 +69,17 @@ class PrefixStore:
         capacity_bytes: budget for the rows of all entries.
         entries: how many prompts are kept at most.
         grown: is called after every `put`.
+        trust: whether what is kept here may be used now.
     """
 
     def __init__(
-        self, capacity_bytes: int | None = None, entries: int = 16, grown: Callable[[], None] | None = None
+        self,
+        capacity_bytes: int | None = None,
+        entries: int = 16,
+        grown: Callable[[], None] | None = None,
+        trust: LocalTrust | None = None,
     ) -> None:
+        self._trust = trust or LocalTrust()
         self.capacity_bytes = capacity_bytes
         self._grown = grown
         self.entries = entries
@@ -124,6 +131,8 @@ class PrefixStore:
             segments: the prompt.
             most: rows to share at most, for example all but the last, whose logits are wanted.
         """
+        if not self._trust.holds:
+            return None
         joined = join(segments)
         with self._lock:
             best: KeptPrefix | None = None
@@ -159,10 +168,11 @@ class PrefixRegistry:
 
     Args:
         capacity_bytes: budget for the rows of all.
+        trust: whether what is kept here may be used now.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
+    def __init__(self, capacity_bytes: int, trust: LocalTrust | None = None) -> None:
+        self.capacity_bytes, self._trust = capacity_bytes, trust
         self._lock = threading.Lock()
         # By tenant and by digest of model and dtype; the least recently used first.
         self._stores: OrderedDict[tuple[str, str], PrefixStore] = OrderedDict()
@@ -172,7 +182,9 @@ class PrefixRegistry:
         with self._lock:
             found = self._stores.get((tenant, owner))
             if found is None:
-                found = self._stores[tenant, owner] = PrefixStore(self.capacity_bytes, grown=self._bound)
+                found = self._stores[tenant, owner] = PrefixStore(
+                    self.capacity_bytes, grown=self._bound, trust=self._trust
+                )
             self._stores.move_to_end((tenant, owner))
             return found
 
@@ -186,6 +198,13 @@ class PrefixRegistry:
         with self._lock:
             known = [store for (own, _), store in self._stores.items() if tenant in (SHARED, own)]
         return any([store.forget(chunk) > 0 for store in known])
+
+    def clear(self) -> None:
+        """Drop everything of all tenants."""
+        with self._lock:
+            known = list(self._stores.values())
+        for store in known:
+            store.clear()
 
     def _bound(self) -> None:
         """Empty the least recently used stores until the budget holds; the last used has a bound of its own."""

@@ -35,6 +35,7 @@ class StoreSettings:
         prefix_bytes: budget of the exact prefixes of all tenants and models; not part of the other budgets.
         library_bytes: budget of the media that one tenant's libraries keep for one model, so that lost chunks can be
             made again; not part of the other budgets.
+        deletion_seconds: within which a deletion by another process is honoured, where the store has a feed of them.
         device: where loaded rows are wanted; None for the GPU if there is one, else the CPU.
         pinned: whether rows that are loaded into a CPU's memory are page-locked, which a GPU copies fastest; needs one.
         clock: returns Unix time in seconds.
@@ -51,6 +52,7 @@ class StoreSettings:
     quotas: Mapping[bytes, int] = field(default_factory=dict)
     prefix_bytes: int = 256 * 2**20
     library_bytes: int = 2**30
+    deletion_seconds: float = 5.0
     device: torch.device | str | None = None
     pinned: bool = False
     clock: Callable[[], float] = time.time
@@ -59,6 +61,7 @@ class StoreSettings:
         if self.host_bytes != "auto":
             check_number("host_bytes", self.host_bytes, zero=True)
         check_number("load_deadline", self.load_deadline)
+        check_number("deletion_seconds", self.deletion_seconds)
         check_number("prefix_bytes", self.prefix_bytes, zero=True)
         check_number("library_bytes", self.library_bytes, zero=True)
         for size in self.quotas.values():

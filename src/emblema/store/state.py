@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from emblema.store.deletion_feed import LocalTrust
 from emblema.store.pieces import PieceTable
 from emblema.store.settings import StoreSettings
 from emblema.store.statistics import StoreCounters
@@ -21,6 +22,7 @@ class CacheState:
         tiers: disk and remote, never called while `changed` is held.
         counters: where everything is counted; they have a lock of their own.
         device: where rows are computed with.
+        trust: whether pieces that are kept on this machine may be used now.
         changed: the one lock of the cache, reentrant, notified of every change; see `PieceCache`.
     """
 
@@ -29,4 +31,5 @@ class CacheState:
     tiers: TierStack
     counters: StoreCounters
     device: torch.device
+    trust: LocalTrust = field(default_factory=LocalTrust)
     changed: threading.Condition = field(default_factory=threading.Condition)

@@ -14,6 +14,7 @@ from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch
 from emblema.store.cache import PieceCache
+from emblema.store.deletion_feed import DeletionFeed, FeedFollower, LocalTrust
 from emblema.store.identity import SHARED_SALT, artifact_id, owner_digest
 from emblema.store.keys import ArtifactKey
 from emblema.store.leases import Lease
@@ -51,6 +52,9 @@ class Store:
         disk_bytes: budget of the files; None for half of what is free, at most 64 GiB.
         quota: bytes that one tenant may hold in memory, and again on disk; None for no bound.
         remote: a tier beyond the disk.
+        deletions: where processes with stores of their own tell each other what was deleted. Each honours it within
+            `StoreSettings(deletion_seconds=…)` of its acknowledgement; one that cannot read the feed for half of that
+            uses nothing that it kept before.
         settings: the settings that few users change.
 
     Attributes:
@@ -68,6 +72,7 @@ class Store:
         disk_bytes: int | None = None,
         quota: int | None = None,
         remote: RemoteTier | None = None,
+        deletions: DeletionFeed | None = None,
         settings: StoreSettings | None = None,
     ) -> None:
         self.settings = settings or StoreSettings()
@@ -84,8 +89,10 @@ class Store:
         )
         self.disk = _open_disk(folder, disk_bytes, self.settings)
         counters = StoreCounters()
-        state = CacheState(self.settings, table, TierStack(self.disk, remote, counters), counters, device)
-        self.prefixes = PrefixRegistry(self.settings.prefix_bytes)
+        trust = LocalTrust()
+        tiers = TierStack(self.disk, remote, counters, trust)
+        state = CacheState(self.settings, table, tiers, counters, device, trust)
+        self.prefixes = PrefixRegistry(self.settings.prefix_bytes, trust)
         listeners: list[Callable[[str, str], bool]] = [self.prefixes.forget]
         self._deletion_listeners = listeners
         self.cache = PieceCache(state, lambda owner, id: any([listener(owner, id) for listener in listeners]))
@@ -93,8 +100,27 @@ class Store:
         self._companions: dict[str, Companion] = {}
         if self.disk is not None:
             self.disk.use(self.cache.in_use)
+        if deletions is not None:
+            self._follow(deletions, trust)
         # Nothing below holds the store itself: one that is dropped, or left open at the end, is still written.
         self._finalizer = weakref.finalize(self, _close_dropped, self.cache)
+
+    def _follow(self, feed: DeletionFeed, trust: LocalTrust) -> None:
+        """Tell others of deletions, and carry theirs out."""
+        # Not the store itself: see its finalizer.
+        cache, prefixes = self.cache, self.prefixes
+        kept = None if self.disk is None else self.disk.path / "deletions-read"
+        cache.announce(feed.publish)
+
+        def delete(owner: str, id: str) -> None:
+            cache.delete(owner, id, here=True)
+
+        def forget() -> None:
+            cache.forget_all()
+            prefixes.clear()
+
+        seconds = self.settings.deletion_seconds
+        self.companion("deletions", lambda: FeedFollower(feed, trust, delete, forget, seconds, kept))
 
     def tenant(self, salt: bytes = b"") -> "TenantStore":
         """Return one tenant's part of the store.

@@ -15,6 +15,7 @@ from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.store import codec
 from emblema.store.arriving import ArrivingRows
+from emblema.store.deletion_feed import LocalTrust
 from emblema.store.disk.entry import terms_of, with_terms
 from emblema.store.format import is_passing
 from emblema.store.identity import artifact_id
@@ -43,8 +44,15 @@ class TierStack:
     counted, and logged once for each tier and kind of call until that succeeds again.
     """
 
-    def __init__(self, disk: "DiskTier | None", remote: RemoteTier | None, counters: StoreCounters) -> None:
+    def __init__(
+        self,
+        disk: "DiskTier | None",
+        remote: RemoteTier | None,
+        counters: StoreCounters,
+        trust: LocalTrust | None = None,
+    ) -> None:
         self.disk = disk
+        self._trust = trust or LocalTrust()
         self.remote = remote
         both: dict[str, RecordTier | None] = {DISK: disk, REMOTE: remote}
         self.tiers = {label: tier for label, tier in both.items() if tier is not None}
@@ -77,7 +85,7 @@ class TierStack:
         return None
 
     def _open(self, label: str, id: str, owner: str) -> RecordReader | None:
-        if not is_id(id):
+        if not is_id(id) or (label == DISK and not self._trust.holds):
             return None
         try:
             reader = self.tiers[label].open(id, owner)
@@ -94,7 +102,7 @@ class TierStack:
 
     def entry(self, id: str, owner: str) -> "DiskEntry | None":
         """Return what the disk's index says of an owner's piece; files are not touched."""
-        if self.disk is None or not is_id(id):
+        if self.disk is None or not is_id(id) or not self._trust.holds:
             return None
         try:
             entry = self.disk.entry(id)
@@ -106,7 +114,7 @@ class TierStack:
     def names_on_disk(self, names: Collection[Name]) -> frozenset[Name]:
         """Return those of some pieces that the disk's index has; one question for all, and files are not touched."""
         ids = sorted({id for _, id in names if is_id(id)})
-        if self.disk is None or not ids:
+        if self.disk is None or not ids or not self._trust.holds:
             return frozenset()
         try:
             return frozenset((entry.owner, entry.id) for entry in self.disk.entries_of(ids)) & frozenset(names)
@@ -128,6 +136,10 @@ class TierStack:
     def entries(self, owner: str) -> "Sequence[DiskEntry]":
         """Return the disk's entries of an owner."""
         return [] if self.disk is None else list(self.disk.entries(owner=owner))
+
+    def all_on_disk(self) -> "Sequence[DiskEntry]":
+        """Return the disk's entries of all owners, trusted or not."""
+        return [] if self.disk is None else list(self.disk.entries())
 
     def artifact_ids(self, chunk: str) -> Sequence[str]:
         """Return ids of the patches and other artifacts on disk that were made from a chunk."""
@@ -164,8 +176,8 @@ class TierStack:
         self.tiers[label].write(record, terms)
         self._note_success(label, "write")
 
-    def delete(self, names: Sequence[Name]) -> bool:
-        """Delete pieces from every tier in this order, each even where an earlier one failed.
+    def delete(self, names: Sequence[Name], *, here: bool = False) -> bool:
+        """Delete pieces from every tier in this order, each even where an earlier one failed; `here` from disk alone.
 
         Returns:
             Whether anything was there.
@@ -177,6 +189,8 @@ class TierStack:
         for owner, id in names:
             unreachable = []
             for label, tier in self.tiers.items() if is_id(id) else ():
+                if here and label == REMOTE:
+                    continue
                 try:
                     found |= tier.delete(id, owner)
                 except (EmblemaError, OSError) as error:

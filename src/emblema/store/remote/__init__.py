@@ -3,11 +3,13 @@
 from emblema.store.remote.calls import CallPolicy, OutageError, RemoteStatistics
 from emblema.store.remote.options import RemoteOptions
 from emblema.store.remote.redis import RedisTier
+from emblema.store.remote.redis_feed import RedisFeed
 from emblema.store.remote.s3 import S3Tier
 
 __all__ = [
     "CallPolicy",
     "OutageError",
+    "RedisFeed",
     "RedisTier",
     "RemoteOptions",
     "RemoteStatistics",

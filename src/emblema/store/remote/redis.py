@@ -117,20 +117,9 @@ class RedisTier(ServerTier):
     """
 
     def __init__(self, url: str, prefix: str = "emblema", **keywords: Unpack[RemoteKeywords]) -> None:
-        try:
-            import redis
-        except ImportError:
-            raise StoreError("The Redis tier needs the redis library: pip install emblema[redis]") from None
         options = RemoteOptions(prefix, **keywords)
-        self._client, address = open_client(url, options.policy)
-        caller = Caller(
-            address,
-            options.policy,
-            (redis.RedisError, OSError),
-            lambda error: not isinstance(error, redis.ResponseError | redis.AuthenticationError),
-            lambda text: scrub_address(text, url),
-        )
-        super().__init__(options, caller)
+        self._client, address = open_redis(url, options)
+        super().__init__(options, make_caller(url, address, options))
 
     def close(self) -> None:
         self._client.connection_pool.disconnect()
@@ -302,6 +291,28 @@ class RedisTier(ServerTier):
             for chunk in _chunks_of(head):
                 pipeline.srem(self._keys.patches(owner, chunk), id)
             return sum(pipeline.execute()[: len(patches) + 1])
+
+
+def open_redis(url: str, options: RemoteOptions) -> tuple[Any, str]:
+    """Return a client and its address as it may be shown; `StoreError` without the library, or for no address."""
+    try:
+        import redis  # noqa: F401
+    except ImportError:
+        raise StoreError("The Redis tier needs the redis library: pip install emblema[redis]") from None
+    return open_client(url, options.policy)
+
+
+def make_caller(url: str, address: str, options: RemoteOptions) -> Caller:
+    """Return what calls a server within its time and counts."""
+    import redis
+
+    return Caller(
+        address,
+        options.policy,
+        (redis.RedisError, OSError),
+        lambda error: not isinstance(error, redis.ResponseError | redis.AuthenticationError),
+        lambda text: scrub_address(text, url),
+    )
 
 
 def _chunks_of(text: bytes | None) -> list[str]:

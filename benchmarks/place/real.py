@@ -1,0 +1,238 @@
+"""Real replicas on this machine: the same trace as the simulator's, and what became of it."""
+
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import numpy as np
+from PIL import Image
+
+from benchmarks.place.costs import TierCosts
+from benchmarks.place.simulator import Cluster, ClusterOptions
+from benchmarks.place.trace import TraceOptions, make_trace
+from emblema.errors import EmblemaError
+from emblema.scale.placement import POLICIES, RoutedRequest
+
+QUESTION = "on which land does the moon stand ?"
+START_SECONDS = 300.0
+"""Until replicas answer, on a machine that may be busy."""
+_LINE = re.compile(r"replica (\w+) of cluster \S+ answers, process (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RealOptions:
+    """What is run.
+
+    Attributes:
+        replicas: processes.
+        pictures: that are uploaded; of `side` pixels.
+        held: pictures that one replica's memory holds.
+        requests: of the trace; the second half is counted.
+        seconds_apart: of two requests, on average.
+    """
+
+    replicas: int
+    pictures: int = 120
+    side: int = 448
+    held: int = 24
+    requests: int = 240
+    seconds_apart: float = 0.4
+
+
+class RunningReplicas:
+    """`emblema serve --replicas` in processes of its own."""
+
+    def __init__(self, folder: Path, port: int, replicas: int, policy: str, *options: str) -> None:
+        self.address, self.lines = f"http://127.0.0.1:{port}", list[str]()
+        command = [sys.executable, "-m", "emblema.cli", "serve", "--port", str(port), "--store", str(folder)]
+        self.process = subprocess.Popen(
+            [*command, "--replicas", str(replicas), "--policy", policy, *options],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+        self._await(replicas)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(self.process.stdout)
+
+    def _await(self, replicas: int) -> None:
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            if len(self.processes) >= replicas:
+                with suppress(httpx.HTTPError):
+                    if httpx.get(f"{self.address}/v1/models", timeout=10).status_code == 200:
+                        return
+            time.sleep(0.2)
+        self.close()
+        raise EmblemaError("the replicas did not start: " + "".join(self.lines[-20:]))
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Process ids by replica, those that have ended too, the latest last."""
+        found = (_LINE.search(line) for line in list(self.lines))
+        return {match[1]: int(match[2]) for match in found if match is not None}
+
+    def close(self) -> None:
+        """End all of them."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+@contextmanager
+def running(folder: Path, port: int, replicas: int, policy: str, *options: str) -> Iterator[RunningReplicas]:
+    """Run replicas until the block ends."""
+    started = RunningReplicas(folder, port, replicas, policy, *options)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def picture(number: int, side: int) -> bytes:
+    """Return a picture of coarse noise as PNG."""
+    pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
+    return file.getvalue()
+
+
+def upload(client: httpx.Client, number: int, side: int) -> str:
+    """Upload a picture and wait until it is prefilled; return its id."""
+    answer = client.post("/v1/files", files={"file": (f"{number}.png", picture(number, side))})
+    answer.raise_for_status()
+    id = str(answer.json()["id"])
+    while (found := client.get(f"/v1/files/{id}").json())["status"] == "uploaded":
+        time.sleep(0.02)
+    if found["status"] != "processed":
+        raise EmblemaError(f"a picture could not be read: {found['status_details']}")
+    return id
+
+
+def body_of(ids: Sequence[str], strategy: str = "blind", tokens: int = 1) -> dict[str, Any]:
+    """Return a chat about files."""
+    parts = [{"type": "file", "file": {"file_id": id}} for id in ids]
+    content = [*parts, {"type": "text", "text": QUESTION}]
+    return {"model": "reference", "max_tokens": tokens, "strategy": strategy,
+            "messages": [{"role": "user", "content": content}]}  # fmt: skip
+
+
+def loads_of(client: httpx.Client, replicas: int) -> dict[str, float]:
+    """Return rows' loads from disk by replica, asked until each has answered."""
+    found: dict[str, float] = {}
+    for _ in range(2_000):
+        answer = client.get("/metrics")
+        text = re.search(r'emblema_store_events_total\{event="loads"\} (\S+)', answer.text)
+        if answer.status_code == 200 and text is not None:
+            found[answer.headers["x-emblema-replica"]] = float(text[1])
+        if len(found) >= replicas:
+            return found
+    raise EmblemaError(f"only {len(found)} of {replicas} replicas tell their metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class RealOutcome:
+    """What became of the second half of a trace.
+
+    Attributes:
+        device: share of pictures whose rows were in memory.
+        simulated: the same by the simulator.
+        loads: rows of pictures that were read from the shared folder.
+        p50, p99: seconds from sending a request to its answer of one token.
+        failures: requests without an answer.
+        spread: requests of the busiest replica over the average.
+        load: average load of the machine while it ran.
+    """
+
+    policy: str
+    replicas: int
+    device: float
+    simulated: float
+    loads: float
+    p50: float
+    p99: float
+    failures: int
+    spread: float
+    load: float
+
+
+def measure(options: RealOptions, policy: str, port: int, picture_bytes: int, seed: int) -> RealOutcome:
+    """Serve a trace with real replicas under a policy."""
+    trace = trace_of(options, seed)
+    memory = f"device_bytes={options.held * picture_bytes}"
+    with (
+        TemporaryDirectory() as folder,
+        running(Path(folder), port, options.replicas, policy, "--set", memory) as replicas,
+        httpx.Client(base_url=replicas.address, timeout=120) as client,
+    ):
+        ids = [upload(client, number, options.side) for number in range(options.pictures)]
+        half = len(trace) // 2
+        _send(client, trace[:half], ids, options.seconds_apart, seed)
+        before = sum(loads_of(client, options.replicas).values())
+        answers = _send(client, trace[half:], ids, options.seconds_apart, seed + 1)
+        loads = sum(loads_of(client, options.replicas).values()) - before
+    times = np.array([seconds for seconds, replica in answers if replica is not None])
+    counts = [sum(replica == name for _, replica in answers) for name in {name for _, name in answers if name}]
+    pictures = sum(len(request.digests) for request in trace[half:])
+    return RealOutcome(
+        policy, options.replicas, 1 - loads / pictures, simulated_hits(options, policy, seed), loads,
+        float(np.percentile(times, 50)), float(np.percentile(times, 99)),
+        sum(replica is None for _, replica in answers), max(counts) * options.replicas / sum(counts),
+        os.getloadavg()[0],
+    )  # fmt: skip
+
+
+def trace_of(options: RealOptions, seed: int) -> list[RoutedRequest]:
+    """Return the trace, whose digests are numbers of pictures."""
+    return make_trace(TraceOptions(options.pictures, options.requests, open=6 * options.replicas), seed)
+
+
+def simulated_hits(options: RealOptions, policy: str, seed: int) -> float:
+    """Return the share of pictures in memory that the simulator says for the same trace."""
+    # Times matter little for hits: what is sent before is answered before.
+    costs = TierCosts("real", 0.004, 0.02, 0.08, 1, "")
+    cluster = ClusterOptions(options.replicas, options.held, 1, seconds_apart=options.seconds_apart)
+    found = Cluster(cluster, costs, seed).run(trace_of(options, seed), POLICIES[policy]())  # type: ignore[arg-type]
+    return found.hits["device"]
+
+
+def _send(
+    client: httpx.Client, requests: Sequence[RoutedRequest], ids: Sequence[str], apart: float, seed: int
+) -> list[tuple[float, str | None]]:
+    """Send requests at random moments; return each one's seconds and replica, None where there was no answer."""
+    rng = random.Random(seed)
+
+    def ask(request: RoutedRequest) -> tuple[float, str | None]:
+        body = body_of([ids[number] for number in request.digests])
+        began = time.perf_counter()
+        try:
+            answer = client.post("/v1/chat/completions", json=body, headers={"x-session-id": str(request.session)})
+        except httpx.HTTPError:
+            return time.perf_counter() - began, None
+        good = answer.status_code == 200
+        return time.perf_counter() - began, answer.headers["x-emblema-replica"] if good else None
+
+    with ThreadPoolExecutor(64) as threads:
+        pending = []
+        for request in requests:
+            time.sleep(rng.expovariate(1 / apart))
+            pending.append(threads.submit(ask, request))
+        return [future.result() for future in pending]
