@@ -13,7 +13,7 @@ SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers browser demo test test-device test-benchmarks test-slow test-519 test-vllm test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic fuzz results-check reference docs lint format types imports check clean
+.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic fuzz results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,13 @@ test-device: $(VENV)/installed-dev  ## Hold a device to what the CPU answers; wi
 
 test-benchmarks: $(VENV)/installed-dev  ## Run the fast tests of the benchmarks and of the training
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" benchmarks/tests training/tests
+
+$(VENV)/installed-ray: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'ray[serve]>=2.60,<2.61'
+	touch $@
+
+test-scale: $(VENV)/installed-ray  ## Run real replicas behind Ray Serve, on loopback: two that are killed, and the router
+	$(PYTEST) tests/scale/test_router.py tests/scale/test_cluster.py
 
 # pytest leaves with 5 where it finds no test.
 test-slow: $(VENV)/installed-dev servers browser  ## Run the slow tests, the wheel's excepted
