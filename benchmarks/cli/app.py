@@ -2,7 +2,7 @@
 
 import typer
 
-from benchmarks.cli import drawing, fidelity, placing, service, serving, streams
+from benchmarks.cli import costs, drawing, fidelity, placing, service, serving, streams
 
 app = typer.Typer(
     name="python -m benchmarks",
@@ -30,3 +30,4 @@ app.command()(serving.vllm)
 app.command()(placing.place)
 app.command()(service.serve)
 app.command()(service.soak_serve)
+app.command()(costs.cost)

@@ -1,0 +1,144 @@
+"""Time to first token of a linked prompt, by method and by the share of rows computed, over prefilling it again."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from benchmarks.cost.subject import BEFORE, QUESTION, CostPrompt, CostSubject, link_seconds
+from benchmarks.cost.timing import Action, Pace, Seconds, interleaved
+from benchmarks.table import Bar, Cell, Plot, Table
+
+STOCK, FULL, STOCK_PREFIX = "transformers, all", "full", "transformers, kept prefix"
+REPREFILL = (STOCK, FULL)
+BAR_TOKENS, BAR_CHUNKS, BAR_LANE = 2048, 8, "patch-25%"
+LANES = ("prefix", "full-reuse", "blind", "patch-32", BAR_LANE, "mpic-32")
+BOUNDS = {"reference": 0.06}
+LARGER_BOUND = 0.04
+SHARES = (0.0, 0.02, 0.05, 0.12, 0.25, 0.5, 1.0)
+BAR_SHARE, BAR_ROWS = 0.12, 0.2
+DEVICE_BOUND = 1 / 8
+
+
+class PrefixReuse:
+    """Transformers' own reuse of a prefix: a cache with all rows but the question's, which is run after it."""
+
+    def __init__(self, subject: CostSubject, prompt: CostPrompt) -> None:
+        from transformers import DynamicCache
+
+        self._subject, self._rows = subject, prompt.prompt.tokens - QUESTION
+        embeds = subject.embeds(prompt.prompt)
+        self._question = embeds[:, self._rows :]
+        self._positions = prompt.prompt.positions
+        self._cache = DynamicCache()
+        subject.stock_forward(embeds[:, : self._rows], self._positions[:, : self._rows], self._cache)
+
+    def run(self) -> None:
+        """Run the question, and forget its rows."""
+        self._subject.stock_forward(self._question, self._positions[:, self._rows :], self._cache)
+        self._cache.crop(-QUESTION)
+
+
+def lane_seconds(subject: CostSubject, tokens: int, chunks: int, lanes: Sequence[str], pace: Pace) -> Seconds:
+    """Return seconds to the logits of a prompt by each of some methods, and by transformers."""
+    patched = [lane for lane in lanes if lane.startswith("patch-")]
+    with subject.prompt(tokens, chunks, patches=patched) as prompt:
+        stock = PrefixReuse(subject, prompt)
+        # Under `prefix` all of the prompt but a question is known, and the question is another one each time.
+        before = prompt.parts[:-1]
+
+        def prefix() -> float:
+            parts = (*before, subject.token_ids(QUESTION))
+            return link_seconds(subject.engine, parts, "prefix")
+
+        actions: dict[str, Action] = {
+            STOCK: lambda: subject.stock_prefill(prompt.prompt),
+            FULL: lambda: subject.link(prompt, "full"),
+            STOCK_PREFIX: stock.run,
+        }
+        for lane in lanes:
+            actions[lane] = prefix if lane == "prefix" else partial(subject.link, prompt, lane)
+        return interleaved(actions, subject.device, pace)
+
+
+def link_cases(most: int) -> tuple[tuple[int, int], ...]:
+    """Return rows and chunks of the prompts up to `most` rows: by length, and by number of chunks."""
+    lengths = [tokens for tokens in (256, 1024, 2048, 4096, 8192) if tokens <= most] or [most]
+    middle = min(BAR_TOKENS, most)
+    counts = [count for count in (1, 8, 32) if (middle - BEFORE - QUESTION) // count >= 4]
+    chunks = min(BAR_CHUNKS, counts[-1])
+    cases = [(tokens, chunks) for tokens in lengths] + [(middle, count) for count in counts]
+    return tuple(dict.fromkeys(cases))
+
+
+def link_table(subject: CostSubject, cases: Sequence[tuple[int, int]], pace: Pace) -> Table:
+    """Return the time to first token by length, number of chunks and method."""
+    rows: list[tuple[Cell, ...]] = []
+    bars: list[Bar] = []
+    for tokens, chunks in cases:
+        found = lane_seconds(subject, tokens, chunks, LANES, pace)
+        base = found.least(REPREFILL)
+        for lane in (*REPREFILL, STOCK_PREFIX, *LANES):
+            ratio = found.ratio(lane, base)
+            rows.append((tokens, chunks, lane, 1e3 * found.median(lane), ratio, found.count))
+        if tokens == BAR_TOKENS:
+            bars += _bars(subject, chunks, found, base)
+    return Table(
+        "link",
+        "Time to first token, by method",
+        f"From the call to the logits of the last row; {BEFORE} rows of text, the chunks, {QUESTION} rows of question. "
+        "Chunks and patches are in memory. Over re-prefill: over the quicker of `full` and transformers' own prefill "
+        "from the same embeddings. `prefix` and transformers' kept prefix have everything but the question, which "
+        "needs the same chunks in the same order; the others take the chunks in any.",
+        ("rows", "chunks", "method", "TTFT ms", "over re-prefill", "rounds"),
+        tuple(rows),
+        (
+            Plot("rows", "over re-prefill", "method", only=("chunks", cases[0][1]), doubling=True),
+            Plot("rows", "TTFT ms", "method", only=("chunks", cases[0][1]), doubling=True),
+        ),
+        tuple(bars),
+    )
+
+
+def _bars(subject: CostSubject, chunks: int, found: Seconds, base: str) -> list[Bar]:
+    ratio = found.median(BAR_LANE) / found.median(base)
+    name = f"TTFT of {BAR_TOKENS:,} rows in {chunks} chunk{'s' * (chunks > 1)}, {BAR_LANE}, over re-prefill"
+    if subject.device.type != "cpu":
+        return [Bar(name, ratio, DEVICE_BOUND, least=False)] if chunks == 1 else []
+    return [Bar(name, ratio, BOUNDS.get(subject.name, LARGER_BOUND), least=False)] if chunks == BAR_CHUNKS else []
+
+
+def rows_table(subject: CostSubject, tokens: int, pace: Pace) -> Table:
+    """Return the cost of linked prefills by the share of chunks' rows that are computed (`mpic-K`)."""
+    chunks = BAR_CHUNKS if tokens >= 8 * BAR_CHUNKS else 1
+    with subject.prompt(tokens, chunks) as prompt:
+        longest = max(chunk.tokens for chunk in prompt.chunks)
+        media = sum(chunk.tokens for chunk in prompt.chunks)
+        lanes = {share: "blind" if share == 0 else f"mpic-{max(1, round(share * longest))}" for share in SHARES}
+        actions: dict[str, Action] = {
+            STOCK: lambda: subject.stock_prefill(prompt.prompt),
+            FULL: lambda: subject.link(prompt, "full"),
+        }
+        for lane in lanes.values():
+            actions[lane] = partial(subject.link, prompt, lane)
+        found = interleaved(actions, subject.device, pace)
+        base = found.least(REPREFILL)
+        computed = {
+            lane: subject.engine.prefill(prompt.parts, lane, template=False).usage.computed_tokens
+            for lane in lanes.values()
+        }
+    rows = [
+        (100 * share, computed[lane], computed[lane] / tokens, 1e3 * found.median(lane), found.ratio(lane, base))
+        for share, lane in lanes.items()
+    ]
+    ratio = found.median(lanes[BAR_SHARE]) / found.median(base)
+    bars = [Bar(f"linked prefill, {BAR_SHARE:.0%} of the chunks' rows computed, over full", ratio, BAR_ROWS, False)]
+    return Table(
+        "rows",
+        f"Linked prefill of {tokens:,} rows by the share of rows computed",
+        f"The first rows of each of {chunks} chunks ({media:,} rows) are computed, and all text; medians of "
+        f"{found.count} rounds. Over full: over the quicker of `full` ({1e3 * found.median(FULL):.1f} ms) and "
+        f"transformers ({1e3 * found.median(STOCK):.1f} ms).",
+        ("% of chunks", "rows computed", "share of rows", "TTFT ms", "over full"),
+        tuple(rows),
+        (Plot("share of rows", "over full"),),
+        tuple(bars if tokens == BAR_TOKENS else ()),
+    )
