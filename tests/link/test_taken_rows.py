@@ -1,7 +1,7 @@
 """Taken rows against a construction of their own: complex numbers in float64, row by row, from the definitions."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ from torch import Tensor
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerLayout, LayerRows, RotaryBand
 from emblema.kv.patch import Factors, LayerPatch, Patch
+from emblema.kv.placing import LayerMemory, Placement, SlotRows
+from emblema.kv.placing_torch import TorchPlacer
 from emblema.kv.rotation import RotaryTable
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
@@ -153,13 +155,10 @@ def test_rows_are_those_of_their_definition(patched: bool, relocated: bool, cut:
             assert not sink.layers[layer].keys[:, computed].any() and not sink.layers[layer].values[:, computed].any()
 
 
-@pytest.mark.parametrize(
-    ("most", "sizes"), [(1, [3, 4, 2, 6]), (6, [3, 6, 6]), (7, [7, 2, 6]), (8, [7, 8]), (9, [9, 6]), (15, [15])]
-)
-def test_no_more_rows_are_worked_on_at_once_than_fit_a_cache(
-    most: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("together", [1, 7, 9, 1000])
+def test_what_is_written_does_not_follow_from_how_many_rows_are_worked_on_at_once(
+    together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranges are never cut, and what is written is the same however many are written at once."""
     layers = (0, len(LAYOUTS))
     pieces = [chunk(number, tokens) for number, tokens in enumerate((3, 4, 2, 6))]
     prompt = Prompt.of([TextPart((1, 2)), *map(ChunkPart, pieces), TextPart((3,))], 1)
@@ -167,15 +166,70 @@ def test_no_more_rows_are_worked_on_at_once_than_fit_a_cache(
     text = [RowRange(*rows, RowSource.COMPUTED, layers) for rows in prompt.text_rows]
     job = LinkJob(LinkPlan("test", prompt.tokens, len(LAYOUTS), (*taken, *text)), prompt)
     sinks = []
-    for rows in (most, 1000):
-        monkeypatch.setattr("emblema.link.taken_rows.BLOCK_ROWS", rows)
+    for rows in (together, 1000):
+        monkeypatch.setattr("emblema.kv.placing_torch.RUN_ROWS", rows)
         sinks.append(Sink(prompt.tokens))
         own = TakenRows(Model(), sinks[-1], torch.arange(prompt.tokens), job)
         for layer in range(len(LAYOUTS)):
             own.write(layer)
         assert own.bytes_read == sum(piece.rows[layer].bytes for piece in pieces for layer in range(len(LAYOUTS)))
-    assert sinks[0].written == sizes * len(LAYOUTS) and sinks[1].written == [15] * len(LAYOUTS)
     for found, whole in zip(sinks[0].layers, sinks[1].layers, strict=True):
+        assert torch.equal(found.keys, whole.keys) and torch.equal(found.values, whole.values)
+
+
+class OpenTable(Sink):
+    """The same with memory that may be written to, and layers of which all are there but some."""
+
+    def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
+        raise AssertionError("its memory is written to")
+
+    def memory(self, layer: int) -> LayerMemory:
+        rows = self.layers[layer]
+        return LayerMemory(rows.keys.transpose(0, 1)[None], rows.values.transpose(0, 1)[None])
+
+
+class TogetherPlacer(TorchPlacer):
+    """Takes layers together, and notes how many."""
+
+    takes_layers_together = True
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def place(self, placement: Placement, slots: Sequence[SlotRows]) -> None:
+        self.calls.append(len(slots) // 2)
+        super().place(placement, slots)
+
+
+class LateRows(tuple[LayerRows, ...]):
+    """Rows of which a layer is under way."""
+
+    late: int
+
+    def is_here(self, layer: int) -> bool:
+        return layer != self.late
+
+
+def test_layers_that_are_there_are_written_together_and_each_once() -> None:
+    layers = (0, len(LAYOUTS))
+    rows = LateRows(FIRST.rows)
+    rows.late = 3
+    piece = replace(FIRST, rows=rows)
+    prompt = Prompt.of([TextPart((1, 2, 3)), ChunkPart(piece)], 1)
+    ranges = (
+        RowRange(0, 3, RowSource.COMPUTED, layers),
+        RowRange(3, 7, RowSource.TAKEN, layers, ChunkOrigin(piece.id)),
+    )
+    job = LinkJob(LinkPlan("test", prompt.tokens, len(LAYOUTS), ranges), prompt)
+    together, apart, placer = OpenTable(prompt.tokens), Sink(prompt.tokens), TogetherPlacer()
+    for sink, own in ((together, placer), (apart, TorchPlacer())):
+        taken = TakenRows(Model(), sink, torch.arange(prompt.tokens), job, own)
+        for layer in range(len(LAYOUTS)):
+            taken.write(layer)
+            assert sink.layers[layer].keys[:, 3:].any()
+        assert taken.bytes_read == FIRST.bytes
+    assert placer.calls == [3, 2]
+    for found, whole in zip(together.layers, apart.layers, strict=True):
         assert torch.equal(found.keys, whole.keys) and torch.equal(found.values, whole.values)
 
 

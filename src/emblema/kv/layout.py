@@ -100,6 +100,12 @@ def kv_bytes(rows: KVRows) -> int:
     return sum(layer.bytes for layer in rows) if known is None else int(known)
 
 
+def layer_is_here(rows: KVRows, layer: int) -> bool:
+    """Return whether a layer's rows can be read without waiting."""
+    known = getattr(rows, "is_here", None)
+    return layer < len(rows) if known is None else bool(known(layer))
+
+
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether no number of some tensors is NaN or infinite; on a device, one value is waited for.
 

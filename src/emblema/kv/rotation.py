@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from emblema.kv.layout import LayerLayout, LayerRows, Pairing, RotaryBand
+from emblema.kv.layout import LayerLayout, LayerRows, RotaryBand
 
 RotaryTable = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [n] int64 to (cosines, sines), each [n, columns] float32, any attention scaling divided out."""
@@ -34,14 +34,14 @@ class Phases:
         return Phases(self.cos * other.cos - self.sin * other.sin, self.sin * other.cos + self.cos * other.sin)
 
     @cached_property
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """`c`, `s` [tokens, width]: a band `x` paired by halves turns to `x c + y s`, `y` being each feature's pair."""
-        return torch.cat((self.cos, self.cos), dim=-1), torch.cat((-self.sin, self.sin), dim=-1)
+    def factors(self) -> Tensor:
+        """[tokens, width] cosines of a band whose features are paired by halves."""
+        return torch.cat((self.cos, self.cos), dim=-1)
 
     @cached_property
-    def pairs(self) -> tuple[Tensor, Tensor]:
-        """The same for a band whose pairs are neighbours."""
-        return self.cos.repeat_interleave(2, dim=-1), torch.stack((-self.sin, self.sin), dim=-1).flatten(-2)
+    def numbers(self) -> Tensor:
+        """[tokens, width / 2] complex: what a pair turns by as a product."""
+        return torch.complex(self.cos, self.sin)
 
     def slice(self, start: int, stop: int) -> "Phases":
         """Return the phases of tokens `start` to `stop`."""
@@ -59,7 +59,8 @@ def phases(table: RotaryTable, band: RotaryBand, positions: Tensor) -> Phases:
     cos, sin = table(unique)
     axes, columns = (torch.tensor(each).to(device, non_blocking=True) for each in (band.axes, band.frequencies))
     rows = inverse.reshape(positions.shape).index_select(0, axes).transpose(0, 1)
-    return Phases(cos[rows, columns], sin[rows, columns])
+    # Indexed by a transposed tensor, they would be laid out by columns.
+    return Phases(cos[rows, columns].contiguous(), sin[rows, columns].contiguous())
 
 
 class PhaseBook:
@@ -96,25 +97,60 @@ def rotate(rows: Tensor, band: RotaryBand, turn: Phases) -> Tensor:
 
     It is a new tensor in the phases' dtype (float32, or float64 when the phases are).
     """
-    cos, sin = turn.halves if band.pairing == "half" else turn.pairs
-    own = rows[..., band.start : band.start + band.width].to(cos.dtype)
+    turned = torch.empty(rows.shape, dtype=turn.cos.dtype, device=rows.device)
+    rotate_into(turned, rows.to(turned.dtype), band, turn)
+    return turned
+
+
+def rotate_into(out: Tensor, rows: Tensor, band: RotaryBand, turn: Phases, *, add: bool = False) -> None:
+    """Write rows [..., tokens, width] with their band turned into `out`, or add them to it.
+
+    All are in the phases' dtype; `out` and `rows` may have any strides and share no memory.
+    """
+    first, last = band.start, band.start + band.width
+    for start, stop in ((0, first), (last, rows.shape[-1])):
+        if start < stop and add:
+            out[..., start:stop] += rows[..., start:stop]
+        elif start < stop:
+            out[..., start:stop] = rows[..., start:stop]
+    made, own = out[..., first:last], rows[..., first:last]
+    if band.pairing == "half":
+        _turn_halves(made, own, turn, add)
+    else:
+        _turn_pairs(made, own, turn, add)
+
+
+def _turn_halves(out: Tensor, rows: Tensor, turn: Phases, add: bool) -> None:
+    half = rows.shape[-1] // 2
     # Runs of a whole band are several times quicker than both halves apart.
-    turned: Tensor = own * cos
-    turned += _swapped(own, band.pairing).mul_(sin)
-    if band.width == rows.shape[-1]:
-        return turned
-    whole = rows.to(cos.dtype, copy=True)
-    whole[..., band.start : band.start + band.width] = turned
-    return whole
+    if add:
+        out.addcmul_(rows, turn.factors)
+    else:
+        torch.mul(rows, turn.factors, out=out)
+    out[..., :half].addcmul_(rows[..., half:], turn.sin, value=-1)
+    out[..., half:].addcmul_(rows[..., :half], turn.sin)
 
 
-def _swapped(rows: Tensor, pairing: Pairing) -> Tensor:
-    """Return a copy with the two features of each pair exchanged."""
-    if pairing == "half":
-        first, second = rows.chunk(2, dim=-1)
-        return torch.cat((second, first), dim=-1)
-    swapped: Tensor = rows.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return swapped
+def _turn_pairs(out: Tensor, rows: Tensor, turn: Phases, add: bool) -> None:
+    made, own = _complex(out), _complex(rows)
+    if made is not None and own is not None:
+        if add:
+            made.addcmul_(own, turn.numbers)
+        else:
+            torch.mul(own, turn.numbers, out=made)
+        return
+    first, second = rows[..., 0::2], rows[..., 1::2]
+    if not add:
+        out.zero_()
+    out[..., 0::2].addcmul_(first, turn.cos).addcmul_(second, turn.sin, value=-1)
+    out[..., 1::2].addcmul_(second, turn.cos).addcmul_(first, turn.sin)
+
+
+def _complex(rows: Tensor) -> Tensor | None:
+    """Return rows whose neighbours are pairs as complex numbers, a view; None where memory does not allow it."""
+    if rows.stride(-1) != 1 or rows.storage_offset() % 2 or any(step % 2 for step in rows.stride()[:-1]):
+        return None
+    return torch.view_as_complex(rows.unflatten(-1, (-1, 2)))
 
 
 def relocate(rows: LayerRows, layout: LayerLayout, source: PhaseBook, target: PhaseBook) -> LayerRows:

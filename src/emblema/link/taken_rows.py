@@ -1,9 +1,9 @@
 """Taken rows, relocated and patched, written into the table: a rotation and a small product per layer, no forward."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,9 +11,11 @@ from torch import Tensor
 from emblema.errors import LoadError, PlanError
 from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk
-from emblema.kv.layout import KVRows, LayerLayout, LayerRows, RotaryBand
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows, layer_is_here
 from emblema.kv.patch import Factors, Patch
-from emblema.kv.rotation import PhaseBook, Phases, RotaryTable, turn_rows
+from emblema.kv.placers import placer_for
+from emblema.kv.placing import LayerMemory, Placement, Placer, Segment, SlotRows, band_of, scratch_memory
+from emblema.kv.rotation import PhaseBook, RotaryTable
 from emblema.link.plan import SHARED_DIRECTIONS, ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import Prompt
 from emblema.store.keys import ArtifactKey
@@ -42,6 +44,15 @@ class RowSink(Protocol):
     def rows(self) -> Tensor: ...
 
     def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None: ...
+
+
+@runtime_checkable
+class OpenSink(RowSink, Protocol):
+    """A sink whose memory rows may be written to without its help."""
+
+    def memory(self, layer: int) -> LayerMemory | None:
+        """Return where a layer's rows are kept; None where that is not memory with strides, or not in numbers."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +115,6 @@ class Resources:
         return _cut(held.keys, rows, part.patch.rank), _cut(held.values, rows, part.patch.rank)
 
 
-BLOCK_ROWS = 640
-"""Rows that are turned and patched at once, so that what is worked on stays in a core's cache."""
-
 SlotFactors = tuple[Factors | None, Factors | None]
 """One layer's factors for the keys and for the values; None where there are none."""
 
@@ -141,11 +149,14 @@ class LinkJob:
 class TakenRows:
     """The taken rows of one plan, written into a table a layer at a time, as each layer is needed.
 
+    Where a placer takes layers together, a call writes the later layers too whose rows are there.
+
     Args:
         model: the model's geometry.
         table: where the rows are written.
         slots: [rows] physical slot of each logical row; -1 where the table has none.
         job: the plan, its prompt and its resources.
+        placer: who writes; by default the quickest for the model's device.
 
     Attributes:
         bytes_read: bytes of KV read so far.
@@ -155,9 +166,12 @@ class TakenRows:
         PlanError: the plan names a chunk or prefix that was not handed over.
     """
 
-    def __init__(self, model: ModelGeometry, table: RowSink, slots: Tensor, job: LinkJob) -> None:
+    def __init__(
+        self, model: ModelGeometry, table: RowSink, slots: Tensor, job: LinkJob, placer: Placer | None = None
+    ) -> None:
         self.bytes_read = self.patch_bytes = 0
         self._model, self._table = model, table
+        self._placer = placer_for(model.device) if placer is None else placer
         taken = [part for part in job.plan.ranges if part.source is RowSource.TAKEN and part.start >= job.reused_rows]
         self._prefixes = [
             (part, job.resources.prefix_rows(part), _contiguous(slots[part.start : part.stop], table.rows.device))
@@ -168,12 +182,8 @@ class TakenRows:
         for part in taken:
             if isinstance(part.origin, ChunkOrigin):
                 groups.setdefault((part.layers, part.origin.relocated), []).append(part)
-        made = [
-            (layers, group)
-            for (layers, _), parts in groups.items()
-            for group in _RelocatedGroup.of(model, job, parts, BLOCK_ROWS)
-        ]
-        self._groups = [(layers, group, _contiguous(slots[group.rows], model.device)) for layers, group in made]
+        self._groups = [_RelocatedGroup(model, job, parts, slots) for parts in groups.values()]
+        self._written: set[int] = set()
 
     def write(self, layer: int) -> None:
         """Write one layer's taken rows, relocated and patched.
@@ -187,15 +197,36 @@ class TakenRows:
                 rows = kept[layer].slice(part.start, part.stop)
                 self._table.write(layer, where, rows)
                 self.bytes_read += rows.bytes
-        dtype, layout = self._model.dtype, self._model.layouts[layer]
-        for (first, last), group, where in self._groups:
-            if first <= layer < last:
-                rows = group.relocated(layer, layout)
-                numbers = sum(part.rows * part.features_read(layout) for part in group.ranges)
-                self.bytes_read += numbers * dtype.itemsize
-                rows, factor_bytes = group.patched(rows, layer, layout)
-                self.patch_bytes += factor_bytes
-                self._table.write(layer, where, LayerRows(rows.keys.to(dtype), rows.values.to(dtype)))
+        if layer in self._written:
+            self._written.discard(layer)
+            return
+        layers = [layer]
+        if self._placer.takes_layers_together and isinstance(self._table, OpenSink):
+            later = range(layer + 1, len(self._model.layouts))
+            layers += takewhile(lambda index: all(group.here(index) for group in self._groups), later)
+        for group in self._groups:
+            self._place(group, [index for index in layers if group.layers[0] <= index < group.layers[1]])
+        self._written.update(layers[1:])
+
+    def _place(self, group: "_RelocatedGroup", layers: Sequence[int]) -> None:
+        slots: list[SlotRows] = []
+        for layer in layers:
+            layout = self._model.layouts[layer]
+            numbers = sum(part.rows * part.features_read(layout) for part in group.parts)
+            self.bytes_read += numbers * self._model.dtype.itemsize
+            memory = self._table.memory(layer) if isinstance(self._table, OpenSink) else None
+            factors, read = group.factors(layer)
+            self.patch_bytes += read
+            if memory is not None:
+                slots += group.slots(layer, layout, factors, memory)
+                continue
+            # The sink writes in its own way, from rows of its dtype in order.
+            scratch = scratch_memory(layout, group.placement.rows, self._model.dtype, self._model.device)
+            self._placer.place(group.dense, group.slots(layer, layout, factors, scratch))
+            rows = LayerRows(scratch.keys[0].transpose(0, 1), scratch.values[0].transpose(0, 1))
+            self._table.write(layer, group.placement.slots, rows)
+        if slots:
+            self._placer.place(group.placement, slots)
 
 
 def relocated(model: ModelGeometry, job: LinkJob, layer: int, rows: Tensor) -> LayerRows:
@@ -212,72 +243,37 @@ def relocated(model: ModelGeometry, job: LinkJob, layer: int, rows: Tensor) -> L
     }
     if not parts:
         raise PlanError("the plan takes none of the selector's candidates from a chunk")
-    (group,) = _RelocatedGroup.of(model, job, list(parts.values()))
-    order = {int(row): index for index, row in enumerate(group.rows)}
+    group = _RelocatedGroup(model, job, list(parts.values()), torch.arange(job.plan.rows))
+    order = {
+        row: index for index, row in enumerate(row for part in group.parts for row in range(part.start, part.stop))
+    }
     if not wanted <= order.keys():
         raise PlanError("the plan takes some of the selector's candidates from no chunk")
-    every = group.relocated(layer, model.layouts[layer])
-    kept = every.select(torch.tensor([order[int(row)] for row in rows], device=every.keys.device))
-    return LayerRows(kept.keys.to(model.dtype), kept.values.to(model.dtype))
+    layout = model.layouts[layer]
+    scratch = scratch_memory(layout, group.placement.rows, model.dtype, model.device)
+    placer_for(model.device).place(group.dense, group.slots(layer, layout, [(None, None)] * len(parts), scratch))
+    every = LayerRows(scratch.keys[0].transpose(0, 1), scratch.values[0].transpose(0, 1))
+    return every.select(torch.tensor([order[int(row)] for row in rows], device=model.device))
 
 
-@dataclass(frozen=True, slots=True)
-class _TakenRange:
-    """A range with the chunk that it is taken from.
-
-    Attributes:
-        part: the range.
-        chunk: the chunk.
-        held: the chunk's canonical rows.
-        span: the rows of it that are taken.
-        start, stop: of the range among the rows of its group.
-    """
-
-    part: RowRange
-    chunk: Chunk
-    held: KVRows
-    span: slice
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
 class _RelocatedGroup:
-    """Taken ranges that hold in the same layers, side by side.
+    """Taken ranges that hold in the same layers, all of which are relocated or none, side by side.
 
     Attributes:
-        taken: the ranges.
-        rows: [n] logical rows.
-        source: phases of the positions that the rows were written at.
-        target: phases of their positions in the prompt; the source's where rows are not relocated.
-        resources: where patches are.
-        turns: by band, phases from the source to the target, as they are first needed.
-        placed: by band and rows, phases of the target, likewise.
+        parts: the ranges.
+        layers: the first layer that they hold in, and the one after the last.
+        placement: of their rows into the table.
+        dense: of their rows one after another.
+
+    Raises:
+        PlanError: the prompt does not hold a chunk, or a range ends after its chunk.
     """
 
-    taken: tuple[_TakenRange, ...]
-    rows: Tensor
-    source: PhaseBook
-    target: PhaseBook
-    resources: Resources
-    turns: dict[RotaryBand, Phases]
-    placed: dict[tuple[RotaryBand, int, int], Phases]
-
-    @property
-    def ranges(self) -> list[RowRange]:
-        return [taken.part for taken in self.taken]
-
-    @classmethod
-    def of(
-        cls, model: ModelGeometry, job: LinkJob, parts: Sequence[RowRange], most: int | None = None
-    ) -> "list[_RelocatedGroup]":
-        """Return some ranges, all of which are relocated or none, in groups of `most` rows or of one range.
-
-        Raises:
-            PlanError: the prompt does not hold a chunk, or a range ends after its chunk.
-        """
+    def __init__(self, model: ModelGeometry, job: LinkJob, parts: Sequence[RowRange], slots: Tensor) -> None:
+        self.parts, self.layers, self._resources, self._device = parts, parts[0].layers, job.resources, model.device
+        self._held: list[tuple[Chunk, KVRows]] = []
         known = {chunk.id: chunk for _, chunk in job.prompt.chunk_segments}
-        positions, blocks, relocated, count = [], [list[_TakenRange]()], False, 0
+        positions, segments, relocated, count = [], [], False, 0
         for part in parts:
             origin = part.origin
             if not isinstance(origin, ChunkOrigin) or origin.chunk not in known:
@@ -286,103 +282,53 @@ class _RelocatedGroup:
             if span.start < 0 or span.stop > chunk.tokens:
                 raise PlanError(f"rows {part.start} to {part.stop} are taken from beyond the end of {chunk!r}")
             positions.append(chunk.encoded.positions[:, span] + chunk.base)
-            if most is not None and count and count + part.rows > most:
-                blocks.append([])
-                count = 0
-            held = job.resources.chunk_rows(chunk)
-            blocks[-1].append(_TakenRange(part, chunk, held, span, count, count + part.rows))
+            segments.append(Segment(span.start, count, part.rows, part.replaces_keys))
             count += part.rows
+            self._held.append((chunk, job.resources.chunk_rows(chunk)))
         rows = torch.cat([torch.arange(part.start, part.stop) for part in parts])
         source = PhaseBook(model.tables, _moved(torch.cat(positions, dim=1), model.device))
         target = PhaseBook(model.tables, _moved(job.prompt.positions[:, rows], model.device)) if relocated else source
-        groups, first = [], 0
-        for block in blocks:
-            last = first + block[-1].stop
-            old = source.slice(first, last)
-            new = target.slice(first, last) if relocated else old
-            groups.append(cls(tuple(block), rows[first:last], old, new, job.resources, {}, {}))
-            first = last
-        return groups
+        self.placement = Placement(tuple(segments), _contiguous(slots[rows], model.device), source, target)
+        self.dense = replace(self.placement, slots=slice(0, count))
 
-    def relocated(self, layer: int, layout: LayerLayout) -> LayerRows:
-        """Return a copy of the chunks' rows of a layer, turned to their positions in the prompt.
+    def here(self, layer: int) -> bool:
+        """Return whether a layer's rows can be read without waiting, and without an error."""
+        return not self.layers[0] <= layer < self.layers[1] or all(layer_is_here(held, layer) for _, held in self._held)
+
+    def slots(
+        self, layer: int, layout: LayerLayout, factors: Sequence[SlotFactors], memory: LayerMemory
+    ) -> list[SlotRows]:
+        """Return what is placed in both slots of a layer.
 
         Raises:
-            LoadError: they are not what this model writes for so many tokens, or did not come.
+            LoadError: the chunks' rows are not what this model writes for so many tokens, or did not come.
         """
-        device = self.target.positions.device
-        pieces = []
-        for taken in self.taken:
-            rows = taken.held[layer] if layer < len(taken.held) else None
-            tokens = taken.chunk.tokens
+        keys, values = [], []
+        for chunk, held in self._held:
+            rows = held[layer] if layer < len(held) else None
             if (
                 rows is None
-                or rows.keys.shape != (layout.keys[0], tokens, layout.keys[1])
-                or rows.values.shape != (layout.values[0], tokens, layout.values[1])
+                or rows.keys.shape != (layout.keys[0], chunk.tokens, layout.keys[1])
+                or rows.values.shape != (layout.values[0], chunk.tokens, layout.values[1])
             ):
-                raise LoadError(taken.chunk.id, f"its rows of layer {layer} have other shapes than the model's")
-            pieces.append(rows if taken.part.rows == tokens else rows.slice(taken.span.start, taken.span.stop))
-        keys = torch.cat([_moved(piece.keys, device) for piece in pieces], dim=1)
-        values = torch.cat([_moved(piece.values, device) for piece in pieces], dim=1)
-        band = layout.rotary
-        if band is None or self.source is self.target:
-            return LayerRows(keys, values)
-        if band not in self.turns:
-            self.turns[band] = self.source(band).inverse().then(self.target(band))
-        return turn_rows(LayerRows(keys, values), band, self.turns[band])
+                raise LoadError(chunk.id, f"its rows of layer {layer} have other shapes than the model's")
+            keys.append(_moved(rows.keys, self._device))
+            values.append(_moved(rows.values, self._device))
+        added = [tuple(slot[index] for slot in factors) for index in range(2)]
+        return [
+            SlotRows(tuple(keys), added[0], band_of(layout, "keys"), memory.keys, keys=True),
+            SlotRows(tuple(values), added[1], band_of(layout, "values"), memory.values, keys=False),
+        ]
 
-    def patched(self, rows: LayerRows, layer: int, layout: LayerLayout) -> tuple[LayerRows, int]:
-        """Return relocated rows with `R(p) U V` added wherever a range names a patch, and the bytes of all factors.
-
-        The rotation is linear, so the order is free. Where a range names factors of its keys, their product replaces
-        the keys.
+    def factors(self, layer: int) -> tuple[list[SlotFactors], int]:
+        """Return what is added to each range in a layer, for keys and values, and the bytes of all of it.
 
         Raises:
             PlanError: a patch was not handed over.
         """
-        if all(taken.part.patch is None for taken in self.taken):
-            return rows, 0
-        keys, values, read = rows.keys.float(), rows.values.float(), 0
-        factors = [self.resources.factors(taken.part, layer) for taken in self.taken]
-        # Patches on directions that a model shares are one product.
-        for directions, run in groupby(zip(self.taken, factors, strict=True), lambda pair: _directions(pair[1])):
-            if directions is None:
-                continue
-            patches = list(run)
-            start, stop = patches[0][0].start, patches[-1][0].stop
-            count = stop - start
-            shift = LayerRows(
-                self._shift([slots[0] for _, slots in patches], count, layout.keys),
-                self._shift([slots[1] for _, slots in patches], count, layout.values),
-            )
-            if layout.rotary is not None:
-                shift = turn_rows(shift, layout.rotary, self._placed(layout.rotary, start, stop))
-            for taken, slots in patches:
-                read += _bytes(taken.part, slots)
-                if taken.part.replaces_keys:
-                    keys[:, taken.start : taken.stop] = 0
-            keys[:, start:stop] += shift.keys
-            values[:, start:stop] += shift.values
-        return LayerRows(keys, values), read
-
-    def _placed(self, band: RotaryBand, start: int, stop: int) -> Phases:
-        """Return phases of the positions in the prompt of rows `start` to `stop`."""
-        if (band, start, stop) not in self.placed:
-            self.placed[band, start, stop] = self.target(band).slice(start, stop)
-        return self.placed[band, start, stop]
-
-    def _shift(self, factors: Sequence[Factors | None], rows: int, shape: tuple[int, int]) -> Tensor:
-        """Return what factors with the same directions add to rows one after another, [heads, rows, width] float32.
-
-        It is zero where there are none.
-        """
-        device = self.target.positions.device
-        found = [slot for slot in factors if slot is not None]
-        if not found:
-            return torch.zeros(shape[0], 1, shape[1], device=device).expand(-1, rows, -1)
-        left = _moved(torch.cat([slot.left for slot in found]), device).float()
-        product: Tensor = (left @ _moved(found[0].right, device).float()).unflatten(1, shape).transpose(0, 1)
-        return product
+        found = [self._resources.factors(part, layer) for part in self.parts]
+        read = sum(_bytes(part, slots) for part, slots in zip(self.parts, found, strict=True))
+        return _moved_factors(found, self._device), read
 
 
 def _chunk_rows(part: RowRange) -> slice:
@@ -398,9 +344,17 @@ def _cut(factors: Factors, rows: slice, rank: int) -> Factors:
     return Factors(factors.left[rows, :rank], factors.right[:rank])
 
 
-def _directions(slots: SlotFactors) -> tuple[int, ...] | None:
-    """Return what names the directions of a range's factors while they are held; None where it has none."""
-    return tuple(id(slot.right) for slot in slots if slot is not None) or None
+def _moved_factors(factors: Sequence[SlotFactors], device: torch.device) -> list[SlotFactors]:
+    """Return factors on a device; those that share directions still do."""
+    rights: dict[int, Tensor] = {}
+
+    def moved(slot: Factors | None) -> Factors | None:
+        if slot is None or slot.left.device == slot.right.device == device:
+            return slot
+        right = rights.setdefault(id(slot.right), _moved(slot.right, device))
+        return Factors(_moved(slot.left, device), right)
+
+    return [(moved(keys), moved(values)) for keys, values in factors]
 
 
 def _bytes(part: RowRange, slots: SlotFactors) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from emblema.errors import ModelError
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.kv.placing import LayerMemory
 from emblema.models.decoder_cache import DecoderCache
 
 
@@ -70,6 +71,10 @@ class KVTable(DecoderCache):
         else:
             self._keys[layer][0].index_copy_(1, slots, rows.keys.to(self.dtype))
             self._values[layer][0].index_copy_(1, slots, rows.values.to(self.dtype))
+
+    def memory(self, layer: int) -> LayerMemory:
+        """Return the memory of a layer's rows: one page, whose rows are the slots. It moves when the table grows."""
+        return LayerMemory(self._keys[layer].transpose(1, 2), self._values[layer].transpose(1, 2))
 
     def fill_with(self, fill: Callable[[int], None]) -> None:
         """Have a layer's taken rows written when it is first needed, so that a forward begins before all are here.

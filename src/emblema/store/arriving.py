@@ -44,6 +44,11 @@ class ArrivingRows(Sequence[LayerRows]):
         with self._changed:
             return self._error is None and all(layer is not None for layer in self._layers)
 
+    def is_here(self, layer: int) -> bool:
+        """Return whether a layer is here."""
+        with self._changed:
+            return layer < len(self._layers) and self._layers[layer] is not None
+
     @property
     def failed(self) -> LoadError | None:
         """Why the rest will not come; None while all goes well."""

@@ -37,6 +37,10 @@ class StoredRows(Sequence[LayerRows]):
         """Return whether it is this store that has the rows."""
         return self._read == read
 
+    def is_here(self, layer: int) -> bool:
+        """Return False: a layer may have to be read from a slower tier."""
+        return False
+
     def __len__(self) -> int:
         return len(self.sizes)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.kv.placing import LayerMemory
 
 Write = Callable[[Tensor, Tensor, Tensor], None]
 """Keys and values [tokens, heads, width] to slots [tokens] of one layer."""
@@ -111,6 +112,19 @@ class FeatureStrides:
         size, count, wide = places.shape
         return cls((size, count, wide), start, row, head, feature) if torch.equal(places, told) else None
 
+    def view(self, memory: Tensor, stride: int) -> Tensor:
+        """Return all pages as [pages, rows, heads, width].
+
+        Args:
+            memory: of all pages, as one axis.
+            stride: from one page to the next.
+        """
+        size, heads, width = self.shape
+        last = self.start + (size - 1) * self.row + (heads - 1) * self.head + (width - 1) * self.feature
+        strides = (stride, self.row, self.head, self.feature)
+        shape = (1 + (len(memory) - 1 - last) // stride, *self.shape)
+        return memory.as_strided(shape, strides, memory.storage_offset() + self.start)
+
     def gather(self, memory: Tensor, stride: int, places: PagePlaces) -> Tensor:
         """Return a copy of rows [heads, rows, width]; its last two axes lie in memory as those of a page do.
 
@@ -119,15 +133,12 @@ class FeatureStrides:
             stride: from one page to the next.
             places: of the rows.
         """
-        size, heads, width = self.shape
-        last = self.start + (size - 1) * self.row + (heads - 1) * self.head + (width - 1) * self.feature
-        count, start = 1 + (len(memory) - 1 - last) // stride, memory.storage_offset() + self.start
+        _, heads, width = self.shape
+        pages = self.view(memory, stride)
         if self.row < self.feature:
-            shape, strides = (count, heads, width, size), (stride, self.head, self.feature, self.row)
-            found = memory.as_strided(shape, strides, start).index_select(0, places.pages)
+            found = pages.permute(0, 2, 3, 1).index_select(0, places.pages)
             return found.permute(1, 2, 0, 3).reshape(heads, width, -1)[..., : places.rows].transpose(1, 2)
-        shape, strides = (count, heads, size, width), (stride, self.head, self.row, self.feature)
-        found = memory.as_strided(shape, strides, start).index_select(0, places.pages)
+        found = pages.transpose(1, 2).index_select(0, places.pages)
         return found.transpose(0, 1).reshape(heads, -1, width)[:, : places.rows]
 
 
@@ -193,6 +204,14 @@ class Pages:
             return
         keys, values = (part.transpose(0, 1).contiguous() for part in (rows.keys, rows.values))
         self._layers[layer].write(keys, values, where)
+
+    def memory(self, layer: int) -> LayerMemory | None:
+        """Return the memory of a layer's rows; None where it holds codes, or features in no regular order."""
+        cache = self._layers[layer].cache
+        keys, values = self._strides
+        if keys is None or values is None or self._layers[layer].codes is not None or cache.dtype != self._dtype:
+            return None
+        return LayerMemory(keys.view(_memory(cache), self._stride), values.view(_memory(cache), self._stride))
 
     def read(self, layer: int, rows: RowPlaces | PagePlaces | Tensor) -> LayerRows:
         """Return a copy of one layer's rows at places or slots: codes as the numbers that they stand for.
