@@ -8,6 +8,7 @@ from torch import Tensor
 
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.kv.placing import LayerMemory
 
 
 class PoolRows:
@@ -39,6 +40,11 @@ class PoolRows:
         where = slots if isinstance(slots, slice) else slots.to(self.rows.device)
         for buffer, part in zip(self._buffers[layer], (rows.keys, rows.values), strict=True):
             buffer[where] = part.transpose(0, 1).to(self.rows)
+
+    def memory(self, layer: int) -> LayerMemory:
+        """Return the memory of one layer's rows: one page, whose rows are the slots."""
+        keys, values = self._buffers[layer]
+        return LayerMemory(keys[None], values[None])
 
     def read(self, layer: int, slots: Tensor) -> LayerRows:
         """Return a copy of one layer's rows at slots [rows] int64."""
