@@ -26,6 +26,8 @@ PAGE = 32
 LONGEST = 256
 """Rows of a request at most."""
 STUCK_SECONDS = 60.0
+CROWDS = 50
+"""How often a server is crowded at most, until it preempts a request."""
 TOKENS = (1, 1, 1, 2, 3, 30, 60)
 STRATEGIES = ("full", "blind", "mpic-4", "mpic-32", "query-25%", "query-12%")
 MARGINS = (0, 0, 1)
@@ -34,17 +36,24 @@ MARGINS = (0, 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Bounds of one server: tokens a step, and pages."""
+    """Bounds of one server.
+
+    Attributes:
+        tokens: of a step.
+        pages: that there are.
+        scarce: whether so few that requests have to be preempted.
+    """
 
     tokens: int
     pages: int
+    scarce: bool = False
 
     @classmethod
     def of(cls, drawn: random.Random, number: int) -> "Draw":
         """Return the bounds of one server of several; every other one has to preempt requests."""
         if number % 2:
             return cls(drawn.choice((8, 24, 40, 64, 96, 160, 512)), drawn.choice((10, 12, 16, 40)))
-        return cls(drawn.choice((160, 512)), 10)
+        return cls(drawn.choice((160, 512)), 10, scarce=True)
 
 
 @dataclass(slots=True)
@@ -89,6 +98,18 @@ class StepFuzz:
         while len(self._meter.steps) < steps:
             self._disturb()
             self._step()
+        self._finish()
+
+    def crowd(self) -> None:
+        """Have a server that has few pages preempt a request, if it has not: as many as it seats come with long answers."""
+        for _ in range(CROWDS):
+            if self._meter.preempted:
+                return
+            for _ in range(SEATS):
+                self._ask(max(TOKENS))
+            self._finish()
+
+    def _finish(self) -> None:
         while self._open:
             self._step()
 
@@ -108,14 +129,13 @@ class StepFuzz:
 
     def _rest(self) -> None:
         """Let pictures be captured in a quiet moment, which may end too early for that."""
-        while self._open:
-            self._step()
+        self._finish()
         for _ in range(self._drawn.choice((3, 30))):
             self._step()
 
-    def _ask(self) -> None:
+    def _ask(self, tokens: int | None = None) -> None:
         number, strategy = self._drawn.randrange(len(self._prompts)), self._drawn.choice(STRATEGIES)
-        tokens, given = self._drawn.choice(TOKENS), self._prompts[number]
+        tokens, given = tokens or self._drawn.choice(TOKENS), self._prompts[number]
         prompt: dict[str, Any] = {"prompt_token_ids": given.token_ids, "multi_modal_data": {"image": given.pictures}}
         own = f"asked-{self._made}"
         self._made += 1

@@ -65,6 +65,8 @@ def test_any_steps_give_each_request_what_it_gets_alone(
             meter = RowMeter(core.model_executor.driver_worker.worker)
             fuzz = StepFuzz(served, meter, given, store if stored else None, drawn)
             fuzz.run(min(STEPS_EACH, steps - done))
+            if draw.scarce and steps >= 1000:
+                fuzz.crowd()
             assert max(step.requests for step in meter.steps) <= SEATS
             assert max(step.rows for step in meter.steps) <= draw.tokens
             for asked in fuzz.finished:

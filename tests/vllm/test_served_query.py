@@ -19,6 +19,7 @@ from emblema.vllm.pages import Pages
 from emblema.vllm.step_rewriter import StepRewriter
 from tests.vllm.models import Given
 from tests.vllm.plans import Read
+from tests.vllm.row_meter import RowMeter
 
 FAMILIES = ("qwen2.5-vl", "qwen3-vl", "llava-onevision")
 STRATEGY = "query-12%"
@@ -220,6 +221,23 @@ def test_several_at_once_are_answered_as_alone(known, seen) -> None:
     for one, other in zip(alone, together, strict=True):
         assert other.report["linked_tokens"] == one.report["linked_tokens"] > 0
         assert error(other, one.logits) <= known.bar
+
+
+def test_what_follows_an_exact_prefix_is_read(known) -> None:
+    """Pictures that vLLM's prefix cache has whole are not asked for what the encoder made of them."""
+    before, given = known.prompt.only(0, 1, 2), known.prompt.only(0, 1, 3, 2)
+    known.ask(before, {"strategy": "full"})
+    meter = RowMeter(known.served.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker)
+    try:
+        answer = known.served.ask(given.token_ids, given.pictures, STANDS)
+    finally:
+        meter.detach()
+    (ready,) = (first for rows in meter.requests.values() for first in rows.read)
+    prompt = known.engine.prompt(given.parts([known.engine.add(each) for each in given.pictures]), template=False)
+    assert ready >= prompt.chunk_segments[0][0].stop, "nothing of the encoder's is spared"
+    read = known.engine.session.link(LinkRequest(prompt, Read(STRATEGY, ready))).linked
+    assert answer.report["remark"] is None and answer.report["linked_tokens"] > 0
+    assert error(answer, torch.log_softmax(read.logits, -1)) <= known.bar
 
 
 @pytest.fixture

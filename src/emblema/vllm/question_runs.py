@@ -143,7 +143,13 @@ class QuestionRuns:
         reading.encodings = {
             own: staged.encodings[name] for own, name in order.pictures.items() if name in staged.encodings
         }
-        if reading.encodings.keys() != order.pictures.keys() or self._hand_over is None:
+        ends = {
+            feature.identifier: feature.mm_position.offset + feature.mm_position.length
+            for feature in order.data.mm_features
+        }
+        # vLLM's prefix cache has the rows of the others.
+        needed = {own for own in order.pictures if ends[own] > reading.first}
+        if not needed <= reading.encodings.keys() or self._hand_over is None:
             raise EmblemaError("what the encoder made of its pictures is not stored")
         pages = self._pages()
         slots = pages.slots(order.data.block_ids[0], staged.order.prompt.tokens)
