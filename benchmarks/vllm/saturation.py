@@ -26,7 +26,11 @@ from benchmarks.vllm.load import TURNS, of_pages, server_counts
 
 WITHOUT, IDLE, AUTO = "vllm", "full", "auto"
 """A server without the plugin; one with it whose requests ask for nothing; and its default."""
-TRAFFIC = ("talks", "subsets", "windows")
+LARGE = "-large"
+"""Ends the name of traffic whose pages are twice as high and wide."""
+TRAFFIC = ("talks", "subsets", "windows", f"subsets{LARGE}", f"windows{LARGE}")
+SIDE = 8
+"""Cells along a page's side."""
 PAGES, SHOWN, WINDOW = 24, 8, 6
 QUIET, QUIET_SHARE, PATIENCE = 0.4, 0.05, 60.0
 """Seconds in which a quiet server uses less than this share of a processor, and how long that is waited for."""
@@ -75,6 +79,8 @@ class PlannedRequest:
 def rounds_of(kind: str, rounds: int, requests: int, seed: int) -> list[list[PlannedRequest]]:
     """Return the requests of each round: `talks` grow, `subsets` show 8 of 24 pages in any order, `windows` slide.
 
+    A page takes 66 rows, one of traffic that ends with `LARGE` 258.
+
     The pages of `talks` are the same in every round, in new orders; the other two go on where the round before ended.
     """
     if kind == "talks":
@@ -83,11 +89,11 @@ def rounds_of(kind: str, rounds: int, requests: int, seed: int) -> list[list[Pla
             turns = of_pages(max(1, requests // len(TURNS)), seed, shuffle=number).turns
             found.append([PlannedRequest(content_of(turn.parts), turn.answer) for turn in turns])
         return found
-    count = rounds * requests
-    if kind == "subsets":
-        traffic = traffic_of(TrafficShape("rag", requests=count, pages=PAGES, shown=SHOWN), seed)
+    count, side = rounds * requests, 2 * SIDE if kind.endswith(LARGE) else SIDE
+    if kind.removesuffix(LARGE) == "subsets":
+        traffic = traffic_of(TrafficShape("rag", requests=count, side=side, pages=PAGES, shown=SHOWN), seed)
     else:
-        traffic = traffic_of(TrafficShape("agent", requests=count, shown=WINDOW), seed)
+        traffic = traffic_of(TrafficShape("agent", requests=count, side=side, shown=WINDOW), seed)
 
     @cache
     def shown(page: int) -> list[dict[str, Any]]:
