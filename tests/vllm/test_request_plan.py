@@ -59,26 +59,36 @@ def plan(
     return plan_request(shown, ChunkStubs(SPEC), store.tenant(), StoreMemory(store), "auto", print, met, pays)
 
 
-def test_patches_that_do_not_pay_are_not_taken_and_others_are_still_formed(store: Store) -> None:
+def test_patches_that_do_not_pay_alone_are_not_taken_and_others_are_formed_that_do_together(store: Store) -> None:
     shown, met = request("a", "b"), FrequencySketch()
     put(store, shown)
     first, second = keys_of(shown)
     put_patches(store, first)
     asked: list[tuple[CachedSpans, int]] = []
 
-    def never_pays(spans: CachedSpans, rows: int) -> bool:
+    def pays_together(spans: CachedSpans, rows: int) -> bool:
         asked.append((spans, rows))
-        return False
+        return len(spans.spans) == 2
 
-    once, twice = (plan(store, shown, met, never_pays) for _ in range(2))
-    assert asked == [(CachedSpans(((2, 302),)), 604)] * 2
+    once, twice = (plan(store, shown, met, pays_together) for _ in range(2))
+    assert asked == [(CachedSpans(((2, 302),)), 604), (CachedSpans(((2, 302), (303, 603))), 604)] * 2
     for each in (once, twice):
         assert each.cached.spans == () and each.plan.decisions == () and each.remark == COSTS_MORE and each.lacking
     assert once.needs == () and [key for key, _, _ in twice.needs] == [second], "the first has a patch"
     put_patches(store, second)
-    whole = plan(store, shown, met, never_pays)
-    assert asked[-1][0].spans == ((2, 302), (303, 603))
-    assert whole.remark == COSTS_MORE and whole.needs == () and not whole.lacking
+    whole = plan(store, shown, met, pays_together)
+    assert whole.cached.spans == ((2, 302), (303, 603)) and whole.remark is None
+
+
+def test_no_patch_is_formed_where_all_of_them_together_do_not_pay(store: Store) -> None:
+    shown, met = request("a", "b"), FrequencySketch()
+    put(store, shown)
+    for _ in range(3):
+        made = plan(store, shown, met, lambda spans, rows: False)
+        assert made.needs == () and made.lacking and made.remark is None
+    put_patches(store, *keys_of(shown))
+    made = plan(store, shown, met, lambda spans, rows: False)
+    assert made.cached.spans == () and made.remark == COSTS_MORE and not made.lacking
 
 
 def test_nothing_is_formed_of_a_picture_that_needs_no_patch(store: Store) -> None:

@@ -271,7 +271,10 @@ def plan_request(
             or (chunk.id not in missing and inputs.verdict(chunk.kind, Lane.BARE, inputs.policy).open)
         ]
         if not known or not pays(CachedSpans(tuple(known)), prompt.tokens):
-            return _all_computed(request, prompt, plain, missing, knowledge, artifacts, _count_sightings(prompt, met))
+            sightings = _count_sightings(prompt, met)
+            every = CachedSpans(tuple(segment.rows for segment, _ in prompt.chunk_segments))
+            forms = pays(every, prompt.tokens)
+            return _all_computed(request, prompt, plain, missing, knowledge, artifacts, sightings, forms)
     try:
         if not isinstance(name, str):
             raise EmblemaError(f"strategy is {name!r}: give a name")
@@ -439,8 +442,12 @@ def _all_computed(
     knowledge: Knowledge,
     artifacts: StoredArtifacts,
     sightings: Mapping[tuple[str, tuple[str, ...]], int],
+    forms: bool,
 ) -> RequestPlan:
-    """Return the plan of `auto` where no patch is stored, or too few to pay: what came often enough leaves a patch."""
+    """Return the plan of `auto` where no patch is stored, or too few to pay.
+
+    What came often enough leaves a patch, if `forms`: where all patches together would pay.
+    """
     policy = knowledge.policy_inputs.policy
     needs: dict[ArtifactKey, PatchNeed] = {}
     lacking, served = False, False
@@ -454,7 +461,7 @@ def _all_computed(
             served = True
             continue
         lacking = lacking or rank > 0
-        if rank > 0 and sightings[chunk.id, before] >= policy.sightings:
+        if forms and rank > 0 and sightings[chunk.id, before] >= policy.sightings:
             key = ArtifactKey(knowledge.model, chunk.id, before)
             needs[key] = (key, rank, tuple(range(knowledge.layers)))
     kept = tuple(missing.values())
