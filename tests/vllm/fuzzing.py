@@ -101,7 +101,7 @@ class StepFuzz:
         self._finish()
 
     def crowd(self) -> None:
-        """Have a server that has few pages preempt a request, if it has not: as many as it seats come with long answers."""
+        """Have a server with few pages preempt a request, if it has not: as many as it seats come with long answers."""
         for _ in range(CROWDS):
             if self._meter.preempted:
                 return

@@ -5,7 +5,7 @@ later prompts that begin alike, so what `auto` takes here may be computed again 
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -19,6 +19,11 @@ SURE = 0.9
 """Linking has to be expected to cost less than this share of what it saves."""
 FADING = 0.98
 """What a prompt still counts when the next one comes, in the share of rows that the prefix cache serves."""
+NOISE = (0.01, 0.3)
+"""Share of a step's seconds that is not explained, at least and at most. A rate that is as far off the first one as
+that is large weighs like a step that is so far off."""
+FITS = 2
+"""The first with that, the second with the share that it does not explain."""
 PASSES = 2
 """Of a reading; its rows are one virtual request in each, where a step has room for them."""
 UNSEEN_ROWS = 1024
@@ -112,7 +117,10 @@ class StepCosts:
         return cost + self.uses * again < SURE * taken
 
     def _fit(self) -> None:
-        """Fit seconds of a step, relative errors weighing alike; rates stay where the steps do not tell them apart."""
+        """Fit seconds of a step, relative errors weighing alike; what the steps do not tell apart stays as it was said.
+
+        That is a ridge regression: how far each rate is from the first one, in shares of that, counts as an error too.
+        """
         steps = np.array(self._steps)
         if len(steps) < LEAST or (steps[:, 4] > 0).sum() < LEAST_TAKEN:
             return
@@ -120,15 +128,16 @@ class StepCosts:
         # Slow moments of the machine say nothing about rows.
         pace = seconds / (1 + features[:, 1] + features[:, 4])
         kept = pace <= np.quantile(pace, 0.9)
-        scaled = features[kept] / seconds[kept, None]
-        columns = np.arange(scaled.shape[1])
-        if np.linalg.matrix_rank(scaled) < len(columns):
-            # Where all loads have as many rows, a load's own cost is in that of its rows.
-            columns = np.delete(columns, 3)
-            if np.linalg.matrix_rank(scaled[:, columns]) < len(columns):
-                return
-        fitted = np.zeros(scaled.shape[1])
-        fitted[columns] = np.linalg.lstsq(scaled[:, columns], np.ones(len(scaled)), rcond=None)[0]
+        features, seconds = features[kept], seconds[kept]
+        first = np.array(astuple(StepRates()))
+        scale = np.median(seconds / np.maximum(1.0, features[:, 1] + features[:, 2:] @ first))
+        # A rate is the cost of its feature over that of a row.
+        held = np.column_stack([np.zeros(len(first)), -np.ones(len(first)), np.diag(1 / first)]) / scale
+        relative, ones = features / seconds[:, None], np.ones(len(seconds))
+        wanted, noise = np.concatenate([ones, np.zeros(len(first))]), NOISE[1]
+        for _ in range(FITS):
+            fitted = np.linalg.lstsq(np.vstack([relative, noise * held]), wanted, rcond=None)[0]
+            noise = float(np.clip(np.std(relative @ fitted - ones), *NOISE))
         _, row, *others = fitted
         if row > 0:
             bounds = ((8.0, 1024.0), (8.0, 1024.0), (0.02, 2.0))
