@@ -25,7 +25,7 @@ from emblema.vllm.pair_learner import NotedShares
 
 _log = logging.getLogger(__name__)
 LEAST_WEIGHED, MOST_WEIGHED = 16, 128
-WEIGHTS, DEVICE_WEIGHTS = 2**19, 2**24
+WEIGHTS, DEVICE_WEIGHTS = 2**18, 2**24
 """Rows whose attention is worked out at once, by how many weights they have: what a processor's cache holds, or more on
 an accelerator, where each step costs a launch."""
 
@@ -320,16 +320,21 @@ def attend_before(
         scale: of the products of queries and keys.
 
     Yields:
-        a part, its weights [heads, rows, stop] float32 of the prompt's rows up to the last of them, and what it
-        attends [heads, rows, width] float32.
+        a part, its weights [heads, rows, stop] float32 of the prompt's rows up to the last of them, which the next
+        part's are written over, and what it attends [heads, rows, width] float32.
     """
     heads, _, width = queries.shape
     groups = len(held.keys)
     scaled, keys, values = queries.float() * scale, held.keys.float().transpose(1, 2), held.values.float()
+    # All parts' weights in turn: fresh memory for each would cost a processor as much as the weights.
+    memory = scaled.new_empty(heads * max((part.last - part.first) * part.stop for part in parts))
+    in_place = memory.device.type == "cpu"
     for part in parts:
+        count = part.last - part.first
         grouped = scaled[:, part.first : part.last].reshape(groups, -1, width)
-        scores = torch.bmm(grouped, keys[..., : part.stop]).view(heads, -1, part.stop)
-        scores[..., part.seen :] += part.hidden
-        weights = torch.softmax(scores, -1)
-        made = torch.bmm(weights.view(groups, -1, part.stop), values[:, : part.stop])
-        yield part, weights, made.view(heads, part.last - part.first, -1)
+        scores = memory[: heads * count * part.stop].view(groups, -1, part.stop)
+        torch.bmm(grouped, keys[..., : part.stop], out=scores)
+        scores.view(heads, count, -1)[..., part.seen :] += part.hidden
+        weights = torch.softmax(scores, -1, out=scores) if in_place else torch.softmax(scores, -1)
+        made = torch.bmm(weights, values[:, : part.stop])
+        yield part, weights.view(heads, count, -1), made.view(heads, count, -1)
