@@ -60,12 +60,18 @@ class MinHash(Generic[Replica]):
         """Remember nothing."""
 
 
-def make_policies(seed: int, digests: int) -> dict[str, RoutingPolicy[int]]:
-    """Return every policy that is compared, fresh, by name; set affinity remembers so many digests."""
+def make_policies(seed: int, digests: int, each: int | None = None) -> dict[str, RoutingPolicy[int]]:
+    """Return every policy that is compared, fresh, by name.
+
+    Args:
+        seed: of all that is drawn.
+        digests: that set affinity remembers.
+        each: pictures that a replica keeps, as replicas say it themselves.
+    """
     return {
         "two choices": TwoChoices(seed),
         "session hash": SessionHash(seed),
         "first picture": FirstPicture(seed),
         "min-hash, bounded": MinHash(seed),
-        "set affinity": SetAffinity(digests, seed=seed),
+        "set affinity": SetAffinity(digests, seed=seed, each=each),
     }

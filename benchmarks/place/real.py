@@ -22,10 +22,11 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.place.costs import TierCosts
+from benchmarks.place.policies import make_policies
 from benchmarks.place.simulator import Cluster, ClusterOptions
 from benchmarks.place.trace import TraceOptions, make_trace
 from emblema.errors import EmblemaError
-from emblema.scale.placement import POLICIES, RoutedRequest
+from emblema.scale.placement import RoutedRequest
 
 QUESTION = "on which land does the moon stand ?"
 START_SECONDS = 300.0
@@ -62,7 +63,7 @@ class RunningReplicas:
         self.process = subprocess.Popen(
             [*command, "--replicas", str(replicas), "--policy", policy, *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"},
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
         self._await(replicas)
@@ -210,7 +211,12 @@ def simulated_hits(options: RealOptions, policy: str, seed: int) -> float:
     # Times matter little for hits: what is sent before is answered before.
     costs = TierCosts("real", 0.004, 0.02, 0.08, 1, "")
     cluster = ClusterOptions(options.replicas, options.held, 1, seconds_apart=options.seconds_apart)
-    found = Cluster(cluster, costs, seed).run(trace_of(options, seed), POLICIES[policy]())  # type: ignore[arg-type]
+    names = {"set-affinity": "set affinity", "session-hash": "session hash", "two-choices": "two choices"}
+    placement = make_policies(seed, 10**6, options.held)[names[policy]]
+    # All pictures were uploaded before, one by one.
+    uploads = [RoutedRequest((number,)) for number in range(options.pictures)]
+    trace = trace_of(options, seed)
+    found = Cluster(cluster, costs, seed).run([*uploads, *trace], placement, counted=len(uploads) + len(trace) // 2)
     return found.hits["device"]
 
 

@@ -93,11 +93,12 @@ class Cluster:
         # The shared tier's bytes have come over the link and are then read as from disk.
         self._seconds = {DEVICE: costs.device, HOST: costs.disk, SHARED: costs.disk, COMPUTED: costs.computed}
 
-    def run(self, trace: Sequence[RoutedRequest], placement: RoutingPolicy[int]) -> Outcome:
-        """Serve a trace; the first half fills the tiers and is not counted."""
+    def run(self, trace: Sequence[RoutedRequest], placement: RoutingPolicy[int], counted: int | None = None) -> Outcome:
+        """Serve a trace; what comes before a request, half of it by default, fills the tiers and is not counted."""
         alive = list(range(self._options.replicas))
         placement.set_replicas(alive)
-        apart, half, times = self._seconds_apart(trace), len(trace) // 2, []
+        half = len(trace) // 2 if counted is None else counted
+        apart, times = self._seconds_apart(trace), []
         for number, request in enumerate(trace):
             self._now += self._rng.expovariate(1 / apart)
             if number == half:
@@ -109,15 +110,15 @@ class Cluster:
             replica = placement.rank(request, self._waiting)[0]
             placement.note(request, replica)
             times.append(self._serve(replica, request.digests))
-        counted = np.array(times[half:])
+        taken = np.array(times[half:])
         total = max(1, sum(self._counts.values()))
         work = np.array([self._work[replica] for replica in alive])
         return Outcome(
             hits={tier: count / total for tier, count in self._counts.items()},
             bytes=self._counts[SHARED] * float(self._costs.bytes),
-            p50=float(np.percentile(counted, 50)),
-            p99=float(np.percentile(counted, 99)),
-            mean=float(work.sum() / max(1, len(counted))),
+            p50=float(np.percentile(taken, 50)),
+            p99=float(np.percentile(taken, 99)),
+            mean=float(work.sum() / max(1, len(taken))),
             imbalance=float(work.max() / work.mean()) if work.sum() else 1.0,
         )
 

@@ -79,7 +79,8 @@ STUDIES = ("load", "skew", "churn", "lost", "added", "shared-bandwidth", "memory
 def simulate(setting: Setting, costs: TierCosts, seed: int) -> list[dict[str, Any]]:
     """Return the figures of every policy in a setting, on the same trace and arrivals."""
     trace, rows = make_trace(setting.trace, seed), []
-    for name, placement in make_policies(seed + 1, DIGESTS).items():
+    each = setting.cluster.device + setting.cluster.host
+    for name, placement in make_policies(seed + 1, DIGESTS, each).items():
         if setting.policies and name not in setting.policies:
             continue
         found = asdict(Cluster(setting.cluster, costs, seed + 2).run(trace, placement))

@@ -1,7 +1,5 @@
 """Policies of placement hold to their words in any order of events."""
 
-from collections import OrderedDict
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,20 +16,72 @@ def even(replica):
     return 0.0
 
 
-@given(st.lists(st.tuples(st.lists(DIGESTS, max_size=6), REPLICAS), max_size=40), st.integers(1, 12), st.integers(1, 4))
-def test_places_are_those_of_a_plain_model_and_bounded(events, most, copies):
-    places, model = MediaPlaces(most, copies), OrderedDict()
-    for digests, replica in events:
-        places.note(digests, replica)
+class PlainPlaces:
+    """The same as `MediaPlaces` by lists: what each replica holds, and which digests were used last."""
+
+    def __init__(self, most, copies, each):
+        self.most, self.copies, self.each, self.order, self.held = most, copies, each, [], {}
+
+    def note(self, digests, replica):
+        self.held.setdefault(replica, [])
         for digest in digests:
-            model[digest] = [*(other for other in model.pop(digest, []) if other != replica), replica][-copies:]
-        while len(model) > most:
-            model.popitem(last=False)
-        assert len(places) == len(model) <= most
-        assert all(list(places.find(digest)) == model.get(digest, []) for digest in range(21))
+            others = [other for other in self.find(digest) if other != replica]
+            where = [*others, replica][-self.copies :]
+            self.order = [pair for pair in self.order if pair[0] != digest] + [(digest, where)]
+            for other in list(self.held):
+                if other not in self.find(digest):
+                    self.held[other] = [held for held in self.held[other] if held != digest]
+            self.held[replica] = [held for held in self.held[replica] if held != digest] + [digest]
+        while self.each is not None and len(self.held[replica]) > self.each:
+            self.leave(self.held[replica].pop(0), replica)
+        while len(self.order) > self.most:
+            gone, _ = self.order.pop(0)
+            self.held = {name: [held for held in kept if held != gone] for name, kept in self.held.items()}
+
+    def leave(self, digest, replica):
+        pairs = [(name, [other for other in where if (name, other) != (digest, replica)]) for name, where in self.order]
+        self.order = [(name, where) for name, where in pairs if where]
+
+    def forget(self, replica):
+        for digest in self.held.pop(replica, []):
+            self.leave(digest, replica)
+
+    def find(self, digest):
+        return next((where for name, where in self.order if name == digest), [])
 
 
-@pytest.mark.parametrize("given_", [(0, 1), (1, 0)])
+@given(
+    st.lists(st.tuples(st.lists(DIGESTS, max_size=6), REPLICAS, st.booleans()), max_size=40),
+    st.integers(1, 12), st.integers(1, 4), st.one_of(st.none(), st.integers(1, 5)),
+)  # fmt: skip
+def test_places_are_those_of_a_plain_model_and_bounded(events, most, copies, each):
+    places, model = MediaPlaces(most, copies, each), PlainPlaces(most, copies, each)
+    for digests, replica, gone in events:
+        if gone:
+            places.forget(replica)
+            model.forget(replica)
+            continue
+        places.note(digests, replica)
+        model.note(digests, replica)
+        assert len(places) == len(model.order) <= most
+        assert all(list(places.find(digest)) == model.find(digest) for digest in range(21))
+        counts = [sum(name in places.find(digest) for digest in range(21)) for name in range(7)]
+        assert each is None or max(counts) <= each
+
+
+def test_a_replica_that_is_asked_most_is_not_believed_to_have_all():
+    """Two replicas of twelve pictures share twenty-four, without any load."""
+    placement, counts = SetAffinity(each=12, seed=1), {"a": 0, "b": 0}
+    placement.set_replicas(["a", "b"])
+    for turn in range(400):
+        request = RoutedRequest(tuple(3 * (turn * 7 % 8) + number for number in range(3)))
+        first = placement.rank(request, even)[0]
+        placement.note(request, first)
+        counts[first] += 1
+    assert min(counts.values()) > 100
+
+
+@pytest.mark.parametrize("given_", [(0, 1), (1, 0), (1, 1, 0)])
 def test_an_empty_table_is_refused(given_):
     with pytest.raises(ValueError, match="give 1 or more"):
         MediaPlaces(*given_)

@@ -22,6 +22,7 @@ class FakeReplica(SimpleNamespace):
     def __init__(self, name, waiting=0):
         super().__init__(replica_id=ReplicaID(name, DEPLOYMENT), waiting=waiting, multiplexed_model_ids=set())
         self.max_ongoing_requests, self.node_id, self.availability_zone = 10, "here", None
+        self.routing_stats = {}
 
     async def get_queue_len(self, *, deadline_s):
         return self.waiting
@@ -94,6 +95,22 @@ def test_a_replica_that_died_is_not_named(use):
         assert await routed_to(router, asking(1, number=2)) != first
 
     use(body, *map(FakeReplica, "ab"))
+
+
+def test_replicas_say_how_many_media_they_hold(use):
+    async def body(router):
+        replica = FakeReplica("a")
+        replica.routing_stats = {"media": 2}
+        router.update_replicas([replica])
+        for number in range(5):
+            router.on_request_routed(asking(number), replica.replica_id, None)
+        places = router.placement.places
+        assert [places.find(number) for number in range(5)] == [(), (), (), ("a",), ("a",)]
+        replica.routing_stats = {"media": "nonsense"}
+        router.update_replicas([replica])
+        assert router.failures == 0
+
+    use(body, FakeReplica("a"))
 
 
 class BrokenPlacement:

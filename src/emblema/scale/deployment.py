@@ -19,6 +19,7 @@ from emblema.errors import EmblemaError
 from emblema.scale.ingress import ReplicaGoneError, make_ingress
 from emblema.scale.placement import POLICIES, RoutedRequest
 from emblema.scale.replica import ForwardedRequest, ResponseStart, ServerReplica
+from emblema.scale.router import MEDIA
 from emblema.serve.logs import log_lines
 from emblema.serve.settings import ServeSettings
 
@@ -74,7 +75,9 @@ def application(arguments: dict[str, Any]) -> serve.Application:
     settings = ServeSettings.read(None, **{"several": True, **own})
     plain = settings.model_dump(mode="json")
     routing = RequestRouterConfig(
-        request_router_class="emblema.scale.router:MediaAffinityRouter", request_router_kwargs={"policy": policy}
+        request_router_class="emblema.scale.router:MediaAffinityRouter",
+        request_router_kwargs={"policy": policy},
+        request_routing_stats_period_s=_HEALTH_SECONDS,
     )
     replica = serve.deployment(
         _Replica, name=REPLICA, num_replicas=replicas, max_ongoing_requests=settings.waiting,
@@ -104,6 +107,10 @@ class _Replica:
         """Yield the answer; `routed` is for the router alone."""
         async for piece in self._server.answer(request):
             yield piece
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Tell routers how many media are held; Ray calls this."""
+        return {MEDIA: self._server.media}
 
     async def __del__(self) -> None:
         # Ray calls and awaits this when it stops a replica.

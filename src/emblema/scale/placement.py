@@ -99,10 +99,13 @@ class SetAffinity(Generic[Replica]):
         most: media that are remembered.
         load_weight: see above.
         seed: of the two choices.
+        each: media that a replica holds, where `places.bound` has not said; None for no bound.
     """
 
-    def __init__(self, most: int = DIGESTS, load_weight: float = LOAD_WEIGHT, seed: int | None = None) -> None:
-        self.places = MediaPlaces[Replica](most)
+    def __init__(
+        self, most: int = DIGESTS, load_weight: float = LOAD_WEIGHT, seed: int | None = None, each: int | None = None
+    ) -> None:
+        self.places = MediaPlaces[Replica](most, each=each)
         self._load_weight, self._others = load_weight, TwoChoices[Replica](seed)
         self._here: frozenset[Replica] = frozenset()
 

@@ -96,6 +96,13 @@ class ServerReplica:
             if not task.done():
                 task.cancel()
 
+    @property
+    def media(self) -> int | None:
+        """Media whose rows are in memory; None while there is room for more."""
+        service: Service = self._app.state.loading.result()
+        statistics = service.engine.store.parent.statistics
+        return statistics.chunks if statistics.evictions else None
+
     async def close(self) -> None:
         """End the replies under way, and close the engine and its store."""
         await self._lifespan.__aexit__(None, None, None)

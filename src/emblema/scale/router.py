@@ -6,11 +6,13 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from emblema.scale.placement import POLICIES, RoutedRequest, RoutingPolicy
+from emblema.scale.placement import POLICIES, RoutedRequest, RoutingPolicy, SetAffinity
 
 _LOG = logging.getLogger("emblema.scale")
 ROUTED = "routed"
 """Name of the argument of a replica's method in which a request's media are."""
+MEDIA = "media"
+"""Name of the number of media that a replica holds, in what it tells routers; it is told once its memory is full."""
 
 
 class MediaAffinityRouter(RequestRouter):
@@ -63,8 +65,17 @@ class MediaAffinityRouter(RequestRouter):
             try:
                 self._named = {replica.unique_id: replica for replica in self.curr_replicas}
                 self.placement.set_replicas(list(self._named))
+                self._bound()
             except Exception as error:
                 self._note(error)
+
+    def _bound(self) -> None:
+        """Take how many media each replica holds, which replicas tell from time to time."""
+        if isinstance(self.placement, SetAffinity):
+            for identity, replica in self.curr_replicas.items():
+                media = (replica.routing_stats or {}).get(MEDIA)
+                if isinstance(media, int) and media > 0:
+                    self.placement.places.bound(identity.unique_id, media)
 
     def _load(self, name: str) -> float:
         replica = self._named.get(name)
