@@ -13,7 +13,7 @@ SERVED := .venv-vllm
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic fuzz results-check reference docs lint format types imports check clean
+.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic gpu fuzz results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,6 +140,10 @@ mutation: $(VENV)/installed-dev  ## Change the code in small ways and count the 
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.mutation --plain --kept $(VENV)/mutants.jsonl --report docs/results/mutation
 
 TRAFFIC_SEED ?= 715601984
+GPU_SHAPE ?= qwen2.5-vl-7b
+gpu: $(VENV)/installed-dev  ## Half an hour on a GPU, with a torch that knows it (TORCH=torch): report in build/gpu, resumes
+	$(BIN)/python -m benchmarks gpu --shape $(GPU_SHAPE) --report build/gpu --plain
+
 traffic: $(VENV)/installed-dev  ## Requests on pages that recur or do not: report in docs/results, resumes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks traffic --seed $(TRAFFIC_SEED) --report docs/results/traffic --plain
 

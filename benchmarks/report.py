@@ -1,7 +1,8 @@
 """Where a benchmark writes, what it calls its models, and its report: a page of tables and plots, figures as JSON."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,23 @@ def show_tables(screen: Console, found: ModelTables) -> None:
         show_table(screen, table, f"{found.model}: {table.title}")
     if found.bars:
         show_bars(screen, found.bars)
+
+
+def drawable(found: ModelTables) -> tuple[ModelTables, str]:
+    """Return tables without their plots where matplotlib is missing, and a line that says so, else empty."""
+    if importable("matplotlib"):
+        return found, ""
+    bare = tuple(replace(table, plots=()) for table in found.tables)
+    return replace(found, tables=bare), "There are no plots: matplotlib is not installed."
+
+
+def importable(name: str) -> bool:
+    """Return whether a package can be imported."""
+    try:
+        import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def write_page(

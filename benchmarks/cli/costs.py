@@ -41,3 +41,31 @@ def cost(
     quiet()
     page, _ = CostRun(options, writable_folder(report, "--report"), screen).run()
     screen.print(f"report: {page}", soft_wrap=True)
+
+
+def gpu(
+    shape: Annotated[str, typer.Option(help="A shape of `benchmarks cost`.")] = "qwen2.5-vl-7b",
+    device: Annotated[str, typer.Option(help="A device that torch finds; cpu to see that it runs.")] = "cuda",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; bfloat16 on a GPU.")] = None,
+    only: Parts = None,
+    minutes: Annotated[float, typer.Option(min=0, help="After which no further step is begun.")] = 28.0,
+    quick: Quick = False,
+    seed: Seed = 0,
+    report: Annotated[Path, typer.Option(help="Folder for the report and its plots.")] = Path("gpu"),
+    plain: Plain = False,
+) -> None:
+    """Half an hour on a GPU: rates, kernel, tests, placing, linking, decoding, tiers, streams; a killed run goes on."""
+    from benchmarks.cost.shapes import check_choice
+    from benchmarks.gpu.run import QUICK, STEPS, GpuExtent, GpuOptions, GpuRun
+    from benchmarks.report import parts_of, writable_folder
+    from emblema.cli.screen import console, quiet
+
+    chosen = check_choice(shape, device, dtype)
+    extent = QUICK if quick else GpuExtent()
+    options = GpuOptions(shape, device, chosen, minutes, seed, parts_of(only, STEPS), extent)
+    screen = console(plain)
+    quiet()
+    page, found = GpuRun(options, writable_folder(report, "--report"), screen).run()
+    screen.print(f"report: {page}", soft_wrap=True)
+    if any(record.failure for record in found):
+        raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
 import torch
 
@@ -11,6 +10,7 @@ from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Pace, interleaved
 from benchmarks.table import Bar, Cell, Plot, Table
 from emblema.kv.artifacts import Artifact
+from emblema.kv.placing import Placer
 from emblema.link.plan import RowSource
 from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob, Resources, TakenRows
@@ -50,7 +50,7 @@ class PlaceRing:
         self.bytes = case.tokens * subject.row_bytes
         count = max(1, -(-payload // (2 * self.bytes)))
         self.sets = [self._made() for _ in range(count)]
-        self._turn = cycle(self.sets)
+        self._next = 0
 
     def _made(self) -> tuple[LinkJob, KVTable, torch.Tensor]:
         subject, case = self.subject, self.case
@@ -74,12 +74,21 @@ class PlaceRing:
         return sum(artifact.bytes for artifact in job.resources.artifacts.values())
 
     @torch.inference_mode()
-    def place(self) -> None:
-        """Place one set, as the executor does it: what a plan needs is worked out, and every layer is written."""
-        job, table, slots = next(self._turn)
-        taken = TakenRows(self.subject.adapter, table, slots, job)
+    def place(self, placer: Placer | None = None) -> None:
+        """Place one set, as the executor does it: what a plan needs is worked out, and every layer is written.
+
+        Args:
+            placer: who places; by default the device's own.
+        """
+        job, table, slots = self.sets[self._next % len(self.sets)]
+        self._next += 1
+        taken = TakenRows(self.subject.adapter, table, slots, job, placer)
         for layer in range(len(self.subject.adapter.layouts)):
             taken.write(layer)
+
+    def rewind(self) -> None:
+        """Begin with the first set again."""
+        self._next = 0
 
     def check(self) -> bool:
         """Return whether placing one set writes all its rows, which were zeros."""

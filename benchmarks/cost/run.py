@@ -20,7 +20,7 @@ from benchmarks.cost.stored import stored_table
 from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Pace, load_average
 from benchmarks.recordfile import RecordFile, TableRecord, digest
-from benchmarks.report import ModelTables, show_tables, write_page
+from benchmarks.report import ModelTables, drawable, show_tables, write_page
 from benchmarks.rowfile import write_rows
 from benchmarks.table import Table
 
@@ -174,4 +174,6 @@ class CostRun:
             f"{options.dtype}, {threads}, medians of interleaved rounds"
         )
         write_rows({"options": asdict(options), **found.data()}, self.folder / "cost.json")
-        return write_page(self.folder / "cost.md", f"What it costs: {options.shape}", command, [found])
+        drawn, remark = drawable(found)
+        title = f"What it costs: {options.shape}"
+        return write_page(self.folder / "cost.md", title, command, [drawn], remarks=[remark] if remark else [])
