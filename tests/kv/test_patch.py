@@ -1,11 +1,12 @@
 """Patches: rank is monotone, forming and adding are linear, shares of bytes are kept."""
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.kv.patch import Patch, compose, deficit, factor, form_patch, rank_for_share, remaining
+from emblema.kv.patch import Patch, compose, deficit, factor, form_patch, form_patches, rank_for_share, remaining
 
 seeds = st.integers(0, 2**31)
 
@@ -147,3 +148,60 @@ def test_a_layer_that_one_patch_lacks_is_the_others() -> None:
     assert remaining([rows, rows], left)[1] is rows and remaining([None, rows], left)[0] is None
     cut = remaining([rows, rows], left)[0]
     assert cut is not None and float(cut.keys.abs().max()) < 1e-6
+
+
+def spectrum(kind: str, size: int) -> torch.Tensor:
+    places = torch.arange(1, size + 1, dtype=torch.float32)
+    return {"harmonic": 1 / places, "geometric": 0.9**places, "steep": 0.5**places, "even": torch.ones(size)}[kind]
+
+
+@pytest.mark.parametrize("kind", ["harmonic", "geometric", "steep", "even", "chance"])
+@settings(max_examples=8)
+@given(seed=seeds, tokens=st.integers(70, 300), heads=st.sampled_from([1, 4]), rank=st.integers(4, 20))
+def test_a_patch_leaves_no_more_than_the_best_of_its_rank(
+    kind: str, seed: int, tokens: int, heads: int, rank: int
+) -> None:
+    """Than a full SVD leaves, and 3 %: of deficits with spectra that fall slowly, quickly, or hardly."""
+    own = rows(seed, tokens, heads, 128 // heads)
+    matrix = own.keys.transpose(0, 1).reshape(tokens, -1)
+    if kind != "chance":
+        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+        matrix = left * spectrum(kind, left.shape[1]) @ right
+    keys = matrix.unflatten(1, (heads, -1)).transpose(0, 1)
+    layer = form_patch([LayerRows(keys, own.values)], rank, torch.float32).layers[0]
+    assert layer is not None and layer.keys.rank == rank
+    best = float(torch.linalg.svdvals(matrix.double())[rank:].norm())
+    assert float((layer.keys.dense(heads) - keys).norm()) <= 1.03 * best + 1e-5 * float(matrix.norm())
+    turned = layer.keys.right @ layer.keys.right.T
+    assert torch.allclose(turned, torch.eye(rank), atol=1e-4)
+    weights = layer.keys.left.norm(dim=0)
+    assert bool((weights[1:] <= weights[:-1] * (1 + 1e-3) + 1e-6).all())
+
+
+@pytest.mark.parametrize("held", [0, 1, 5])
+def test_a_deficit_of_a_lower_rank_is_held_whole(held: int) -> None:
+    """Of nothing at all too: rows that lack nothing."""
+    generator = torch.Generator().manual_seed(held)
+    matrix = torch.randn(200, held, generator=generator) @ torch.randn(held, 96, generator=generator)
+    keys = matrix.unflatten(1, (2, -1)).transpose(0, 1)
+    layer = form_patch([LayerRows(keys, keys)], 12, torch.float32).layers[0]
+    assert layer is not None
+    assert bool(layer.keys.left.isfinite().all()) and bool(layer.keys.right.isfinite().all())
+    assert torch.allclose(layer.keys.dense(2), keys, atol=1e-4)
+
+
+def test_patches_of_many_chunks_are_those_of_each_alone() -> None:
+    """Layers and chunks of unlike shapes, and layers without a deficit."""
+    every = [
+        [rows(1, 120), None, LayerRows(rows(2, 120).keys, rows(3, 120, width=4).values)],
+        [rows(4, 90), rows(5, 90), None],
+        [rows(6, 120), rows(7, 120), rows(8, 120)],
+    ]
+    for rank in (2, 6, 100):
+        for deficits, together in zip(every, form_patches(every, rank, torch.float32), strict=True):
+            alone = form_patch(deficits, rank, torch.float32)
+            for one, other in zip(together.layers, alone.layers, strict=True):
+                assert (one is None) == (other is None)
+                if one is not None and other is not None:
+                    assert torch.allclose(one.keys.dense(2), other.keys.dense(2), atol=1e-4)
+                    assert torch.allclose(one.values.dense(2), other.values.dense(2), atol=1e-4)

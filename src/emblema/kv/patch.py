@@ -17,6 +17,13 @@ from emblema.kv.layout import LayerLayout, LayerRows
 EXACT_SIDE = 384
 """Deficits whose shorter side is at most this long get a full SVD; larger ones a randomised one."""
 
+OVERSAMPLING = 8
+"""Directions that are followed beyond the rank of a patch."""
+POWER = 2
+"""Passes over a deficit and back that turn them to the leading ones."""
+BATCH_BYTES = 64 * 2**20
+"""Of deficits that are factored at once, float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Factors:
@@ -111,12 +118,21 @@ def deficit(conditioned: LayerRows, canonical: LayerRows) -> LayerRows:
 
 def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dtype) -> Patch:
     """Return the patch of rank `rank` of position-free deficits, in `dtype`; a None leaves its layer unpatched."""
-    return Patch(
-        tuple(
-            None if rows is None else LayerPatch(factor(rows.keys, rank, dtype), factor(rows.values, rank, dtype))
-            for rows in deficits
-        )
-    )
+    (patch,) = form_patches([deficits], rank, dtype)
+    return patch
+
+
+def form_patches(every: Sequence[Sequence[LayerRows | None]], rank: int, dtype: torch.dtype) -> list[Patch]:
+    """Return the patch of rank `rank` of each chunk's position-free deficits, in `dtype`.
+
+    Layers, keys, values and chunks of the same shape are factored together.
+    """
+    slots = [slot for deficits in every for rows in deficits if rows is not None for slot in (rows.keys, rows.values)]
+    made = iter(_factor_together([_matrix(slot) for slot in slots], rank, dtype))
+    return [
+        Patch(tuple(None if rows is None else LayerPatch(next(made), next(made)) for rows in deficits))
+        for deficits in every
+    ]
 
 
 def remaining(deficits: Sequence[LayerRows | None], patch: Patch) -> list[LayerRows | None]:
@@ -160,13 +176,71 @@ def _sum(stored: Factors, added: Factors, rank: int | None) -> Factors:
 
 def factor(rows: Tensor, rank: int, dtype: torch.dtype) -> Factors:
     """Return the leading factors of rows [heads, tokens, width], taken as one matrix [tokens, heads * width]."""
-    matrix = rows.transpose(0, 1).reshape(rows.shape[1], -1).float()
+    matrix = _matrix(rows)
     rank = min(rank, *matrix.shape)
     if min(matrix.shape) <= EXACT_SIDE or 4 * rank > min(matrix.shape):
         left, weights, right = torch.linalg.svd(matrix, full_matrices=False)
     else:
         left, weights, right = _randomised_svd(matrix, rank)
     return Factors((left[:, :rank] * weights[:rank]).to(dtype).contiguous(), right[:rank].to(dtype).contiguous())
+
+
+def _matrix(rows: Tensor) -> Tensor:
+    """Return rows [heads, tokens, width] as one matrix [tokens, heads * width], float32."""
+    return rows.transpose(0, 1).reshape(rows.shape[1], -1).float()
+
+
+def _factor_together(matrices: Sequence[Tensor], rank: int, dtype: torch.dtype) -> list[Factors]:
+    """Return the leading factors of each matrix [tokens, features]; those of one shape are worked out as one batch."""
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        shapes.setdefault((matrix.shape[0], matrix.shape[1]), []).append(index)
+    found: dict[int, Factors] = {}
+    for shape, indices in shapes.items():
+        few = max(1, BATCH_BYTES // (4 * max(1, shape[0] * shape[1])))
+        for start in range(0, len(indices), few):
+            batch = indices[start : start + few]
+            left, right = _leading_pairs(torch.stack([matrices[index] for index in batch]), min(rank, *shape))
+            for at, index in enumerate(batch):
+                found[index] = Factors(left[at].to(dtype).contiguous(), right[at].to(dtype).contiguous())
+    return [found[index] for index in range(len(matrices))]
+
+
+def _leading_pairs(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return left [batch, tokens, rank] and right [batch, rank, features] factors of matrices.
+
+    Subspace iteration (Halko, Martinsson and Tropp, algorithm 4.4) with CholeskyQR, and the directions of Rayleigh and
+    Ritz at the end; a rank that is not low gets a full SVD. It has a generator of its own, so results repeat.
+    """
+    size = rank + OVERSAMPLING
+    if rank == 0 or 2 * size > min(matrices.shape[1:]):
+        left, weights, right = torch.linalg.svd(matrices, full_matrices=False)
+        return left[..., :rank] * weights[..., None, :rank], right[:, :rank]
+    generator = torch.Generator().manual_seed(rank)
+    basis = torch.randn(matrices.shape[2], size, generator=generator).to(matrices.device)
+    for _ in range(POWER):
+        basis = _orthonormal(matrices.mT @ (matrices @ basis.float()))
+    # Once more, for what the first pass leaves where columns nearly depend on each other.
+    basis = _orthonormal(basis)
+    images = matrices @ basis.float()
+    within = images.double()
+    _, turns = torch.linalg.eigh(within.mT @ within)
+    # From the largest on.
+    turns = turns[..., -rank:].flip(-1)
+    return images @ turns.float(), (basis @ turns).float().mT
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    """Return an orthonormal basis of columns [batch, rows, columns], float64 (CholeskyQR, shifted)."""
+    columns = columns.double()
+    gram = columns.mT @ columns
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    # Columns may depend on each other, or be zero.
+    diagonal.add_(diagonal.sum(dim=-1, keepdim=True) * 1e-15 + 1e-300)
+    # The other form waits for a device to look for errors.
+    triangle, _ = torch.linalg.cholesky_ex(gram)
+    basis: Tensor = torch.linalg.solve_triangular(triangle.mT, columns, upper=True, left=False)
+    return basis
 
 
 def rank_for_share(share: float, tokens: int, layouts: Sequence[LayerLayout], layers: Collection[int]) -> int:
