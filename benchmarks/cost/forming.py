@@ -78,7 +78,7 @@ def form_table(subject: CostSubject, lengths: Sequence[int], pace: Pace) -> Tabl
                 found.median(name) for name in ("form", "alone", "conditioned", "encode", "place")
             )
             saved, whole = max(alone - place, 0.0), max(encode + alone - place, 0.0)
-            after = [cost / gain if gain else float("inf") for cost, gain in
+            after = [cost / gain if gain else None for cost, gain in
                      ((form + conditioned, saved), (form + conditioned, whole), (form, saved))]  # fmt: skip
             rows.append(
                 (tokens, strategy, rank, 1e3 * form, found.ratio("form", "alone"), 1e3 * alone, 1e3 * encode,
@@ -97,7 +97,7 @@ def form_table(subject: CostSubject, lengths: Sequence[int], pace: Pace) -> Tabl
         "prefill: over prefilling the chunk alone. Reuses until the forming has paid, a reuse saving a prefill of the "
         "chunk less its placing: A, the conditioned forward and the forming (Kamera C.6, against a prefill a reuse); "
         "B, the same where a reuse saves the encoder's run too (C.6, against full recompute); C, the forming alone, "
-        "from the rows of a prefill that happened anyway, as `auto` does it.",
+        "from the rows of a prefill that happened anyway, as `auto` does it. Empty where a reuse saves nothing.",
         (
             "rows",
             "patch",

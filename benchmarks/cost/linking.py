@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from functools import partial
 
-from benchmarks.cost.subject import BEFORE, QUESTION, CostPrompt, CostSubject, link_seconds
+from benchmarks.cost.computed_share import ScatteredShare
+from benchmarks.cost.rates import Rates
+from benchmarks.cost.subject import BEFORE, QUESTION, CostPrompt, CostSubject, link_checked, link_seconds
 from benchmarks.cost.timing import Action, Pace, Seconds, interleaved
 from benchmarks.table import Bar, Cell, Plot, Table
 
@@ -37,8 +39,13 @@ class PrefixReuse:
         self._cache.crop(-QUESTION)
 
 
-def lane_seconds(subject: CostSubject, tokens: int, chunks: int, lanes: Sequence[str], pace: Pace) -> Seconds:
-    """Return seconds to the logits of a prompt by each of some methods, and by transformers."""
+def lane_seconds(
+    subject: CostSubject, tokens: int, chunks: int, lanes: Sequence[str], pace: Pace
+) -> tuple[Seconds, dict[str, int]]:
+    """Return seconds to the logits of a prompt by each of some methods, and by transformers; and bytes moved.
+
+    These are of the methods alone: rows that are taken, read and written, and patches, read.
+    """
     patched = [lane for lane in lanes if lane.startswith("patch-")]
     with subject.prompt(tokens, chunks, patches=patched) as prompt:
         stock = PrefixReuse(subject, prompt)
@@ -56,7 +63,13 @@ def lane_seconds(subject: CostSubject, tokens: int, chunks: int, lanes: Sequence
         }
         for lane in lanes:
             actions[lane] = prefix if lane == "prefix" else partial(subject.link, prompt, lane)
-        return interleaved(actions, subject.device, pace)
+        seconds = interleaved(actions, subject.device, pace)
+        moved = {}
+        for lane in lanes:
+            parts = (*before, subject.token_ids(QUESTION)) if lane == "prefix" else prompt.parts
+            trace = link_checked(subject.engine, parts, lane).trace
+            moved[lane] = 2 * trace.bytes_read + trace.patch_bytes
+        return seconds, moved
 
 
 def link_cases(most: int) -> tuple[tuple[int, int], ...]:
@@ -69,26 +82,33 @@ def link_cases(most: int) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys(cases))
 
 
-def link_table(subject: CostSubject, cases: Sequence[tuple[int, int]], pace: Pace) -> Table:
-    """Return the time to first token by length, number of chunks and method."""
+def link_table(
+    subject: CostSubject, cases: Sequence[tuple[int, int]], pace: Pace, rates: Rates | None = None
+) -> Table:
+    """Return the time to first token by length, number of chunks and method; over a copy's where rates are given."""
     rows: list[tuple[Cell, ...]] = []
     bars: list[Bar] = []
     for tokens, chunks in cases:
-        found = lane_seconds(subject, tokens, chunks, LANES, pace)
+        found, moved = lane_seconds(subject, tokens, chunks, LANES, pace)
         base = found.least(REPREFILL)
         for lane in (*REPREFILL, STOCK_PREFIX, *LANES):
             ratio = found.ratio(lane, base)
-            rows.append((tokens, chunks, lane, 1e3 * found.median(lane), ratio, found.count))
-        if tokens == BAR_TOKENS:
-            bars += _bars(subject, chunks, found, base)
+            size = moved.get(lane)
+            floor = None if size is None or rates is None else size / rates.copy / found.median(lane)
+            rows.append((tokens, chunks, lane, 1e3 * found.median(lane), ratio, None if size is None else size / 1e6,
+                         floor, found.count))  # fmt: skip
+        # With its text or without: 2,048 rows of prompt, or 2,048 of chunks.
+        if tokens in (BAR_TOKENS, BAR_TOKENS + BEFORE + QUESTION):
+            bars += link_bars(subject, tokens, chunks, found, base)
     return Table(
         "link",
         "Time to first token, by method",
         f"From the call to the logits of the last row; {BEFORE} rows of text, the chunks, {QUESTION} rows of question. "
         "Chunks and patches are in memory. Over re-prefill: over the quicker of `full` and transformers' own prefill "
         "from the same embeddings. `prefix` and transformers' kept prefix have everything but the question, which "
-        "needs the same chunks in the same order; the others take the chunks in any.",
-        ("rows", "chunks", "method", "TTFT ms", "over re-prefill", "rounds"),
+        "needs the same chunks in the same order; the others take the chunks in any. MB: taken rows read and written, "
+        "patches read. share of copy: moving so much at the measured copy rate over the TTFT.",
+        ("rows", "chunks", "method", "TTFT ms", "over re-prefill", "MB", "share of copy", "rounds"),
         tuple(rows),
         (
             Plot("rows", "over re-prefill", "method", only=("chunks", cases[0][1]), doubling=True),
@@ -98,16 +118,17 @@ def link_table(subject: CostSubject, cases: Sequence[tuple[int, int]], pace: Pac
     )
 
 
-def _bars(subject: CostSubject, chunks: int, found: Seconds, base: str) -> list[Bar]:
+def link_bars(subject: CostSubject, tokens: int, chunks: int, found: Seconds, base: str) -> list[Bar]:
+    """Return the bar of a prompt of 2,048 rows, where its chunks are as many as the bar is about."""
     ratio = found.median(BAR_LANE) / found.median(base)
-    name = f"TTFT of {BAR_TOKENS:,} rows in {chunks} chunk{'s' * (chunks > 1)}, {BAR_LANE}, over re-prefill"
+    name = f"TTFT of {tokens:,} rows in {chunks} chunk{'s' * (chunks > 1)}, {BAR_LANE}, over re-prefill"
     if subject.device.type != "cpu":
         return [Bar(name, ratio, DEVICE_BOUND, least=False)] if chunks == 1 else []
     return [Bar(name, ratio, BOUNDS.get(subject.name, LARGER_BOUND), least=False)] if chunks == BAR_CHUNKS else []
 
 
 def rows_table(subject: CostSubject, tokens: int, pace: Pace) -> Table:
-    """Return the cost of linked prefills by the share of chunks' rows that are computed (`mpic-K`)."""
+    """Return the cost of linked prefills by the share of chunks' rows that are computed: first ones, or any."""
     chunks = BAR_CHUNKS if tokens >= 8 * BAR_CHUNKS else 1
     with subject.prompt(tokens, chunks) as prompt:
         longest = max(chunk.tokens for chunk in prompt.chunks)
@@ -119,26 +140,35 @@ def rows_table(subject: CostSubject, tokens: int, pace: Pace) -> Table:
         }
         for lane in lanes.values():
             actions[lane] = partial(subject.link, prompt, lane)
+        scattered = {share: ScatteredShare(share) for share in SHARES if 0 < share < 1}
+        for strategy in scattered.values():
+            actions[strategy.name] = partial(subject.link, prompt, strategy)
         found = interleaved(actions, subject.device, pace)
         base = found.least(REPREFILL)
         computed = {
             lane: subject.engine.prefill(prompt.parts, lane, template=False).usage.computed_tokens
             for lane in lanes.values()
         }
-    rows = [
-        (100 * share, computed[lane], computed[lane] / tokens, 1e3 * found.median(lane), found.ratio(lane, base))
-        for share, lane in lanes.items()
-    ]
-    ratio = found.median(lanes[BAR_SHARE]) / found.median(base)
-    bars = [Bar(f"linked prefill, {BAR_SHARE:.0%} of the chunks' rows computed, over full", ratio, BAR_ROWS, False)]
+    rows: list[tuple[Cell, ...]] = []
+    for share, lane in lanes.items():
+        other = scattered.get(share)
+        rows.append((100 * share, computed[lane], computed[lane] / tokens, 1e3 * found.median(lane),
+                     found.ratio(lane, base), None if other is None else 1e3 * found.median(other.name),
+                     None if other is None else found.ratio(other.name, base)))  # fmt: skip
+    bars = [
+        Bar(f"linked prefill, {BAR_SHARE:.0%} of the chunks' rows computed, {where}, over full",
+            found.median(name) / found.median(base), BAR_ROWS, False)
+        for where, name in (("the first", lanes[BAR_SHARE]), ("scattered", scattered[BAR_SHARE].name))
+    ]  # fmt: skip
     return Table(
         "rows",
         f"Linked prefill of {tokens:,} rows by the share of rows computed",
-        f"The first rows of each of {chunks} chunks ({media:,} rows) are computed, and all text; medians of "
-        f"{found.count} rounds. Over full: over the quicker of `full` ({1e3 * found.median(FULL):.1f} ms) and "
-        f"transformers ({1e3 * found.median(STOCK):.1f} ms).",
-        ("% of chunks", "rows computed", "share of rows", "TTFT ms", "over full"),
+        f"The first rows of each of {chunks} chunks ({media:,} rows) are computed (`mpic-K`), or as many of any rows "
+        f"(scattered), and all text; medians of {found.count} rounds. Over full: over the quicker of `full` "
+        f"({1e3 * found.median(FULL):.1f} ms) and transformers ({1e3 * found.median(STOCK):.1f} ms).",
+        ("% of chunks", "rows computed", "share of rows", "TTFT ms", "over full", "scattered ms",
+         "scattered over full"),
         tuple(rows),
-        (Plot("share of rows", "over full"),),
+        (Plot("share of rows", "over full"), Plot("share of rows", "scattered over full")),
         tuple(bars if tokens == BAR_TOKENS else ()),
-    )
+    )  # fmt: skip

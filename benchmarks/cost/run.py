@@ -14,7 +14,8 @@ from benchmarks.cost.forming import form_table
 from benchmarks.cost.linking import link_cases, link_table, rows_table
 from benchmarks.cost.loading import load_cases, load_table
 from benchmarks.cost.placing import place_cases, place_table
-from benchmarks.cost.rates import PAYLOAD, measure_rates, rates_table
+from benchmarks.cost.rates import PAYLOAD, Rates, measure_rates, rates_table
+from benchmarks.cost.roofline import draw_roofline
 from benchmarks.cost.shapes import make_model
 from benchmarks.cost.stored import stored_table
 from benchmarks.cost.subject import CostSubject
@@ -110,14 +111,16 @@ class CostRun:
             chunks = 8 if middle >= 1024 else 2
             return stored_table(self.subject, extent.stored, middle, chunks, place, pace, self.options.seed)
 
+        def rates() -> Rates:
+            return measure_rates(device, self.dtype, pace, payload=extent.payload)
+
         def decoded() -> Table:
-            rates = measure_rates(device, self.dtype, pace, payload=extent.payload)
-            return decode_table(self.subject, extent.decode_rows, extent.decoded, rates, pace)
+            return decode_table(self.subject, extent.decode_rows, extent.decoded, rates(), pace)
 
         stages: dict[str, Callable[[], Table]] = {
             "rates": lambda: rates_table(device, self.dtype, pace, payload=extent.payload),
             "place": lambda: place_table(self.subject, place_cases(extent.most), pace, payload=extent.payload),
-            "link": lambda: link_table(self.subject, link_cases(extent.most), pace),
+            "link": lambda: link_table(self.subject, link_cases(extent.most), pace, rates()),
             "rows": lambda: rows_table(self.subject, middle, pace),
             "decode": decoded,
             "form": lambda: form_table(self.subject, extent.formed, pace),
@@ -175,5 +178,10 @@ class CostRun:
         )
         write_rows({"options": asdict(options), **found.data()}, self.folder / "cost.json")
         drawn, remark = drawable(found)
+
+        def pictures(model: str, table: Table, folder: Path) -> list[Path]:
+            return draw_roofline(model, found.tables, folder) if table.name == "decode" and not remark else []
+
         title = f"What it costs: {options.shape}"
-        return write_page(self.folder / "cost.md", title, command, [drawn], remarks=[remark] if remark else [])
+        remarks = [remark] if remark else []
+        return write_page(self.folder / "cost.md", title, command, [drawn], pictures, remarks)

@@ -18,10 +18,11 @@ from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.executor import embed_rows
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
-from emblema.link.strategies.base import Knowledge, Strategy
+from emblema.link.strategies.base import Knowledge, Strategy, strategy_name
 from emblema.link.strategies.registry import parse
 from emblema.models.families.base import Prepared
 from emblema.models.positions import Grid, chunk_positions
+from emblema.session.requests import Prefill
 from emblema.store.keys import ArtifactKey
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store, TenantStore
@@ -49,17 +50,27 @@ class CostPrompt:
     prompt: Prompt
 
 
-def link_seconds(engine: Engine, parts: Sequence[Any], strategy: str) -> float:
+def link_seconds(engine: Engine, parts: Sequence[Any], strategy: str | Strategy) -> float:
     """Link parts by a strategy; return the seconds from the call to the logits.
 
     Raises:
         EmblemaError: something else was done than the strategy says, so that there is nothing to report.
     """
-    usage = engine.prefill(parts, strategy, template=False).usage
+    return link_checked(engine, parts, strategy).usage.ttft_seconds
+
+
+def link_checked(engine: Engine, parts: Sequence[Any], strategy: str | Strategy) -> Prefill:
+    """Link parts by a strategy.
+
+    Raises:
+        EmblemaError: something else was done than the strategy says, so that there is nothing to report.
+    """
+    name, prefill = strategy_name(strategy), engine.prefill(parts, strategy, template=False)
+    usage = prefill.usage
     other = usage.forming_tokens or usage.recaptured_tokens or usage.captured_tokens or not usage.finite
-    if other or usage.lane != strategy or (strategy.startswith("patch-") and not usage.patched_tokens):
-        raise EmblemaError(f"{strategy} could not be measured: {usage}")
-    return usage.ttft_seconds
+    if other or usage.lane != name or (name.startswith("patch-") and not usage.patched_tokens):
+        raise EmblemaError(f"{name} could not be measured: {usage}")
+    return prefill
 
 
 class CostSubject:
@@ -223,7 +234,7 @@ class CostSubject:
         rank: int = found.rank_for(tokens, self.knowledge())  # type: ignore[attr-defined]
         return rank
 
-    def link(self, prompt: CostPrompt, strategy: str) -> float:
+    def link(self, prompt: CostPrompt, strategy: str | Strategy) -> float:
         """Link a prompt by a strategy; return the seconds from the call to its logits."""
         return link_seconds(self.engine, prompt.parts, strategy)
 

@@ -5,16 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from benchmarks.cost.computed_share import ScatteredShare
 from benchmarks.cost.decoding import OURS, STOCK, Decoding
 from benchmarks.cost.forming import form_job, true_chunks
-from benchmarks.cost.linking import LANES, lane_seconds, rows_table
+from benchmarks.cost.linking import LANES, lane_seconds, link_bars, rows_table
 from benchmarks.cost.placing import PlaceCase, PlaceRing, place_table
+from benchmarks.cost.roofline import draw_roofline
 from benchmarks.cost.run import QUICK, STAGES
 from benchmarks.cost.shapes import FOLDER, shape_names
 from benchmarks.cost.stored import HELD, LOADED, stored_table
 from benchmarks.cost.subject import CostSubject
-from benchmarks.cost.timing import Pace, interleaved
+from benchmarks.cost.timing import Pace, Seconds, interleaved
+from benchmarks.table import Table
 from benchmarks.tests.running import benchmarks, refused
 from emblema.models.load import load_model
 from tests.families.cases import CASES
@@ -80,7 +84,10 @@ def test_a_place_row_has_its_bytes(subject: CostSubject) -> None:
 
 
 def test_every_method_is_measured_beside_transformers(subject: CostSubject) -> None:
-    found = lane_seconds(subject, 96, 2, LANES, ONCE)
+    found, moved = lane_seconds(subject, 96, 2, LANES, ONCE)
+    # Two chunks of 24 rows; text is computed, and all but the question is known under `prefix`.
+    taken = 2 * 48 * subject.row_bytes
+    assert moved["blind"] == moved["full-reuse"] == taken < moved["patch-32"] and moved["prefix"] > taken
     assert set(LANES) < set(found.rounds) and min(min(rounds) for rounds in found.rounds.values()) > 0
     assert len(subject.engine.store) == 0
 
@@ -97,6 +104,35 @@ def test_stock_prefill_is_the_models_own(subject: CostSubject) -> None:
 def test_rows_are_computed_by_their_share(subject: CostSubject) -> None:
     rows = rows_table(subject, 96, ONCE).records
     assert rows[0]["rows computed"] == 48 and rows[-1]["rows computed"] == 96
+    assert rows[0]["scattered ms"] is None and isinstance(rows[3]["scattered ms"], float)
+
+
+def test_scattered_rows_are_a_share_of_each_chunk(subject: CostSubject) -> None:
+    with subject.prompt(248, 2) as prompt:
+        plan = ScatteredShare(0.12).plan(prompt.prompt, subject.knowledge())
+    plan.validate()
+    computed = plan.sources()[0] == 0
+    for segment, _ in prompt.prompt.chunk_segments:
+        own = computed[segment.start : segment.stop]
+        assert own.sum() == 12 and not own[:12].all()
+    assert computed.sum() == 24 + 48
+
+
+def test_the_bar_of_a_first_token_is_of_2048_rows(subject: CostSubject) -> None:
+    seconds = Seconds({"patch-25%": (0.05,), "full": (1.0,)})
+    (bar,) = link_bars(subject, 2048, 8, seconds, "full")
+    assert (bar.value, bar.bound, bar.holds) == (0.05, 0.06, True)
+    assert not link_bars(subject, 2048, 1, seconds, "full")
+
+
+def test_the_roofline_is_drawn_where_rates_and_decoding_are_known(tmp_path: Path) -> None:
+    columns = ("rows", "who", "tokens/s", "MB", "flop/byte")
+    rates = Table("rates", "", "", ("what", "rate"), (("copy", 10.0), ("product", 100.0)))
+    decode = Table("decode", "", "", columns, ((64, "emblema", 50.0, 100.0, 0.5), (64, "generate()", 40.0, 100.0, 0.5)))
+    (path,) = draw_roofline("tiny", (rates, decode), tmp_path)
+    with Image.open(path) as picture:
+        assert picture.width > 400
+    assert not draw_roofline("tiny", (decode,), tmp_path)
 
 
 def test_decoding_and_its_peer_leave_their_rows_as_they_were(subject: CostSubject) -> None:
@@ -125,7 +161,7 @@ def test_chunks_on_disk_are_read_from_there(subject: CostSubject, tmp_path: Path
 def test_other_families_are_measured_too(name: str) -> None:
     model, _ = CASES[name].build(0)
     subject = CostSubject(name, model, 0)
-    found = lane_seconds(subject, 96, 2, ("blind", "patch-32"), ONCE)
+    found, _ = lane_seconds(subject, 96, 2, ("blind", "patch-32"), ONCE)
     assert found.median("blind") > 0 and PlaceRing(subject, PlaceCase(40, 1, 4), payload=1).check()
     assert Decoding(subject, 20, 2).stock() > 0
     prepared, tokens = subject.media(20)
