@@ -13,6 +13,9 @@ from emblema.cli.options import Plain
 def place(
     only: Parts = None,
     costs: Annotated[str, typer.Option(help="Measured costs, with commas: store, vllm.")] = "store,vllm",
+    real: Annotated[
+        str | None, typer.Option(help="Numbers of real replicas, with commas: each policy serves a trace; needs Ray.")
+    ] = None,
     quick: Quick = False,
     seed: DrawnSeed = None,
     figures: Figures = None,
@@ -22,15 +25,17 @@ def place(
     """Simulate many replicas under five policies of placement, and time the router; costs are our own measured ones."""
     from benchmarks.place.amounts import amounts_of
     from benchmarks.place.costs import measured_costs
+    from benchmarks.place.real import RealOptions, measure
     from benchmarks.place.report import plain_rows, tables_of, write_report
     from benchmarks.place.routing import time_routing
+    from benchmarks.place.streams import measure_streams
     from benchmarks.place.studies import STUDIES, settings_of, simulate
     from benchmarks.report import comma_list, parts_of, report_places, show_tables
     from benchmarks.rowfile import write_rows
     from emblema.cli.screen import console
 
     screen, chosen = console(plain), drawn_seed(seed)
-    parts = parts_of(only, (*STUDIES, "routing", "amounts"))
+    parts = parts_of(only, (*STUDIES, "routing", "amounts", "streams"))
     folder, listing = report_places(report, figures, "place.json")
     taken = [measured_costs(name) for name in comma_list(costs)]
     rows = []
@@ -42,9 +47,17 @@ def place(
     asked_routing = {"routing", "amounts"} & set(parts)
     routing = [time_routing(digests, many, chosen) for many in (10, 1_000)] if asked_routing else []
     amounts = [amounts_of(pictures, routing[-1].bytes) for pictures in (10**6, 10**9)] if "amounts" in parts else []
+    frames = 8 if quick else 96
+    streams = [measure_streams(workers, 4, frames, chosen) for workers in (1, 2, 4)] if "streams" in parts else []
+    served = []
+    for many in comma_list(real or ""):
+        for policy in ("set-affinity", "session-hash", "two-choices"):
+            served.append(measure(RealOptions(int(many)), policy, chosen))
+            screen.print(f"{many} replicas, {policy}", highlight=False)
     found = {
         "asked": {"seed": chosen, "parts": list(parts), "quick": quick}, "costs": [asdict(one) for one in taken],
-        "rows": rows, "routing": plain_rows(routing), "amounts": plain_rows(amounts),
+        "rows": rows, "routing": plain_rows(routing), "amounts": plain_rows(amounts), "real": plain_rows(served),
+        "streams": plain_rows(streams),
     }  # fmt: skip
     write_rows(found, listing)
     for tables in tables_of(found):

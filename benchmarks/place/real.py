@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +30,8 @@ from emblema.errors import EmblemaError
 from emblema.scale.placement import RoutedRequest
 
 QUESTION = "on which land does the moon stand ?"
+PICTURE_BYTES = 2_200_000
+"""Of a picture of 448 pixels on the bundled model: rows, embeddings, and a little more."""
 START_SECONDS = 300.0
 """Until replicas answer, on a machine that may be busy."""
 _LINE = re.compile(r"replica (\w+) of cluster \S+ answers, process (\d+)")
@@ -51,7 +54,7 @@ class RealOptions:
     side: int = 448
     held: int = 24
     requests: int = 240
-    seconds_apart: float = 0.4
+    seconds_apart: float = 0.35
 
 
 class RunningReplicas:
@@ -175,10 +178,13 @@ class RealOutcome:
     load: float
 
 
-def measure(options: RealOptions, policy: str, port: int, picture_bytes: int, seed: int) -> RealOutcome:
+def measure(options: RealOptions, policy: str, seed: int) -> RealOutcome:
     """Serve a trace with real replicas under a policy."""
     trace = trace_of(options, seed)
-    memory = f"device_bytes={options.held * picture_bytes}"
+    memory = f"device_bytes={options.held * PICTURE_BYTES}"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     with (
         TemporaryDirectory() as folder,
         running(Path(folder), port, options.replicas, policy, "--set", memory) as replicas,

@@ -95,6 +95,10 @@ def _router(found: dict[str, Any]) -> Iterator[Table]:
         yield Table("routing", "What a decision takes", note, columns, cells, bars=tuple(bars))
     if found["amounts"]:
         yield _amounts(found["amounts"])
+    if found.get("real"):
+        yield _real(found["real"])
+    if found.get("streams"):
+        yield _streams(found["streams"])
 
 
 def _amounts(rows: Sequence[dict[str, Any]]) -> Table:
@@ -114,6 +118,62 @@ def _amounts(rows: Sequence[dict[str, Any]]) -> Table:
         f"ones bring that to {WARM:.0%} and are embeddings; the rest are media and ids."
     )
     return Table("amounts", "What a million and a thousand million pictures take", note, columns, cells)
+
+
+def _real(rows: Sequence[dict[str, Any]]) -> Table:
+    columns = ("replicas", "policy", "device", "simulated", "loads", "p50 ms", "p99 ms", "failures", "spread", "load")
+    cells = tuple(
+        (row["replicas"], row["policy"], row["device"], row["simulated"], row["loads"], row["p50"] * 1e3,
+         row["p99"] * 1e3, row["failures"], row["spread"], row["load"])
+        for row in rows
+    )  # fmt: skip
+    bars = []
+    by = {(row["replicas"], row["policy"]): row for row in rows}
+    for row in rows:
+        where = f"{row['replicas']} real replicas, {row['policy']}"
+        bars.append(
+            Bar(f"{where}: device hits from the simulator's", abs(row["device"] - row["simulated"]), 0.05, False)
+        )
+        bars.append(Bar(f"{where}: requests without an answer", float(row["failures"]), 0.0, False))
+    for many in _order(rows, "replicas"):
+        if (many, "set-affinity") not in by:
+            continue
+        asked = [(figure, other) for figure in ("loads", "p50") for other in ("session-hash", "two-choices")]
+        for figure, other in [*asked, ("p99", "two-choices")]:
+            if (many, other) in by:
+                ratio = by[many, "set-affinity"][figure] / max(by[many, other][figure], 1e-9)
+                name = f"{many} real replicas: {figure} of set affinity over {other}'s"
+                bars.append(Bar(name, ratio, 1.0, False, strict=figure != "p99"))
+    note = (
+        "`emblema serve --replicas` on this machine, the bundled model, one trace; 120 pictures of 258 rows, each "
+        "replica's memory holds 24, the others are read from the folder that all share. Device: share of pictures "
+        "whose rows were in memory; loads: pictures that were read; times from sending a request to its answer of one "
+        "token; spread: requests of the busiest replica over the average; load: of the machine. Second half alone."
+    )
+    return Table("replicas-real", "Real replicas beside the simulator", note, columns, cells, bars=tuple(bars))
+
+
+def _streams(rows: Sequence[dict[str, Any]]) -> Table:
+    columns = (
+        "workers",
+        "streams",
+        "frames a second",
+        "over one worker",
+        "ask all, s",
+        "move one, ms",
+        "cores",
+        "load",
+    )
+    cells = tuple(
+        (row["workers"], row["streams"], row["rate"], row["rate"] / rows[0]["rate"], row["ask"],
+         None if row["move"] is None or row["move"] != row["move"] else row["move"] * 1e3, row["cores"], row["load"])
+        for row in rows
+    )  # fmt: skip
+    note = (
+        f"Streams of {rows[0]['frames']} frames over workers in processes of one thread, on the bundled model; the "
+        "load is the machine's average over a minute then, other programs included."
+    )
+    return Table("streams", "Streams by data partition", note, columns, cells)
 
 
 def write_report(found: dict[str, Any], folder: Path) -> Path:

@@ -174,6 +174,11 @@ class StreamPartition:
         self._homes: dict[str, str] = {}
 
     @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of the workers."""
+        return tuple(self._workers)
+
+    @property
     def homes(self) -> dict[str, str]:
         """The worker of each stream."""
         return dict(self._homes)

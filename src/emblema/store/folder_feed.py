@@ -30,11 +30,11 @@ class FolderFeed:
         StoreError: it cannot be opened.
     """
 
-    def __init__(self, path: Path, kept: int = KEPT) -> None:
-        self._path, self._kept = path, kept
+    def __init__(self, path: str | Path, kept: int = KEPT) -> None:
+        self._path, self._kept = Path(path), kept
         self._lock = threading.Lock()
         try:
-            make_folder(path.parent)
+            make_folder(self._path.parent)
         except OSError as error:
             raise StoreError(f"{path} cannot be opened: {error}") from error
         with self._transaction() as connection:
