@@ -45,6 +45,7 @@ with Engine.load("reference") as engine:
 """
 
 
+@pytest.mark.slow
 def test_pictures_and_text_need_no_extra(tmp_path: Path) -> None:
     """Modules that cannot be imported come first on the path, which the processes that decode are given too."""
     for name in ("av", "pypdfium2", "faiss", "matplotlib"):

@@ -9,7 +9,7 @@ import torch
 from benchmarks.cost.rates import Rates
 from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Action, Pace, interleaved
-from benchmarks.table import Bar, Cell, Plot, Table
+from benchmarks.table import Bar, Cell, Table
 from emblema.kv.device import wait_for
 from emblema.kv.layout import LayerRows
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
@@ -133,7 +133,7 @@ def decode_table(
             seconds = found.median(name)
             rows.append(
                 (length, name, 1 / seconds, found.ratio(quickest, name), size / 1e6, operations / size,
-                 floor / seconds, found.count)
+                 operations / seconds / 1e9, floor / seconds, found.count)
             )  # fmt: skip
         rate = found.median(quickest) / found.median(OURS)
         bound = BAR_RATE if subject.device.type == "cpu" else DEVICE_RATE
@@ -147,10 +147,9 @@ def decode_table(
         f"that; below this machine's {rates.ridge:.1f} a token waits for memory and not for arithmetic (Kamera, figure "
         f"11a). of floor: reading so much at the measured copy rate ({rates.copy / 1e9:.1f} GB/s, read and written) "
         "over the time of a token; above 1 a read alone is quicker than a copy.",
-        ("rows", "who", "tokens/s", "over stock", "MB", "flop/byte", "of floor", "rounds"),
+        ("rows", "who", "tokens/s", "over stock", "MB", "flop/byte", "Gflop/s", "of floor", "rounds"),
         tuple(rows),
-        (Plot("rows", "tokens/s", "who", doubling=True), Plot("rows", "flop/byte", doubling=True)),
-        tuple(bars),
+        bars=tuple(bars),
     )
 
 

@@ -1,11 +1,10 @@
 """Encoding pictures, over prefilling as many rows."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from benchmarks.cost.subject import CostSubject
-from benchmarks.cost.timing import Action, Pace, interleaved
-from benchmarks.table import Cell, Plot, Table
+from benchmarks.cost.timing import Action, Pace, interleaved, untimed
+from benchmarks.table import Cell, Table
 
 
 def encode_table(subject: CostSubject, lengths: Sequence[int], pace: Pace) -> Table:
@@ -14,8 +13,8 @@ def encode_table(subject: CostSubject, lengths: Sequence[int], pace: Pace) -> Ta
     for wanted in lengths:
         prepared, tokens = subject.media(wanted)
         actions: dict[str, Action] = {
-            "encode": partial(_done, subject.adapter.encode, prepared),
-            "prefill": partial(_done, subject.adapter.capture, subject.encoded(tokens)),
+            "encode": untimed(subject.adapter.encode, prepared),
+            "prefill": untimed(subject.adapter.capture, subject.encoded(tokens)),
         }
         found = interleaved(actions, subject.device, pace)
         again = subject.reprefill(tokens, pace)
@@ -27,9 +26,4 @@ def encode_table(subject: CostSubject, lengths: Sequence[int], pace: Pace) -> Ta
         "Of random pixels, as many as give so many tokens. over re-prefill: over prefilling a prompt of as many rows.",
         ("rows", "encode ms", "prefill alone ms", "over prefill alone", "over re-prefill"),
         tuple(rows),
-        (Plot("rows", "over prefill alone", doubling=True),),
     )
-
-
-def _done(work: Callable[..., object], *given: object) -> None:
-    work(*given)

@@ -1,12 +1,12 @@
 """Forming a patch over its chunk's prefill, and after how many reuses it has paid (Kamera, section C.6)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.cost.placing import PlaceCase, PlaceRing
 from benchmarks.cost.subject import BEFORE, QUESTION, CostPrompt, CostSubject
-from benchmarks.cost.timing import Pace, interleaved
-from benchmarks.table import Bar, Cell, Plot, Table
+from benchmarks.cost.timing import Pace, interleaved, untimed
+from benchmarks.table import Bar, Cell, Table
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.session.patch_worker import PatchJob
@@ -65,10 +65,10 @@ def form_table(subject: CostSubject, lengths: Sequence[int], pace: Pace) -> Tabl
                 ring = PlaceRing(subject, PlaceCase(tokens, 1, rank), COPY_PAYLOAD)
                 found = interleaved(
                     {
-                        "form": partial(_done, job.form),
-                        "alone": partial(_done, subject.adapter.capture, prompt.chunks[-1].encoded),
+                        "form": untimed(job.form),
+                        "alone": untimed(subject.adapter.capture, prompt.chunks[-1].encoded),
                         "conditioned": partial(subject.link, kept, "full"),
-                        "encode": partial(_done, subject.adapter.encode, prepared),
+                        "encode": untimed(subject.adapter.encode, prepared),
                         "place": ring.place,
                     },
                     subject.device,
@@ -113,10 +113,5 @@ def form_table(subject: CostSubject, lengths: Sequence[int], pace: Pace) -> Tabl
             "rounds",
         ),
         tuple(rows),
-        (Plot("rows", "over prefill", "patch", doubling=True), Plot("rows", "C", "patch", doubling=True)),
-        tuple(bars),
+        bars=tuple(bars),
     )
-
-
-def _done(work: Callable[..., object], *given: object) -> None:
-    work(*given)

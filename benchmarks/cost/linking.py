@@ -73,17 +73,22 @@ def lane_seconds(
 
 
 def link_cases(most: int) -> tuple[tuple[int, int], ...]:
-    """Return rows and chunks of the prompts up to `most` rows: by length, and by number of chunks."""
+    """Return rows and chunks of the prompts up to `most` rows, by length."""
     lengths = [tokens for tokens in (256, 1024, 2048, 4096, 8192) if tokens <= most] or [most]
-    middle = min(BAR_TOKENS, most)
-    counts = [count for count in (1, 8, 32) if (middle - BEFORE - QUESTION) // count >= 4]
-    chunks = min(BAR_CHUNKS, counts[-1])
-    cases = [(tokens, chunks) for tokens in lengths] + [(middle, count) for count in counts]
-    return tuple(dict.fromkeys(cases))
+    return tuple((tokens, BAR_CHUNKS) for tokens in lengths)
+
+
+def chunk_cases(tokens: int) -> tuple[tuple[int, int], ...]:
+    """Return rows and chunks of prompts of one length by number of chunks, beside those of `link_cases`."""
+    return tuple((tokens, count) for count in (1, 32) if (tokens - BEFORE - QUESTION) // count >= 4)
 
 
 def link_table(
-    subject: CostSubject, cases: Sequence[tuple[int, int]], pace: Pace, rates: Rates | None = None
+    subject: CostSubject,
+    cases: Sequence[tuple[int, int]],
+    pace: Pace,
+    rates: Rates | None = None,
+    name: str = "link",
 ) -> Table:
     """Return the time to first token by length, number of chunks and method; over a copy's where rates are given."""
     rows: list[tuple[Cell, ...]] = []
@@ -101,8 +106,8 @@ def link_table(
         if tokens in (BAR_TOKENS, BAR_TOKENS + BEFORE + QUESTION):
             bars += link_bars(subject, tokens, chunks, found, base)
     return Table(
-        "link",
-        "Time to first token, by method",
+        name,
+        "Time to first token, by method" + (" and number of chunks" if name == "chunks" else ""),
         f"From the call to the logits of the last row; {BEFORE} rows of text, the chunks, {QUESTION} rows of question. "
         "Chunks and patches are in memory. Over re-prefill: over the quicker of `full` and transformers' own prefill "
         "from the same embeddings. `prefix` and transformers' kept prefix have everything but the question, which "
@@ -110,12 +115,15 @@ def link_table(
         "patches read. share of copy: moving so much at the measured copy rate over the TTFT.",
         ("rows", "chunks", "method", "TTFT ms", "over re-prefill", "MB", "share of copy", "rounds"),
         tuple(rows),
-        (
-            Plot("rows", "over re-prefill", "method", only=("chunks", cases[0][1]), doubling=True),
-            Plot("rows", "TTFT ms", "method", only=("chunks", cases[0][1]), doubling=True),
-        ),
+        _plots(cases),
         tuple(bars),
     )
+
+
+def _plots(cases: Sequence[tuple[int, int]]) -> tuple[Plot, ...]:
+    if len({chunks for _, chunks in cases}) > 1:
+        return (Plot("method", "over re-prefill", "chunks", bars=True),)
+    return (Plot("rows", "over re-prefill", "method", doubling=True),)
 
 
 def link_bars(subject: CostSubject, tokens: int, chunks: int, found: Seconds, base: str) -> list[Bar]:

@@ -12,7 +12,7 @@ from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Action, Pace, interleaved
 from benchmarks.store.material import cooled
 from benchmarks.store.throughput import fresh_memory, load, read_plainly
-from benchmarks.table import Bar, Cell, Plot, Table
+from benchmarks.table import Bar, Cell, Table
 from emblema.store import codec
 from emblema.store.disk import DiskTier
 from emblema.store.record import SHARED, Terms
@@ -44,8 +44,7 @@ def load_table(subject: CostSubject, lengths: Sequence[int], folder: Path, pace:
         "time over the load's.",
         ("rows", "MB", "cache", "load ms", "plain read ms", "share of plain read", "over re-prefill", "rounds"),
         tuple(rows),
-        (Plot("rows", "share of plain read", "cache", doubling=True),),
-        tuple(bars),
+        bars=tuple(bars),
     )
 
 

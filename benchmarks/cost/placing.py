@@ -132,10 +132,7 @@ def place_table(
         "(`full` or transformers, the quicker) over placing them.",
         ("rows", "chunks", "rank", "place ms", "MB", "GB/s", "share of copy", "times re-prefill", "rounds"),
         tuple(rows),
-        (
-            Plot("rows", "share of copy", "rank", only=("chunks", 1), doubling=True),
-            Plot("rows", "place ms", "rank", only=("chunks", 1), doubling=True),
-        ),
+        (Plot("rows", "share of copy", "rank", only=("chunks", 1), doubling=True),),
         tuple(bars),
     )
 

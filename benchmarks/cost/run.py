@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.cost.decoding import decode_table
 from benchmarks.cost.encoding import encode_table
 from benchmarks.cost.forming import form_table
-from benchmarks.cost.linking import link_cases, link_table, rows_table
+from benchmarks.cost.linking import chunk_cases, link_cases, link_table, rows_table
 from benchmarks.cost.loading import load_cases, load_table
 from benchmarks.cost.placing import place_cases, place_table
 from benchmarks.cost.rates import PAYLOAD, Rates, measure_rates, rates_table
@@ -25,7 +25,7 @@ from benchmarks.report import ModelTables, drawable, show_tables, write_page
 from benchmarks.rowfile import write_rows
 from benchmarks.table import Table
 
-STAGES = ("rates", "place", "link", "rows", "decode", "form", "load", "encode", "stored")
+STAGES = ("rates", "place", "link", "chunks", "rows", "decode", "form", "load", "encode", "stored")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,7 @@ class CostRun:
             "rates": lambda: rates_table(device, self.dtype, pace, payload=extent.payload),
             "place": lambda: place_table(self.subject, place_cases(extent.most), pace, payload=extent.payload),
             "link": lambda: link_table(self.subject, link_cases(extent.most), pace, rates()),
+            "chunks": lambda: link_table(self.subject, chunk_cases(middle), pace, rates(), "chunks"),
             "rows": lambda: rows_table(self.subject, middle, pace),
             "decode": decoded,
             "form": lambda: form_table(self.subject, extent.formed, pace),

@@ -76,6 +76,15 @@ def interleaved(actions: Mapping[str, Action], device: torch.device, pace: Pace)
     return Seconds({name: tuple(rounds) for name, rounds in found.items()})
 
 
+def untimed(work: Callable[..., object], *given: object) -> Action:
+    """Return an action that does some work, all of which counts."""
+
+    def action() -> None:
+        work(*given)
+
+    return action
+
+
 def _seconds(action: Action, device: torch.device) -> float:
     wait_for(device)
     began = time.perf_counter()

@@ -45,7 +45,7 @@ def test_a_run_is_written_and_goes_on_where_it_was(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "one thread of torch" in (tmp_path / "cost.md").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "cost.json", "cost.jsonl", "cost.md", "reference-load.png", "reference-rows.png",
+        "cost.json", "cost.jsonl", "cost.md", "reference-rows.png",
     ]  # fmt: skip
 
 

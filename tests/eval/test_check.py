@@ -103,7 +103,9 @@ def test_report_and_plot_are_written(engine: Engine, result: CheckResult, tmp_pa
     assert selfcheck_table("reference", engine).row_count == len(engine.selfcheck.checks)
 
 
-@pytest.mark.parametrize("name", ["llava", "gemma3", "kimi_k25"])
+@pytest.mark.parametrize(
+    "name", ["llava", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "kimi_k25"))]
+)
 def test_other_families_are_measured_and_full_rank_reaches_re_prefill(name: str) -> None:
     item = loaded(name)
     engine = Engine(item.model, item.bundle)

@@ -83,6 +83,7 @@ def test_survivors_that_break_the_bound_are_trusted_no_longer(reference: Engine)
     assert "survivor" not in again.usage.lane and agent.divergence(again, asked) < 1e-6
 
 
+@pytest.mark.slow
 def test_survivors_that_keep_the_bound_stay_as_they_are(reference: Engine) -> None:
     own = engine_on(reference)
     agent = Agent(own, trace_of(6, 16, changing=False))
@@ -132,7 +133,9 @@ def test_survivors_are_trusted_again_where_they_are_good(distrusting: Engine) ->
     assert counted.trial_rows < counted.trials * 120, "little more than what was new"
 
 
-@pytest.mark.parametrize(("share", "rows"), [(0.2, math.inf), (1.0, 0.8), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("share", "rows"), [(0.2, math.inf), pytest.param(1.0, 0.8, marks=pytest.mark.slow), (0.0, 1.0)]
+)
 def test_the_share_and_the_rows_are_kept_to(reference: Engine, share: float, rows: float) -> None:
     own = engine_on(reference, replace(AT_ONCE, canary=share, canary_rows=rows))
     for _ in Agent(own, trace_of(6, 16, changing=True)).walk():

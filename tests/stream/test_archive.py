@@ -35,7 +35,16 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(left, right, strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, PACKED, {"prefetch": True}, CLUSTERS, EAGER], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (PACKED, {"prefetch": True})),
+        CLUSTERS,
+        pytest.param(EAGER, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_budget_changes_no_bit(options: dict[str, Any], tmp_path: Path) -> None:
     frames, rounds = shown(NAME, FRAMES), range(0, FRAMES, 9)
     with kept(tmp_path) as made, made.stream(**{**SMALL, **options}) as whole:

@@ -100,6 +100,7 @@ print(resident() - before - sum(each.bytes for each in vectors))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the process's memory is read as Linux gives it")
 def test_the_process_grows_by_what_the_buffers_hold() -> None:
     beside = int(subprocess.run([sys.executable, "-c", GROWING], capture_output=True, text=True, check=True).stdout)

@@ -75,7 +75,11 @@ def test_posting_lists_have_the_other_frames(seed: int) -> None:
     postings.add([5])
 
 
-@pytest.mark.parametrize("options", [{}, PACKED, {**PACKED, **CLUSTERS}, {"host_bytes": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, *(pytest.param(one, marks=pytest.mark.slow) for one in (PACKED, {"host_bytes": 1})), {**PACKED, **CLUSTERS}],
+    ids=str,
+)
 def test_what_was_forgotten_leaves_no_trace(options: dict[str, Any], tmp_path: Path) -> None:
     """Two streams that differ in the frames that are forgotten answer the same; of frames before, nothing changes."""
     frames, others = shown(NAME, FRAMES), shown(NAME, 2 * FRAMES)[FRAMES:]

@@ -81,7 +81,7 @@ def test_every_query_gets_its_own_first_frames(seed: int, parts: int, count: int
 
 @given(SEEDS)
 def test_what_lies_after_the_recent_window_or_out_of_sight_is_not_retrieved(seed: int) -> None:
-    keys, postings = memory_of(scenes(300, 2, 2, seed))
+    keys, postings = memory_of(scenes(300, 2, 2, seed), together=60)
     for pool in (1.0, 100.0):
         visible = VisibleRange(50, 200, 180)
         for own in choose_frames(

@@ -146,6 +146,7 @@ for number, frame in enumerate(shown(NAME, 40)):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_stream_resumes_from_where_it_was_saved(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True, timeout=120

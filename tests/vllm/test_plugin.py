@@ -32,6 +32,7 @@ def test_settings_name_what_is_wrong(given: dict[str, object], words: str) -> No
         PluginSettings.read(given)
 
 
+@pytest.mark.slow
 def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
     names = "kv_worker, pages, planner, plugin, resolving, retrieving, service, serving"
     shared = "model_spec, request_plan, spans, staging"
@@ -42,7 +43,13 @@ def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("part", ["EmblemaConnector", "EmblemaEncoderConnector", "EmblemaWorker"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "EmblemaConnector",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("EmblemaEncoderConnector", "EmblemaWorker")),
+    ],
+)
 def test_another_vllm_is_refused_in_one_line_though_its_modules_have_moved(tmp_path: Path, part: str) -> None:
     (tmp_path / "vllm.py").write_text("__version__ = '0.33.1'")
     code = f"from emblema.vllm.plugin import register; register(); import emblema.vllm; emblema.vllm.{part}"

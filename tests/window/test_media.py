@@ -33,7 +33,16 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.audio])
+QUICK = ("llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "kimi_k25")
+"""One family of each kind of positions and rows; the others are slow tests."""
+SEEN = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name, case in CASES.items()
+    if not case.audio
+]
+
+
+@pytest.mark.parametrize("name", SEEN)
 def test_the_segments_of_a_clip_move_together(name: str, film: Path) -> None:
     own = Engine(engine(name).adapter.model, engine(name).processor)
     window = own.window(template=False, cascade=unseen)

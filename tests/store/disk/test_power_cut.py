@@ -96,7 +96,9 @@ def _cut_everywhere(folder: Path, seed: int, operations: int, capacity: int, mos
     return found
 
 
-@pytest.mark.parametrize("capacity", [LARGE, SMALL // 6], ids=["room", "evicting"])
+@pytest.mark.parametrize(
+    "capacity", [pytest.param(LARGE, marks=pytest.mark.slow), SMALL // 6], ids=["room", "evicting"]
+)
 def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path, capacity: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
     _cut_everywhere(tmp_path, seed, 20, capacity, 150)

@@ -55,7 +55,7 @@ def drop_in_a_value(proxy: FaultyProxy) -> None:
     proxy.drop_after = 2500
 
 
-OUTAGES = [hang, refuse, trickle, drop_at_once, drop_in_a_value]
+OUTAGES = [hang, refuse, pytest.param(trickle, marks=pytest.mark.slow), drop_at_once, drop_in_a_value]
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -114,7 +114,7 @@ def test_an_outage_in_the_middle_of_a_record(
     assert bytes(reader.read("layers.3.keys").data) == bytes(piece.arrays["layers.3.keys"].data)
 
 
-@pytest.mark.parametrize("fault", [hang, refuse])
+@pytest.mark.parametrize("fault", [pytest.param(hang, marks=pytest.mark.slow), refuse])
 def test_an_outage_never_passes_for_a_write_or_a_deletion(
     behind: Tier, tier: Tier, proxy: FaultyProxy, piece: Record, fault: Callable[[FaultyProxy], None]
 ) -> None:
