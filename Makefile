@@ -10,10 +10,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 OLD := .venv-519
 SERVED := .venv-vllm
+BESIDE := .venv-sglang
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic gpu fuzz results-check reference docs lint format types imports check clean
+.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-sglang test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic gpu fuzz results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +51,20 @@ $(SERVED)/installed: pyproject.toml tests/vllm/operators.py
 	packages="$$($(SERVED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" && \
 		cp tests/vllm/operators.py "$$packages/torchvision_operators.py" && \
 		echo "import torchvision_operators" > "$$packages/torchvision_operators.pth"
+	touch $@
+
+# SGLang's wheel and what it imports, without the packages that it asks for beside them: those are built for CUDA. They
+# lie over the second environment's, whose transformers and torchvision are SGLang's own release or near it. Kernels that
+# have no build for a CPU are stood in for by a module that raises when one is called.
+$(BESIDE)/installed: pyproject.toml $(OLD)/installed tests/sglang/packages.txt tests/sglang/stubs/sgl_kernel.py tests/vllm/operators.py
+	test -x $(BESIDE)/bin/python || $(PYTHON) -m venv $(BESIDE)
+	packages="$$($(BESIDE)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" && \
+		for base in $(OLD) $(VENV); do $$base/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"; done > "$$packages/base.pth" && \
+		cp tests/sglang/stubs/sgl_kernel.py "$$packages/sgl_kernel.py" && \
+		cp tests/vllm/operators.py "$$packages/torchvision_operators.py" && \
+		echo "import torchvision_operators" > "$$packages/torchvision_operators.pth"
+	$(BESIDE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/sglang/packages.txt
+	$(BESIDE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
 setup: $(VENV)/installed-dev  ## Make .venv with everything for development
@@ -96,6 +111,10 @@ test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with 
 MATRIX = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m tests.vllm.matrix --at-once $(WORKERS)
 test-vllm: $(SERVED)/installed  ## Run the plugin's tests inside vLLM, on a CPU, in an environment of their own
 	$(MATRIX)
+
+# A CPU runs other kernels than users do: torch's own attention, and none of SGLang's kernels.
+test-sglang: $(BESIDE)/installed  ## Run the plugin's tests inside SGLang, on a CPU: other kernels than users run
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BESIDE)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/sglang
 
 test-vllm-matrix: $(SERVED)/installed  ## The same with every model runner, scheduling and number of tokens a step: hours
 	$(MATRIX) --whole
@@ -177,4 +196,4 @@ imports: $(VENV)/installed-dev  ## Check that imports point down
 check: lint types imports test  ## Everything before a commit
 
 clean:  ## Remove environments and caches
-	rm -rf $(VENV) $(OLD) $(SERVED) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist
+	rm -rf $(VENV) $(OLD) $(SERVED) $(BESIDE) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist

@@ -1,4 +1,4 @@
-"""Commands that measure what a server lives on: the store, requests one after another, vLLM."""
+"""Commands that measure what a server lives on: the store, requests one after another, vLLM, SGLang."""
 
 import shlex
 import sys
@@ -155,3 +155,39 @@ def vllm(
         line = f"python -m benchmarks {shlex.join(words)}"
         for path in (figures, write_report(found, folder, line)):
             screen.print(str(path), soft_wrap=True)
+
+
+def sglang(
+    shape: Annotated[str, typer.Option(help="reference, or a random model: 137m.")] = "137m",
+    pictures: Annotated[int, typer.Option(min=1, help="Known pictures in the prompt.")] = 8,
+    side: Annotated[int, typer.Option(min=28, help="Pixels along a picture's side; 448 are 256 tokens.")] = 448,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of which asks every strategy once.")] = 7,
+    out: Annotated[Path | None, typer.Option(help="Folder for figures and page.", show_default=False)] = None,
+    plain: Plain = False,
+) -> None:
+    """Measure first tokens inside SGLang with the plugin: plain, k = 0 and k = 32."""
+    from benchmarks.rowfile import write_rows
+    from benchmarks.sglang.first_tokens import FirstTokenOptions, measure, page
+    from benchmarks.vllm.server import SHAPES, random_model
+    from emblema.cli.screen import console, output_folder
+    from emblema.errors import EmblemaError
+    from emblema.models.load import bundled_folder
+
+    screen = console(plain)
+    folder = None if out is None else output_folder(out, "--out")
+    with TemporaryDirectory(prefix="emblema-sglang-") as place:
+        if shape == "reference":
+            options = FirstTokenOptions(bundled_folder(shape), "`reference`", pictures, side, rounds)
+        elif shape in SHAPES:
+            parameters = random_model(Path(place) / "model", shape)
+            label = f"a random model of {parameters / 1e6:.0f} M parameters"
+            options = FirstTokenOptions(Path(place) / "model", label, pictures, side, rounds, "dummy")
+        else:
+            raise EmblemaError(f"unknown shape {shape!r}: choose reference or one of {', '.join(SHAPES)}")
+        found = measure(options, Path(place) / "store", lambda line: screen.print(line, markup=False))
+    words = [word for word in sys.argv[1:] if word not in ("--out", str(out))]
+    text = page(found, f"python -m benchmarks {shlex.join(words)}")
+    screen.print(text, markup=False)
+    if folder is not None:
+        (folder / "sglang.md").write_text(text, encoding="utf-8")
+        screen.print(str(write_rows(found, folder / "sglang.json")), soft_wrap=True)

@@ -49,7 +49,7 @@ class Served:
         import sglang
         from transformers import AutoTokenizer
 
-        self.subject = subject
+        self.subject, self._closed = subject, False
         self.tokenizer = AutoTokenizer.from_pretrained(subject.folder)
         self._engine = sglang.Engine(model_path=str(subject.folder), **SETTINGS | options)
 
@@ -111,7 +111,9 @@ class Served:
 
     def close(self) -> None:
         """End its processes."""
-        self._engine.shutdown()
+        if not self._closed:
+            self._closed = True
+            self._engine.shutdown()
 
 
 def _address(image: Image.Image) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli import ask, check, demo, listing, policy, serve, store, stream, vllm_serve
+from emblema.cli import ask, check, demo, listing, policy, serve, sglang_serve, store, stream, vllm_serve
 
 app = typer.Typer(
     name="emblema",
@@ -24,6 +24,7 @@ app.command()(policy.policy)
 app.command()(serve.serve)
 app.add_typer(serve.keys, name="keys")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(vllm_serve.vllm_serve)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(sglang_serve.sglang_serve)
 app.add_typer(store.app, name="store")
 
 

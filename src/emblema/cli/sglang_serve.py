@@ -1,0 +1,41 @@
+"""The command `emblema sglang-serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emblema.cli.options import Plain
+
+
+def sglang_serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A bundled name, a folder or a Hugging Face id.", show_default=False)],
+    store: Annotated[Path, typer.Option(help="Folder that keeps chunks and patches; servers may share one.")] = Path(
+        "emblema-store"
+    ),
+    strategy: Annotated[
+        str, typer.Option(help="Of requests that name none: auto, blind, mpic-K, patch-M, patch-P%.")
+    ] = "auto",
+    capture: Annotated[bool, typer.Option(help="Keep the pictures that requests show, and form patches.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print SGLang's command line and leave.")] = False,
+    plain: Plain = False,
+) -> None:
+    """Serve a model with SGLang 0.5.23's own server, chunks linked anywhere in a prompt.
+
+    Options that are not these go to SGLang as they are, such as --port 8000 --dtype float32.
+    """
+    import os
+    import shlex
+
+    from emblema.cli.screen import console, output_folder
+    from emblema.sglang.serving import check_installed, command, environment
+
+    line = command(model, context.args)
+    variables = environment(os.environ, output_folder(store, "--store"), strategy, capture)
+    if dry_run:
+        shown = [*(f"{name}={value}" for name, value in variables.items()), *line]
+        console(plain).print(shlex.join(shown), soft_wrap=True, markup=False)
+        return
+    check_installed()
+    os.execve(line[0], line, os.environ | variables)

@@ -1,0 +1,86 @@
+"""The command line of SGLang's own server with the plugin."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+
+import torch
+
+from emblema.errors import EmblemaError
+from emblema.models.load import BUNDLED, bundled_folder
+from emblema.plugin.settings import PluginSettings
+from emblema.sglang.plugin import OPTIONS, TESTED
+
+GROUP, PLUGIN = "sglang.srt.plugins", "emblema"
+MODULE = "sglang.launch_server"
+BUNDLED_DEFAULTS: Mapping[str, str | None] = {
+    "--dtype": "float32",
+    "--context-length": "8192",
+    "--max-total-tokens": "32768",
+    "--mem-fraction-static": "0.3",
+}
+"""Of a bundled model. SGLang would take nearly all memory."""
+CPU_DEFAULTS: Mapping[str, str | None] = {
+    "--device": "cpu",
+    "--attention-backend": "torch_native",
+    "--mm-attention-backend": "sdpa",
+    "--sampling-backend": "pytorch",
+    "--disable-cuda-graph": None,
+}
+"""Where there is no GPU: what needs no kernels that are compiled for one kind of processor."""
+
+
+def check_installed() -> None:
+    """Refuse another SGLang than the tested one, and a package that does not name its plugin to SGLang.
+
+    Raises:
+        EmblemaError: that is so, or SGLang is not installed here.
+    """
+    try:
+        found = version("sglang")
+    except PackageNotFoundError as error:
+        raise EmblemaError(f"SGLang is not installed here: pip install sglang=={TESTED}") from error
+    if found.partition("+")[0] != TESTED:
+        raise EmblemaError(
+            f"This is SGLang {found}; emblema's plugin has been tested with {TESTED} alone: install sglang=={TESTED}."
+        )
+    if PLUGIN not in {point.name for point in entry_points(group=GROUP)}:
+        raise EmblemaError("the installed emblema does not name its plugin to SGLang: install it again with pip")
+
+
+def command(model: str, more: Sequence[str] = ()) -> list[str]:
+    """Return the command line of a server.
+
+    Args:
+        model: a bundled name, a folder or a Hugging Face id.
+        more: options for SGLang itself.
+    """
+    source = str(bundled_folder(model)) if model in BUNDLED else model
+    line = [sys.executable, "-m", MODULE, "--model-path", source, "--served-model-name", model, "--enable-multimodal"]
+    defaults = {**(BUNDLED_DEFAULTS if model in BUNDLED else {}), **({} if torch.cuda.is_available() else CPU_DEFAULTS)}
+    given = {option.partition("=")[0].replace("_", "-") for option in more if option.startswith("--")}
+    for name, value in defaults.items():
+        if name not in given:
+            line += [name] if value is None else [name, value]
+    return [*line, *more]
+
+
+def environment(
+    given: Mapping[str, str], store: Path, strategy: str = "auto", capture: bool = True
+) -> dict[str, str]:
+    """Return what a server's environment says beside what is given; the arguments are those of `PluginSettings`.
+
+    Raises:
+        EmblemaError: there is no such strategy.
+    """
+    options = {"store": str(store), "strategy": strategy, "capture": capture}
+    PluginSettings.read(options, OPTIONS)
+    made = {OPTIONS: json.dumps(options)}
+    if not torch.cuda.is_available():
+        made["SGLANG_USE_CPU_ENGINE"] = "1"
+    listed = given.get("SGLANG_PLUGINS")
+    if listed and PLUGIN not in listed.split(","):
+        made["SGLANG_PLUGINS"] = f"{listed},{PLUGIN}"
+    return made

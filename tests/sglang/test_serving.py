@@ -1,0 +1,67 @@
+"""The command line and the environment of SGLang's server with the plugin, and what is refused before it starts."""
+
+import json
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from emblema.errors import EmblemaError
+from emblema.sglang import plugin, serving
+from emblema.sglang.plugin import OPTIONS, check_version, register, settings_of
+from emblema.sglang.serving import check_installed, command, environment
+
+
+def test_options_go_to_the_plugin_by_the_environment(tmp_path: Path) -> None:
+    made = environment({"SGLANG_PLUGINS": "other"}, tmp_path, "mpic-8", capture=False)
+    settings = settings_of(made)
+    assert settings is not None and (settings.store, settings.strategy, settings.capture) == (tmp_path, "mpic-8", False)
+    assert made["SGLANG_PLUGINS"] == "other,emblema"
+    assert "SGLANG_PLUGINS" not in environment({}, tmp_path)
+
+
+def test_what_the_caller_gives_is_left_as_it_is() -> None:
+    line = command("reference", ["--dtype=bfloat16", "--port", "8000"])
+    assert "--dtype" not in line and line[-3:] == ["--dtype=bfloat16", "--port", "8000"]
+    assert "--context-length" in line and "--context-length" not in command("some/model")
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [("{", "no JSON"), ("[]", "no JSON object"), ('{"store": "a", "colour": 1}', "EMBLEMA_SGLANG has 'colour'"),
+     ('{"strategy": "auto"}', 'lacks "store"')],
+)  # fmt: skip
+def test_wrong_options_are_named(given: str, told: str) -> None:
+    with pytest.raises(EmblemaError, match=re.escape(told)) as raised:
+        settings_of({OPTIONS: given})
+    assert "\n" not in str(raised.value)
+
+
+def test_without_options_nothing_is_hooked_or_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OPTIONS, raising=False)
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    register()
+
+
+@pytest.mark.parametrize("found", ["0.5.22", "0.6.0", "0.5.230"])
+def test_another_sglang_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, found: str, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "sglang.version", SimpleNamespace(__version__=found))
+    monkeypatch.setenv(OPTIONS, json.dumps({"store": str(tmp_path)}))
+    for refused in (check_version, register):
+        with pytest.raises(EmblemaError, match=re.escape(f"This is SGLang {found}")) as raised:
+            refused()
+        assert "\n" not in str(raised.value)
+    monkeypatch.setattr(serving, "version", lambda name: found)
+    with pytest.raises(EmblemaError, match=re.escape(found)):
+        check_installed()
+
+
+def test_the_tested_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "sglang.version", SimpleNamespace(__version__=f"{plugin.TESTED}+cpu"))
+    check_version()
+    assert version("emblema")
