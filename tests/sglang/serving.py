@@ -53,13 +53,21 @@ class Served:
         self.tokenizer = AutoTokenizer.from_pretrained(subject.folder)
         self._engine = sglang.Engine(model_path=str(subject.folder), **SETTINGS | options)
 
+    def text(self, prompt: Given) -> str:
+        """Return a text with a prompt's tokens; SGLang looks for a picture's markers with nothing between."""
+        marks = [*prompt.subject.before, prompt.subject.image, *prompt.subject.after]
+        whole = self.tokenizer.decode(prompt.token_ids)
+        text = whole.replace(self.tokenizer.decode(marks), "".join(self.tokenizer.convert_ids_to_tokens(marks)))
+        assert self.tokenizer(text, add_special_tokens=False).input_ids == prompt.token_ids
+        return text
+
     def body(self, prompt: Given, options: dict[str, Any] | None, tokens: int, **more: Any) -> dict[str, Any]:
         """Return what `Engine.generate` is given."""
         sampling: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
         if options is not None:
             sampling["custom_params"] = {"emblema": options}
         return {
-            "prompt": self.tokenizer.decode(prompt.token_ids),
+            "prompt": self.text(prompt),
             "image_data": [_address(image) for image in prompt.pictures] or None,
             "sampling_params": sampling,
             "return_logprob": True,
