@@ -5,19 +5,15 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli.options import Plain
+from emblema.cli.options import Capture, Plain, ServedModel, ServedStrategy, SharedStore
 
 
 def sglang_serve(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A bundled name, a folder or a Hugging Face id.", show_default=False)],
-    store: Annotated[Path, typer.Option(help="Folder that keeps chunks and patches; servers may share one.")] = Path(
-        "emblema-store"
-    ),
-    strategy: Annotated[
-        str, typer.Option(help="Of requests that name none: auto, blind, mpic-K, patch-M, patch-P%.")
-    ] = "auto",
-    capture: Annotated[bool, typer.Option(help="Keep the pictures that requests show, and form patches.")] = True,
+    model: ServedModel,
+    store: SharedStore = Path("emblema-store"),
+    strategy: ServedStrategy = "auto",
+    capture: Capture = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print SGLang's command line and leave.")] = False,
     plain: Plain = False,
 ) -> None:

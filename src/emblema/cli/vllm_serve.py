@@ -5,19 +5,15 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli.options import Plain
+from emblema.cli.options import Capture, Plain, ServedModel, ServedStrategy, SharedStore
 
 
 def vllm_serve(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A bundled name, a folder or a Hugging Face id.", show_default=False)],
-    store: Annotated[Path, typer.Option(help="Folder that keeps chunks and patches; servers may share one.")] = Path(
-        "emblema-store"
-    ),
-    strategy: Annotated[
-        str, typer.Option(help="Of requests that name none: auto, blind, mpic-K, patch-M, patch-P%.")
-    ] = "auto",
-    capture: Annotated[bool, typer.Option(help="Keep the pictures that requests show, and form patches.")] = True,
+    model: ServedModel,
+    store: SharedStore = Path("emblema-store"),
+    strategy: ServedStrategy = "auto",
+    capture: Capture = True,
     library: Annotated[
         Path | None,
         typer.Option(help="Folder of pictures that the model may ask for while it answers.", show_default=False),
