@@ -91,7 +91,7 @@ def test_nothing_is_left_when_the_forward_fails(monkeypatch: pytest.MonkeyPatch)
     adapter = Adapter(CASES["llava"].build(2)[0])
     before = (adapter.config._attn_implementation, set(ALL_ATTENTION_FUNCTIONS) - {NAME})
 
-    def fail(*_: object) -> Tensor:
+    def fail(*_: object, **__: object) -> Tensor:
         assert adapter.config._attn_implementation != before[0]
         raise MemoryError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from emblema.errors import ModelError
-from emblema.session.decoding import Sampler, Sampling
+from emblema.session.decoding import TOP, Sampler, Sampling
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -21,3 +21,44 @@ def test_a_token_of_no_probability_is_never_chosen(temperature: float) -> None:
     assert {
         Sampler(Sampling(temperature=temperature, seed=seed))(torch.tensor([-math.inf, 0.0])) for seed in range(9)
     } == {1}
+
+
+def kept_tokens(logits: torch.Tensor, temperature: float, top_p: float) -> tuple[list[int], torch.Tensor]:
+    """Return the smallest set of tokens of a probability, and the shares of all tokens within it, all sorted."""
+    weights = torch.softmax(logits.double() / temperature, dim=0)
+    ordered, tokens = weights.sort(descending=True)
+    ordered[ordered.cumsum(0) - ordered >= top_p] = 0
+    shares = torch.zeros_like(weights).index_copy_(0, tokens, ordered / ordered.sum())
+    return shares.nonzero().squeeze(1).tolist(), shares
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("size", [5, 40, 2000])
+def test_tokens_are_drawn_by_their_shares(size: int, top_p: float) -> None:
+    logits = 3 * torch.randn(size, generator=torch.Generator().manual_seed(size))
+    kept, shares = kept_tokens(logits, 0.7, top_p)
+    sampler, draws = Sampler(Sampling(temperature=0.7, top_p=top_p, seed=4)), 3000
+    counts = torch.bincount(torch.tensor([sampler(logits) for _ in range(draws)]), minlength=size)
+    assert set(counts.nonzero().squeeze(1).tolist()) <= set(kept)
+    expected = draws * shares
+    often = expected >= 5
+    seen = torch.cat((counts[often].double(), counts[~often].sum()[None].double()))
+    wanted = torch.cat((expected[often], expected[~often].sum()[None]))
+    square = float(((seen - wanted).square() / wanted.clamp_min(1e-9))[wanted > 0].sum())
+    # A chi-square of so many degrees, and six of its deviations.
+    degrees = max(1, int((wanted > 0).sum()) - 1)
+    assert square <= degrees + 6 * (2 * degrees) ** 0.5
+
+
+def test_a_flat_distribution_needs_more_than_the_likeliest_at_first() -> None:
+    logits = torch.zeros(5000)
+    sampler = Sampler(Sampling(temperature=1.0, top_p=0.5, seed=1))
+    found = {sampler(logits) for _ in range(2000)}
+    assert len(found) > 4 * TOP
+
+
+def test_the_same_seed_draws_the_same_tokens_and_another_seed_others() -> None:
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(1))
+    samplers = [Sampler(Sampling(temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
+    first, again, other = ([sampler(logits) for _ in range(30)] for sampler in samplers)
+    assert first == again != other

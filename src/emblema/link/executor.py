@@ -191,7 +191,7 @@ class _PlanRun:
         self.table.truncate(self.before)
 
     def compute(self) -> Tensor:
-        """Run every stage; return the last stage's hidden rows."""
+        """Run every stage; return the last row's hidden state, perhaps behind others'."""
         ranges = [part for part in self.plan.ranges if part.source is RowSource.COMPUTED]
         ranges = [part for part in ranges if part.start >= self.job.reused_rows]
         hidden = torch.empty(0)
@@ -223,7 +223,7 @@ class _PlanRun:
         noted = (rows >= again.question[0]).nonzero().squeeze(1)
         attention = QuestionAttention(len(noted), self.table.length, self.adapter.device)
         with noting_attention(self.adapter, noted, attention.add, again.layers):
-            self.adapter.forward(batch, self.table)
+            self.adapter.forward(batch, self.table, wanted=0)
         self.table.settle()
         slots = self.slots[spanned_rows(again.candidates)].to(self.adapter.device)
         chosen = chosen_rows(again, attention.readings.scores(slots).cpu())
@@ -234,11 +234,14 @@ class _PlanRun:
         return self._forward(self._batch(rows, current, []), rows, last=True)
 
     def _forward(self, batch: RowBatch, rows: Tensor, *, last: bool) -> Tensor:
-        """Run logical rows in every layer; in the last forward, note what some of the chunks' rows attend."""
-        sample = self.job.sample if last else None
+        """Run logical rows in every layer; in the last forward, note what some of the chunks' rows attend.
+
+        Only the last forward returns anything: its last row's hidden state.
+        """
+        sample, wanted = (self.job.sample, 1) if last else (None, 0)
         noted = rows[:0] if sample is None else noted_rows(self.job.prompt, rows, sample)
         if len(noted) == 0:
-            return self.adapter.forward(batch, self.table)
+            return self.adapter.forward(batch, self.table, wanted=wanted)
         began = time.thread_time()
         owners, device = owners_of(self.job.prompt), self.adapter.device
         groups = owners[self.table.rows[: self.table.length].cpu()].to(device)
@@ -246,7 +249,7 @@ class _PlanRun:
         shares = AntecedentAttention(groups, owners[rows[noted]].to(device), chunks)
         seconds = time.thread_time() - began
         with noting_attention(self.adapter, noted, shares.add, noted_layers(self.plan.layers)) as noting:
-            hidden = self.adapter.forward(batch, self.table)
+            hidden = self.adapter.forward(batch, self.table, wanted=wanted)
         self.shares = RowShares(rows[noted], shares.mass.cpu(), shares.alone.cpu(), seconds + noting.seconds)
         return hidden
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +13,18 @@ from emblema.errors import ModelError, PromptError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, RotaryTable
-from emblema.models.attention_switch import attending_by, stock_attend
+from emblema.models.attended_rows import OTHER_SCORES, AttendedRows
+from emblema.models.attention_switch import attending, attending_by, attending_rows, stock_attend
 from emblema.models.batch import LayerInput, RowBatch
 from emblema.models.batch_table import BatchTable
 from emblema.models.calibrate import Calibration, calibrate, layer_types, rotary_module
 from emblema.models.families import family_of
 from emblema.models.families.base import Prepared
-from emblema.models.fingerprint import fingerprint, weights_stamp
+from emblema.models.fingerprint import WeightsStamp, fingerprint
+from emblema.models.latent_attention import latent_weight
 from emblema.models.positions import chunk_positions
 from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes, refuse_unsupported
-from emblema.models.table import KVTable, attention_masks
+from emblema.models.table import KVTable
 
 Narrow = Callable[[int], Tensor | None]
 
@@ -60,6 +62,7 @@ class Adapter:
         self.tables: dict[str, RotaryTable] = dict(self.calibration.tables)
         self._windows = windows
         self._digest = ""
+        self._weights = WeightsStamp(model)
         self._stamp: tuple[Any, ...] | None = None
         self._unchanging = False
         self._takes_deepstack = "deepstack_visual_embeds" in inspect.signature(self.decoder.forward).parameters
@@ -68,6 +71,13 @@ class Adapter:
         self.pause: Callable[[], None] | None = None
         # Rows since the last pause.
         self._unpaused = 0.0
+        self._latent_modules = {
+            index: found
+            for index, layout in enumerate(self.layouts)
+            if layout.kind == "latent" and (found := _latent_module(self.layers[index])) is not None
+        }
+        self.attends_by_rows = False
+        self.attends_by_rows = self._rows_agree()
         self.supports_layerwise = self._layerwise_agrees()
 
     @property
@@ -94,11 +104,11 @@ class Adapter:
     def fingerprint(self) -> str:
         """Digest of configuration and weights, 256 bits, hex; read again after a tensor or an adapter was changed.
 
-        Writes through `tensor.data` go unnoticed: see `weights_stamp`.
+        Writes through `tensor.data` go unnoticed: see `WeightsStamp`.
         """
         if self._unchanging:
             return self._digest
-        stamp = weights_stamp(self.model)
+        stamp = self._weights.read()
         if stamp != self._stamp:
             self._digest, self._stamp = fingerprint(self.model), stamp
         return self._digest
@@ -195,6 +205,7 @@ class Adapter:
         table: KVTable,
         narrow: Narrow | None = None,
         joining: Mapping[int, RowBatch] | None = None,
+        wanted: int | None = None,
     ) -> Tensor:
         """Run rows through the decoder, write their KV at their slots, attend over the whole table.
 
@@ -206,9 +217,11 @@ class Adapter:
                 all).
             joining: rows that begin at a layer, whose `embeds` are the residual stream that enters it. From then on
                 they run with the others, all in the order of their places in the prompt.
+            wanted: how many of the last rows' hidden states are wanted, None for all: the last layer need not attend
+                for others. It goes with neither `narrow` nor `joining`.
 
         Returns:
-            Hidden states [rows kept, hidden] after the final norm.
+            Hidden states [rows kept, hidden] after the final norm; of the last `wanted` rows where that is given.
         """
         if batch.embeds.shape[0] == 0 and not joining:
             return batch.embeds.new_empty(0, self.hidden_size)
@@ -218,12 +231,17 @@ class Adapter:
         with torch.inference_mode():
             if layerwise:
                 return self._layerwise(batch, table, narrow or _keep_all, joining or {})
-            parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
-            hidden = []
+            parts = [batch]
+            if len(batch.slots) > self.block_rows:
+                parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
+            hidden, left = [], len(batch.slots)
             for part in parts:
                 self._give_way(len(part.slots))
-                hidden.append(self._whole(part, table))
-            return torch.cat(hidden)
+                left -= len(part.slots)
+                own = None if wanted is None else min(len(part.slots), max(0, wanted - left))
+                run = self._whole(part, table, own)
+                hidden.append(run if own is None else run[len(run) - own :])
+            return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
     def _give_way(self, rows: float) -> None:
         """Pause if so many more rows would be more than a block since the last pause."""
@@ -233,18 +251,40 @@ class Adapter:
             self._unpaused = 0.0
         self._unpaused += rows
 
-    def _masks(self, batch: RowBatch, table: KVTable) -> dict[int | None, Tensor]:
-        return attention_masks(table, batch.slots, self._windows, batch.hidden_from, self.kind.window_binds_groups)
+    def _seen(self, batch: RowBatch, table: KVTable, wanted: int | None = None) -> AttendedRows:
+        binds = self.kind.window_binds_groups
+        return AttendedRows(table, batch.slots, self._windows, batch.hidden_from, binds, self._latent_modules, wanted)
+
+    @contextmanager
+    def _attending(self, seen: AttendedRows, table: KVTable) -> Iterator[dict[int | None, Tensor]]:
+        """Have the table written at the rows' slots, and layers attend what the rows see; yield masks by window.
+
+        A block around this that attends by a function of its own is given whole masks.
+        """
+        outer = attending() is not None
+        if outer or not self.attends_by_rows:
+            within, masks = nullcontext() if not outer else attending_rows(seen.attend), seen.masks()
+        else:
+            within, masks = attending_by(self.config, seen.attend), seen.no_mask()
+            table.latent_layers = seen.latent_layers
+        try:
+            with within:
+                yield masks
+        finally:
+            table.latent_layers = frozenset()
 
     def _ids(self, positions: Tensor) -> Tensor:
         return positions if self.axes == 1 else positions[:, None]
 
-    def _whole(self, batch: RowBatch, table: KVTable) -> Tensor:
-        masks = self._masks(batch, table)
+    def _whole(self, batch: RowBatch, table: KVTable, wanted: int | None = None) -> Tensor:
+        with self._attending(self._seen(batch, table, wanted), table) as masks:
+            return self._decoder_run(batch, table, masks)
+
+    def _decoder_run(self, batch: RowBatch, table: KVTable, masks: dict[int | None, Tensor]) -> Tensor:
+        table.slots = batch.slots
         extra: dict[str, Any] = {}
         if self._takes_deepstack and batch.deepstack and bool(batch.visual.any()):
             extra = {"visual_pos_masks": batch.visual[None], "deepstack_visual_embeds": list(batch.deepstack)}
-        table.slots = batch.slots
         try:
             output = self.decoder(
                 inputs_embeds=batch.embeds[None],
@@ -309,23 +349,24 @@ class Adapter:
     def _inputs(self, batch: RowBatch, table: KVTable) -> LayerInput:
         """Return the input of the first layer that rows run through."""
         ids, hidden = self._ids(batch.positions), batch.embeds[None]
-        masks, turns = self._masks(batch, table), self._turns(hidden, ids)
-        return LayerInput(hidden, ids, batch.slots, batch.visual, batch.deepstack, masks, turns)
+        seen, turns = self._seen(batch, table), self._turns(hidden, ids)
+        return LayerInput(hidden, ids, batch.visual, batch.deepstack, seen, turns)
 
     def _step(self, inputs: LayerInput, index: int, table: KVTable) -> LayerInput:
         """Run one stock layer."""
         if inputs.rows == 0:
             return inputs
-        table.slots = inputs.slots
+        table.slots = inputs.seen.slots
         try:
-            output = self.layers[index](
-                inputs.hidden,
-                attention_mask=inputs.masks[self._windows[index]],
-                position_ids=inputs.ids if self.axes == 1 else None,
-                past_key_values=table,
-                use_cache=True,
-                position_embeddings=inputs.turns[self.types[index]],
-            )
+            with self._attending(inputs.seen, table) as masks:
+                output = self.layers[index](
+                    inputs.hidden,
+                    attention_mask=masks[self._windows[index]],
+                    position_ids=inputs.ids if self.axes == 1 else None,
+                    past_key_values=table,
+                    use_cache=True,
+                    position_embeddings=inputs.turns[self.types[index]],
+                )
         finally:
             table.slots = None
         return inputs.after(index, output[0] if isinstance(output, tuple) else output)
@@ -348,8 +389,9 @@ class Adapter:
 
     def capture(self, encoded: Encoded) -> KVRows:
         """Return canonical KV: the chunk prefilled alone, from position 0. Per layer, rows in the model's layout."""
-        rows, _ = self.prefill(encoded)
-        return rows
+        table, batch = self._alone(encoded, 0)
+        self.forward(batch, table, wanted=0)
+        return tuple(table.read(layer) for layer in range(len(self.layouts)))
 
     def prefill(self, encoded: Encoded, shift: int = 0) -> tuple[KVRows, Tensor]:
         """Prefill a chunk alone, from position `shift`: its rows and its final hidden states."""
@@ -382,6 +424,36 @@ class Adapter:
         )
         return table, batch
 
+    def _rows_agree(self) -> bool:
+        """Return whether every layer attends through transformers' interface, so that it attends what it is told to.
+
+        A few rows are run with masks and without; a layer that does not ask would attend rows that come later.
+        """
+        count = min(7, self._embedding.num_embeddings)
+        order = torch.arange(count, device=self.device)
+        visual = torch.zeros(count, dtype=torch.bool, device=self.device)
+        batch = RowBatch(self.embed(torch.arange(count)), order.expand(self.axes, -1), order, visual)
+        asked: set[int] = set()
+        results = []
+        with torch.inference_mode():
+            for masked in (True, False):
+                table = self.table(count)
+                table.allocate(order)
+                seen = self._seen(batch, table)
+                table.latent_layers = frozenset() if masked else seen.latent_layers
+
+                def attend(module: Any, *given: Any, seen: AttendedRows = seen, **extra: Any) -> Any:
+                    if all(extra.get(name) is None for name in OTHER_SCORES):
+                        asked.add(int(module.layer_idx))
+                    return seen.attend(module, *given, **extra)
+
+                with nullcontext() if masked else attending_by(self.config, attend):
+                    masks = seen.masks() if masked else seen.no_mask()
+                    results.append(self._decoder_run(batch, table, masks).float())
+        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.1
+        apart = float((results[0] - results[1]).abs().max())
+        return len(asked) == len(self.layers) and apart <= tolerance * float(results[0].abs().max())
+
     def _layerwise_agrees(self) -> bool:
         """Return whether the layer-by-layer loop gives what the decoder's own forward gives, deepstack included."""
         if not hasattr(self.decoder, "norm"):
@@ -406,6 +478,11 @@ class Adapter:
         # The same kernels run in the same order either way, so half precision agrees as closely.
         whole_way, loop = (result.float() for result in results)
         return torch.allclose(whole_way, loop, rtol=1e-4, atol=1e-5 * float(whole_way.abs().max()))
+
+
+def _latent_module(layer: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the module of a layer that holds what takes latents to heads."""
+    return next((module for module in layer.modules() if latent_weight(module) is not None), None)
 
 
 def _keep_all(layer: int) -> Tensor | None:

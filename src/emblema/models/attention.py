@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from emblema.models.adapter import Adapter
-from emblema.models.attention_switch import attending_by, stock_attend
+from emblema.models.attention_switch import attending_by, row_attend
 
 Note = Callable[[int, Tensor, Tensor], None]
 """Called with a layer, indices [queries] into the noted rows, and weights [heads, queries, table rows] float32."""
@@ -49,7 +49,7 @@ def noting_attention(
         first = passed.get(layer, 0)
         passed[layer] = first + query.shape[2]
         if layers is not None and layer not in layers:
-            return stock_attend(module, query, key, value, mask, **extra)
+            return row_attend(module, query, key, value, mask, **extra)
         began = thread_time()
         inside = ((rows >= first) & (rows < passed[layer])).nonzero().squeeze(1)
         # An empty tensor splits into one empty part.
@@ -58,7 +58,7 @@ def noting_attention(
             own = None if mask is None else mask[0, 0].index_select(0, chosen)
             note(layer, places, attention_weights(query[0].index_select(1, chosen), key[0], own, extra.get("scaling")))
         spent.seconds += thread_time() - began
-        return stock_attend(module, query, key, value, mask, **extra)
+        return row_attend(module, query, key, value, mask, **extra)
 
     with attending_by(adapter.config, attend):
         yield spent

@@ -30,6 +30,29 @@ def stock_attend(*args: Any, **extra: Any) -> Any:
     return _functions()["sdpa"](*args, **extra)
 
 
+def attending() -> Attend | None:
+    """Return the function that this thread's innermost block attends by; None outside of blocks."""
+    found: Attend | None = getattr(_wanted, "attend", None)
+    return found
+
+
+def row_attend(*args: Any, **extra: Any) -> Any:
+    """Attend as the forward under way would without the block around it, over the rows of its table."""
+    attend: Attend = getattr(_wanted, "rows", None) or stock_attend
+    return attend(*args, **extra)
+
+
+@contextmanager
+def attending_rows(attend: Attend) -> Iterator[None]:
+    """Have `row_attend` call a function inside the block, in this thread."""
+    outer = getattr(_wanted, "rows", None)
+    _wanted.rows = attend
+    try:
+        yield
+    finally:
+        _wanted.rows = outer
+
+
 def _functions() -> Any:
     """Return transformers' table of attention functions, which is imported with its models and not before."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

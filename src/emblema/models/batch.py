@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emblema.models.attended_rows import AttendedRows
+
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
@@ -69,19 +71,17 @@ class LayerInput:
     Attributes:
         hidden: [1, rows, hidden], the residual stream.
         ids: position ids as the rotary module takes them; rows are the last axis.
-        slots: [rows] int64, the table's slots they are written to.
         visual: [rows] bool, rows that carry media features.
         deepstack: per early layer, [visual rows, hidden] added after that layer.
-        masks: per window, [1, 1, rows, length] additive.
+        seen: the slots of the table that they are written to, and what the rows attend.
         turns: per layer type, cosines and sines [..., rows, width].
     """
 
     hidden: Tensor
     ids: Tensor
-    slots: Tensor
     visual: Tensor
     deepstack: tuple[Tensor, ...]
-    masks: dict[int | None, Tensor]
+    seen: AttendedRows
     turns: dict[str, Any]
 
     @property
@@ -93,7 +93,7 @@ class LayerInput:
         if layer < len(self.deepstack) and bool(self.visual.any()):
             hidden = hidden.clone()
             hidden[0, self.visual] += self.deepstack[layer].to(hidden.dtype)
-        return LayerInput(hidden, self.ids, self.slots, self.visual, self.deepstack, self.masks, self.turns)
+        return LayerInput(hidden, self.ids, self.visual, self.deepstack, self.seen, self.turns)
 
     def select(self, rows: Tensor) -> "LayerInput":
         """Return some of the rows, in the order given."""
@@ -102,10 +102,9 @@ class LayerInput:
         return LayerInput(
             self.hidden[:, rows],
             self.ids[..., rows],
-            self.slots[rows],
             visual,
             tuple(layer.index_select(0, order[visual]) for layer in self.deepstack),
-            {window: mask[:, :, rows] for window, mask in self.masks.items()},
+            self.seen.select(rows),
             {kind: tuple(part[..., rows, :] for part in turn) for kind, turn in self.turns.items()},
         )
 
@@ -115,16 +114,15 @@ class LayerInput:
         both = LayerInput(
             torch.cat((self.hidden, other.hidden), dim=1),
             torch.cat((self.ids, other.ids), dim=-1),
-            torch.cat((self.slots, other.slots)),
             torch.cat((self.visual, other.visual)),
             tuple(torch.cat((self._features(layer), other._features(layer))) for layer in range(depth)),
-            {window: torch.cat((mask, other.masks[window]), dim=2) for window, mask in self.masks.items()},
+            self.seen.join(other.seen),
             {
                 kind: tuple(torch.cat(pair, dim=-2) for pair in zip(turn, other.turns[kind], strict=True))
                 for kind, turn in self.turns.items()
             },
         )
-        return both.select(places[both.slots].argsort())
+        return both.select(places[both.seen.slots].argsort())
 
     def _features(self, layer: int) -> Tensor:
         return self.deepstack[layer] if layer < len(self.deepstack) else self.hidden.new_empty(0, self.hidden.shape[2])

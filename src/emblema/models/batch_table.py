@@ -28,10 +28,12 @@ class BatchTable(DecoderCache):
         super().__init__(layouts, dtype, device)
         self.lengths: list[int] = []
         self._room = (0, 0)
-        self._rows = torch.zeros(0, 0, dtype=torch.int64)
+        self._rows = torch.zeros(0, 0, dtype=torch.int64, device=self.device)
         # Of the step under way: its sequences and where each one's new row goes, both [sequences] int64 on the device,
         # and the longest of them, its new row included; 0 between steps.
-        self._each = self._ends = torch.zeros(0, dtype=torch.int64)
+        self._each = self._ends = torch.zeros(0, dtype=torch.int64, device=self.device)
+        # Whether sequences came or went since `_ends` was made; else each step adds one.
+        self._moved = True
         self._longest = 0
 
     @property
@@ -59,6 +61,7 @@ class BatchTable(DecoderCache):
             self._values[layer][number, :, :length] = rows.values
         self._rows[number, :length] = table.rows[:length]
         self.lengths.append(length)
+        self._moved = True
         return number
 
     def release(self, number: int) -> None:
@@ -74,6 +77,7 @@ class BatchTable(DecoderCache):
             self._rows[number, :length] = self._rows[last, :length]
             self.lengths[number] = length
         self.lengths.pop()
+        self._moved = True
         if last == 0:
             # Nothing of earlier sequences stays in memory.
             self._room, self._keys, self._values, self._rows = (0, 0), [], [], self._rows[:0, :0].clone()
@@ -82,13 +86,17 @@ class BatchTable(DecoderCache):
         """Begin a step: each sequence's new row is row `rows` [sequences] int64 of its prompt."""
         self._longest = max(self.lengths) + 1
         self._reserve(self.sequences, self._longest)
-        self._each = torch.arange(self.sequences, device=self.device)
-        self._ends = torch.tensor(self.lengths, device=self.device)
-        self._rows[range(self.sequences), self.lengths] = rows
+        count = self.sequences
+        if len(self._each) != count:
+            self._each = torch.arange(count, device=self.device)
+        if self._moved or len(self._ends) != count:
+            self._ends, self._moved = torch.tensor(self.lengths, device=self.device), False
+        self._rows.index_put_((self._each, self._ends), rows.to(self.device, non_blocking=True))
 
     def end(self) -> None:
         """End a step: the new rows are in use."""
         self.lengths = [length + 1 for length in self.lengths]
+        self._ends = self._ends + 1
         self._longest = 0
 
     def abandon(self) -> None:
@@ -98,15 +106,18 @@ class BatchTable(DecoderCache):
     def masks(self, windows: Iterable[int | None]) -> dict[int | None, Tensor]:
         """Return an additive mask [sequences, 1, 1, longest] of the step's new rows for each distinct window."""
         count, longest = self.sequences, self._longest
-        lengths = torch.tensor(self.lengths)[:, None]
-        held = torch.arange(longest)[None] <= lengths
-        rows = self._rows[:count, :longest]
-        distance = rows.gather(1, lengths) - rows
+        held = torch.arange(longest, device=self.device)[None] <= self._ends[:, None]
+        distances = None
         masks = {}
         for window in set(windows):
-            seen = held if window is None else held & (distance < window)
-            mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(~seen, torch.finfo(self.dtype).min)
-            masks[window] = mask[:, None, None].to(self.device)
+            seen = held
+            if window is not None:
+                if distances is None:
+                    rows = self._rows[:count, :longest]
+                    distances = rows.gather(1, self._ends[:, None]) - rows
+                seen = held & (distances < window)
+            mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+            masks[window] = mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[:, None, None]
         return masks
 
     def update(
@@ -131,7 +142,7 @@ class BatchTable(DecoderCache):
             return
         self._grow(*room)
         with torch.inference_mode(False):
-            places = torch.zeros(room, dtype=torch.int64)
+            places = torch.zeros(room, dtype=torch.int64, device=self.device)
             places[: self._rows.shape[0], : self._rows.shape[1]] = self._rows
         self._rows, self._room = places, room
 

@@ -1,6 +1,8 @@
 """A digest of everything in a model that decides what it computes."""
 
 import json
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 _INCIDENTAL = ("_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype")
 _SWITCHES = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
+_version = attrgetter("_version")
 _PLAIN = str | bool | list | dict | float | int
 
 
@@ -32,30 +35,46 @@ def fingerprint(model: nn.Module) -> str:
     return str(digest.hexdigest())
 
 
-def weights_stamp(model: nn.Module) -> tuple[Any, ...]:
-    """Changes when a tensor is replaced or written in place, or a low-rank adapter is switched; reads no contents.
+class WeightsStamp:
+    """Tells whether a model's weights are what they were: a tensor replaced or written in place, an adapter switched.
 
-    A write through `tensor.data` leaves no trace here, nor does one through memory that a tensor shares with numpy:
-    under an engine, weights must be written to the tensors themselves, inside `torch.no_grad()`.
+    The tree of modules is walked once and again only when it changes; what is asked with every prompt is a few flat
+    lists. No contents are read: a write through `tensor.data` leaves no trace here, nor does one through memory that a
+    tensor shares with numpy. Under an engine weights must be written to the tensors themselves, in `torch.no_grad()`.
+
+    Args:
+        model: its weights.
     """
-    marks: list[Any] = []
-    waiting, met = [model], {id(model)}
-    # Names are not made: a stamp is asked for with every prompt.
-    while waiting:
-        module = waiting.pop()
-        state = vars(module)
-        marks.append(id(module))
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                # Tensors made in inference mode count no versions; they cannot be trained either.
-                marks += (id(tensor), -1 if tensor.is_inference() else tensor._version)
-        if not state.keys().isdisjoint(_SWITCHES):
-            marks += [(name, repr(state[name])) for name in _SWITCHES if isinstance(state.get(name), _PLAIN)]
-        for child in module._modules.values():
-            if child is not None and id(child) not in met:
-                met.add(id(child))
-                waiting.append(child)
-    return tuple(marks)
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._walks = 0
+        self._walk()
+
+    def read(self) -> tuple[Any, ...]:
+        """Return what changes when the weights do."""
+        shape = self._shape()
+        if shape != self._known:
+            self._walk()
+        found = [state.get(name) for state, name in self._switches]
+        switches = [repr(value) if isinstance(value, _PLAIN) else "" for value in found]
+        return (self._walks, tuple(map(_version, self._tensors)), *switches)
+
+    def _walk(self) -> None:
+        self._walks += 1
+        modules: list[Any] = list(self._model.modules())
+        self._states = [vars(module) for module in modules]
+        self._holders = [held for module in modules for held in (module._parameters, module._buffers, module._modules)]
+        # Held, so that no other object gets the identity of one that is gone.
+        self._held = list(chain.from_iterable(map(dict.values, self._holders)))
+        self._known = self._shape()
+        # Tensors made in inference mode count no versions; they cannot be trained either.
+        self._tensors = [each for each in self._held if isinstance(each, Tensor) and not each.is_inference()]
+        self._switches = [(state, name) for state in self._states for name in _SWITCHES if name in state]
+
+    def _shape(self) -> tuple[list[int], list[int]]:
+        """Return which objects the modules hold, and how many attributes each has."""
+        return list(map(id, chain.from_iterable(map(dict.values, self._holders)))), list(map(len, self._states))
 
 
 def _switches(model: nn.Module) -> list[tuple[str, str]]:

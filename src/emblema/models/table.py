@@ -24,6 +24,10 @@ class KVTable(DecoderCache):
         capacity: physical rows allocated; grows by doubling.
         rows: [capacity] int64, row of the prompt held by each slot.
         groups: [capacity] int64, bidirectional group of each slot; -1 is causal.
+        causal: whether rows are known to be in the order of the prompt, without groups; where they are given on a
+            device nobody looks.
+        latent_layers: layers that attend the table's latents as they are: the decoder is handed the forward's own rows
+            alone, and who attends reads the table.
     """
 
     def __init__(
@@ -33,6 +37,9 @@ class KVTable(DecoderCache):
         self.length = 0
         self.capacity = 0
         self.slots: Tensor | slice | None = None
+        self.causal = True
+        self._last_row = -1
+        self.latent_layers: frozenset[int] = frozenset()
         self._fill: Callable[[int], None] | None = None
         self._unfilled: set[int] = set()
         self.rows = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -58,10 +65,26 @@ class KVTable(DecoderCache):
         start, stop = self.length, self.length + int(rows.shape[0])
         if stop > self.capacity:
             self._reserve(max(stop, 2 * self.capacity))
-        self.rows[start:stop] = rows
+        self._note_order(rows, groups)
+        if len(rows) == 1 and rows.device.type == "cpu":
+            # A number that is filled in is not copied to a device.
+            self.rows[start:stop].fill_(int(rows[0]))
+        else:
+            self.rows[start:stop] = rows
         self.groups[start:stop] = -1 if groups is None else groups
         self.length = stop
         return range(start, stop)
+
+    def _note_order(self, rows: Tensor, groups: Tensor | None) -> None:
+        """Note whether the table is still causal with some rows at its end."""
+        if not self.causal or len(rows) == 0:
+            return
+        if rows.device.type != "cpu" or (groups is not None and groups.device.type != "cpu"):
+            self.causal = False
+            return
+        rises = int(rows[0]) > self._last_row and bool((rows[1:] > rows[:-1]).all())
+        self.causal = rises and (groups is None or not bool((groups >= 0).any()))
+        self._last_row = int(rows[-1])
 
     def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
         """Scatter rows of one layer into slots, which must be allocated."""
@@ -118,12 +141,23 @@ class KVTable(DecoderCache):
         self.rows[:count] = self.rows.index_select(0, keep)
         self.groups[:count] = self.groups.index_select(0, keep)
         self.length = count
+        self._look_at_order()
+
+    def _look_at_order(self) -> None:
+        """Note again whether the table is causal, after slots have left it."""
+        if self.device.type == "cpu":
+            rows, groups = self.rows[: self.length], self.groups[: self.length]
+            self.causal = bool((rows[1:] > rows[:-1]).all()) and not bool((groups >= 0).any())
+            self._last_row = int(rows[-1]) if self.length else -1
+        elif self.length == 0:
+            self.causal, self._last_row = True, -1
 
     def truncate(self, length: int) -> None:
         """Forget all slots from `length` on."""
         if not 0 <= length <= self.length:
             raise ModelError(f"A table of {self.length} rows cannot be truncated to {length}.")
         self.length = length
+        self._look_at_order()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -139,6 +173,8 @@ class KVTable(DecoderCache):
         else:
             keys.index_copy_(2, self.slots, key_states)
             values.index_copy_(2, self.slots, value_states)
+        if layer_idx in self.latent_layers:
+            return key_states, value_states
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def __repr__(self) -> str:
@@ -151,16 +187,18 @@ def attention_masks(
     windows: Iterable[int | None],
     hidden_from: Tensor | None,
     window_binds_groups: bool = True,
+    columns: slice | None = None,
 ) -> dict[int | None, Tensor]:
     """Return an additive mask [1, 1, queries, length] in the table's dtype for each distinct window.
 
     Row i attends row j if j is not after i, or both are in one bidirectional group; and not where `hidden_from`
     [queries, length] is True; and under a sliding window only the `window` nearest rows, counted in the whole prompt.
+    `columns` are the slots that the mask is made for, and that `hidden_from` has; all in use by default.
     """
-    length = table.length
-    rows, groups = table.rows[:length], table.groups[:length]
-    distance = rows.index_select(0, slots)[:, None] - rows[None, :]
-    own = groups.index_select(0, slots)[:, None]
+    columns = columns or slice(0, table.length)
+    rows, groups = table.rows[columns], table.groups[columns]
+    distance = table.rows.index_select(0, slots)[:, None] - rows[None, :]
+    own = table.groups.index_select(0, slots)[:, None]
     together = (own == groups[None, :]) & (own >= 0)
     seen = (distance >= 0) | together
     if hidden_from is not None:

@@ -17,6 +17,10 @@ from emblema.models.table import KVTable
 NOT_FINITE = "the model's logits are not finite: the reply cannot go on"
 
 
+TOP = 256
+"""Likeliest tokens that are put in order at first to find the smallest set of a probability."""
+
+
 class SamplingKnobs(TypedDict, total=False):
     """`Sampling`'s attributes as callers write them: `stop` may be a string, several, or None."""
 
@@ -89,18 +93,38 @@ class Sampler:
         Raises:
             ModelError: they are not finite.
         """
-        # The largest is NaN where any is. Both come from the device at once.
-        largest, token = torch.stack([each.double() for each in logits.max(dim=0)]).cpu().tolist()
-        if not math.isfinite(largest):
+        largest, likeliest = logits.max(dim=0)
+        token = likeliest if self.sampling.temperature == 0 else self._drawn(logits, largest)
+        # The largest is NaN where any is. Both come from the device at once; float32 holds any token.
+        known, chosen = torch.stack((largest, token.to(largest.dtype))).tolist()
+        if not math.isfinite(known):
             raise ModelError(NOT_FINITE)
-        if self.sampling.temperature == 0:
-            return int(token)
-        scores = logits.cpu().double()
-        weights = torch.softmax((scores - scores.max()) / self.sampling.temperature, dim=0)
-        ordered, tokens = weights.sort(descending=True)
-        before = ordered.cumsum(0) - ordered
-        ordered[before >= self.sampling.top_p] = 0
-        return int(tokens[torch.multinomial(ordered, 1, generator=self.generator)])
+        return int(chosen)
+
+    def _drawn(self, logits: Tensor, largest: Tensor) -> Tensor:
+        """Return a token [] drawn on the logits' device: where the sum of weights passes a random share of all."""
+        # A temperature that float32 takes for 0 would make NaN of the likeliest token.
+        weights = ((logits - largest) / max(self.sampling.temperature, 1e-30)).exp()
+        share = float(torch.rand((), generator=self.generator, dtype=torch.float64))
+        if self.sampling.top_p == 1:
+            return _passed(weights.cumsum(0), share)
+        most, needed = TOP, weights.sum() * self.sampling.top_p
+        while True:
+            ordered, tokens = weights.topk(min(most, len(weights)))
+            sums = ordered.cumsum(0)
+            if most >= len(weights) or bool(sums[-1] >= needed):
+                break
+            most *= 16
+        kept = ordered.masked_fill(sums - ordered >= needed, 0)
+        # The likeliest token stays, however small the share is.
+        kept[0] = ordered[0]
+        return tokens[_passed(kept.cumsum(0), share)]
+
+
+def _passed(sums: Tensor, share: float) -> Tensor:
+    """Return the first place [] of rising sums that passes a share of the last; one that adds nothing never does."""
+    point = torch.minimum(sums[-1] * share, sums[-1].nextafter(torch.zeros_like(sums[-1])))
+    return torch.searchsorted(sums, point[None], right=True)[0].clamp_max(len(sums) - 1)
 
 
 class RowRunner(Protocol):
@@ -155,12 +179,12 @@ def decode(
         yield token
         if token in ends or step + 1 == most:
             return
-        row = torch.tensor([start.row + step], device=runner.device)
-        slots = table.allocate(row, torch.full_like(row, -1))
+        # Filled in on the device: an upload of one number would be waited for.
+        slots = table.allocate(torch.full((1,), start.row + step))
         batch = RowBatch(
             embeds=runner.embed(torch.tensor([token])),
             positions=torch.full((start.axes, 1), start.position + step, device=runner.device),
-            slots=torch.arange(slots.start, slots.stop, device=runner.device),
+            slots=torch.full((1,), slots.start, device=runner.device),
             visual=torch.zeros(1, dtype=torch.bool, device=runner.device),
             deepstack=(),
             hidden_from=None,
