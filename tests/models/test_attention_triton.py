@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kv.test_placing_compiled import usage
 
 from emblema.models.attended_rows import TableOrder
+from tests.kv.test_placing_compiled import usage
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,8 +12,8 @@ from torch import Tensor
 from emblema.models.attended_rows import TableOrder
 
 BLOCK_QUERIES = 64
-BLOCK_ROWS = 64
-WARPS = 4
+BLOCK_ROWS = 32
+WARPS = 8
 PROGRAMS = 128
 """Programs that a launch should have at least: fewer are split over the table."""
 
@@ -66,16 +66,16 @@ def attend_rows(
         mask=inside[:, None] & (features[None, :] < WIDTH),
         other=0.0,
     )
-    own_row = tl.load(query_rows + row, mask=inside, other=-1)
-    own_group = tl.load(query_groups + row, mask=inside, other=-1)
+    own_row = tl.load(query_rows + row, mask=inside, other=-1).to(tl.int32)
+    own_group = tl.load(query_groups + row, mask=inside, other=-1).to(tl.int32)
     high = tl.full((QUERIES,), -1e30, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     summed = tl.zeros((QUERIES, VALUE_BLOCK), tl.float32)
     for step in range(0, STEPS):
         slots = (split * STEPS + step) * ROWS + tl.arange(0, ROWS)
         held = slots < length
-        their_row = tl.load(table_rows + slots, mask=held, other=0)
-        their_group = tl.load(table_groups + slots, mask=held, other=-2)
+        their_row = tl.load(table_rows + slots, mask=held, other=0).to(tl.int32)
+        their_group = tl.load(table_groups + slots, mask=held, other=-2).to(tl.int32)
         distance = own_row[:, None] - their_row[None, :]
         together = (own_group[:, None] == their_group[None, :]) & (own_group[:, None] >= 0)
         seen = (distance >= 0) | together
