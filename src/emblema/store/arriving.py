@@ -7,6 +7,7 @@ from typing import overload
 
 from emblema.errors import LoadError
 from emblema.kv.layout import LayerRows
+from emblema.store.uploads import UploadEvent
 
 
 class ArrivingRows(Sequence[LayerRows]):
@@ -27,6 +28,8 @@ class ArrivingRows(Sequence[LayerRows]):
         self._deadline = None if deadline is None else time.monotonic() + deadline
         self._seconds = deadline
         self._layers: list[LayerRows | None] = [None] * len(self._sizes)
+        # What a reader's stream has to wait for, where a layer is only on its way to the device.
+        self._events: list[UploadEvent | None] = [None] * len(self._sizes)
         self._error: LoadError | None = None
         self._changed = threading.Condition()
 
@@ -55,10 +58,10 @@ class ArrivingRows(Sequence[LayerRows]):
         with self._changed:
             return self._error
 
-    def arrive(self, layer: int, rows: LayerRows) -> None:
-        """Give a layer that is here and verified."""
+    def arrive(self, layer: int, rows: LayerRows, event: UploadEvent | None = None) -> None:
+        """Give a layer that is here and verified, or is behind an event."""
         with self._changed:
-            self._layers[layer] = rows
+            self._layers[layer], self._events[layer] = rows, event
             self._changed.notify_all()
 
     def fail(self, error: LoadError) -> None:
@@ -74,7 +77,7 @@ class ArrivingRows(Sequence[LayerRows]):
     def __getitem__(self, layer: slice) -> tuple[LayerRows, ...]: ...
 
     def __getitem__(self, layer: int | slice) -> LayerRows | tuple[LayerRows, ...]:
-        """Wait for a layer and return its rows.
+        """Wait for a layer and return its rows, which the calling thread's stream may use.
 
         Raises:
             LoadError: the load failed, or the layer is not here by the deadline.
@@ -85,6 +88,9 @@ class ArrivingRows(Sequence[LayerRows]):
             while True:
                 rows = self._layers[layer]
                 if rows is not None:
+                    event = self._events[layer]
+                    if event is not None:
+                        event.join((rows.keys, rows.values))
                     return rows
                 if self._error is not None:
                     raise self._error

@@ -23,6 +23,7 @@ from emblema.store.keys import ArtifactKey
 from emblema.store.pieces import CachedPiece
 from emblema.store.record import Name, Record, RecordHeader, RecordReader, RecordTier, RemoteTier, Terms, is_id
 from emblema.store.statistics import StoreCounters
+from emblema.store.uploads import RowUploader
 
 if TYPE_CHECKING:
     from emblema.store.disk import DiskEntry, DiskTier
@@ -330,10 +331,15 @@ class TierReader:
             try:
                 if codec.layer_bytes(reader.header) != piece.sizes:
                     raise LoadError(reader.header.id, "its layers have other sizes than before")
+                uploader = RowUploader.of(self._device, piece.sizes)
                 for index, layer in enumerate(codec.read_layers(reader)):
                     if rows.failed is not None:
                         break
-                    rows.arrive(index, layer.pinned() if self._pinned else layer.to(self._device))
+                    if self._pinned:
+                        rows.arrive(index, layer.pinned())
+                    else:
+                        rows.arrive(index, *uploader.upload(layer))
+                uploader.finish()
             except LoadError as failure:
                 error = failure
                 raise

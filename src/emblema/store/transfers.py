@@ -15,6 +15,7 @@ from emblema.store.arriving import ArrivingRows
 from emblema.store.pieces import CachedPiece
 from emblema.store.state import CacheState
 from emblema.store.tiers import DISK, TierReader, move_encoding
+from emblema.store.uploads import RowUploader
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +127,10 @@ class RowMover:
         self._workers.close()
 
     def _promote(self, held: KVRows, rows: ArrivingRows) -> None:
+        uploader = RowUploader.of(self._device, [layer.bytes for layer in held])
         for index, layer in enumerate(held):
-            rows.arrive(index, layer.to(self._device))
+            rows.arrive(index, *uploader.upload(layer))
+        uploader.finish()
 
     def _fill(self, piece: CachedPiece, rows: ArrivingRows, read: Callable[[], str | None]) -> None:
         """Read rows and take them; `read` returns the label of the tier that had them, None for host memory."""

@@ -1,0 +1,162 @@
+"""Rows on their way into a device's memory, on a simulated device: nothing runs before somebody waits for it."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from emblema.kv.layout import LayerRows
+from emblema.store.arriving import ArrivingRows
+from emblema.store.uploads import ALIGNMENT, STAGES, CudaUploadStream, RowUploader
+
+LAYERS = 7
+
+
+class Copies:
+    """A stream of copies: queued, and run in order when an event behind them is waited for."""
+
+    def __init__(self) -> None:
+        self.queue: list[Callable[[], object]] = []
+        self.done = self.follows = 0
+        self.staged: list[Tensor] = []
+        self.joined: list[int] = []
+        self.targets: list[Tensor] = []
+
+    def follow(self) -> None:
+        self.follows += 1
+
+    def stage(self, size: int) -> Tensor:
+        self.staged.append(torch.zeros(size, dtype=torch.uint8))
+        return self.staged[-1]
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        self.targets.append(target)
+        self.queue.append(lambda: self.memory(target).copy_(source))
+
+    def mark(self) -> "Event":
+        return Event(self, len(self.queue))
+
+    def memory(self, target: Tensor) -> Tensor:
+        """The numbers of a tensor on the device, which `meta` stands for."""
+        return self.numbers.setdefault(id(target), torch.zeros(target.shape, dtype=target.dtype))
+
+    @property
+    def numbers(self) -> dict[int, Tensor]:
+        return self.__dict__.setdefault("_numbers", {})  # type: ignore[no-any-return]
+
+
+class Event:
+    def __init__(self, stream: Copies, count: int) -> None:
+        self.stream, self.count = stream, count
+
+    def join(self, tensors: Sequence[Tensor]) -> None:
+        self.stream.joined.append(self.count)
+        self.wait()
+
+    def wait(self) -> None:
+        for call in self.stream.queue[self.stream.done : self.count]:
+            call()
+        self.stream.done = max(self.stream.done, self.count)
+
+
+def layer(number: int) -> LayerRows:
+    """Keys and values of unlike sizes and dtypes, that do not end where memory is aligned."""
+    chance = torch.Generator().manual_seed(number)
+    return LayerRows(torch.randn(2, 3, 5, generator=chance), torch.randn(1, 3, 7, generator=chance).bfloat16())
+
+
+def test_every_layer_arrives_whole_though_buffers_and_rows_are_used_again() -> None:
+    stream, layers = Copies(), [layer(number) for number in range(LAYERS)]
+    uploader = RowUploader(torch.device("meta"), stream, [each.bytes for each in layers])
+    arriving = ArrivingRows("a" * 64, [each.bytes for each in layers])
+    for index, rows in enumerate(layers):
+        given = LayerRows(rows.keys.clone(), rows.values.clone())
+        found, event = uploader.upload(given)
+        arriving.arrive(index, found, event)
+        # Whoever gave them may use their memory at once.
+        given.keys.fill_(9)
+        given.values.fill_(9)
+    assert stream.done <= 2 * (LAYERS - STAGES), "the loading thread waits for the buffer of the next layer alone"
+    assert len(stream.staged) == STAGES and stream.follows == 1
+    for index, rows in enumerate(layers):
+        found = arriving[index]
+        assert stream.joined[-1] == 2 * (index + 1), "a reader's stream waits for its own layer's copies"
+        assert stream.memory(found.keys).equal(rows.keys) and stream.memory(found.values).equal(rows.values)
+        assert found.keys.shape == rows.keys.shape and found.values.dtype == rows.values.dtype
+    assert all(target.storage_offset() * target.itemsize % ALIGNMENT == 0 for target in stream.targets)
+
+
+def test_the_end_waits_for_all() -> None:
+    stream, layers = Copies(), [layer(number) for number in range(LAYERS)]
+    uploader = RowUploader(torch.device("meta"), stream, [each.bytes for each in layers])
+    for rows in layers:
+        uploader.upload(rows)
+    uploader.finish()
+    assert stream.done == len(stream.queue) == 2 * LAYERS
+
+
+def test_rows_that_stay_in_host_memory_are_handed_on() -> None:
+    rows = layer(1)
+    found, event = RowUploader.of(torch.device("cpu"), [rows.bytes]).upload(rows)
+    assert found.keys is rows.keys and event is None
+
+
+def test_cuda_is_asked_in_the_right_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The side stream waits for the model's and keeps what it writes; a reader waits for it and keeps it too."""
+    calls: list[str] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            assert device.index is not None
+
+        def wait_stream(self, other: object) -> None:
+            calls.append(f"side waits for {other}")
+
+        def __enter__(self) -> None:
+            calls.append("to side")
+
+        def __exit__(self, *error: object) -> None:
+            calls.append("from side")
+
+    class Model:
+        def wait_event(self, event: object) -> None:
+            calls.append("model waits for event")
+
+        def __str__(self) -> str:
+            return "model"
+
+    class Done:
+        def __init__(self, blocking: bool) -> None:
+            assert blocking
+
+        def record(self, stream: object) -> None:
+            calls.append("record")
+
+        def synchronize(self) -> None:
+            calls.append("wait")
+
+    class Target:
+        device = torch.device("cuda", 0)
+
+        def copy_(self, source: object, non_blocking: bool) -> None:
+            calls.append(f"copy {non_blocking}")
+
+        def record_stream(self, stream: object) -> None:
+            calls.append(f"keep for {'model' if isinstance(stream, Model) else 'side'}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Done)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Model())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    stream = CudaUploadStream(torch.device("cuda", 0))
+    target = Target()
+    stream.follow()
+    stream.copy(torch.zeros(1), target)  # type: ignore[arg-type]
+    event = stream.mark()
+    event.join([target])  # type: ignore[list-item]
+    event.wait()
+    assert calls == [
+        "side waits for model", "to side", "copy True", "from side", "keep for side", "record", "model waits for event",
+        "keep for model", "wait",
+    ]  # fmt: skip
