@@ -41,6 +41,7 @@ class GpuExtent:
         side: pixels of a frame's side.
         suite: paths of the tests.
         suite_seconds: after which they are stopped.
+        suite_workers: processes that run them.
     """
 
     pace: Pace = Pace(9, 6.0)
@@ -57,11 +58,13 @@ class GpuExtent:
     side: int = 112
     suite: tuple[str, ...] = ("tests",)
     suite_seconds: float = 480.0
+    suite_workers: int = 4
 
 
 QUICK = GpuExtent(
     pace=Pace(1, 0.0), payload=2**16, most=96, links=((96, 1), (96, 2)), decode_rows=(48,), decoded=3, middle=96,
     chunks=2, formed=24, jobs=1, frames=(8, 16), side=28, suite=("tests/kv/test_layout.py",), suite_seconds=120.0,
+    suite_workers=0,
 )  # fmt: skip
 """A little of everything, to see that it runs."""
 
@@ -120,7 +123,9 @@ class GpuRun:
             cases = [PlaceCase(middle, count, rank) for count in (1, 3) for rank in (0, 32)]
             return kernel_table(self.subject, cases, payload, pace)
         if step == "suite":
-            return suite_table(self.options.device, extent.suite, extent.suite_seconds, self.folder)
+            return suite_table(
+                self.options.device, extent.suite, extent.suite_seconds, self.folder, extent.suite_workers
+            )
         if step == "place":
             return place_table(self.subject, place_cases(extent.most), pace, payload=payload)
         if step == "link":

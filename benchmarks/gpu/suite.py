@@ -7,23 +7,33 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.report import importable
 from benchmarks.table import Bar, Cell, Table
 from emblema.errors import EmblemaError
 
 ROOT = Path(__file__).resolve().parents[2]
-FAILED = re.compile(r"^(FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILED = re.compile(
+    r"^\[gw\d+\] \[ *\d+%\] (?:FAILED|ERROR) (.+?) *$|^(\S+::.+?) (?:FAILED|ERROR) +\[ *\d+%\]$", re.MULTILINE
+)
+"""What `pytest -v` says of a test as it ends, with several processes or in one."""
 COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed)")
 LOG, FAILING = "suite.txt", "suite-failing.txt"
 
 
-def suite_table(device: str, paths: Sequence[str], seconds: float, folder: Path) -> Table:
+def suite_table(device: str, paths: Sequence[str], seconds: float, folder: Path, workers: int = 0) -> Table:
     """Run the fast tests with `EMBLEMA_TEST_DEVICE` and return their counts; log and failing tests go to the folder.
+
+    Tests that had failed when the time was over are listed too. Where xdist is installed so many `workers`
+    share the device.
 
     Raises:
         EmblemaError: pytest did not run the tests.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-W", "ignore", *paths]
-    environment = {**os.environ, "EMBLEMA_TEST_DEVICE": device}
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-m", "not slow", "-p", "no:cacheprovider"]
+    command += ["-W", "ignore", *paths]
+    if workers and importable("xdist"):
+        command += ["-n", str(workers), "--dist", "loadfile"]
+    environment = {**os.environ, "EMBLEMA_TEST_DEVICE": device, "PYTHONUNBUFFERED": "1"}
     log = folder / LOG
     late = False
     with log.open("w", encoding="utf-8") as out:
@@ -32,7 +42,7 @@ def suite_table(device: str, paths: Sequence[str], seconds: float, folder: Path)
         except subprocess.TimeoutExpired:
             late = True
     written = log.read_text(encoding="utf-8", errors="replace")
-    failing = sorted({name for _, name in FAILED.findall(written)})
+    failing = sorted({one or other for one, other in FAILED.findall(written)})
     (folder / FAILING).write_text("".join(f"{name}\n" for name in failing), encoding="utf-8")
     counts = {word.rstrip("s") if word == "errors" else word: int(number) for number, word in COUNTS.findall(written)}
     if not counts and not late:

@@ -67,8 +67,19 @@ def test_chunks_come_from_every_tier(tmp_path: Path) -> None:
 def test_failing_tests_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_some.py").write_text("def test_good(): pass\ndef test_bad(): assert 0\n")
     monkeypatch.setattr(suite, "ROOT", tmp_path)
-    table = suite_table("cpu", ("test_some.py",), 60.0, tmp_path)
-    assert dict(table.rows) == {"failed": 1, "passed": 1} and not table.bars[0].holds
+    for workers in (0, 2):
+        table = suite_table("cpu", ("test_some.py",), 60.0, tmp_path, workers)
+        assert dict(table.rows) == {"failed": 1, "passed": 1} and not table.bars[0].holds
+        assert (tmp_path / suite.FAILING).read_text() == "test_some.py::test_bad\n"
+
+
+@pytest.mark.slow
+def test_failing_tests_are_listed_though_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import time\ndef test_bad(): assert 0\ndef test_long(): time.sleep(600)\n"
+    (tmp_path / "test_some.py").write_text(text)
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    table = suite_table("cpu", ("test_some.py",), 30.0, tmp_path)
+    assert table.bars[0].value is None and not table.bars[0].holds
     assert (tmp_path / suite.FAILING).read_text() == "test_some.py::test_bad\n"
 
 
