@@ -111,13 +111,15 @@ class SchedulerHooks:
                 self._queue(scheduler, name, held)
 
     def release_all(self, scheduler: Any, abort: Any, *given: Any, **named: Any) -> None:
-        """Have SGLang queue all requests that an abort may mean, so that it finds them."""
-        for name, held in list(self._held.items()):
-            if abort.abort_all or name.startswith(abort.rid):
-                self._held.pop(name)
-                if self._links is not None:
-                    self._links.abandon(name)
-                held.queue()
+        """Have SGLang queue all requests that an abort may mean, so that it finds them, and let go of their rows."""
+
+        def meant(name: str) -> bool:
+            return bool(abort.abort_all or name.startswith(abort.rid))
+
+        if self._links is not None:
+            self._links.abandon(meant)
+        for name in [name for name in self._held if meant(name)]:
+            self._held.pop(name).queue()
 
     def _queue(self, scheduler: Any, name: str, held: HeldRequest) -> None:
         del self._held[name]

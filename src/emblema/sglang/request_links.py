@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
@@ -133,9 +133,10 @@ class RequestLinks:
         link.complete, link.order = True, None
         self._stager.drop(request_id)
 
-    def abandon(self, request_id: str) -> None:
-        """Forget a request."""
-        if self._links.pop(request_id, None) is not None:
+    def abandon(self, names: Callable[[str], bool]) -> None:
+        """Forget the requests of some names, and let go of their rows."""
+        for request_id in [name for name in self._links if names(name)]:
+            del self._links[request_id]
             self._stager.drop(request_id)
 
     def regain(self, chunks: Sequence[str]) -> None:
