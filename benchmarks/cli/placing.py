@@ -51,11 +51,11 @@ def place(
     streams = [measure_streams(workers, 4, frames, chosen) for workers in (1, 2, 4)] if "streams" in parts else []
     served = []
     for many in comma_list(real or ""):
-        for policy in ("set-affinity", "session-hash", "two-choices"):
-            served.append(measure(RealOptions(int(many)), policy, chosen))
-            screen.print(f"{many} replicas, {policy}", highlight=False)
+        served += measure(RealOptions(int(many)), chosen)
+        screen.print(f"{many} real replicas", highlight=False)
     found = {
-        "asked": {"seed": chosen, "parts": list(parts), "quick": quick}, "costs": [asdict(one) for one in taken],
+        "asked": {"seed": chosen, "parts": list(parts), "quick": quick, "real": real},
+        "costs": [asdict(one) for one in taken],
         "rows": rows, "routing": plain_rows(routing), "amounts": plain_rows(amounts), "real": plain_rows(served),
         "streams": plain_rows(streams),
     }  # fmt: skip

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +29,8 @@ from benchmarks.place.trace import TraceOptions, make_trace
 from emblema.errors import EmblemaError
 from emblema.scale.placement import RoutedRequest
 
+DRAWS = 16
+"""Times that the simulator runs a trace."""
 QUESTION = "on which land does the moon stand ?"
 PICTURE_BYTES = 2_200_000
 """Of a picture of 448 pixels on the bundled model: rows, embeddings, and a little more."""
@@ -50,11 +52,11 @@ class RealOptions:
     """
 
     replicas: int
-    pictures: int = 120
+    pictures: int = 90
     side: int = 448
     held: int = 24
-    requests: int = 240
-    seconds_apart: float = 0.35
+    requests: int = 160
+    seconds_apart: float = 0.6
 
 
 class RunningReplicas:
@@ -158,7 +160,7 @@ class RealOutcome:
 
     Attributes:
         device: share of pictures whose rows were in memory.
-        simulated: the same by the simulator.
+        simulated, least, most: the same by the simulator, over `DRAWS` draws of the policy.
         loads: rows of pictures that were read from the shared folder.
         p50, p99: seconds from sending a request to its answer of one token.
         failures: requests without an answer.
@@ -170,6 +172,8 @@ class RealOutcome:
     replicas: int
     device: float
     simulated: float
+    least: float
+    most: float
     loads: float
     p50: float
     p99: float
@@ -178,33 +182,85 @@ class RealOutcome:
     load: float
 
 
-def measure(options: RealOptions, policy: str, seed: int) -> RealOutcome:
-    """Serve a trace with real replicas under a policy."""
-    trace = trace_of(options, seed)
-    memory = f"device_bytes={options.held * PICTURE_BYTES}"
+REAL_POLICIES = ("set-affinity", "session-hash", "two-choices")
+
+
+def measure(options: RealOptions, seed: int, policies: Sequence[str] = REAL_POLICIES) -> list[RealOutcome]:
+    """Serve a trace with real replicas under each policy, all in one go: their requests take turns.
+
+    So whatever else the machine does, it does to all of them.
+    """
+    trace, half = trace_of(options, seed), options.requests // 2
+    with ExitStack() as stack:
+        clusters = [stack.enter_context(_cluster(options, policy)) for policy in policies]
+        for cluster in clusters:
+            cluster.upload(options)
+        _send_in_turns(clusters, trace[:half], options.seconds_apart, seed)
+        before = [cluster.loads(options.replicas) for cluster in clusters]
+        answers = _send_in_turns(clusters, trace[half:], options.seconds_apart, seed + 1)
+        loads = [cluster.loads(options.replicas) - first for cluster, first in zip(clusters, before, strict=True)]
+    pictures = sum(len(request.digests) for request in trace[half:])
+    return [
+        _outcome(options, policy, seed, loaded, pictures, found)
+        for policy, loaded, found in zip(policies, loads, answers, strict=True)
+    ]
+
+
+def _outcome(
+    options: RealOptions,
+    policy: str,
+    seed: int,
+    loads: float,
+    pictures: int,
+    answers: Sequence[tuple[float, str | None]],
+) -> RealOutcome:
+    times = np.array([seconds for seconds, replica in answers if replica is not None])
+    counts = [sum(replica == name for _, replica in answers) for name in {name for _, name in answers if name}]
+    return RealOutcome(
+        policy, options.replicas, 1 - loads / pictures, *simulated_hits(options, policy, seed), loads,
+        float(np.percentile(times, 50)), float(np.percentile(times, 99)),
+        sum(replica is None for _, replica in answers), max(counts) * options.replicas / sum(counts),
+        os.getloadavg()[0],
+    )  # fmt: skip
+
+
+class _RealCluster:
+    """Replicas that run, and the pictures that they were sent."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client, self.ids = client, list[str]()
+
+    def upload(self, options: RealOptions) -> None:
+        self.ids = [upload(self.client, number, options.side) for number in range(options.pictures)]
+
+    def loads(self, replicas: int) -> float:
+        return sum(loads_of(self.client, replicas).values())
+
+    def ask(self, request: RoutedRequest) -> tuple[float, str | None]:
+        """Return a request's seconds and replica, None where there was no answer."""
+        body = body_of([self.ids[number] for number in request.digests])
+        began = time.perf_counter()
+        try:
+            headers = {"x-session-id": str(request.session)}
+            answer = self.client.post("/v1/chat/completions", json=body, headers=headers)
+        except httpx.HTTPError:
+            return time.perf_counter() - began, None
+        good = answer.status_code == 200
+        return time.perf_counter() - began, answer.headers["x-emblema-replica"] if good else None
+
+
+@contextmanager
+def _cluster(options: RealOptions, policy: str) -> Iterator[_RealCluster]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    memory = f"device_bytes={options.held * PICTURE_BYTES}"
     with (
         TemporaryDirectory() as folder,
         running(Path(folder), port, options.replicas, policy, "--set", memory) as replicas,
         httpx.Client(base_url=replicas.address, timeout=120) as client,
     ):
-        ids = [upload(client, number, options.side) for number in range(options.pictures)]
-        half = len(trace) // 2
-        _send(client, trace[:half], ids, options.seconds_apart, seed)
-        before = sum(loads_of(client, options.replicas).values())
-        answers = _send(client, trace[half:], ids, options.seconds_apart, seed + 1)
-        loads = sum(loads_of(client, options.replicas).values()) - before
-    times = np.array([seconds for seconds, replica in answers if replica is not None])
-    counts = [sum(replica == name for _, replica in answers) for name in {name for _, name in answers if name}]
-    pictures = sum(len(request.digests) for request in trace[half:])
-    return RealOutcome(
-        policy, options.replicas, 1 - loads / pictures, simulated_hits(options, policy, seed), loads,
-        float(np.percentile(times, 50)), float(np.percentile(times, 99)),
-        sum(replica is None for _, replica in answers), max(counts) * options.replicas / sum(counts),
-        os.getloadavg()[0],
-    )  # fmt: skip
+        yield _RealCluster(client)
 
 
 def trace_of(options: RealOptions, seed: int) -> list[RoutedRequest]:
@@ -212,39 +268,34 @@ def trace_of(options: RealOptions, seed: int) -> list[RoutedRequest]:
     return make_trace(TraceOptions(options.pictures, options.requests, open=6 * options.replicas), seed)
 
 
-def simulated_hits(options: RealOptions, policy: str, seed: int) -> float:
-    """Return the share of pictures in memory that the simulator says for the same trace."""
+def simulated_hits(options: RealOptions, policy: str, seed: int, draws: int = DRAWS) -> tuple[float, float, float]:
+    """Return the share of pictures in memory that the simulator says for the same trace: the mean, least and most.
+
+    A policy draws where replicas are equal, and what it drew for the first pictures stays: so over several draws.
+    """
     # Times matter little for hits: what is sent before is answered before.
     costs = TierCosts("real", 0.004, 0.02, 0.08, 1, "")
     cluster = ClusterOptions(options.replicas, options.held, 1, seconds_apart=options.seconds_apart)
     names = {"set-affinity": "set affinity", "session-hash": "session hash", "two-choices": "two choices"}
-    placement = make_policies(seed, 10**6, options.held)[names[policy]]
     # All pictures were uploaded before, one by one.
     uploads = [RoutedRequest((number,)) for number in range(options.pictures)]
     trace = trace_of(options, seed)
-    found = Cluster(cluster, costs, seed).run([*uploads, *trace], placement, counted=len(uploads) + len(trace) // 2)
-    return found.hits["device"]
+    hits = []
+    for draw in range(draws):
+        placement = make_policies(seed + draw, 10**6, options.held)[names[policy]]
+        counted = len(uploads) + len(trace) // 2
+        hits.append(Cluster(cluster, costs, seed).run([*uploads, *trace], placement, counted=counted).hits["device"])
+    return float(np.mean(hits)), min(hits), max(hits)
 
 
-def _send(
-    client: httpx.Client, requests: Sequence[RoutedRequest], ids: Sequence[str], apart: float, seed: int
-) -> list[tuple[float, str | None]]:
-    """Send requests at random moments; return each one's seconds and replica, None where there was no answer."""
-    rng = random.Random(seed)
-
-    def ask(request: RoutedRequest) -> tuple[float, str | None]:
-        body = body_of([ids[number] for number in request.digests])
-        began = time.perf_counter()
-        try:
-            answer = client.post("/v1/chat/completions", json=body, headers={"x-session-id": str(request.session)})
-        except httpx.HTTPError:
-            return time.perf_counter() - began, None
-        good = answer.status_code == 200
-        return time.perf_counter() - began, answer.headers["x-emblema-replica"] if good else None
-
+def _send_in_turns(
+    clusters: Sequence[_RealCluster], requests: Sequence[RoutedRequest], apart: float, seed: int
+) -> list[list[tuple[float, str | None]]]:
+    """Send every request to every cluster, one cluster after another at random moments; return their answers."""
+    rng, pending = random.Random(seed), [[] for _ in clusters]  # type: ignore[var-annotated]
     with ThreadPoolExecutor(64) as threads:
-        pending = []
         for request in requests:
-            time.sleep(rng.expovariate(1 / apart))
-            pending.append(threads.submit(ask, request))
-        return [future.result() for future in pending]
+            for number in rng.sample(range(len(clusters)), len(clusters)):
+                time.sleep(rng.expovariate(len(clusters) / apart))
+                pending[number].append(threads.submit(clusters[number].ask, request))
+        return [[future.result() for future in futures] for futures in pending]

@@ -22,7 +22,8 @@ TITLES = {
 OURS, OTHERS = "set affinity", ("session hash", "two choices")
 ROUTING_SECONDS = 100.0
 """Microseconds that a request's routing may take."""
-TIE = 1e-9
+PARTS = len(TITLES) + 3
+"""Parts that there are."""
 
 
 def tables_of(found: dict[str, Any]) -> list[ModelTables]:
@@ -121,12 +122,24 @@ def _amounts(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _real(rows: Sequence[dict[str, Any]]) -> Table:
-    columns = ("replicas", "policy", "device", "simulated", "loads", "p50 ms", "p99 ms", "failures", "spread", "load")
-    cells = tuple(
-        (row["replicas"], row["policy"], row["device"], row["simulated"], row["loads"], row["p50"] * 1e3,
-         row["p99"] * 1e3, row["failures"], row["spread"], row["load"])
-        for row in rows
-    )  # fmt: skip
+    columns = (
+        "replicas",
+        "policy",
+        "device",
+        "simulated",
+        "least",
+        "most",
+        "loads",
+        "p50 ms",
+        "p99 ms",
+        "failures",
+        "spread",
+        "load",
+    )
+    names = ("replicas", "policy", "device", "simulated", "least", "most", "loads", "p50", "p99", "failures", "spread",
+             "load")  # fmt: skip
+    scale = {"p50": 1e3, "p99": 1e3}
+    cells = tuple(tuple(row[name] * scale[name] if name in scale else row[name] for name in names) for row in rows)
     bars = []
     by = {(row["replicas"], row["policy"]): row for row in rows}
     for row in rows:
@@ -145,10 +158,11 @@ def _real(rows: Sequence[dict[str, Any]]) -> Table:
                 name = f"{many} real replicas: {figure} of set affinity over {other}'s"
                 bars.append(Bar(name, ratio, 1.0, False, strict=figure != "p99"))
     note = (
-        "`emblema serve --replicas` on this machine, the bundled model, one trace; 120 pictures of 258 rows, each "
+        "`emblema serve --replicas` on this machine, the bundled model, one trace; 90 pictures of 258 rows, each "
         "replica's memory holds 24, the others are read from the folder that all share. Device: share of pictures "
-        "whose rows were in memory; loads: pictures that were read; times from sending a request to its answer of one "
-        "token; spread: requests of the busiest replica over the average; load: of the machine. Second half alone."
+        "whose rows were in memory; simulated: the mean, least and most of sixteen draws; loads: pictures "
+        "that were read; times from sending a request to its answer of one token, the policies' requests in turns; "
+        "spread: requests of the busiest replica over the average; load: of the machine. Second half of it alone."
     )
     return Table("replicas-real", "Real replicas beside the simulator", note, columns, cells, bars=tuple(bars))
 
@@ -178,18 +192,23 @@ def _streams(rows: Sequence[dict[str, Any]]) -> Table:
 
 def write_report(found: dict[str, Any], folder: Path) -> Path:
     """Write `place.md` and its plots into a folder; returns the page's path."""
-    asked = found["asked"]
-    remarks = [f"Costs `{one['name']}`: {one['device'] * 1e3:.1f} ms a picture from memory, {one['disk'] * 1e3:.1f} "
-               f"from disk, {one['computed'] * 1e3:.0f} computed; {one['bytes']:,} bytes ({one['source']})."
-               for one in found["costs"]]  # fmt: skip
-    remarks.append(
-        "Simulated: replicas that answer one request after another in the order in which they come; conversations of "
-        "two to eight pictures of an album of twenty, sent whole at each turn, shuffled, slid or as they were. Each "
-        "setting is as the others but for what its table says: 50 replicas, 100,000 pictures, 700 of them in a "
-        "replica's memory and 8,700 on its disk, 60,000 requests, load 0.5, 1.25 GB/s to each replica."
-    )
-    command = f"`python -m benchmarks place --seed {asked['seed']}`"
-    return write_page(folder / "place.md", "Placement, simulated", command, tables_of(found), remarks=remarks)
+    asked, remarks = found["asked"], []
+    if found["rows"]:
+        remarks = [
+            f"Costs `{one['name']}`: {one['device'] * 1e3:.1f} ms a picture from memory, {one['disk'] * 1e3:.1f} from "
+            f"disk, {one['computed'] * 1e3:.0f} computed; {one['bytes']:,} bytes ({one['source']})."
+            for one in found["costs"]
+        ]
+        remarks.append(
+            "Simulated: replicas that answer one request after another in the order in which they come; conversations "
+            "of two to eight pictures of an album of twenty, sent whole at each turn, shuffled, slid or as they were. "
+            "Each setting is as the others but for what its table says: 50 replicas, 100,000 pictures, 700 of them in "
+            "a replica's memory and 8,700 on its disk, 60,000 requests, load 0.5, 1.25 GB/s to each replica."
+        )
+    parts = f" --only {','.join(asked['parts'])}" if len(asked["parts"]) < PARTS else ""
+    real = f" --real {asked['real']}" if asked.get("real") else ""
+    command = f"`python -m benchmarks place --seed {asked['seed']}{parts}{real}`"
+    return write_page(folder / "place.md", "Placement", command, tables_of(found), remarks=remarks)
 
 
 def plain_rows(rows: Sequence[Any]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from emblema.stream.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 DEMO = Path(str(files("emblema"))) / "assets" / "demo"
-TOPICS = ("index", "policy", "security", "store", "store-format", "stream", "vllm", "window")
+TOPICS = ("index", "policy", "scale", "security", "store", "store-format", "stream", "vllm", "window")
 PAGES = [
     *(ROOT / "docs" / f"{topic}.md" for topic in TOPICS),
     *sorted((ROOT / "docs").glob("how-to/*.md")),
