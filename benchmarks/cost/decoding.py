@@ -117,12 +117,17 @@ def decode_table(
     """Return tokens a second by rows attended, over stock `generate()` and over what memory and arithmetic allow."""
     rows: list[tuple[Cell, ...]] = []
     bars: list[Bar] = []
-    weights = subject.decoder_parameters
+    weights, failed = subject.decoder_parameters, ""
     for length in lengths:
         decoding = Decoding(subject, length, tokens)
         actions: dict[str, Action] = {OURS: decoding.ours, STOCK: decoding.stock}
-        if static:
-            actions[STATIC] = decoding.static
+        if static and not failed:
+            # It is compiled, which a machine may lack the tools for: the others are measured without it.
+            try:
+                decoding.static()
+                actions[STATIC] = decoding.static
+            except Exception as error:
+                failed = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
         found = interleaved(actions, subject.device, pace)
         attended = length + tokens // 2
         size = weights * subject.dtype.itemsize + attended * subject.row_bytes
@@ -146,7 +151,8 @@ def decode_table(
         "quicker stock `generate()`. MB: what a token has to read (weights and KV). flop/byte: its operations over "
         f"that; below this machine's {rates.ridge:.1f} a token waits for memory and not for arithmetic (Kamera, figure "
         f"11a). of floor: reading so much at the measured copy rate ({rates.copy / 1e9:.1f} GB/s, read and written) "
-        "over the time of a token; above 1 a read alone is quicker than a copy.",
+        "over the time of a token; above 1 a read alone is quicker than a copy."
+        f"{f' The static cache could not be measured ({failed}).' if failed else ''}",
         ("rows", "who", "tokens/s", "over stock", "MB", "flop/byte", "Gflop/s", "of floor", "rounds"),
         tuple(rows),
         bars=tuple(bars),

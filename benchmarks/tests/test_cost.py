@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 
 from benchmarks.cost.computed_share import ScatteredShare
-from benchmarks.cost.decoding import OURS, STOCK, Decoding
+from benchmarks.cost.decoding import OURS, STOCK, Decoding, decode_table
 from benchmarks.cost.forming import form_job, true_chunks
 from benchmarks.cost.linking import LANES, lane_seconds, link_bars, rows_table
 from benchmarks.cost.placing import PlaceCase, PlaceRing, place_table
+from benchmarks.cost.rates import Rates
 from benchmarks.cost.roofline import draw_roofline
 from benchmarks.cost.run import QUICK, STAGES
 from benchmarks.cost.shapes import FOLDER, shape_names
@@ -141,6 +142,18 @@ def test_decoding_and_its_peer_leave_their_rows_as_they_were(subject: CostSubjec
         assert decoding.ours() > 0 and decoding.stock() > 0
         assert decoding.table.length == 40 and decoding.cache.get_seq_length() == 40
     assert OURS != STOCK
+
+
+def test_decoding_is_measured_without_a_static_cache_that_fails(
+    subject: CostSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Decoding) -> float:
+        raise RuntimeError("no compiler\nmore of it")
+
+    monkeypatch.setattr(Decoding, "static", fail)
+    table = decode_table(subject, (20,), 2, Rates(1e9, 1e9), ONCE, static=True)
+    assert [row["who"] for row in table.records] == [OURS, STOCK]
+    assert "could not be measured (RuntimeError: no compiler)" in table.note
 
 
 def test_a_formed_patch_is_of_the_rows_in_context(subject: CostSubject) -> None:
