@@ -84,6 +84,19 @@ class CostOptions:
     again: bool = False
 
 
+def command_of(options: CostOptions) -> str:
+    """Return the command that measures what the options say, all stages."""
+    words = [f"--shape {options.shape}", f"--device {options.device}", f"--seed {options.seed}"]
+    extent, usual = options.extent, CostExtent()
+    if extent == QUICK:
+        words.append("--quick")
+    else:
+        words += [f"--most {extent.most}"] if extent.most != usual.most else []
+        words += [f"--rounds {extent.pace.rounds}"] if extent.pace.rounds != usual.pace.rounds else []
+        words += [f"--seconds {extent.pace.seconds:g}"] if extent.pace.seconds != usual.pace.seconds else []
+    return " ".join(["python -m benchmarks cost", *words])
+
+
 class CostRun:
     """One run of the benchmark; the model is made when the first stage needs it."""
 
@@ -173,10 +186,7 @@ class CostRun:
     def _write(self, found: ModelTables) -> Path:
         options = self.options
         threads = "one thread of torch" if self.device.type == "cpu" else f"on {options.device}"
-        command = (
-            f"`python -m benchmarks cost --shape {options.shape} --device {options.device} --seed {options.seed}`, "
-            f"{options.dtype}, {threads}, medians of interleaved rounds"
-        )
+        command = f"`{command_of(options)}`, {options.dtype}, {threads}, medians of interleaved rounds"
         write_rows({"options": asdict(options), **found.data()}, self.folder / "cost.json")
         drawn, remark = drawable(found)
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks cost`: what it does is what it says, it goes on where it was, and shapes are as published."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from benchmarks.cost.linking import LANES, lane_seconds, link_bars, rows_table
 from benchmarks.cost.placing import PlaceCase, PlaceRing, place_table
 from benchmarks.cost.rates import Rates
 from benchmarks.cost.roofline import draw_roofline
-from benchmarks.cost.run import QUICK, STAGES
+from benchmarks.cost.run import QUICK, STAGES, CostExtent, CostOptions, command_of
 from benchmarks.cost.shapes import FOLDER, shape_names
 from benchmarks.cost.stored import HELD, LOADED, stored_table
 from benchmarks.cost.subject import CostSubject
@@ -48,6 +49,14 @@ def test_a_run_is_written_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "cost.json", "cost.jsonl", "cost.md", "reference-rows.png",
     ]  # fmt: skip
+
+
+def test_a_page_says_how_it_was_measured() -> None:
+    options = CostOptions("137m", "cpu", "float32", 3)
+    assert command_of(options) == "python -m benchmarks cost --shape 137m --device cpu --seed 3"
+    shorter = replace(options, extent=CostExtent(most=2048, pace=Pace(5, 2.5)))
+    assert command_of(shorter).endswith(" --most 2048 --rounds 5 --seconds 2.5")
+    assert command_of(replace(options, extent=QUICK)).endswith(" --quick")
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
