@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 
+from emblema.session.decode_batch import DecodeBatch, DecodeSequence
+from emblema.session.decoding import DecodeStart, Sampler, Sampling
 from tests import fake_device
 from tests.device.twins import pictures, twins
 from tests.families import words
@@ -18,6 +20,7 @@ FORMING = {
     # A patch is kept only if it is finite: once for each.
     "kv/layout.py:all_finite aten._local_scalar_dense.default": 2,
 }
+STEP = {"session/decode_batch.py:step aten._to_copy.default": 1}
 TOKEN = {"session/decoding.py:__call__ aten._to_copy.default": 1}
 
 
@@ -48,3 +51,18 @@ def test_a_token_waits_once(waits: Counter[str]) -> None:
         engine.generate([chunk, QUESTION], "blind", template=False, max_new_tokens=most)
         counts.append(Counter(waits))
     assert counts[1] - counts[0] == {name: 4 * count for name, count in TOKEN.items()}
+
+
+def test_a_step_of_a_batch_waits_once(waits: Counter[str]) -> None:
+    engine = twins(NAME).device
+    chunk = engine.add(pictures(NAME, 1)[0])
+    batch = DecodeBatch(engine.adapter, 1 << 20)
+    for extra in (0, 3):
+        prefill = engine.prefill([chunk, (*QUESTION, *QUESTION[:extra])], "blind", template=False)
+        start = DecodeStart.after(prefill.prompt, prefill.linked)
+        batch.admit(start, DecodeSequence(start, Sampler(Sampling(max_new_tokens=9))))
+    batch.step()
+    waits.clear()
+    for _ in range(3):
+        assert len(batch.step()) == 2
+    assert waits == {name: 3 * count for name, count in STEP.items()}

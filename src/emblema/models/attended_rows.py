@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -68,6 +68,7 @@ RowKernel = Callable[[Tensor, Tensor, Tensor, TableOrder, float], Tensor]
 """Attention [heads, queries, width] of queries, keys, values, an order and a scale of the scores."""
 
 
+@lru_cache(maxsize=16)
 def row_kernel(device: torch.device) -> RowKernel | None:
     """Return a device's kernel that attends by rows and groups: Triton's on a GPU, where it comes with torch."""
     if device.type != "cuda" or find_spec("triton") is None:

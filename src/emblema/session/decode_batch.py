@@ -1,5 +1,6 @@
 """Decoding several sequences at once: one forward a step makes a token of each."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -120,13 +121,14 @@ class DecodeBatch:
         )
         # The largest is NaN where any is.
         largest, likeliest = logits.max(dim=1)
-        finite, tokens = largest.isfinite().tolist(), likeliest.tolist()
+        # Both come from the device at once; float32 holds any token.
+        known, tokens = torch.stack((largest, likeliest.to(largest.dtype))).tolist()
         chosen: list[tuple[DecodeSequence, NextToken | ModelError]] = []
         for index, sequence in enumerate(sequences):
-            if not finite[index]:
+            if not math.isfinite(known[index]):
                 chosen.append((sequence, ModelError(NOT_FINITE)))
                 continue
-            made = sequence.choose(logits[index], tokens[index])
+            made = sequence.choose(logits[index], int(tokens[index]))
             sequence.last = made.token
             sequence.row += 1
             sequence.position += 1
