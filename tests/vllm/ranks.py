@@ -8,13 +8,12 @@ from typing import Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from emblema.errors import EmblemaError
-from emblema.kv.layout import LayerRows
 from emblema.plugin.shards import shard_id
 from emblema.plugin.staging import StagedRows
 from emblema.vllm.packed_rows import PackedForward
-from emblema.vllm.pages import Pages
+from tests.vllm.zeroed_rows import zeroing
 
-WRITE, WRITE_ROWS, NOTE = StagedRows.write, Pages.write, PackedForward._place
+WRITE, NOTE = StagedRows.write, PackedForward._place
 
 
 def _kv_worker() -> Any:
@@ -62,11 +61,7 @@ def fail_notes(worker: Any, rank: int) -> None:
 
 def zero_values(worker: Any, on: bool) -> None:
     """Have values written as zeros, or as they are: an answer that does not change has not read them."""
-
-    def write(own: Pages, layer: int, slots: Any, rows: LayerRows) -> None:
-        WRITE_ROWS(own, layer, slots, LayerRows(rows.keys, rows.values * 0))
-
-    Pages.write = write if on else WRITE_ROWS  # type: ignore[method-assign]
+    StagedRows.write = zeroing("values") if on else WRITE  # type: ignore[method-assign]
 
 
 def computed(worker: Any) -> int:

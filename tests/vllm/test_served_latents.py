@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from emblema import Engine
-from emblema.vllm.pages import Pages
+from emblema.plugin.staging import StagedRows
+from tests.vllm.zeroed_rows import zeroing
 
 FAMILIES = ("deepseek-v2", "deepseek-v3")
 """The second has its rotary keys sorted by halves in transformers, and not in vLLM."""
@@ -79,14 +80,8 @@ def test_linked_prompts_agree(latents: Any, strategy: str, record_property: Any)
 def test_zeroed_rows_change_the_answer(latents: Any, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: latents (`keys`), or rotary keys (`values`), written as zeros."""
     subject, served, engine, noise = latents
-    given, write = subject.prompt(3, seed=3), Pages.write
-
-    def zeroed(pages: Pages, layer: int, slots: Any, rows: Any) -> None:
-        kept = {"keys": rows.keys, "values": rows.values}
-        kept[part] = torch.zeros_like(kept[part])
-        write(pages, layer, slots, type(rows)(**kept))
-
-    monkeypatch.setattr(Pages, "write", zeroed)
+    given = subject.prompt(3, seed=3)
+    monkeypatch.setattr(StagedRows, "write", zeroing(part))
     answer = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
     assert answer.report["linked_tokens"] > 0
     assert error(answer.logits, reference(engine, given, "blind")) >= 50 * noise

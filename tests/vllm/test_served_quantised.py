@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from emblema import Engine
-from emblema.vllm.pages import Pages
+from emblema.plugin.staging import StagedRows
+from tests.vllm.zeroed_rows import zeroing
 
 FAMILIES = ("qwen2.5-vl", "llava-onevision", pytest.param("qwen3-vl", marks=pytest.mark.slow))
 STRATEGIES = ("blind", "mpic-4", "mpic-32", "patch-4096")
@@ -75,14 +76,10 @@ def test_linked_prompts_are_as_exact_as_the_pages(quantised: Any, strategy: str,
 
 def test_zeroed_values_change_the_answer(quantised: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, served, _, own = quantised
-    given, write = subject.prompt(3, seed=3), Pages.write
-
-    def zeroed(pages: Pages, layer: int, slots: Any, rows: Any) -> None:
-        write(pages, layer, slots, type(rows)(rows.keys, torch.zeros_like(rows.values)))
-
+    given = subject.prompt(3, seed=3)
     served.forget_prefixes()
     linked = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
-    monkeypatch.setattr(Pages, "write", zeroed)
+    monkeypatch.setattr(StagedRows, "write", zeroing("values"))
     served.forget_prefixes()
     answer = served.ask(given.token_ids, given.pictures, {"strategy": "blind"})
     assert answer.report["linked_tokens"] > 0 and errors(answer, linked.logits) > tuple(MOST * bar for bar in own[3])

@@ -11,15 +11,15 @@ from torch import Tensor
 from benchmarks.tasks.page_tasks import two_page
 from benchmarks.tasks.prompts import asked
 from emblema import Engine
-from emblema.kv.layout import LayerRows
+from emblema.plugin.staging import StagedRows
 from emblema.session.requests import LinkRequest
 from emblema.vllm import readings
 from emblema.vllm.packed_rows import NotedQuestion, PackedForward
-from emblema.vllm.pages import Pages
 from emblema.vllm.step_rewriter import StepRewriter
 from tests.vllm.models import Given
 from tests.vllm.plans import Read
 from tests.vllm.row_meter import RowMeter
+from tests.vllm.zeroed_rows import zeroing
 
 FAMILIES = ("qwen2.5-vl", "qwen3-vl", "llava-onevision")
 STRATEGY = "query-12%"
@@ -293,12 +293,7 @@ def test_an_error_while_rows_are_placed_or_logits_are_seen_is_a_loss(known, monk
 def test_values_of_zero_change_the_answer(known, monkeypatch) -> None:
     given = known.prompt.only(1, 0, 3)
     own = known.ask(given, STANDS)
-    write = Pages.write
-
-    def zeros(pages: Pages, layer: int, slots: Any, rows: LayerRows) -> None:
-        write(pages, layer, slots, LayerRows(rows.keys, rows.values * 0))
-
-    monkeypatch.setattr(Pages, "write", zeros)
+    monkeypatch.setattr(StagedRows, "write", zeroing("values"))
     assert error(known.ask(given, STANDS), own.logits) > 100 * known.bar
 
 
