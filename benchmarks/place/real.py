@@ -24,7 +24,7 @@ from PIL import Image
 
 from benchmarks.place.costs import TierCosts
 from benchmarks.place.policies import make_policies
-from benchmarks.place.simulator import Cluster, ClusterOptions
+from benchmarks.place.simulator import ClusterOptions, SimulatedCluster
 from benchmarks.place.trace import TraceOptions, make_trace
 from emblema.errors import EmblemaError
 from emblema.scale.placement import RoutedRequest
@@ -284,7 +284,9 @@ def simulated_hits(options: RealOptions, policy: str, seed: int, draws: int = DR
     for draw in range(draws):
         placement = make_policies(seed + draw, 10**6, options.held)[names[policy]]
         counted = len(uploads) + len(trace) // 2
-        hits.append(Cluster(cluster, costs, seed).run([*uploads, *trace], placement, counted=counted).hits["device"])
+        hits.append(
+            SimulatedCluster(cluster, costs, seed).run([*uploads, *trace], placement, counted=counted).hits["device"]
+        )
     return float(np.mean(hits)), min(hits), max(hits)
 
 

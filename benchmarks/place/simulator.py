@@ -77,7 +77,7 @@ class Outcome:
     imbalance: float
 
 
-class Cluster:
+class SimulatedCluster:
     """Replicas that serve requests one after another, each in the order in which they came."""
 
     def __init__(self, options: ClusterOptions, costs: TierCosts, seed: int) -> None:

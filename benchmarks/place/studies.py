@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.place.costs import TierCosts
 from benchmarks.place.policies import make_policies
-from benchmarks.place.simulator import Cluster, ClusterOptions
+from benchmarks.place.simulator import ClusterOptions, SimulatedCluster
 from benchmarks.place.trace import TraceOptions, make_trace
 
 DIGESTS = 1_000_000
@@ -83,7 +83,7 @@ def simulate(setting: Setting, costs: TierCosts, seed: int) -> list[dict[str, An
     for name, placement in make_policies(seed + 1, DIGESTS, each).items():
         if setting.policies and name not in setting.policies:
             continue
-        found = asdict(Cluster(setting.cluster, costs, seed + 2).run(trace, placement))
+        found = asdict(SimulatedCluster(setting.cluster, costs, seed + 2).run(trace, placement))
         hits = found.pop("hits")
         where = {"study": setting.study, "value": setting.value, "costs": costs.name, "policy": name}
         sizes = {"replicas": setting.cluster.replicas, "chunks": setting.trace.chunks, "requests": len(trace)}

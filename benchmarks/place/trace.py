@@ -38,7 +38,7 @@ class TraceOptions:
 
 
 @dataclass(slots=True)
-class _Talk:
+class _Conversation:
     session: str
     album: int
     pictures: list[int]
@@ -54,7 +54,7 @@ def _requests(options: TraceOptions, rng: random.Random) -> Iterator[RoutedReque
     albums = max(1, options.chunks // ALBUM)
     weights = list(accumulate((rank + 1) ** -options.skew for rank in range(albums)))
     named = list(range(albums))
-    talks: list[_Talk] = []
+    talks: list[_Conversation] = []
     for number in range(options.requests):
         if talks and rng.random() < options.again:
             place = rng.randrange(len(talks))
@@ -69,14 +69,14 @@ def _requests(options: TraceOptions, rng: random.Random) -> Iterator[RoutedReque
                 # The new album takes the rank, and with it the popularity.
                 named[rank] = albums + number
             own = [named[rank] * ALBUM + index for index in rng.sample(range(ALBUM), rng.randint(FEWEST, MOST))]
-            talk = _Talk(f"talk-{number}", named[rank], own, rng.randint(1, TURNS))
+            talk = _Conversation(f"talk-{number}", named[rank], own, rng.randint(1, TURNS))
             talks.append(talk)
             if len(talks) > options.open:
                 talks.pop(0)
         yield RoutedRequest(tuple(talk.pictures), talk.session)
 
 
-def _go_on(talk: _Talk, rng: random.Random) -> None:
+def _go_on(talk: _Conversation, rng: random.Random) -> None:
     """Give a conversation its next turn: in another order, slid by one picture, or as it is."""
     talk.turns -= 1
     kind = rng.random()

@@ -8,7 +8,7 @@ from benchmarks.place.amounts import amounts_of, most_shown
 from benchmarks.place.costs import TierCosts, measured_costs
 from benchmarks.place.policies import make_policies
 from benchmarks.place.routing import time_routing
-from benchmarks.place.simulator import Cluster, ClusterOptions
+from benchmarks.place.simulator import ClusterOptions, SimulatedCluster
 from benchmarks.place.studies import STUDIES, settings_of, simulate
 from benchmarks.place.trace import TraceOptions, make_trace
 from emblema.errors import EmblemaError
@@ -36,7 +36,7 @@ class Always:
 
 def run(options, *shown, placement=None):
     trace = [RoutedRequest(pictures) for pictures in shown]
-    return Cluster(options, COSTS, 1).run(trace, placement or Always())
+    return SimulatedCluster(options, COSTS, 1).run(trace, placement or Always())
 
 
 def test_a_picture_is_computed_once_and_then_in_memory():
@@ -62,9 +62,9 @@ def test_transfers_wait_for_the_shared_tiers_bandwidth():
 
 def test_a_replica_that_is_lost_takes_its_memory_along():
     two = replace(SLOW, replicas=2, lost=0.5)
-    lost = Cluster(two, COSTS, 1).run([RoutedRequest((1,))] * 4, make_policies(1, 100)["set affinity"])
+    lost = SimulatedCluster(two, COSTS, 1).run([RoutedRequest((1,))] * 4, make_policies(1, 100)["set affinity"])
     assert lost.hits["shared"] == 0.5
-    kept = Cluster(replace(two, lost=0.0), COSTS, 1).run(
+    kept = SimulatedCluster(replace(two, lost=0.0), COSTS, 1).run(
         [RoutedRequest((1,))] * 4, make_policies(1, 100)["set affinity"]
     )
     assert kept.hits["device"] == 1.0
@@ -74,9 +74,8 @@ def test_a_replica_that_is_lost_takes_its_memory_along():
 def test_affinity_moves_less_than_two_choices(seed):
     trace = make_trace(TraceOptions(chunks=2_000, requests=3_000, open=100), seed)
     options = ClusterOptions(replicas=8, device=60, host=300)
-    found = {
-        name: Cluster(options, COSTS, seed).run(trace, policy) for name, policy in make_policies(seed, 10**5).items()
-    }
+    policies = make_policies(seed, 10**5).items()
+    found = {name: SimulatedCluster(options, COSTS, seed).run(trace, policy) for name, policy in policies}
     assert found["set affinity"].bytes < found["two choices"].bytes
     assert found["set affinity"].hits["device"] > found["two choices"].hits["device"]
     assert all(sum(outcome.hits.values()) == pytest.approx(1.0) for outcome in found.values())

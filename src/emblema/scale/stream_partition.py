@@ -16,7 +16,7 @@ from emblema.stream.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class StreamAnswer:
+class PartitionAnswer:
     """What a stream on some worker answers.
 
     Attributes:
@@ -196,7 +196,7 @@ class StreamPartition:
         """Send frames to a stream's worker; the result is how many it has encoded then."""
         return self._of(name).call("push", name, frames, moments)
 
-    def ask(self, text: str, names: Sequence[str] | None = None, **asked: Any) -> dict[str, StreamAnswer]:
+    def ask(self, text: str, names: Sequence[str] | None = None, **asked: Any) -> dict[str, PartitionAnswer]:
         """Ask some streams, or all, the same question at once; return the answers by name, in their order.
 
         Raises:
@@ -204,7 +204,7 @@ class StreamPartition:
         """
         chosen = list(self._homes) if names is None else list(names)
         pending = {name: self._of(name).call("ask", name, text, **asked) for name in chosen}
-        answers: dict[str, StreamAnswer] = {}
+        answers: dict[str, PartitionAnswer] = {}
         unseen: EmblemaError | None = None
         for name, future in pending.items():
             try:
@@ -212,7 +212,7 @@ class StreamPartition:
             except StreamError as error:
                 unseen = error
                 continue
-            answers[name] = StreamAnswer(reply, self._homes[name], seconds)
+            answers[name] = PartitionAnswer(reply, self._homes[name], seconds)
         if not answers:
             raise unseen or StreamError("there is no stream: open one before the question")
         return answers

@@ -56,10 +56,9 @@ class PieceCache:
     def __init__(self, state: CacheState, forget_prefixes: Callable[[str, str], bool]) -> None:
         self.settings, self.tiers, self.counters = state.settings, state.tiers, state.counters
         self.changed, self.table = state.changed, state.table
-        self.process = os.getpid()
-        self.closed = False
+        self.process, self.closed = os.getpid(), False
         self._forget_prefixes, self._trust = forget_prefixes, state.trust
-        self._announce: Callable[[str, str], None] | None = None
+        self.publish: Callable[[str, str], None] | None = None
         self._clock = SteadyClock(self.settings.clock)
         reader = TierReader(self.tiers, state.device, self.settings.terms, self.settings.pinned)
         self.lookup = PieceLookup(state, reader, get=self._get, use=self._use, admit=self._admit)
@@ -519,16 +518,10 @@ class PieceCache:
 
     # Deletion and expiry.
 
-    def announce(self, publish: Callable[[str, str], None]) -> None:
-        """Have a function tell the other processes of every deletion before it is acknowledged."""
-        self._announce = publish
-
     def delete(self, owner: str, id: str, *, here: bool = False) -> bool:
         """Delete a piece everywhere, with every artifact made from it and every prefix that holds it.
 
-        With `here` another process has deleted it everywhere and told of it: it goes from memory and disk. It goes from
-        the remote tier again where it was in memory, from where it may have been saved meanwhile.
-
+        With `here` another process did so; remote it goes again if it was in memory, and so may have been saved since.
         A save of any of them that has begun is waited for, and its file is deleted with the rest. A piece that only the
         shared library has stays.
 
@@ -536,8 +529,7 @@ class PieceCache:
             Whether anything was here.
 
         Raises:
-            StoreError: a tier, or the other processes, could not be reached; this process does not use the piece any
-                more.
+            StoreError: a tier, or the feed of deletions, could not be reached; this process uses the piece no more.
         """
         forgotten = self._forget_prefixes(owner, id)
         if owner != SHARED and not self.lookup.knows(owner, id) and self.lookup.knows(SHARED, id):
@@ -557,8 +549,8 @@ class PieceCache:
         stored = True
         try:
             stored = self.tiers.delete(names, here=here and not doomed)
-            if self._announce is not None and not here:
-                self._announce(owner, id)
+            if self.publish is not None and not here:
+                self.publish(owner, id)
         finally:
             with self.changed:
                 if not (stored or known or (owner, id) in self.handles):
@@ -567,14 +559,6 @@ class PieceCache:
                 self._deleting -= Counter(names)
                 self.changed.notify_all()
         return stored or bool(doomed) or forgotten
-
-    def forget_all(self) -> None:
-        """Delete everything on this machine, in memory and on disk; what other machines have stays."""
-        with self.changed:
-            names = {piece.name for piece in self.table}
-        names |= {(entry.owner, entry.id) for entry in self.tiers.all_on_disk()}
-        for owner, id in names:
-            self.delete(owner, id, here=True)
 
     def delete_artifacts(self, owner: str, chunk: str) -> int:
         """Delete an owner's artifacts of a chunk, in every tier; returns how many there were."""

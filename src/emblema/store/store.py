@@ -110,13 +110,16 @@ class Store:
         # Not the store itself: see its finalizer.
         cache, prefixes = self.cache, self.prefixes
         kept = None if self.disk is None else self.disk.path / "deletions-read"
-        cache.announce(feed.publish)
+        cache.publish = feed.publish
 
         def delete(owner: str, id: str) -> None:
             cache.delete(owner, id, here=True)
 
         def forget() -> None:
-            cache.forget_all()
+            with cache.changed:
+                names = {piece.name for piece in cache.table}
+            for owner, id in names | {(entry.owner, entry.id) for entry in cache.tiers.all_on_disk()}:
+                cache.delete(owner, id, here=True)
             prefixes.clear()
 
         seconds = self.settings.deletion_seconds
