@@ -205,6 +205,7 @@ def write_report(found: dict[str, Any], folder: Path) -> Path:
             "Each setting is as the others but for what its table says: 50 replicas, 100,000 pictures, 700 of them in "
             "a replica's memory and 8,700 on its disk, 60,000 requests, load 0.5, 1.25 GB/s to each replica."
         )
+    remarks += asked.get("remarks", [])
     parts = f" --only {','.join(asked['parts'])}" if len(asked["parts"]) < PARTS else ""
     real = f" --real {asked['real']}" if asked.get("real") else ""
     command = f"`python -m benchmarks place --seed {asked['seed']}{parts}{real}`"
