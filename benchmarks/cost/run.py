@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,7 +23,7 @@ from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Pace, load_average
 from benchmarks.recordfile import RecordFile, TableRecord, digest
 from benchmarks.report import ModelTables, drawable, show_tables, write_page
-from benchmarks.rowfile import write_rows
+from benchmarks.rowfile import DIGITS, write_rows
 from benchmarks.table import Table
 
 STAGES = ("rates", "place", "link", "chunks", "rows", "decode", "form", "load", "encode", "stored")
@@ -187,7 +188,7 @@ class CostRun:
         options = self.options
         threads = "one thread of torch" if self.device.type == "cpu" else f"on {options.device}"
         command = f"`{command_of(options)}`, {options.dtype}, {threads}, medians of interleaved rounds"
-        write_rows({"options": asdict(options), **found.data()}, self.folder / "cost.json")
+        write_rows({"options": asdict(options), **rounded(found.data())}, self.folder / "cost.json")
         drawn, remark = drawable(found)
 
         def pictures(model: str, table: Table, folder: Path) -> list[Path]:
@@ -196,3 +197,12 @@ class CostRun:
         title = f"What it costs: {options.shape}"
         remarks = [remark] if remark else []
         return write_page(self.folder / "cost.md", title, command, [drawn], pictures, remarks)
+
+
+def rounded(value: Any) -> Any:
+    """Return plain data with numbers of `DIGITS` digits."""
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(part) for part in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
