@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cost.rates import Rates
+from benchmarks.cost.rates import DeviceRates
 from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Action, Pace, interleaved
 from benchmarks.table import Bar, Cell, Table
@@ -112,7 +112,7 @@ class _Moments:
 
 
 def decode_table(
-    subject: CostSubject, lengths: Sequence[int], tokens: int, rates: Rates, pace: Pace, *, static: bool = False
+    subject: CostSubject, lengths: Sequence[int], tokens: int, rates: DeviceRates, pace: Pace, *, static: bool = False
 ) -> Table:
     """Return tokens a second by rows attended, over stock `generate()` and over what memory and arithmetic allow."""
     rows: list[tuple[Cell, ...]] = []

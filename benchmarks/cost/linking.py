@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.cost.computed_share import ScatteredShare
-from benchmarks.cost.rates import Rates
+from benchmarks.cost.rates import DeviceRates
 from benchmarks.cost.subject import BEFORE, QUESTION, CostPrompt, CostSubject, link_checked, link_seconds
 from benchmarks.cost.timing import Action, Pace, Seconds, interleaved
 from benchmarks.table import Bar, Cell, Plot, Table
@@ -87,7 +87,7 @@ def link_table(
     subject: CostSubject,
     cases: Sequence[tuple[int, int]],
     pace: Pace,
-    rates: Rates | None = None,
+    rates: DeviceRates | None = None,
     name: str = "link",
 ) -> Table:
     """Return the time to first token by length, number of chunks and method; over a copy's where rates are given."""

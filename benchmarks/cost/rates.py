@@ -16,7 +16,7 @@ SIDE = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class DeviceRates:
     """What the machine does in a second.
 
     Attributes:
@@ -52,10 +52,10 @@ class CopyRing:
         target.copy_(source)
 
 
-def measure_rates(device: torch.device, dtype: torch.dtype, pace: Pace, *, payload: int = PAYLOAD) -> Rates:
+def measure_rates(device: torch.device, dtype: torch.dtype, pace: Pace, *, payload: int = PAYLOAD) -> DeviceRates:
     """Measure the rates of a device."""
     seconds, size, side = _measure(device, dtype, pace, payload)
-    return Rates(2 * size / seconds["copy"], 2 * side**3 / seconds["multiply"])
+    return DeviceRates(2 * size / seconds["copy"], 2 * side**3 / seconds["multiply"])
 
 
 def rates_table(device: torch.device, dtype: torch.dtype, pace: Pace, *, payload: int = PAYLOAD) -> Table:

@@ -15,7 +15,7 @@ from benchmarks.cost.forming import form_table
 from benchmarks.cost.linking import chunk_cases, link_cases, link_table, rows_table
 from benchmarks.cost.loading import load_cases, load_table
 from benchmarks.cost.placing import place_cases, place_table
-from benchmarks.cost.rates import PAYLOAD, Rates, measure_rates, rates_table
+from benchmarks.cost.rates import PAYLOAD, DeviceRates, measure_rates, rates_table
 from benchmarks.cost.roofline import draw_roofline
 from benchmarks.cost.shapes import make_model
 from benchmarks.cost.stored import stored_table
@@ -125,7 +125,7 @@ class CostRun:
             chunks = 8 if middle >= 1024 else 2
             return stored_table(self.subject, extent.stored, middle, chunks, place, pace, self.options.seed)
 
-        def rates() -> Rates:
+        def rates() -> DeviceRates:
             return measure_rates(device, self.dtype, pace, payload=extent.payload)
 
         def decoded() -> Table:

@@ -70,7 +70,7 @@ QUICK = GpuExtent(
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class GpuStepRecord:
     """A step that was done, or why it could not be."""
 
     key: str
@@ -148,12 +148,12 @@ class GpuRun:
 
         return streams_table(self.subject, extent.frames, extent.side, self.options.seed, pace)
 
-    def run(self) -> tuple[Path, tuple[StepRecord, ...]]:
+    def run(self) -> tuple[Path, tuple[GpuStepRecord, ...]]:
         """Do what is not on record within the minutes, and write figures and page after every step."""
         options = self.options
         until = time.monotonic() + 60 * options.minutes
-        found: tuple[StepRecord, ...] = ()
-        with RecordFile(self.folder / "gpu.jsonl", StepRecord) as records:
+        found: tuple[GpuStepRecord, ...] = ()
+        with RecordFile(self.folder / "gpu.jsonl", GpuStepRecord) as records:
             keys = {step: self._key(step) for step in STEPS}
             for step in options.steps:
                 held = records.held.get(keys[step])
@@ -169,29 +169,29 @@ class GpuRun:
         show_tables(self.screen, self._tables(found))
         return page, found
 
-    def _step(self, step: str, key: str, until: float) -> StepRecord:
+    def _step(self, step: str, key: str, until: float) -> GpuStepRecord:
         began = time.monotonic()
         if began >= until:
-            return StepRecord(key, step, 0.0, failure=f"there was no time left of {self.options.minutes:g} minutes")
+            return GpuStepRecord(key, step, 0.0, failure=f"there was no time left of {self.options.minutes:g} minutes")
         try:
             table = self.measure(step)
         except Exception as error:
             # Whatever fails on a machine that is lent for half an hour, the next step is still worth its minutes.
             line = (str(error).strip().splitlines() or [""])[0]
-            return StepRecord(key, step, time.monotonic() - began, failure=f"{type(error).__name__}: {line[:300]}")
+            return GpuStepRecord(key, step, time.monotonic() - began, failure=f"{type(error).__name__}: {line[:300]}")
         finally:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-        return StepRecord(key, step, time.monotonic() - began, table)
+        return GpuStepRecord(key, step, time.monotonic() - began, table)
 
     def _key(self, step: str) -> str:
         options = self.options
         return digest("gpu", step, options.shape, options.device, options.dtype, options.seed, asdict(options.extent))
 
-    def _tables(self, found: tuple[StepRecord, ...]) -> ModelTables:
+    def _tables(self, found: tuple[GpuStepRecord, ...]) -> ModelTables:
         return ModelTables(self.options.shape, tuple(record.table for record in found if record.table is not None))
 
-    def _write(self, found: tuple[StepRecord, ...]) -> Path:
+    def _write(self, found: tuple[GpuStepRecord, ...]) -> Path:
         options, tables = self.options, self._tables(found)
         remarks = [f"{record.step} could not be done: {record.failure}." for record in found if record.failure]
         remarks += [f"{step} was not begun." for step in STEPS if step not in {record.step for record in found}]
