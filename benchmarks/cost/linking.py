@@ -115,15 +115,10 @@ def link_table(
         "patches read. share of copy: moving so much at the measured copy rate over the TTFT.",
         ("rows", "chunks", "method", "TTFT ms", "over re-prefill", "MB", "share of copy", "rounds"),
         tuple(rows),
-        _plots(cases),
+        # Lines need prompts of several lengths.
+        (Plot("rows", "over re-prefill", "method", doubling=True),) if name == "link" else (),
         tuple(bars),
     )
-
-
-def _plots(cases: Sequence[tuple[int, int]]) -> tuple[Plot, ...]:
-    if len({chunks for _, chunks in cases}) > 1:
-        return (Plot("method", "over re-prefill", "chunks", bars=True),)
-    return (Plot("rows", "over re-prefill", "method", doubling=True),)
 
 
 def link_bars(subject: CostSubject, tokens: int, chunks: int, found: Seconds, base: str) -> list[Bar]:
@@ -177,6 +172,6 @@ def rows_table(subject: CostSubject, tokens: int, pace: Pace) -> Table:
         ("% of chunks", "rows computed", "share of rows", "TTFT ms", "over full", "scattered ms",
          "scattered over full"),
         tuple(rows),
-        (Plot("share of rows", "over full"), Plot("share of rows", "scattered over full")),
+        (Plot("% of chunks", "over full"), Plot("% of chunks", "scattered over full")),
         tuple(bars if tokens == BAR_TOKENS else ()),
     )  # fmt: skip

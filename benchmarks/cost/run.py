@@ -192,7 +192,8 @@ class CostRun:
         drawn, remark = drawable(found)
 
         def pictures(model: str, table: Table, folder: Path) -> list[Path]:
-            return draw_roofline(model, found.tables, folder) if table.name == "decode" and not remark else []
+            drawing = table.name == "decode" and table.plots and not remark
+            return draw_roofline(model, found.tables, folder) if drawing else []
 
         title = f"What it costs: {options.shape}"
         remarks = [remark] if remark else []

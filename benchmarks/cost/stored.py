@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.cost.subject import CostPrompt, CostSubject, link_seconds
 from benchmarks.cost.timing import Action, Pace, interleaved
 from benchmarks.store.material import MODEL
-from benchmarks.table import Bar, Cell, Plot, Table
+from benchmarks.table import Bar, Cell, Table
 from emblema.engine.engine import Engine
 from emblema.store.disk.entry import DiskEntry
 from emblema.store.disk.folder import INDEX
@@ -100,6 +100,6 @@ def stored_table(
         "another prompt has pushed its chunks out of memory, and they are read again, from the page cache.",
         ("pieces", "chunks", "TTFT ms", "growth", "rounds"),
         tuple(rows),
-        (Plot("pieces", "growth", "chunks", doubling=True),),
+        (),
         tuple(bars),
     )
