@@ -13,7 +13,7 @@ from benchmarks.cost.decoding import OURS, STOCK, Decoding, decode_table
 from benchmarks.cost.forming import form_job, true_chunks
 from benchmarks.cost.linking import LANES, lane_seconds, link_bars, rows_table
 from benchmarks.cost.placing import PlaceCase, PlaceRing, place_table
-from benchmarks.cost.rates import Rates
+from benchmarks.cost.rates import DeviceRates
 from benchmarks.cost.roofline import draw_roofline
 from benchmarks.cost.run import QUICK, STAGES, CostExtent, CostOptions, command_of
 from benchmarks.cost.shapes import FOLDER, shape_names
@@ -160,7 +160,7 @@ def test_decoding_is_measured_without_a_static_cache_that_fails(
         raise RuntimeError("no compiler\nmore of it")
 
     monkeypatch.setattr(Decoding, "static", fail)
-    table = decode_table(subject, (20,), 2, Rates(1e9, 1e9), ONCE, static=True)
+    table = decode_table(subject, (20,), 2, DeviceRates(1e9, 1e9), ONCE, static=True)
     assert [row["who"] for row in table.records] == [OURS, STOCK]
     assert "could not be measured (RuntimeError: no compiler)" in table.note
 
