@@ -46,7 +46,7 @@ class FirstTokenOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstTokenResult:
+class LinkedFirstTokens:
     """One arm: median, least and most seconds, the prompt's rows and those linked, and the median over plain's."""
 
     strategy: str
@@ -85,7 +85,7 @@ def measure(options: FirstTokenOptions, store: Path, say: Callable[[str], None])
         engine.shutdown()
 
 
-def _rounds(engine: Any, options: FirstTokenOptions, say: Callable[[str], None]) -> list[FirstTokenResult]:
+def _rounds(engine: Any, options: FirstTokenOptions, say: Callable[[str], None]) -> list[LinkedFirstTokens]:
     pictures = noise_pictures(numpy.random.default_rng(1), options.pictures, options.side)
     shown = [_address(picture) for picture in pictures]
     prompt = " ".join(["which land does the tent stand on ? " * 5, *[f"{PICTURE} and then"] * options.pictures, "?"])
@@ -96,7 +96,9 @@ def _rounds(engine: Any, options: FirstTokenOptions, say: Callable[[str], None])
             prompt=prompt,
             image_data=shown,
             sampling_params={
-                "temperature": 0, "max_new_tokens": 1, "custom_params": {"emblema": {"strategy": strategy}},
+                "temperature": 0,
+                "max_new_tokens": 1,
+                "custom_params": {"emblema": {"strategy": strategy}},
             },  # fmt: skip
         )
         return time.perf_counter() - began, told["meta_info"]["emblema"][0]
@@ -116,11 +118,11 @@ def _rounds(engine: Any, options: FirstTokenOptions, say: Callable[[str], None])
     return [_result(strategy, found[strategy], plain) for strategy in ARMS]
 
 
-def _result(strategy: str, asked: Sequence[tuple[float, Mapping[str, Any]]], plain: float) -> FirstTokenResult:
+def _result(strategy: str, asked: Sequence[tuple[float, Mapping[str, Any]]], plain: float) -> LinkedFirstTokens:
     seconds, report = [taken for taken, _ in asked], asked[0][1]
     median = statistics.median(seconds)
     rows = int(report["prompt_tokens"]), int(report["linked_tokens"])
-    return FirstTokenResult(strategy, median, min(seconds), max(seconds), *rows, median / plain)
+    return LinkedFirstTokens(strategy, median, min(seconds), max(seconds), *rows, median / plain)
 
 
 def _address(picture: Image.Image) -> str:
@@ -131,7 +133,7 @@ def _address(picture: Image.Image) -> str:
 
 def page(found: Mapping[str, Any], line: str) -> str:
     """Return the report of figures; `line` is the command that made them."""
-    rows = [FirstTokenResult(**row) for row in found["rows"]]
+    rows = [LinkedFirstTokens(**row) for row in found["rows"]]
     table = "\n".join(
         f"| {row.strategy} | {row.median:.3f} | {row.least:.3f} to {row.most:.3f} | {row.share:.3f} | "
         f"{row.linked_tokens} of {row.prompt_tokens} |"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from emblema.kv.layout import RotaryBand
 from emblema.kv.patch import Factors
-from emblema.kv.placing import Placement, Placer, Segment, SlotRows
+from emblema.kv.placing import PlacedSegment, Placer, RowPlacement, SlotRows
 from emblema.kv.rotation import PhaseBook
 from tests.kv.tables import BANDS, table, table_turns, turned_pairs
 
@@ -63,7 +63,7 @@ class Case:
 
 TOKENS = (11, 9, 5)
 """Of the chunks that segments are taken from: all of the first, and less of the others."""
-SEGMENTS = (Segment(0, 0, 11), Segment(2, 11, 6), Segment(1, 17, 3))
+SEGMENTS = (PlacedSegment(0, 0, 11), PlacedSegment(2, 11, 6), PlacedSegment(1, 17, 3))
 
 
 def errors_of(placer: Placer, case: Case) -> NDArray[np.float64]:
@@ -94,9 +94,9 @@ def errors_of(placer: Placer, case: Case) -> NDArray[np.float64]:
         slots = torch.randperm(pages, generator=chance)[logical // PAGE] * PAGE + logical % PAGE
     books = [PhaseBook({"": table}, each) for each in (source, target)]
     segments = tuple(
-        Segment(at.source, at.first, at.rows, case.replaces and index == 1) for index, at in enumerate(SEGMENTS)
+        PlacedSegment(at.source, at.first, at.rows, case.replaces and index == 1) for index, at in enumerate(SEGMENTS)
     )
-    placement = Placement(segments, slots, books[0], books[1] if case.relocated else books[0])
+    placement = RowPlacement(segments, slots, books[0], books[1] if case.relocated else books[0])
     memory = ORDERS[case.order](pages, case.dtype)
     whole = memory.as_strided((memory.untyped_storage().nbytes() // memory.itemsize,), (1,), 0)
     placer.place(placement, [SlotRows(sources, tuple(factors), case.band, memory, keys=True)])

@@ -12,7 +12,7 @@ from torch import Tensor
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerLayout, LayerRows, RotaryBand
 from emblema.kv.patch import Factors, LayerPatch, Patch
-from emblema.kv.placing import LayerMemory, Placement, SlotRows
+from emblema.kv.placing import LayerMemory, RowPlacement, SlotRows
 from emblema.kv.placing_torch import TorchPlacer
 from emblema.kv.rotation import RotaryTable
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
@@ -196,7 +196,7 @@ class TogetherPlacer(TorchPlacer):
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def place(self, placement: Placement, slots: Sequence[SlotRows]) -> None:
+    def place(self, placement: RowPlacement, slots: Sequence[SlotRows]) -> None:
         self.calls.append(len(slots) // 2)
         super().place(placement, slots)
 

@@ -7,9 +7,9 @@ import torch
 
 from emblema.kv.layout import LayerLayout
 from emblema.models import attended_rows
-from emblema.models.attended_rows import TableOrder
 from emblema.models.attention_triton import attend
 from emblema.models.table import KVTable, attention_masks
+from emblema.models.table_order import TableOrder
 from tests.families import loaded
 from tests.families.running import joint, run_all
 

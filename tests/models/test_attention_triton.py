@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from emblema.models.attended_rows import TableOrder
+from emblema.models.table_order import TableOrder
 from tests.kv.test_placing_compiled import usage
 
 pytestmark = [

@@ -29,7 +29,7 @@ class LayerMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PlacedSegment:
     """Rows of one chunk that go side by side.
 
     Attributes:
@@ -51,7 +51,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Placement:
+class RowPlacement:
     """Where the rows of some segments go, and how they turn: the same in all layers.
 
     Attributes:
@@ -61,7 +61,7 @@ class Placement:
         target: phases of their positions in the prompt; the source's own where rows are not relocated.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PlacedSegment, ...]
     slots: Tensor | slice
     source: PhaseBook
     target: PhaseBook
@@ -123,7 +123,7 @@ class SlotRows:
         factors: of each segment, position-free factors of what is added, on that device; None for nothing.
         band: what is turned; None for nothing.
         memory: where the rows go, [pages, rows of a page, heads, width].
-        keys: whether it is the slot that `Segment.replaces_keys` is about.
+        keys: whether it is the slot that `PlacedSegment.replaces_keys` is about.
     """
 
     sources: tuple[Tensor, ...]
@@ -141,7 +141,7 @@ class Placer(Protocol):
         """Whether many layers at once are quicker than one after another."""
         ...
 
-    def place(self, placement: Placement, slots: Sequence[SlotRows]) -> None:
+    def place(self, placement: RowPlacement, slots: Sequence[SlotRows]) -> None:
         """Write rows: turned, with what is added, in float32 and cast once."""
         ...
 

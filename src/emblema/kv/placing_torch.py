@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from emblema.kv.patch import Factors
-from emblema.kv.placing import Placement, Segment, SlotRows
+from emblema.kv.placing import PlacedSegment, RowPlacement, SlotRows
 from emblema.kv.rotation import rotate_into
 
 RUN_ROWS = 2048
@@ -19,7 +19,7 @@ class TorchPlacer:
 
     takes_layers_together = False
 
-    def place(self, placement: Placement, slots: Sequence[SlotRows]) -> None:
+    def place(self, placement: RowPlacement, slots: Sequence[SlotRows]) -> None:
         """Write rows: turned, with what is added, in float32 and cast once."""
         runs = list(_runs(placement.segments))
         for slot in slots:
@@ -27,7 +27,7 @@ class TorchPlacer:
                 _place_run(placement, slot, first, last)
 
 
-def _runs(segments: Sequence[Segment]) -> Iterator[tuple[int, int]]:
+def _runs(segments: Sequence[PlacedSegment]) -> Iterator[tuple[int, int]]:
     """Yield ranges of segments that are worked on together."""
     first, rows = 0, 0
     for index, segment in enumerate(segments):
@@ -38,7 +38,7 @@ def _runs(segments: Sequence[Segment]) -> Iterator[tuple[int, int]]:
     yield first, len(segments)
 
 
-def _place_run(placement: Placement, slot: SlotRows, first: int, last: int) -> None:
+def _place_run(placement: RowPlacement, slot: SlotRows, first: int, last: int) -> None:
     segments = placement.segments[first:last]
     start, stop = segments[0].first, segments[-1].stop
     pieces = [
@@ -77,7 +77,7 @@ def _joined(pieces: Sequence[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim=1)
 
 
-def _direct(placement: Placement, memory: Tensor, start: int, stop: int) -> Tensor | None:
+def _direct(placement: RowPlacement, memory: Tensor, start: int, stop: int) -> Tensor | None:
     """Return the memory of rows of a placement as [heads, rows, width]; None where it is in several pieces."""
     if not isinstance(placement.slots, slice):
         return None
@@ -88,25 +88,25 @@ def _direct(placement: Placement, memory: Tensor, start: int, stop: int) -> Tens
     return memory[first // size, first % size : (last - 1) % size + 1].transpose(0, 1)
 
 
-def _scatter(placement: Placement, memory: Tensor, start: int, stop: int, rows: Tensor) -> None:
+def _scatter(placement: RowPlacement, memory: Tensor, start: int, stop: int, rows: Tensor) -> None:
     """Write rows [heads, rows, width] of a placement to their slots."""
     slots = placement.slot_indices[start:stop]
     size = memory.shape[1]
     memory[slots // size, slots % size] = rows.transpose(0, 1).to(memory.dtype)
 
 
-Added = list[tuple[Segment, Factors]]
+Added = list[tuple[PlacedSegment, Factors]]
 """Segments one after another, with their factors."""
 
 
-def _added(segments: Sequence[Segment], factors: Sequence[Factors | None]) -> Iterator[Added]:
+def _added(segments: Sequence[PlacedSegment], factors: Sequence[Factors | None]) -> Iterator[Added]:
     """Yield segments that something is added to. Those with the same directions are one product."""
     for directions, run in groupby(zip(segments, factors, strict=True), lambda pair: pair[1] and id(pair[1].right)):
         if directions is not None:
             yield [(segment, held) for segment, held in run if held is not None]
 
 
-def _add(placement: Placement, slot: SlotRows, run: Added, made: Tensor) -> None:
+def _add(placement: RowPlacement, slot: SlotRows, run: Added, made: Tensor) -> None:
     """Add `R(p) U V` to rows [heads, rows, width] float32; the rotation is linear, so the order is free."""
     start, stop = run[0][0].first, run[-1][0].stop
     for segment, _ in run:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from emblema.kv.placing import Placement, SlotRows
+from emblema.kv.placing import RowPlacement, SlotRows
 from emblema.kv.placing_torch import TorchPlacer
 
 TILE_ROWS = 32
@@ -173,7 +173,7 @@ class TritonPlacer:
     def __init__(self) -> None:
         self._others = TorchPlacer()
 
-    def place(self, placement: Placement, slots: Sequence[SlotRows]) -> None:
+    def place(self, placement: RowPlacement, slots: Sequence[SlotRows]) -> None:
         """Write rows: turned, with what is added, in float32 and cast once. Layers that are alike are one launch."""
         alike: dict[Hashable, list[SlotRows]] = {}
         for slot in slots:
@@ -223,7 +223,7 @@ def constants(slot: SlotRows, *, turns: bool, aligned: bool, interpreted: bool) 
     }
 
 
-def _launch(placement: Placement, slots: Sequence[SlotRows]) -> None:
+def _launch(placement: RowPlacement, slots: Sequence[SlotRows]) -> None:
     first = slots[0]
     memory, device = first.memory, first.memory.device
     pieces = [_piece(slot, index, placement) for slot in slots for index in range(len(placement.segments))]
@@ -251,7 +251,7 @@ def _launch(placement: Placement, slots: Sequence[SlotRows]) -> None:
     )
 
 
-def _piece(slot: SlotRows, index: int, placement: Placement) -> list[int]:
+def _piece(slot: SlotRows, index: int, placement: RowPlacement) -> list[int]:
     """Return what the kernel has to know of a segment in a layer: `PIECE_FIELDS` integers.
 
     Factors are of the segment's own rows, sources of the whole chunk; the kernel counts both from the chunk's first.

@@ -14,7 +14,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows, layer_is_here
 from emblema.kv.patch import Factors, Patch
 from emblema.kv.placers import placer_for
-from emblema.kv.placing import LayerMemory, Placement, Placer, Segment, SlotRows, band_of, scratch_memory
+from emblema.kv.placing import LayerMemory, PlacedSegment, Placer, RowPlacement, SlotRows, band_of, scratch_memory
 from emblema.kv.rotation import PhaseBook, RotaryTable
 from emblema.link.plan import SHARED_DIRECTIONS, ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import Prompt
@@ -282,13 +282,13 @@ class _RelocatedGroup:
             if span.start < 0 or span.stop > chunk.tokens:
                 raise PlanError(f"rows {part.start} to {part.stop} are taken from beyond the end of {chunk!r}")
             positions.append(chunk.encoded.positions[:, span] + chunk.base)
-            segments.append(Segment(span.start, count, part.rows, part.replaces_keys))
+            segments.append(PlacedSegment(span.start, count, part.rows, part.replaces_keys))
             count += part.rows
             self._held.append((chunk, job.resources.chunk_rows(chunk)))
         rows = torch.cat([torch.arange(part.start, part.stop) for part in parts])
         source = PhaseBook(model.tables, _moved(torch.cat(positions, dim=1), model.device))
         target = PhaseBook(model.tables, _moved(job.prompt.positions[:, rows], model.device)) if relocated else source
-        self.placement = Placement(tuple(segments), _contiguous(slots[rows], model.device), source, target)
+        self.placement = RowPlacement(tuple(segments), _contiguous(slots[rows], model.device), source, target)
         self.dense = replace(self.placement, slots=slice(0, count))
 
     def here(self, layer: int) -> bool:

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from emblema.models.latent_attention import absorbed_pays, attend_latents
 from emblema.models.table import KVTable, attention_masks
+from emblema.models.table_order import TableOrder
 
 MOST_QUERIES = 256
 """Rows that are attended at once: what they do not see of the rows up to the last of them is computed in vain."""
@@ -41,27 +42,6 @@ class QueryBlock:
     high: int
     causal: bool = False
     free: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TableOrder:
-    """Which rows of the prompt queries and slots of a table are: what a kernel reads in place of a mask.
-
-    Attributes:
-        query_rows, query_groups: [queries] int64.
-        table_rows, table_groups: [slots] int64; a group of -1 is causal.
-        hidden_from: [queries, slots] bool, True may not be attended; None hides nothing.
-        window: of the layer.
-        window_binds_groups: whether a window also cuts inside a bidirectional group.
-    """
-
-    query_rows: Tensor
-    query_groups: Tensor
-    table_rows: Tensor
-    table_groups: Tensor
-    hidden_from: Tensor | None
-    window: int | None
-    window_binds_groups: bool
 
 
 RowKernel = Callable[[Tensor, Tensor, Tensor, TableOrder, float], Tensor]

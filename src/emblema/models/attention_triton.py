@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from emblema.models.attended_rows import TableOrder
+from emblema.models.table_order import TableOrder
 
 BLOCK_QUERIES = 64
 BLOCK_ROWS = 32

@@ -12,7 +12,7 @@ from emblema.stream.recent import RecentWindow
 
 
 @dataclass(frozen=True, slots=True)
-class AttendedRows:
+class ContextRows:
     """Rows at their positions, [heads, rows, width] each, and what is added to their logits, [groups, rows]."""
 
     rows: LayerRows
@@ -50,13 +50,13 @@ class MemoryContext:
             target[:, moving] = self._positions.pack(window.positions[:, moving], window.frames[moving], end)
         moved = not torch.equal(window.positions, target)
         self._books = (self.phases.book(window.positions), self.phases.book(target)) if moved else None
-        self._kept: dict[int, list[AttendedRows]] = {}
+        self._kept: dict[int, list[ContextRows]] = {}
 
     @property
     def _packed(self) -> bool:
         return self._positions.front is not None
 
-    def attended(self, layer: int, query: Query) -> list[AttendedRows]:
+    def attended(self, layer: int, query: Query) -> list[ContextRows]:
         """Return what the queries of one layer see."""
         if layer in self._kept:
             return self._kept[layer]
@@ -66,12 +66,12 @@ class MemoryContext:
         if self._books is not None:
             window = relocate(window, layout, *self._books)
         selected = self.place(layout, self.method.read(layer, query, self.visible))
-        attended = [*selected, AttendedRows(window, torch.zeros(1, window.tokens, device=self.adapter.device))]
+        attended = [*selected, ContextRows(window, torch.zeros(1, window.tokens, device=self.adapter.device))]
         if self._question:
             self._kept[layer] = attended
         return attended
 
-    def place(self, layout: LayerLayout, selection: Selection) -> list[AttendedRows]:
+    def place(self, layout: LayerLayout, selection: Selection) -> list[ContextRows]:
         """Return a memory's selection in one layer at its positions.
 
         When packed, the position of a row depends on what else its group sees: every group has rows of its own.
@@ -84,10 +84,10 @@ class MemoryContext:
             for part in self._place(layout, _of_group(selection, group)):
                 bias = torch.full((groups, part.rows.tokens), _hidden(part.bias), device=part.bias.device)
                 bias[group] = part.bias[0]
-                attended.append(AttendedRows(part.rows, bias))
+                attended.append(ContextRows(part.rows, bias))
         return attended
 
-    def _place(self, layout: LayerLayout, selection: Selection) -> list[AttendedRows]:
+    def _place(self, layout: LayerLayout, selection: Selection) -> list[ContextRows]:
         attended, visible = [], self._frames
         if selection.rows is not None:
             rows, shown = selection.rows, selection.shown
@@ -97,16 +97,16 @@ class MemoryContext:
                 target = self._positions.pack(rows.positions, rows.frames, self._start)
                 kv = relocate(kv, layout, self.phases.book(rows.positions), self.phases.book(target))
             bias = torch.zeros(1, kv.tokens, device=self.adapter.device)
-            attended.append(AttendedRows(kv, bias if shown is None else bias.masked_fill(~shown, _hidden(bias))))
+            attended.append(ContextRows(kv, bias if shown is None else bias.masked_fill(~shown, _hidden(bias))))
         if selection.centroids is not None and selection.centroids.times.shape[0]:
             attended.append(self._place_centroids(layout, selection.centroids, visible))
         return attended
 
-    def _place_centroids(self, layout: LayerLayout, centroids: Centroids, visible: Tensor) -> AttendedRows:
+    def _place_centroids(self, layout: LayerLayout, centroids: Centroids, visible: Tensor) -> ContextRows:
         book = self.phases.book(self._positions.centroid_positions(centroids.times, visible, self._end))
         rows = place(LayerRows(centroids.keys, centroids.values), layout, book, self.adapter.dtype)
         weight = centroids.weight[None].expand(centroids.shown.shape)
-        return AttendedRows(rows, weight.masked_fill(~centroids.shown, _hidden(weight)))
+        return ContextRows(rows, weight.masked_fill(~centroids.shown, _hidden(weight)))
 
 
 def _hidden(like: Tensor) -> float:
