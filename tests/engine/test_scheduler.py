@@ -95,9 +95,9 @@ def test_replies_go_on_while_a_long_prompt_is_prefilled(
     made: list[int] = []
     stock = engine.adapter._whole  # noqa: SLF001
 
-    def whole(batch: object, table: object) -> object:
+    def whole(batch: object, table: object, wanted: int | None = None) -> object:
         made.append(first.pieces.qsize())
-        return stock(batch, table)  # type: ignore[arg-type]
+        return stock(batch, table, wanted)  # type: ignore[arg-type]
 
     engine.adapter._whole = whole  # type: ignore[method-assign, assignment]
     try:
@@ -258,10 +258,10 @@ def test_a_cancelled_prefill_ends_at_its_next_block(engine: Engine, chunks: list
     client = Client([QUESTION * 40, *chunks, QUESTION * 40])
     stock, calls = engine.adapter._whole, []  # noqa: SLF001
 
-    def whole(batch: object, table: object) -> object:
+    def whole(batch: object, table: object, wanted: int | None = None) -> object:
         calls.append(1)
         client.generation.cancel()
-        return stock(batch, table)  # type: ignore[arg-type]
+        return stock(batch, table, wanted)  # type: ignore[arg-type]
 
     engine.adapter._whole = whole  # type: ignore[method-assign, assignment]
     try:
