@@ -12,6 +12,11 @@ from emblema import Engine
 from emblema.plugin.staging import StagedRows
 from tests.vllm.zeroed_rows import zeroing
 
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX512"),
+    reason="vLLM has pages of 8 bits on processors with AVX-512 or AMX alone",
+)
+
 FAMILIES = ("qwen2.5-vl", "llava-onevision", pytest.param("qwen3-vl", marks=pytest.mark.slow))
 STRATEGIES = ("blind", "mpic-4", "mpic-32", "patch-4096")
 PICTURES = (1, 2, 3, 8)

@@ -19,7 +19,7 @@ EXACT_SIDE = 384
 
 OVERSAMPLING = 8
 """Directions that are followed beyond the rank of a patch."""
-POWER = 2
+POWER = 4
 """Passes over a deficit and back that turn them to the leading ones."""
 BATCH_BYTES = 64 * 2**20
 """Of deficits that are factored at once, float32."""
@@ -219,9 +219,8 @@ def _leading_pairs(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(rank)
     basis = torch.randn(matrices.shape[2], size, generator=generator).to(matrices.device)
     for _ in range(POWER):
-        basis = _orthonormal(matrices.mT @ (matrices @ basis.float()))
-    # Once more, for what the first pass leaves where columns nearly depend on each other.
-    basis = _orthonormal(basis)
+        # Twice, for what the first leaves where columns nearly depend on each other.
+        basis = _orthonormal(_orthonormal(matrices.mT @ (matrices @ basis.float())))
     images = matrices @ basis.float()
     within = images.double()
     _, turns = torch.linalg.eigh(within.mT @ within)
