@@ -93,11 +93,13 @@ def embedded(engine: Engine, given: Any) -> Callable[[str], torch.Tensor]:
 
 
 def spoil(served: Any) -> int:
-    """Every stored patch becomes noise; return how many there were."""
+    """Every stored patch becomes noise, several times what breaks the bound; return how many there were."""
     store, generator, spoilt = served.store.tenant(), torch.Generator().manual_seed(1), 0
 
     def noise(factors: Factors) -> Factors:
-        return Factors(3 * torch.randn(factors.left.shape, generator=generator), factors.right)
+        # Directions of its own: those of a deficit that is zero may be zero.
+        right = torch.nn.functional.normalize(torch.randn(factors.right.shape, generator=generator), dim=1)
+        return Factors(12 * torch.randn(factors.left.shape, generator=generator), right)
 
     for chunk in store.ids():
         for key in store.artifact_keys(chunk):
