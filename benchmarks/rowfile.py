@@ -3,10 +3,13 @@
 A list of objects that is named `rows` is written as `{"columns": […], "rows": [[…], …]}`. A column is a name or, where
 its cells are objects with the same names, a name with those: `["intervals", ["accuracy", "eta"]]`; the cells are lists
 then. Where a row has nothing in a column, its cell is null.
+
+A list of plain values that mostly repeat is written as `{"runs": [[value, times], …]}`.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ DIGITS = 6
 """Significant digits of figures in rows."""
 WIDTH = 120
 """Characters up to which anything is one line."""
+SHARE_OF_RUNS = 0.25
+"""Runs over values up to which a list is written as runs."""
 
 
 def write_rows(found: Mapping[str, Any], path: Path) -> Path:
@@ -58,7 +63,11 @@ def _packed(value: Any, name: str = "") -> Any:
     if name == "rows" and value and all(isinstance(row, dict) for row in value):
         columns = _columns(value)
         return {"columns": columns, "rows": [[_cell(row, column) for column in columns] for row in value]}
-    return [_packed(part) for part in value]
+    if any(isinstance(part, dict | list) for part in value):
+        return [_packed(part) for part in value]
+    # The type is part of the key: True equals 1, and 1 equals 1.0.
+    runs = [[key[1], len(list(group))] for key, group in groupby(value, lambda part: (type(part), part))]
+    return {"runs": runs} if len(runs) < SHARE_OF_RUNS * len(value) else value
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -85,6 +94,8 @@ def _unpacked(value: Any, name: str = "") -> Any:
         return value
     if name == "rows" and value.keys() == {"columns", "rows"}:
         return [_row(value["columns"], row) for row in value["rows"]]
+    if value.keys() == {"runs"}:
+        return [part for part, times in value["runs"] for _ in range(times)]
     return {inner: _unpacked(part, inner) for inner, part in value.items()}
 
 

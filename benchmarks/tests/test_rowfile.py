@@ -59,6 +59,18 @@ def test_a_row_is_a_line_and_columns_are_named_once(tmp_path: Path) -> None:
     json.loads(text, parse_constant=pytest.fail)
 
 
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 1.0, True, None, "shown"]), st.integers(1, 30)), max_size=5))
+def test_values_that_repeat_are_written_as_runs(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[Any, int]]
+) -> None:
+    values = [value for value, times in runs for _ in range(times)]
+    path = write_rows({**WHERE, "rows": [{"shown": values}]}, tmp_path_factory.mktemp("runs") / "f.json")
+    (row,) = read_rows(path)["rows"]
+    assert [(type(value), value) for value in row["shown"]] == [(type(value), value) for value in values]
+    if len(values) > 4 * len(runs) > 0:
+        assert '"runs"' in path.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"rows":{"columns":["a","b"],"rows":[[1]]}}', "\ud800"])
 def test_what_is_no_file_of_figures_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "f.json"
