@@ -67,9 +67,7 @@ def command(model: str, more: Sequence[str] = ()) -> list[str]:
     return [*line, *more]
 
 
-def environment(
-    given: Mapping[str, str], store: Path, strategy: str = "auto", capture: bool = True
-) -> dict[str, str]:
+def environment(given: Mapping[str, str], store: Path, strategy: str = "auto", capture: bool = True) -> dict[str, str]:
     """Return what a server's environment says beside what is given; the arguments are those of `PluginSettings`.
 
     Raises:
