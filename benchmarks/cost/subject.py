@@ -20,6 +20,7 @@ from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
 from emblema.link.strategies.base import Knowledge, Strategy, strategy_name
 from emblema.link.strategies.registry import parse
+from emblema.models.calibrate import cache_argument
 from emblema.models.families.base import Prepared
 from emblema.models.positions import Grid, chunk_positions
 from emblema.session.requests import Prefill
@@ -257,8 +258,8 @@ class CostSubject:
         output = self.adapter.decoder(
             inputs_embeds=embeds,
             position_ids=ids if self.adapter.axes == 1 else ids[:, None],
-            past_key_values=cache,
             use_cache=True,
+            **{cache_argument(self.adapter.decoder): cache},
         )
         return self.adapter.logits(output.last_hidden_state[0, -1:])[0]
 

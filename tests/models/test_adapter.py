@@ -1,6 +1,7 @@
 """Every family against its own stock forward: all rows, some rows, layer by layer; the model left as found."""
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,22 @@ def test_subset_of_rows_with_true_rows_elsewhere(name: str) -> None:
     assert float((adapter.logits(hidden) - logits[computed]).abs().max()) < 1e-4
     for layer in range(len(adapter.layouts)):
         assert torch.allclose(table.read(layer).keys, full.read(layer).keys, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_argument_is_passed_by_a_name_that_transformers_gives_up(name: str) -> None:
+    item = matrix.loaded(name)
+    prompt, _, _, _ = matrix.joint(item)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        adapter = Adapter(item.adapter.model)
+        table = adapter.table(4)
+        table.allocate(torch.arange(len(prompt.token_ids)), prompt.groups)
+        adapter.forward(prompt.batch(torch.arange(len(prompt.token_ids))), table)
+        if adapter.supports_layerwise:
+            table.truncate(0)
+            table.allocate(torch.arange(len(prompt.token_ids)), prompt.groups)
+            adapter.forward(prompt.batch(torch.arange(len(prompt.token_ids))), table, narrow=lambda layer: None)
 
 
 @pytest.mark.parametrize("name", CASES)

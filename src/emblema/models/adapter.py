@@ -17,7 +17,7 @@ from emblema.models.attended_rows import OTHER_SCORES, AttendedRows
 from emblema.models.attention_switch import attending, attending_by, attending_rows, stock_attend
 from emblema.models.batch import LayerInput, RowBatch
 from emblema.models.batch_table import BatchTable
-from emblema.models.calibrate import Calibration, calibrate, layer_types, rotary_module
+from emblema.models.calibrate import Calibration, cache_argument, calibrate, layer_types, rotary_module
 from emblema.models.families import family_of
 from emblema.models.families.base import Prepared
 from emblema.models.fingerprint import WeightsStamp, fingerprint
@@ -66,6 +66,7 @@ class Adapter:
         self._stamp: tuple[Any, ...] | None = None
         self._unchanging = False
         self._takes_deepstack = "deepstack_visual_embeds" in inspect.signature(self.decoder.forward).parameters
+        self._decoder_cache, self._layer_cache = cache_argument(self.decoder), cache_argument(self.layers[0])
         self._typed_rotary = "layer_type" in inspect.signature(rotary_module(self.decoder).forward).parameters
         self.version = f"{self.family}/{self.kind.version()}"
         self.pause: Callable[[], None] | None = None
@@ -146,7 +147,7 @@ class Adapter:
         """Return embeddings [tokens, hidden] of token ids [tokens], scaled as the family's own forward does it."""
         for blank in self.kind.blanks(self.model.config):
             token_ids = token_ids.masked_fill(token_ids == blank, 0)
-        if token_ids.numel() and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._embedding.num_embeddings:
+        if token_ids.numel() and not _all_below(token_ids, self._embedding.num_embeddings):
             raise PromptError(f"A token id lies outside the model's vocabulary of {self._embedding.num_embeddings}.")
         with torch.inference_mode():
             return self._embedding(token_ids.to(self.device)[None])[0]
@@ -290,8 +291,8 @@ class Adapter:
                 inputs_embeds=batch.embeds[None],
                 position_ids=self._ids(batch.positions),
                 attention_mask=self._mask_by_type(masks),
-                past_key_values=table,
                 use_cache=True,
+                **{self._decoder_cache: table},
                 **extra,
             )
         finally:
@@ -324,8 +325,8 @@ class Adapter:
                     inputs_embeds=self.embed(token_ids)[:, None],
                     position_ids=ids if self.axes == 1 else ids.expand(self.axes, -1, -1),
                     attention_mask=self._mask_by_type(table.masks(self._windows)),
-                    past_key_values=table,
                     use_cache=True,
+                    **{self._decoder_cache: table},
                 )
                 logits = self.logits(output.last_hidden_state[:, 0])
         except BaseException:
@@ -363,9 +364,9 @@ class Adapter:
                     inputs.hidden,
                     attention_mask=masks[self._windows[index]],
                     position_ids=inputs.ids if self.axes == 1 else None,
-                    past_key_values=table,
                     use_cache=True,
                     position_embeddings=inputs.turns[self.types[index]],
+                    **{self._layer_cache: table},
                 )
         finally:
             table.slots = None
@@ -483,6 +484,13 @@ class Adapter:
 def _latent_module(layer: torch.nn.Module) -> torch.nn.Module | None:
     """Return the module of a layer that holds what takes latents to heads."""
     return next((module for module in layer.modules() if latent_weight(module) is not None), None)
+
+
+def _all_below(token_ids: Tensor, most: int) -> bool:
+    if len(token_ids) == 1:
+        return 0 <= int(token_ids[0]) < most
+    least, largest = token_ids.aminmax()
+    return int(least) >= 0 and int(largest) < most
 
 
 def _keep_all(layer: int) -> Tensor | None:

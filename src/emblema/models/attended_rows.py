@@ -142,25 +142,34 @@ class AttendedRows:
         scaling = extra.get("scaling")
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         latent = layer in self.latent_layers
-        whole = query.new_empty(1, query.shape[2], query.shape[1], module.v_head_dim if latent else value.shape[-1])
         first = self._unwanted if layer == len(self._windows) - 1 else 0
-        whole[:, :first] = 0
         kernel = None if latent else row_kernel(query.device)
-        if kernel is not None:
-            if first < len(self.slots):
-                order = self._order(window, first)
-                whole[0, first:] = kernel(query[0, :, first:], key[0], value[0], order, scale).transpose(0, 1)
-            return whole, None
-        for block in self._of(window, first):
-            own, held = query[:, :, block.start : block.stop], slice(block.low, block.high)
-            if latent:
-                rows = self._table.read(layer).slice(held.start, held.stop)
-                attended = attend_latents(module, own[0], rows, scale, self._mask(block, window))[None]
-            else:
-                mask = None if block.causal else self._mask(block, window)
-                attended = _attend(own, key[:, :, held], value[:, :, held], mask, scale, block.causal)
+        blocks = () if kernel is not None else self._of(window, first)
+        if len(blocks) == 1 and first == 0:
+            return self._attended(blocks[0], module, query, key, value, scale).transpose(1, 2).contiguous(), None
+        whole = query.new_empty(1, query.shape[2], query.shape[1], module.v_head_dim if latent else value.shape[-1])
+        whole[:, :first] = 0
+        if kernel is not None and first < len(self.slots):
+            order = self._order(window, first)
+            whole[0, first:] = kernel(query[0, :, first:], key[0], value[0], order, scale).transpose(0, 1)
+        for block in blocks:
+            attended = self._attended(block, module, query, key, value, scale)
             whole[:, block.start : block.stop] = attended.transpose(1, 2)
         return whole, None
+
+    def _attended(
+        self, block: QueryBlock, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
+        """Return what a block of the batch's rows attends, [1, heads, rows, width]; of a layer's whole tensors."""
+        layer = int(module.layer_idx)
+        window = self._windows[layer]
+        own = query[:, :, block.start : block.stop]
+        if layer in self.latent_layers:
+            rows = self._table.read(layer).slice(block.low, block.high)
+            return attend_latents(module, own[0], rows, scale, self._mask(block, window))[None]
+        held = slice(block.low, block.high)
+        mask = None if block.causal else self._mask(block, window)
+        return _attend(own, key[:, :, held], value[:, :, held], mask, scale, block.causal)
 
     def _order(self, window: int | None, first: int) -> TableOrder:
         """Return what a kernel reads in place of a mask, for the batch's rows from `first` on."""

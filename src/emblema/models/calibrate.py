@@ -112,6 +112,11 @@ def rotary_module(decoder: nn.Module) -> Any:
     raise UnsupportedModelError(f"{type(decoder).__name__} has no rotary module, so its keys cannot be relocated.")
 
 
+def cache_argument(module: Any) -> str:
+    """Return by which name the forward of a decoder or of a layer takes its cache: transformers 5.23 renamed it."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
 def rotary_tables(decoder: Any, axes: int) -> dict[str, DecoderTable]:
     """Return the decoder's rotary tables by name: one called `default`, or one per layer type."""
     rotary = rotary_module(decoder)
@@ -131,7 +136,7 @@ def _one_token_rows(decoder: Any, points: Tensor, axes: int) -> DynamicCache:
     positions = points.to(device)
     ids = positions if axes == 1 else positions.transpose(0, 1).unsqueeze(-1)
     cache = DynamicCache()
-    arguments: dict[str, Any] = {"inputs_embeds": embeds, "position_ids": ids, "past_key_values": cache}
+    arguments: dict[str, Any] = {"inputs_embeds": embeds, "position_ids": ids, cache_argument(decoder): cache}
     mask = torch.zeros(count, 1, 1, 1, dtype=dtype, device=device)
     with torch.inference_mode():
         decoder(**arguments, attention_mask=mask, use_cache=True)

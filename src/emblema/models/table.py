@@ -82,9 +82,10 @@ class KVTable(DecoderCache):
         if rows.device.type != "cpu" or (groups is not None and groups.device.type != "cpu"):
             self.causal = False
             return
-        rises = int(rows[0]) > self._last_row and bool((rows[1:] > rows[:-1]).all())
+        first, alone = int(rows[0]), len(rows) == 1
+        rises = first > self._last_row and (alone or bool((rows[1:] > rows[:-1]).all()))
         self.causal = rises and (groups is None or not bool((groups >= 0).any()))
-        self._last_row = int(rows[-1])
+        self._last_row = first if alone else int(rows[-1])
 
     def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
         """Scatter rows of one layer into slots, which must be allocated."""
