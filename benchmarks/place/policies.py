@@ -1,12 +1,10 @@
 """Policies by one medium of a request: compared, and not offered to servers."""
 
-from collections.abc import Sequence
 from itertools import islice
-from typing import Generic
 
-from emblema.scale.hash_ring import HashRing, hash_of
+from emblema.scale.hash_ring import hash_of
 from emblema.scale.placement import (
-    RANKED,
+    HashedRequest,
     Load,
     Replica,
     RoutedRequest,
@@ -20,44 +18,26 @@ BUSY = 4.0
 """Answers that wait at a replica until `MinHash` goes on to the next."""
 
 
-class FirstPicture(Generic[Replica]):
+class FirstPicture(HashedRequest[Replica]):
     """The replica of the first picture, by consistent hashing."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._ring, self._others = HashRing[Replica](()), TwoChoices[Replica](seed)
-
-    def set_replicas(self, replicas: Sequence[Replica]) -> None:
-        self._ring = HashRing(replicas)
-        self._others.set_replicas(replicas)
-
-    def rank(self, request: RoutedRequest, load: Load[Replica]) -> list[Replica]:
-        if not request.digests:
-            return self._others.rank(request, load)
-        return list(islice(self._ring.after(hash_of(request.digests[0])), RANKED))
-
-    def note(self, request: RoutedRequest, replica: Replica) -> None:
-        """Remember nothing."""
+    def key(self, request: RoutedRequest) -> int | None:
+        return request.digests[0] if request.digests else None
 
 
-class MinHash(Generic[Replica]):
+class MinHash(HashedRequest[Replica]):
     """The replica of the set's smallest hash (Broder, 1997), the next one where that is busy, then two choices."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._ring, self._others = HashRing[Replica](()), TwoChoices[Replica](seed)
-
-    def set_replicas(self, replicas: Sequence[Replica]) -> None:
-        self._ring = HashRing(replicas)
-        self._others.set_replicas(replicas)
+    def key(self, request: RoutedRequest) -> int | None:
+        return min(map(hash_of, request.digests), default=None)
 
     def rank(self, request: RoutedRequest, load: Load[Replica]) -> list[Replica]:
-        if not request.digests:
-            return self._others.rank(request, load)
-        homes = list(islice(self._ring.after(min(map(hash_of, request.digests))), 2))
+        key = self.key(request)
+        if key is None:
+            return self.others.rank(request, load)
+        homes = list(islice(self.ring.after(key), 2))
         calm = [replica for replica in homes if load(replica) <= BUSY]
-        return calm or sorted([*homes[:1], *self._others.draw()], key=load)
-
-    def note(self, request: RoutedRequest, replica: Replica) -> None:
-        """Remember nothing."""
+        return calm or sorted([*homes[:1], *self.others.draw()], key=load)
 
 
 def make_policies(seed: int, digests: int, each: int | None = None) -> dict[str, RoutingPolicy[int]]:

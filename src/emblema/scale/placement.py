@@ -1,6 +1,7 @@
 """Which replica a request goes to: policies over what is known of media and load. Nothing here knows a network."""
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -70,23 +71,35 @@ class TwoChoices(Generic[Replica]):
         """Remember nothing."""
 
 
-class SessionHash(Generic[Replica]):
-    """The replica of a conversation, by consistent hashing; two choices for requests that name none."""
+class HashedRequest(ABC, Generic[Replica]):
+    """The replica of what `key` says of a request, by consistent hashing; two choices for requests that say nothing."""
 
     def __init__(self, seed: int | None = None) -> None:
-        self._ring, self._others = HashRing[Replica](()), TwoChoices[Replica](seed)
+        self.ring, self.others = HashRing[Replica](()), TwoChoices[Replica](seed)
 
     def set_replicas(self, replicas: Sequence[Replica]) -> None:
-        self._ring = HashRing(replicas)
-        self._others.set_replicas(replicas)
+        self.ring = HashRing(replicas)
+        self.others.set_replicas(replicas)
+
+    @abstractmethod
+    def key(self, request: RoutedRequest) -> str | int | None:
+        """Return what a request is hashed by; None where two choices decide."""
 
     def rank(self, request: RoutedRequest, load: Load[Replica]) -> list[Replica]:
-        if request.session is None:
-            return self._others.rank(request, load)
-        return list(islice(self._ring.after(hash_of(request.session)), RANKED))
+        key = self.key(request)
+        if key is None:
+            return self.others.rank(request, load)
+        return list(islice(self.ring.after(hash_of(key)), RANKED))
 
     def note(self, request: RoutedRequest, replica: Replica) -> None:
         """Remember nothing."""
+
+
+class SessionHash(HashedRequest[Replica]):
+    """The replica of a conversation, by consistent hashing; two choices for requests that name none."""
+
+    def key(self, request: RoutedRequest) -> str | None:
+        return request.session
 
 
 class SetAffinity(Generic[Replica]):
