@@ -12,6 +12,9 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 import os
 import signal
 
+# Comes with Ray.
+import psutil
+
 from benchmarks.place.real import body_of, running, upload
 from emblema.scale.request_media import SESSION_HEADER
 
@@ -97,6 +100,21 @@ def test_a_replica_killed_under_load(tmp_path, port, pngs):
             answer = client.post("/v1/chat/completions", json=body_of(files[number % 2 :], "blind"))
             hits.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
         assert all(hits[REQUESTS_UNTIL_HITS:]), hits
+
+
+def test_ray_listens_on_loopback_but_for_a_port_of_each_replica(tmp_path, port):
+    """That port is Ray Serve's own, guarded by Ray's token; there is one of each replica, the ingress included."""
+    with running(tmp_path, port, 2, "two-choices") as replicas:
+        tree = [psutil.Process(replicas.process.pid), *psutil.Process(replicas.process.pid).children(recursive=True)]
+        listening = [
+            (process.name(), place.laddr.ip)
+            for process in tree
+            for place in process.net_connections("tcp")
+            if place.status == psutil.CONN_LISTEN
+        ]
+    assert len(listening) > 5
+    elsewhere = [name for name, address in listening if not address.removeprefix("::ffff:").startswith("127.")]
+    assert len(elsewhere) <= 3 and all(name.startswith("ray::ServeRepli") for name in elsewhere), elsewhere
 
 
 def wait(condition, seconds=120.0):

@@ -16,7 +16,7 @@ from emblema import Engine, Store
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.serve.caches import CacheStore
-from emblema.serve.files import FileStore
+from emblema.serve.folder_files import FolderFileStore
 from emblema.serve.keys import LOCAL, KeyRing
 from emblema.serve.settings import ServeSettings
 from emblema.store.warm_parts import WarmParts
@@ -194,7 +194,7 @@ def test_a_file_takes_the_embedded_engine_s_chunks_along(
     tenant = ring.tenant(key)
     assert tenant is not None
     now = [0.0]
-    files = FileStore(tmp_path / "serve", 2**20, clock=lambda: now[0])
+    files = FolderFileStore(tmp_path / "serve", 2**20, clock=lambda: now[0])
     entry = files.add(tenant, PNG, "a.png", "user_data", 10.0)
     with Store(tmp_path) as store:
         chunk = reference.on(store.tenant(tenant.salt)).add(PNG)

@@ -47,6 +47,9 @@ def serve(
         typer.echo(settings.model_dump_json(indent=2))
         return
     if replicas > 1:
+        from emblema.scale.loopback import keep_ray_on_loopback
+
+        keep_ray_on_loopback()
         import_extra("ray", "ray")
         from emblema.scale.deployment import run as run_replicas
 

@@ -39,7 +39,7 @@ class EngineCollections(Collections):
         """Make all items' rows, in turns with other requests, and then the version that holds them."""
         made = {}
         for item in items:
-            source = None if item.file_id is None else await asyncio.to_thread(self._files.path, tenant, item.file_id)
+            source = None if item.file_id is None else await asyncio.to_thread(self._files.read, tenant, item.file_id)
             options = {} if item.text is None else {"text": item.text}
             try:
                 made[item.name] = LibraryItem(source, options, await self._shared.add(source, **options))

@@ -14,8 +14,11 @@ from emblema.serve.cache_making import CacheMaker
 from emblema.serve.caches import CacheStore
 from emblema.serve.collection_items import Collections
 from emblema.serve.faults import ServeError
-from emblema.serve.files import FileStore
+from emblema.serve.file_bytes import S3FileBytes
+from emblema.serve.files import FileStore, Forget
+from emblema.serve.folder_files import FolderFileStore
 from emblema.serve.keys import LOCAL, KeyRing, Tenant, store_salts
+from emblema.serve.redis_files import RedisFileStore
 from emblema.serve.settings import ServeSettings
 from emblema.store.store import Store, TenantStore
 
@@ -45,7 +48,7 @@ class Host(ABC):
 
     def __init__(self, settings: ServeSettings, keys: KeyRing, store: Store, requests: Counter, open: bool) -> None:
         self.settings, self.keys, self.requests, self._store, self._open = settings, keys, requests, store, open
-        self.files = FileStore(settings.folder, settings.quota_bytes, forget=self._forget)
+        self.files = open_files(settings, self._forget)
         self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
 
     @abstractmethod
@@ -98,6 +101,20 @@ class Host(ABC):
     def _stores_of(self, owner: str, name: str) -> Iterator[TenantStore]:
         salts = (salt for tenant in self.keys.tenants_named(name, owner) for salt in store_salts(tenant))
         return map(self._store.tenant, salts)
+
+
+def open_files(settings: ServeSettings, forget: Forget) -> FileStore:
+    """Return the files of all tenants, in the server's folder or where several servers share them.
+
+    Raises:
+        EmblemaError: they cannot be opened.
+    """
+    if settings.files_redis is None:
+        if settings.files_bucket is not None:
+            raise EmblemaError("files_bucket holds bytes alone: give files_redis too, for what is known of files")
+        return FolderFileStore(settings.folder, settings.quota_bytes, forget=forget)
+    held = None if settings.files_bucket is None else S3FileBytes(settings.files_bucket)
+    return RedisFileStore(settings.files_redis, settings.quota_bytes, forget, held)
 
 
 def host_of(request: Request) -> Host:

@@ -101,6 +101,7 @@ class Service(Host):
             task.cancel()
         await self.engine.close(self.settings.grace)
         await asyncio.to_thread(self.engine.store.parent.close)
+        self.files.close()
 
 
 def _open_store(settings: ServeSettings) -> Path | Store:

@@ -24,6 +24,12 @@ class ServeSettings(BaseSettings):
     port: int = Field(8000, ge=0, le=65_535, description="Port; 0 takes a free one.")
     store: Path = Field(Path("emblema-store"), description="Folder of chunks, files and keys.")
     redis: str | None = Field(None, description="Address of a Redis server behind the disk, which servers may share.")
+    files_redis: str | None = Field(
+        None, description="Address of a Redis server that keeps files and quotas for servers with folders of their own."
+    )
+    files_bucket: str | None = Field(
+        None, description="Bucket of the bytes of those files, s3://…; by default they are in files_redis too."
+    )
     several: bool = Field(False, description="Whether other processes serve the same folder: deletions reach them.")
     deletion_seconds: float = Field(
         5.0, gt=0, allow_inf_nan=False, description="Within which deletions reach all servers of a folder or of redis."

@@ -50,18 +50,13 @@ class S3Tier(ServerTier):
         options: Mapping[str, str] | None = None,
         **keywords: Unpack[RemoteKeywords],
     ) -> None:
-        try:
-            import obstore
-        except ImportError:
-            raise StoreError("The S3 tier needs the obstore library: pip install emblema[s3]") from None
         shared = RemoteOptions(prefix, **keywords)
         policy = shared.policy
         named = dict(options or {})
-        self._obstore: Any = obstore
-        self._bucket = _open_bucket(url, named, policy, policy.reply_seconds)
-        self._uploads = _open_bucket(url, named, policy, policy.upload_seconds)
-        errors = (obstore.exceptions.BaseError, OSError)
-        super().__init__(shared, Caller(url, policy, errors, _is_outage, lambda text: _scrub_options(text, named)))
+        self._obstore: Any = import_obstore()
+        self._bucket = open_bucket(url, named, policy, policy.reply_seconds)
+        self._uploads = open_bucket(url, named, policy, policy.upload_seconds)
+        super().__init__(shared, s3_caller(url, named, policy))
 
     def close(self) -> None:
         """Do nothing: no connection is held."""
@@ -211,7 +206,22 @@ class S3Tier(ServerTier):
         return True
 
 
-def _open_bucket(url: str, options: Mapping[str, str], policy: CallPolicy, seconds: float) -> Any:
+def import_obstore() -> Any:
+    """Return the library that speaks to buckets; StoreError where it is not installed."""
+    try:
+        import obstore
+    except ImportError:
+        raise StoreError("The S3 tier needs the obstore library: pip install emblema[s3]") from None
+    return obstore
+
+
+def s3_caller(url: str, options: Mapping[str, str], policy: CallPolicy) -> Caller:
+    """Return what calls a bucket within its time and counts."""
+    errors = (import_obstore().exceptions.BaseError, OSError)
+    return Caller(url, policy, errors, _is_outage, lambda text: _scrub_options(text, options))
+
+
+def open_bucket(url: str, options: Mapping[str, str], policy: CallPolicy, seconds: float) -> Any:
     """Return a bucket each of whose requests takes at most so many seconds; tries are the caller's.
 
     Raises:
