@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-import os
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from emblema.sglang.plugin import OPTIONS
+from tests.sglang.engine_process import EngineProcess
 from tests.vllm.models import Given, Subject
 
 SETTINGS = {
@@ -21,18 +22,27 @@ SETTINGS = {
     "mm_attention_backend": "sdpa", "dtype": "float32", "disable_cuda_graph": True, "enable_multimodal": True,
     "disable_overlap_schedule": True, "max_total_tokens": 8192, "context_length": 4096, "mem_fraction_static": 0.3,
     "max_running_requests": 8, "log_level": "warning", "skip_server_warmup": True, "random_seed": 0,
+    "sleep_on_idle": True,
 }  # fmt: skip
 CAPTURE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request gave: its first token's log-probabilities by token id, its tokens, and what the plugin reports."""
+    """What a request gave: its first token's log-probabilities by token id, its tokens, and what the plugin reports.
+
+    There is a report each time that the whole prompt was there: more than one of a request that was retracted.
+    """
 
     logits: torch.Tensor
     tokens: list[int]
     cached: int
-    report: dict[str, Any]
+    reports: tuple[dict[str, Any], ...]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The first; empty where there is none."""
+        return self.reports[0] if self.reports else {}
 
 
 class Served:
@@ -40,18 +50,20 @@ class Served:
 
     def __init__(
         self, subject: Subject, store: Path | None, strategy: str = "blind", plugin: dict[str, Any] | None = None,
-        **options: Any,
+        environment: dict[str, str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
-        os.environ.pop(OPTIONS, None)
-        if store is not None:
-            os.environ[OPTIONS] = json.dumps({"store": str(store), "strategy": strategy, **(plugin or {})})
-        import sglang
         from transformers import AutoTokenizer
 
-        self.subject, self._closed = subject, False
+        self.subject = subject
         self.tokenizer = AutoTokenizer.from_pretrained(subject.folder)
-        self._engine = sglang.Engine(model_path=str(subject.folder), **SETTINGS | options)
+        variables = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", OPTIONS: ""}
+        if store is not None:
+            variables[OPTIONS] = json.dumps({"store": str(store), "strategy": strategy, **(plugin or {})})
+        self._folder = tempfile.TemporaryDirectory(prefix="sglang-")
+        self.engine = EngineProcess(
+            {"model_path": str(subject.folder), **SETTINGS, **options}, variables | (environment or {}),
+            Path(self._folder.name) / "log",
+        )  # fmt: skip
 
     def text(self, prompt: Given) -> str:
         """Return a text with a prompt's tokens; SGLang looks for a picture's markers with nothing between."""
@@ -78,7 +90,7 @@ class Served:
 
     def ask(self, prompt: Given, options: dict[str, Any] | None = None, tokens: int = 1, **more: Any) -> Answer:
         """One request alone."""
-        return _answer(self._engine.generate(**self.body(prompt, options, tokens, **more)))
+        return _answer(self.engine.call("generate", **self.body(prompt, options, tokens, **more)))
 
     def ask_all(
         self, prompts: Sequence[Given], options: Sequence[dict[str, Any] | None], tokens: int = 1, **more: Any
@@ -90,7 +102,7 @@ class Served:
         names = ("prompt", "image_data", "sampling_params", "token_ids_logprob")
         given = {name: [body[name] for body in bodies] for name in names}
         alike = {"return_logprob": True, "logprob_start_len": -1, **more}
-        return [_answer(told) for told in self._engine.generate(**given, **alike)]
+        return [_answer(told) for told in self.engine.call("generate", **given, **alike)]
 
     def learn(self, prompt: Given, **more: Any) -> dict[str, Any]:
         """Show pictures until they are stored; return the last report."""
@@ -107,21 +119,19 @@ class Served:
     def forget_prefixes(self) -> None:
         """Empty SGLang's prefix cache."""
         until = time.monotonic() + CAPTURE_SECONDS
-        while not self._engine.flush_cache().success:
+        while not self.engine.call("flush"):
             if time.monotonic() > until:
                 raise TimeoutError("the cache was not flushed")
             time.sleep(0.1)
 
-    @property
-    def engine(self) -> Any:
-        """SGLang's own."""
-        return self._engine
+    def log(self) -> str:
+        """Return what its processes wrote."""
+        return self.engine.log.read_text()
 
     def close(self) -> None:
         """End its processes."""
-        if not self._closed:
-            self._closed = True
-            self._engine.shutdown()
+        self.engine.close()
+        self._folder.cleanup()
 
 
 def _address(image: Image.Image) -> str:
@@ -137,5 +147,5 @@ def _answer(told: dict[str, Any]) -> Answer:
     for value, token, *_ in first:
         logits[token] = value
     tokens = [token for _, token, *_ in meta["output_token_logprobs"]]
-    reports = [report for report in meta.get("emblema") or () if report]
-    return Answer(logits, tokens, meta["cached_tokens"], reports[0] if reports else {})
+    reports = tuple(report for report in meta.get("emblema") or () if report)
+    return Answer(logits, tokens, meta["cached_tokens"], reports)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.link.prompt import Rows
-from emblema.sglang.batch_rewriter import may_rewrite, rewrite_batch
+from emblema.sglang.batch_rewriter import may_rewrite, rewrite_batch, share_runs
 
 
 def batch_of(bounds: list[Rows]) -> Any:
@@ -77,6 +77,21 @@ def test_rows_keep_what_is_theirs(step: tuple[list[Rows], list[tuple[Rows, ...]]
     assert [flat[place][1][1] for place in logits.next_token_logits[:, 0].tolist()] == [stop for _, stop in bounds]
     # The step itself is left as it was.
     assert batch.batch_size == len(bounds) and len(batch.input_ids) == sum(stop - start for start, stop in bounds)
+
+
+@given(steps(), st.integers(0, 6))
+def test_no_forward_has_more_sequences_than_places(step: tuple[list[Rows], list[tuple[Rows, ...]]], more: int) -> None:
+    bounds, runs = step
+    places = len(runs) + more
+    parts = share_runs(runs, places)
+    assert all(0 < sum(map(len, part)) <= places for part in parts)
+    for index, own in enumerate(runs):
+        # Each run once and in order, the last in the last forward.
+        assert tuple(run for part in parts for run in part[index]) == own and parts[-1][index][-1] == own[-1]
+    assert len(parts) == 1 or sum(map(len, parts[-1])) == places
+    rows = [rewrite_batch(batch_of(bounds), part, part is parts[-1]).batch.input_ids for part in parts]
+    whole = rewrite_batch(batch_of(bounds), runs).batch.input_ids
+    assert torch.equal(torch.cat(rows).sort().values, whole.sort().values)
 
 
 def test_a_batch_that_needs_logits_of_its_prompts_is_left() -> None:

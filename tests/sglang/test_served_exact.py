@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.models import model_folder
 from emblema import Engine
 from tests.vllm.models import Given
 
 TOLERANCE = 1e-5
 FAMILIES = ("qwen2.5-vl", "qwen3-vl")
-BUNDLED = ("reference", "reference-mha")
+BUNDLED = ("reference",)
 
 
 @dataclass
@@ -41,12 +40,13 @@ def error(answer: Any, wanted: Tensor) -> float:
     return float((answer.logits - wanted).abs().max())
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *BUNDLED])
+@pytest.fixture(
+    scope="module", params=[*FAMILIES, *BUNDLED, pytest.param("reference-deepstack", marks=pytest.mark.slow)]
+)
 def both(request, serve: Callable[..., Any], subjects, tmp_path_factory) -> Both:
     subject = subjects(request.param)
     served = serve(subject, tmp_path_factory.mktemp("store"))
-    folder = model_folder(subject.name) if subject.name == "reference-mha" else subject.folder
-    return Both(subject, served, Engine.load(folder, dtype=torch.float32))
+    return Both(subject, served, Engine.load(subject.folder, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("pictures", [1, 2, 8])
@@ -88,8 +88,8 @@ def test_patches_agree_and_auto_takes_them(both: Both, record_property) -> None:
         record_property(f"{both.subject.name} {strategy}", error(answer, both.wanted(given, strategy)))
         both.hold(given, answer, strategy)
     answer = both.served.ask(given, {"strategy": "auto"})
-    assert answer.report["strategy"] == "auto" and answer.report["linked_tokens"] > 0
-    both.hold(given, answer, "auto")
+    assert answer.report["strategy"] == "auto:patch" and answer.report["linked_tokens"] > 0
+    both.hold(given, answer, "patch-25%")
 
 
 def test_survivors_agree(both: Both) -> None:

@@ -1,5 +1,6 @@
 """What must not happen: rows of one in the answers of others, a server that ends, or an answer from rows not read."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,21 @@ def test_linked_prompts_are_the_same_in_chunks(served: Any, subject: Subject) ->
         assert float((answer.logits - wanted).abs().max()) <= 2e-5 and answer.report["linked_tokens"] > 0
 
 
+def test_several_at_once(served: Any, subject: Subject) -> None:
+    given = [subject.prompt(count, seed=80 + count) for count in (1, 3, 2)]
+    options = [{"strategy": name} for name in ("mpic-4", "blind", "full")]
+    alone = []
+    for prompt, own in zip(given, options, strict=True):
+        served.learn(prompt)
+        alone.append(served.ask(prompt, own, tokens=5))
+        served.forget_prefixes()
+    together = served.ask_all(given, options, tokens=5)
+    served.forget_prefixes()
+    for one, other in zip(alone, together, strict=True):
+        assert one.tokens == other.tokens and one.report["linked_tokens"] == other.report["linked_tokens"]
+        assert float((one.logits - other.logits).abs().max()) <= 1e-5
+
+
 def test_two_tenants(served: Any, subject: Subject) -> None:
     given = subject.prompt(1, seed=92)
     served.learn(given, cache_salt="one")
@@ -71,16 +87,55 @@ def test_two_tenants(served: Any, subject: Subject) -> None:
     assert own.report["linked_tokens"] > 0 and other.report["linked_tokens"] == 0
 
 
-def test_a_vanishing_store(served: Any, subject: Subject, folder: Path) -> None:
-    given = subject.prompt(2, seed=93)
+def test_a_request_for_log_probabilities_of_its_prompt_is_computed(served: Any, subject: Subject) -> None:
+    given = subject.prompt(1, seed=61)
+    served.learn(given)
     plain = served.ask(given, {"strategy": "full"})
-    report = served.learn(given, cache_salt="vanishing")
-    linked = served.ask(given, {"strategy": "blind"}, cache_salt="vanishing")
-    with_store(folder, lambda tenant: [tenant.delete(name) for name in report["pieces"]["chunks"]])
     served.forget_prefixes()
-    gone = served.ask(given, {"strategy": "blind", "capture": False}, cache_salt="vanishing")
-    assert linked.report["linked_tokens"] > 0 and gone.report["linked_tokens"] == 0
-    assert torch.equal(gone.logits, plain.logits)
+    assert served.ask(given, {"strategy": "blind"}).report["linked_tokens"] > 0
+    told = served.ask(given, {"strategy": "blind"}, logprob_start_len=0)
+    assert told.report == {} and float((told.logits - plain.logits).abs().max()) <= 1e-5
+    line = "emblema: a request is computed plainly: log-probabilities of its prompt need every row computed"
+    assert served.log().count(line) == 1
+
+
+def test_aborts(served: Any, subject: Subject) -> None:
+    """At any moment: while a request is planned, staged, prefilled, decoded. SGLang looks for lost slots when idle."""
+    given = subject.prompt(2, seed=94)
+    served.learn(given)
+    for place, seconds in enumerate((0.0, 0.01, 0.03, 0.1, 0.3)):
+        asked = served.engine.begin(
+            "generate", **served.body(given, {"strategy": "blind"}, 300), rid=f"aborted {place}"
+        )
+        time.sleep(seconds)
+        served.engine.call("abort", rid=f"aborted {place}")
+        asked.exception(60)
+    served.forget_prefixes()
+    answer = served.ask(given, {"strategy": "blind"})
+    assert answer.report["linked_tokens"] > 0
+
+
+def test_retracted_requests_take_their_rows_again(serve: Callable[..., Any], subject: Subject, tmp_path: Path) -> None:
+    """SGLang's own test of retraction: every third step it takes the slots of a decoding request, if there is another.
+
+    With a radix tree it would find its prompt there again.
+    """
+    served = serve(subject, tmp_path, environment={"SGLANG_TEST_RETRACT": "1"}, disable_radix_cache=True)
+    given, options = [subject.prompt(count, seed=96 + count) for count in (2, 3)], [{"strategy": "mpic-4"}] * 2
+    alone = []
+    for prompt, own in zip(given, options, strict=True):
+        served.learn(prompt)
+        alone.append(served.ask(prompt, own, tokens=12))
+        served.forget_prefixes()
+    # One alone is never retracted.
+    assert "#retracted_reqs: 1" not in served.log()
+    together = served.ask_all(given, options, tokens=12)
+    assert "#retracted_reqs: 1" in served.log()
+    for one, other in zip(alone, together, strict=True):
+        assert one.tokens == other.tokens and one.report["linked_tokens"] == other.report["linked_tokens"] > 0
+        assert float((one.logits - other.logits).abs().max()) <= 1e-5
+    assert max(len(answer.reports) for answer in together) > 1
+    assert all(report["linked_tokens"] > 0 for answer in together for report in answer.reports)
 
 
 def with_store(folder: Path, change: Callable[[Any], Any]) -> None:
@@ -91,35 +146,21 @@ def with_store(folder: Path, change: Callable[[Any], Any]) -> None:
     store.close()
 
 
-def test_an_abort(served: Any, subject: Subject) -> None:
-    import asyncio
-
-    given = subject.prompt(2, seed=94)
-    served.learn(given)
-
-    async def abort() -> None:
-        body = served.body(given, {"strategy": "blind"}, 200) | {"rid": "aborted"}
-        task = asyncio.ensure_future(served.engine.async_generate(**body))
-        await asyncio.sleep(0.2)
-        served.engine.abort_request("aborted")
-        await asyncio.wait_for(task, 60)
-
-    asyncio.get_event_loop().run_until_complete(abort())
-    answer = served.ask(given, {"strategy": "blind"})
-    assert answer.report["linked_tokens"] > 0
-
-
-def test_rows_of_zeros_change_the_answer(serve: Callable[..., Any], subject: Subject, tmp_path: Path) -> None:
-    """What is taken is read: a restarted server takes what the store has, whatever that is."""
-    given = subject.prompt(2, seed=95)
+def test_a_restarted_server_reads_what_it_takes(serve: Callable[..., Any], subject: Subject, tmp_path: Path) -> None:
+    """Rows of zeros change the answer; what is deleted, or whose file is gone, is computed."""
+    given = [subject.prompt(2, seed=number) for number in (93, 95, 97)]
     served = serve(subject, tmp_path)
-    names = served.learn(given, cache_salt="vanishing")["pieces"]["chunks"]
-    whole = served.ask(given, {"strategy": "blind"}, cache_salt="vanishing")
+    salted = {"cache_salt": "vanishing"}
+    names = [served.learn(prompt, **salted)["pieces"]["chunks"] for prompt in given]
+    plain = [served.ask(prompt, {"strategy": "full"}, **salted) for prompt in given]
+    served.forget_prefixes()
+    linked = [served.ask(prompt, {"strategy": "blind"}, **salted) for prompt in given]
+    assert all(answer.report["linked_tokens"] > 0 for answer in linked)
 
     def clear(tenant: Any) -> None:
-        with tenant.lease(names) as lease:
-            rows = {name: tuple(lease.rows[name]) for name in names}
-        for name in names:
+        with tenant.lease(names[0]) as lease:
+            rows = {name: tuple(lease.rows[name]) for name in names[0]}
+        for name in names[0]:
             chunk = tenant.find(name)
             tenant.delete(name)
             zeros = tuple(LayerRows(layer.keys, torch.zeros_like(layer.values)) for layer in rows[name])
@@ -128,6 +169,48 @@ def test_rows_of_zeros_change_the_answer(serve: Callable[..., Any], subject: Sub
     served.close()
     with_store(tmp_path, clear)
     served = serve(subject, tmp_path)
-    zeroed = served.ask(given, {"strategy": "blind", "capture": False}, cache_salt="vanishing")
-    assert zeroed.report["linked_tokens"] == whole.report["linked_tokens"] > 0
-    assert float((zeroed.logits - whole.logits).abs().max()) > 0.01
+    blind = {"strategy": "blind", "capture": False}
+    zeroed = served.ask(given[0], blind, **salted)
+    assert zeroed.report["linked_tokens"] == linked[0].report["linked_tokens"]
+    assert float((zeroed.logits - linked[0].logits).abs().max()) > 0.01
+    with_store(tmp_path, lambda tenant: [tenant.delete(name) for name in names[1]])
+    deleted = served.ask(given[1], blind, **salted)
+    for path in tmp_path.rglob("*"):
+        path.unlink() if path.is_file() else None
+    gone = served.ask(given[2], blind, **salted)
+    for answer, own in ((deleted, plain[1]), (gone, plain[2])):
+        assert answer.report["linked_tokens"] == 0 and torch.equal(answer.logits, own.logits)
+    assert "could not be loaded" in gone.report["remark"]
+
+
+def test_plain_requests_have_the_bits_of_sglang_without_the_plugin(
+    serve: Callable[..., Any], subject: Subject, tmp_path: Path
+) -> None:
+    """Before linked ones on the same prompts, after them, and after weights are changed in place: those end linking."""
+    given = [subject.prompt(1, seed=88), subject.prompt(3, seed=89)]
+    stock = serve(subject, None)
+    wanted = [stock.ask(prompt, tokens=4) for prompt in given]
+    assert not wanted[0].reports and "emblema: " not in stock.log()
+    served = serve(subject, tmp_path)
+
+    def hold(strategy: str) -> None:
+        for prompt, own in zip(given, wanted, strict=True):
+            answer = served.ask(prompt, {"strategy": strategy}, tokens=4)
+            assert answer.report.get("linked_tokens", 0) == 0
+            assert torch.equal(answer.logits, own.logits) and answer.tokens == own.tokens
+        served.forget_prefixes()
+
+    hold("full")
+    for prompt, own in zip(given, wanted, strict=True):
+        served.learn(prompt)
+        linked = served.ask(prompt, {"strategy": "blind"}, tokens=4)
+        assert linked.report["linked_tokens"] > 0 and not torch.equal(linked.logits, own.logits)
+    served.forget_prefixes()
+    hold("full")
+    # The same weights, which SGLang does not know.
+    assert served.engine.call("update_weights", folder=str(subject.folder))
+    kept = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    hold("blind")
+    assert served.ask(subject.prompt(1, seed=87)).report == {}
+    assert served.log().count("nothing is linked or kept by this server from here on") == 1
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == kept

@@ -21,7 +21,7 @@ class RewrittenBatch:
 
     Attributes:
         batch: it.
-        last: [requests] the sequence with each request's last run.
+        last: [requests] the sequence with each request's last run, of those that have one here.
     """
 
     batch: Any
@@ -43,12 +43,32 @@ def may_rewrite(batch: Any) -> bool:
     return not batch.return_logprob or all(start >= length for start, length in lengths)
 
 
-def rewrite_batch(batch: Any, runs: Sequence[tuple[Rows, ...]]) -> RewrittenBatch:
+def share_runs(runs: Sequence[tuple[Rows, ...]], places: int) -> list[list[tuple[Rows, ...]]]:
+    """Return runs shared out over forwards, one after another, so that none has more sequences than SGLang has places.
+
+    A run attends what earlier ones of its request left in the pool, in whichever forward that was.
+
+    Args:
+        runs: for each request the rows to compute, in order; no more requests than places.
+        places: sequences of a forward.
+
+    Returns:
+        for each forward the runs of each request. The last has every request's last run.
+    """
+    earlier = [(index, run) for index, own in enumerate(runs) for run in own[:-1]]
+    before = max(0, len(earlier) - (places - len(runs)))
+    parts = [earlier[start : min(start + places, before)] for start in range(0, before, places)]
+    parts.append([*earlier[before:], *((index, own[-1]) for index, own in enumerate(runs))])
+    return [[tuple(run for owner, run in part if owner == index) for index in range(len(runs))] for part in parts]
+
+
+def rewrite_batch(batch: Any, runs: Sequence[tuple[Rows, ...]], ends: bool = True) -> RewrittenBatch:
     """Return a batch with some of its rows.
 
     Args:
         batch: SGLang's `ForwardBatch` of an extend step.
-        runs: for each request the rows to compute, in order, as rows of its sequence; the last is its last one.
+        runs: for each request the rows to compute, in order, as rows of its sequence; none if it has none here.
+        ends: whether the last run of each is its last one, whose logits are wanted.
     """
     kept: list[Tensor] = []
     parents: list[int] = []
@@ -63,12 +83,13 @@ def rewrite_batch(batch: Any, runs: Sequence[tuple[Rows, ...]]) -> RewrittenBatc
             parents.append(index)
             starts.append(start)
             stops.append(stop)
-        last.append(len(parents) - 1)
+        if own:
+            last.append(len(parents) - 1)
         offset += int(batch.extend_seq_lens_cpu[index])
     device = batch.input_ids.device
     rows, owners = torch.cat(kept).to(device), torch.tensor(parents, device=device)
     lengths = [stop - start for start, stop in zip(starts, stops, strict=True)]
-    final = set(last)
+    final = set(last) if ends else set()
 
     def like(numbers: list[int], given: Tensor) -> Tensor:
         return torch.tensor(numbers, dtype=given.dtype, device=given.device)

@@ -18,7 +18,7 @@ from emblema.plugin.settings import PluginSettings
 from emblema.sglang.linked_forward import LinkedForward
 from emblema.sglang.piece_keeper import PieceKeeper
 from emblema.sglang.request_links import RequestLink, RequestLinks
-from emblema.sglang.requests import describe_request
+from emblema.sglang.requests import describe_request, marked_key
 from emblema.sglang.solo_captures import SoloQueue
 from emblema.store import Store
 from emblema.store.settings import StoreSettings
@@ -26,8 +26,9 @@ from emblema.store.settings import StoreSettings
 _log = logging.getLogger(__name__)
 ENGINE = "sglang-1"
 """The engine, and the version of how its chunks are captured."""
+HELD_PAUSE = 0.0005
+"""Seconds between two looks at requests that are planned while nothing else is to be done."""
 _TAKEN = "emblema 2026-11 sglang taken rows 1"
-_MARK = "\0emblema-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,6 @@ class SchedulerHooks:
         self._forward: LinkedForward | None = None
         self._captures: SoloQueue | None = None
         self._held: OrderedDict[str, HeldRequest] = OrderedDict()
-        self._waits = False
 
     def start(self, result: None, scheduler: Any, *given: Any, **named: Any) -> None:
         """Open the store, once the scheduler is made; where the server is unfit, everything is computed plainly."""
@@ -77,7 +77,6 @@ class SchedulerHooks:
                 runner, scheduler.token_to_kv_pool_allocator, spec, links, keeper, self._captures
             )
             self._links = links
-            self._waits = bool(scheduler.server_args.sleep_on_idle)
         except (EmblemaError, OSError) as error:
             _log.warning("emblema: nothing is linked or kept by this server: %s", error)
 
@@ -100,8 +99,6 @@ class SchedulerHooks:
             queue(scheduler, request, *given, **named)
             return
         self._held[request.rid] = HeldRequest(request, link, lambda: queue(scheduler, request, *given, **named))
-        if self._waits:
-            link.planned.wait()
 
     def release(self, scheduler: Any, *given: Any, **named: Any) -> None:
         """Have SGLang queue the requests that are planned, in order."""
@@ -124,14 +121,13 @@ class SchedulerHooks:
     def _queue(self, scheduler: Any, name: str, held: HeldRequest) -> None:
         del self._held[name]
         plan, request = held.link.plan, held.request
-        own_key = (request.extra_key or "").partition(_MARK)[0]
         if plan is not None and plan.cached.spans and not request.is_retracted:
             taken = sum(stop - start for start, stop in plan.cached.spans)
             if prefix_rows(scheduler, request) >= taken:
                 plan.decline("the prefix cache has as much of it, exactly")
         if plan is not None and plan.cached.private_from(0) is not None:
             # Its rows are approximate: only a prompt that takes the same finds them.
-            request.extra_key = f"{own_key}{_MARK}{taken_digest(plan.plan)}"
+            request.extra_key = marked_key(request, taken_digest(plan.plan))
         held.queue()
 
     # steps
@@ -142,10 +138,29 @@ class SchedulerHooks:
             return stock(runner, batch, *given, **named)
         return self._forward(stock, batch, *given, **named)
 
-    def use_idle_moment(self, scheduler: Any, *given: Any, **named: Any) -> None:
-        """Capture what waits for that, if no request is there."""
-        if self._forward is not None and not self._held and scheduler.is_fully_idle():
-            self._forward.capture(idle=True)
+    def spend_idle_moment(self, idle: Callable[..., None], scheduler: Any, *given: Any, **named: Any) -> None:
+        """Let held requests be planned, or capture what waits for that, before SGLang may sleep until the next one."""
+        if self._held:
+            # The threads that plan and stage need the interpreter, which a turning loop would keep.
+            time.sleep(HELD_PAUSE)
+            return
+        # Memory that was given back to the device has no slots.
+        there = self._forward is not None and scheduler.is_fully_idle() and not scheduler.weight_updater.offload_tags
+        if there and self._forward is not None and self._forward.capture(idle=True):
+            return
+        idle(scheduler, *given, **named)
+
+    # weights
+
+    def stop(self, *given: Any, **named: Any) -> None:
+        """Link and keep nothing from here on: weights are changed in place, and what is stored is of others."""
+        if self._links is None:
+            return
+        _log.warning("emblema: weights are changed in place: nothing is linked or kept by this server from here on")
+        self._links = self._forward = self._captures = None
+        while self._held:
+            _, held = self._held.popitem(last=False)
+            held.queue()
 
 
 def prefix_rows(scheduler: Any, request: Any) -> int:
@@ -170,6 +185,7 @@ def taken_digest(plan: LinkPlan) -> str:
 def unfit(scheduler: Any, runner: Any) -> str | None:
     """Return why a server cannot link; None if it can."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.models.transformers import MultiModalMixin
 
     options = scheduler.server_args
     for name, most in (("tp_size", 1), ("pp_size", 1), ("dp_size", 1), ("attn_cp_size", 1), ("dcp_size", 1)):
@@ -183,6 +199,8 @@ def unfit(scheduler: Any, runner: Any) -> str | None:
         return "two halves of a batch overlap, which is not known to keep a prompt's runs together"
     if getattr(options, "enable_hierarchical_cache", False):
         return "its hierarchical cache would keep approximate rows in slower tiers"
+    if isinstance(runner.model, MultiModalMixin):
+        return "SGLang has no such model of its own, and transformers' forward wants all rows of a picture in one step"
     pool = runner.token_to_kv_pool
     if type(pool) is not MHATokenToKVPool:
         return f"its pool of rows is a {type(pool).__name__}; rows are written into MHATokenToKVPool alone"

@@ -13,7 +13,7 @@ from emblema.plugin.host_copies import HostCopier, PendingCopies
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.request_plan import RequestPlan
 from emblema.plugin.spans import StepRows
-from emblema.sglang.batch_rewriter import RewrittenBatch, may_rewrite, rewrite_batch
+from emblema.sglang.batch_rewriter import RewrittenBatch, may_rewrite, rewrite_batch, share_runs
 from emblema.sglang.encodings import encoding_of, hand_over
 from emblema.sglang.piece_keeper import ComputedPrompt, PieceKeeper
 from emblema.sglang.pool_rows import PoolRows
@@ -54,6 +54,9 @@ class LinkedForward:
         self._links, self._keeper, self._captures = links, keeper, captures
         self._rows = PoolRows(runner.token_to_kv_pool, spec.layouts, spec.dtype)
         self._copier = HostCopier.of(spec.device)
+        # SGLang's own buffers, and those of attention backends, have so many places for sequences.
+        size = int(runner.req_to_token_pool.size)
+        self._places = min(size, int(runner.memory_pool_config.max_running_requests or size))
         self._stock: Forward | None = None
 
     @property
@@ -74,9 +77,11 @@ class LinkedForward:
         if not any(links):
             return stock(self._runner, batch, *given, **named)
         rewritten = self._link(batch, links)
-        output = stock(self._runner, batch if rewritten is None else rewritten.batch, *given, **named)
-        if rewritten is not None:
-            rewritten.restore(output)
+        for earlier in rewritten[:-1]:
+            stock(self._runner, earlier.batch, *given, **named)
+        output = stock(self._runner, rewritten[-1].batch if rewritten else batch, *given, **named)
+        if rewritten:
+            rewritten[-1].restore(output)
         reports = [self._finish(batch, index, link) for index, link in enumerate(links)]
         if any(report is not None for report in reports) and output.logits_output is not None:
             output.logits_output.customized_info = {**(output.logits_output.customized_info or {}), REPORT: reports}
@@ -91,10 +96,10 @@ class LinkedForward:
         table = self._runner.req_to_token_pool.req_to_token
         return table[batch.req_pool_indices[index], :rows].to("cpu", torch.int64)
 
-    def _link(self, batch: Any, links: Sequence[RequestLink | None]) -> RewrittenBatch | None:
-        """Write the rows that a step takes, and return the step with the others; None where it computes all."""
+    def _link(self, batch: Any, links: Sequence[RequestLink | None]) -> list[RewrittenBatch]:
+        """Write the rows that a step takes, and return the forwards of the others; none where it computes all."""
         if not may_rewrite(batch):
-            return None
+            return []
         runs: list[tuple[Rows, ...]] = []
         linked = False
         for index, (name, link) in enumerate(zip(batch.rids, links, strict=True)):
@@ -107,7 +112,10 @@ class LinkedForward:
                 linked = True
             else:
                 runs.append((bounds,))
-        return rewrite_batch(batch, runs) if linked else None
+        if not linked:
+            return []
+        forwards = share_runs(runs, self._places)
+        return [rewrite_batch(batch, part, part is forwards[-1]) for part in forwards]
 
     def _write(self, name: str, link: RequestLink, batch: Any, index: int, rows: StepRows) -> bool:
         plan, staged = link.plan, self._links.staged(name)
@@ -169,14 +177,15 @@ class LinkedForward:
 
     # chunks alone
 
-    def capture(self, idle: bool) -> None:
-        """Prefill chunks alone that the store lacks, if the moment is quiet.
+    def capture(self, idle: bool) -> bool:
+        """Prefill chunks alone that the store lacks, if the moment is quiet; return whether any was.
 
         Args:
             idle: whether no request is there.
         """
-        if self._captures is not None and self._stock is not None:
-            self._captures.run(idle, self._capture)
+        if self._captures is None or self._stock is None:
+            return False
+        return self._captures.run(idle, self._capture)
 
     def _capture(self, wanted: SoloCapture) -> bool:
         chunk, pool = wanted.chunk, self._runner.req_to_token_pool

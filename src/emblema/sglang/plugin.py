@@ -14,6 +14,9 @@ OPTIONS = "EMBLEMA_SGLANG"
 """The variable with the plugin's options as JSON. SGLang's processes inherit it; without it nothing is hooked."""
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+WEIGHT_CHANGES = ("update_weights_from_disk", "begin_weight_update", "update_weights_from_ipc")
+"""What may change a model in place; all other changes of weights come after `begin_weight_update`."""
 
 
 def check_version() -> None:
@@ -73,7 +76,8 @@ def register() -> None:
         (f"{SCHEDULER}._add_request_to_queue", hooks.hold, HookType.AROUND),
         (f"{SCHEDULER}.get_next_batch_to_run", hooks.release, HookType.BEFORE),
         (f"{SCHEDULER}.abort_request", hooks.release_all, HookType.BEFORE),
-        (f"{SCHEDULER}.on_idle", hooks.use_idle_moment, HookType.BEFORE),
+        (f"{SCHEDULER}.on_idle", hooks.spend_idle_moment, HookType.AROUND),
         (f"{RUNNER}.forward", hooks.forward, HookType.AROUND),
+        *((f"{UPDATER}.{name}", hooks.stop, HookType.BEFORE) for name in WEIGHT_CHANGES),
     ):
         HookRegistry.register(target, hook, kind)

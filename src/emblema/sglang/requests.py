@@ -15,6 +15,7 @@ from emblema.plugin.request_plan import MediaItem, ServedRequest
 
 _SHOWN = "emblema 2026-11 sglang shown media 1"
 OPTIONS = "emblema"
+_MARK = "\0emblema-"
 
 
 def describe_request(request: Any) -> ServedRequest:
@@ -24,7 +25,7 @@ def describe_request(request: Any) -> ServedRequest:
     refusal = _refusal(request, shown)
     items = () if refusal is not None else tuple(_described(index, item) for index, item in enumerate(shown))
     options = (request.sampling_params.custom_params or {}).get(OPTIONS)
-    salt = "\0".join(part for part in (request.cache_salt, request.extra_key) if part)
+    salt = "\0".join(part for part in (request.cache_salt, _own_key(request)) if part)
     return ServedRequest(
         tuple(request.origin_input_ids_unpadded),
         items,
@@ -34,6 +35,15 @@ def describe_request(request: Any) -> ServedRequest:
         request,
         partial(_digests, shown) if refusal is None else None,
     )
+
+
+def marked_key(request: Any, mark: str) -> str:
+    """Return a request's `extra_key` with a mark in the place of one that an earlier plan left there."""
+    return f"{_own_key(request)}{_MARK}{mark}"
+
+
+def _own_key(request: Any) -> str:
+    return str(request.extra_key or "").partition(_MARK)[0]
 
 
 def _described(index: int, item: Any) -> MediaItem:

@@ -28,8 +28,10 @@ CPU_DEFAULTS: Mapping[str, str | None] = {
     "--mm-attention-backend": "sdpa",
     "--sampling-backend": "pytorch",
     "--disable-cuda-graph": None,
+    "--sleep-on-idle": None,
 }
-"""Where there is no GPU: what needs no kernels that are compiled for one kind of processor."""
+"""Where there is no GPU: what needs no kernels that are compiled for one kind of processor. The last leaves the cores
+alone while no request is there."""
 
 
 def check_installed() -> None:

@@ -7,7 +7,11 @@ NAMES: tuple[NamesOf, ...] = (
     names_of(
         "sglang.srt.managers.scheduler", "Scheduler",
         "_add_request_to_queue get_next_batch_to_run abort_request on_idle is_fully_idle server_args tree_cache "
-        "tp_worker token_to_kv_pool_allocator model_config",
+        "tp_worker token_to_kv_pool_allocator model_config init_weight_updater",
+    ),
+    names_of(
+        "sglang.srt.managers.scheduler_components.weight_updater", "SchedulerWeightUpdaterManager",
+        "update_weights_from_disk begin_weight_update update_weights_from_ipc offload_tags",
     ),
     names_of("sglang.srt.managers.io_struct", "AbortReq", "rid abort_all"),
     names_of(
@@ -27,7 +31,9 @@ NAMES: tuple[NamesOf, ...] = (
     names_of("sglang.srt.managers.mm_schedule", "EmbeddingResult", "embedding"),
     names_of("sglang.srt.mem_cache.base_prefix_cache", "BasePrefixCache", "match_prefix"),
     names_of("sglang.srt.mem_cache.base_prefix_cache", "MatchResult", "device_prefix_len"),
-    names_of("sglang.srt.model_executor.model_runner", "ModelRunner", "forward"),
+    names_of("sglang.srt.model_executor.model_runner", "ModelRunner", "forward memory_pool_config"),
+    names_of("sglang.srt.model_executor.pool_configurator", "MemoryPoolConfig", "max_running_requests"),
+    names_of("sglang.srt.models.transformers", "MultiModalMixin", "get_image_feature"),
     names_of(
         "sglang.srt.model_executor.forward_batch_info", "ForwardBatch",
         "forward_mode batch_size input_ids req_pool_indices req_pool_indices_cpu seq_lens seq_lens_cpu seq_lens_sum "
@@ -40,7 +46,9 @@ NAMES: tuple[NamesOf, ...] = (
         "sglang.srt.layers.logits_processor", "LogitsProcessorOutput",
         "next_token_logits hidden_states customized_info",
     ),
-    names_of("sglang.srt.mem_cache.memory_pool", "ReqToTokenPool", "req_to_token available_size alloc_rows free_rows"),
+    names_of(
+        "sglang.srt.mem_cache.memory_pool", "ReqToTokenPool", "req_to_token size available_size alloc_rows free_rows"
+    ),
     names_of(
         "sglang.srt.mem_cache.memory_pool", "MHATokenToKVPool", "get_key_buffer get_value_buffer store_dtype dtype"
     ),

@@ -55,25 +55,27 @@ class SoloQueue:
             media = solo_media(plan.request.source, item, chunk)
             self._waiting.append(SoloCapture(plan.request.store_salt, chunk, media))
 
-    def run(self, idle: bool, capture: Callable[[SoloCapture], bool]) -> None:
-        """Capture what a moment has time for.
+    def run(self, idle: bool, capture: Callable[[SoloCapture], bool]) -> bool:
+        """Capture what a moment has time for; return whether that was anything.
 
         Args:
             idle: whether no request is there.
             capture: prefills a chunk; returns False where there is no room for it now.
         """
         if not self._waiting:
-            return
-        now = time.monotonic()
+            return False
+        captured, now = False, time.monotonic()
         self.quiet.look(now)
         for _ in range(min(self.quiet.captures(now, idle), len(self._waiting))):
             self.quiet.begin(now)
             wanted = self._waiting.popleft()
             if not capture(wanted):
                 self._waiting.appendleft(wanted)
-                return
+                break
+            captured = True
             self._requested[wanted.chunk.id] = time.monotonic()
             self.quiet.end(time.monotonic())
+        return captured
 
 
 def solo_batch(chunk: Chunk, media: Any, row: int, slots: Tensor) -> Any:
