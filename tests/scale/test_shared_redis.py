@@ -1,13 +1,24 @@
-"""Two servers with folders of their own share a Redis: what one made the other takes, and without it answers go on."""
+"""Two servers with folders of their own share a Redis: what one made the other takes, and without it answers go on.
 
+EMBLEMA_REDIS_GONE_SECONDS says for how long Redis is gone under load; 60 is what has to hold, the default is shorter.
+"""
+
+import base64
+import os
+import threading
 import time
+from statistics import median
 
+import httpx
+import openai
 import pytest
 
 from tests.serve.servers import serving
 from tests.store.remote.servers import RedisServer
 
 pytestmark = pytest.mark.slow
+GONE_SECONDS = float(os.environ.get("EMBLEMA_REDIS_GONE_SECONDS", "5"))
+DELETION_SECONDS = 1.0
 QUESTION = {"type": "text", "text": "on which land does the moon stand ?"}
 
 
@@ -26,28 +37,142 @@ def upload(client, png):
     return file.id
 
 
-def test_redis_that_is_gone_makes_slower_and_nothing_wrong(tmp_path, pngs):
-    redis = RedisServer(tmp_path)
+class Load:
+    """Chats from threads, to both servers all the time: half name files, half send the pictures themselves."""
+
+    def __init__(self, servers, ids, pngs):
+        self.answers, self._ended = [], threading.Event()
+        urls = [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs]
+        parts = {
+            "file": [{"type": "file", "file": {"file_id": id}} for id in ids],
+            "sent": [{"type": "image_url", "image_url": {"url": url}} for url in urls],
+        }
+        pairs = [(server, kind) for server in servers for kind in parts]
+        self._threads = [
+            threading.Thread(target=self._chat, args=(server, kind, parts[kind])) for server, kind in pairs
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _chat(self, server, kind, parts):
+        body = {"model": "reference", "strategy": "blind",
+                "messages": [{"role": "user", "content": [*parts, QUESTION]}]}  # fmt: skip
+        with server.http() as http:
+            while not self._ended.is_set():
+                began = time.monotonic()
+                answer = http.post("/v1/chat/completions", json=body)
+                told = answer.json()["choices"][0]["message"]["content"] if answer.status_code == 200 else None
+                self.answers.append((began, time.monotonic() - began, kind, answer.status_code, told))
+
+    def between(self, start, end):
+        return [answer for answer in list(self.answers) if start <= answer[0] < end]
+
+    def end(self):
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a request hangs"
+
+
+@pytest.mark.parametrize("kept", ["folder", "redis"], ids=["files in folders", "files in redis"])
+def test_redis_that_is_gone_under_load_makes_slower_and_nothing_wrong(tmp_path, pngs, kept, record_property):
+    redis = RedisServer(tmp_path, "--appendonly", "yes")
+    shared = {"redis": redis.url, "deletion_seconds": DELETION_SECONDS}
+    shared |= {"files_redis": redis.url} if kept == "redis" else {}
     try:
-        shared = {"redis": redis.url, "deletion_seconds": 1.0}
         with serving(tmp_path / "a", **shared) as first, serving(tmp_path / "b", **shared) as second:
-            told = [ask(server.client(), pngs) for server in (first, second)]
-            assert told[0] == told[1]
+            servers = (first, second)
             ids = [upload(first.client(), png) for png in pngs]
-            redis.stop()
-            time.sleep(1.0)
-            # Both compute what they may not take any more.
-            assert [ask(server.client(), pngs)[0] for server in (first, second)] == [told[0][0]] * 2
-            with first.http() as http:
-                assert http.delete(f"/v1/files/{ids[0]}").status_code >= 500
-                assert http.get(f"/v1/files/{ids[0]}").status_code == 200
-            redis.start()
-            deadline = time.monotonic() + 30
-            with first.http() as http:
-                while http.delete(f"/v1/files/{ids[0]}").status_code != 200:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.2)
-                assert http.get(f"/v1/files/{ids[0]}").status_code == 404
-            assert [ask(server.client(), pngs)[0] for server in (first, second)] == [told[0][0]] * 2
+            if kept == "folder":
+                assert [upload(second.client(), png) for png in pngs] == ids
+            (expected, _), (other, _) = (ask(server.client(), pngs) for server in servers)
+            assert expected == other
+            load = Load(servers, ids, pngs)
+            try:
+                began = time.monotonic()
+                wait(lambda: len(load.answers) > 20)
+                gone = time.monotonic()
+                redis.stop()
+                time.sleep(GONE_SECONDS / 2)
+                with second.http() as http:
+                    assert http.delete(f"/v1/files/{ids[0]}").status_code >= 500, "who else would hear of it"
+                time.sleep(max(0.0, gone + GONE_SECONDS - time.monotonic()))
+                redis.start()
+                back = time.monotonic()
+                with second.http() as http:
+                    wait(lambda: http.get(f"/v1/files/{ids[0]}").status_code == 200)
+                    wait(lambda: upload(first.client(), pngs[0]) == ids[0])
+                found = time.monotonic()
+                wait(lambda: len(load.between(found, time.monotonic())) > 20)
+            finally:
+                load.end()
+            phases = {
+                "before": load.between(began, gone),
+                "gone": load.between(gone, back),
+                "back": load.between(found, 1e12),
+            }
+            for name, answers in phases.items():
+                record_property(f"median seconds, {name}", median(answer[1] for answer in answers))
+                print(f"{kept}, {name}: {len(answers)} answers, {median(answer[1] for answer in answers) * 1e3:.0f} ms")
+            told = {answer[4] for answer in load.answers if answer[3] == 200}
+            assert told == {expected}, "no answer is wrong"
+            assert {answer[3] for name in ("before", "back") for answer in phases[name]} == {200}
+            refused = {(answer[2], answer[3]) for answer in load.answers if answer[3] != 200}
+            # Where files are in Redis, nobody can say meanwhile whether one was deleted.
+            assert refused <= ({("file", 503)} if kept == "redis" else set())
+            sent = [answer for answer in phases["gone"] if answer[2] == "sent"]
+            assert len(sent) > 4 and {answer[3] for answer in sent} == {200}
+            check_deletion(servers, ids[0], kept)
     finally:
         redis.stop()
+
+
+def check_deletion(servers, id, kept):
+    """A deletion that one server acknowledges is honoured by the other; by both where each has files of its own."""
+    first, second = servers
+    with first.http() as ours, second.http() as theirs:
+        assert ours.delete(f"/v1/files/{id}").status_code == 200
+        if kept == "redis":
+            assert theirs.get(f"/v1/files/{id}").status_code == 404
+            body = {"model": "reference", "messages": [
+                {"role": "user", "content": [{"type": "file", "file": {"file_id": id}}, QUESTION]}]}  # fmt: skip
+            assert theirs.post("/v1/chat/completions", json=body).status_code == 404
+
+
+def test_what_is_uploaded_to_one_is_read_and_bounded_by_both(tmp_path, pngs):
+    redis = RedisServer(tmp_path, "--appendonly", "yes")
+    shared = {"redis": redis.url, "files_redis": redis.url, "deletion_seconds": DELETION_SECONDS,
+              "quota_bytes": sum(map(len, pngs)) + 50}  # fmt: skip
+    try:
+        with serving(tmp_path / "a", **shared) as first, serving(tmp_path / "b", **shared) as second:
+            ids = [upload(first.client(), png) for png in pngs]
+            parts = [{"type": "file", "file": {"file_id": id}} for id in ids]
+            body = {"model": "reference", "strategy": "blind", "messages": [
+                {"role": "user", "content": [*parts, QUESTION]}]}  # fmt: skip
+            with first.http() as ours, second.http() as theirs:
+                assert len(theirs.get("/v1/files").json()["data"]) == len(ids)
+                answers = [http.post("/v1/chat/completions", json=body).json() for http in (ours, theirs)]
+                texts = [answer["choices"][0]["message"]["content"] for answer in answers]
+                assert texts[0] == texts[1]
+                taken = answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert taken > 0, "rows that the first made come from Redis"
+                beyond = theirs.post("/v1/files", files={"file": ("a.txt", b"x" * 51)})
+                assert beyond.status_code == 413
+                assert theirs.get(f"/v1/files/{ids[0]}/content").content == pngs[0]
+                assert theirs.delete(f"/v1/files/{ids[0]}").status_code == 200
+                assert ours.get(f"/v1/files/{ids[0]}/content").status_code == 404
+                assert theirs.post("/v1/files", files={"file": ("a.txt", b"x" * 51)}).status_code == 200
+    finally:
+        redis.stop()
+
+
+def wait(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if condition():
+                return
+        except (httpx.HTTPError, openai.APIStatusError):
+            pass
+        assert time.monotonic() < end
+        time.sleep(0.1)

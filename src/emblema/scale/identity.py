@@ -1,12 +1,16 @@
 """What all replicas of a cluster have in common: one that is another model's, or another version's, is refused."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import emblema
 from emblema.errors import EmblemaError
 from emblema.store.files import make_folder, write_once
+from emblema.store.remote.options import RemoteOptions
+from emblema.store.remote.redis import make_caller, open_redis
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,36 +21,77 @@ class ReplicaIdentity:
         model: fingerprint of the weights, the configuration and the dtype.
         name: as clients call it.
         version: of this package.
+        tenants: fingerprint of the secret that tenants' salts follow from; empty where there are no keys.
     """
 
     model: str
     name: str
     version: str = emblema.__version__
+    tenants: str = ""
 
 
-def join_cluster(folder: Path, cluster: str, own: ReplicaIdentity) -> None:
+FirstWritten = Callable[[str, bytes], bytes]
+"""Keeps bytes under a cluster's name unless there are some already; returns those that are there then.
+
+Raises:
+    EmblemaError: it cannot be done.
+"""
+
+
+def join_cluster(first_written: Sequence[FirstWritten], cluster: str, own: ReplicaIdentity) -> None:
     """Take part in a cluster, whose first replica says what it is.
 
     Args:
-        folder: that all replicas share.
+        first_written: where it says so: in all that replicas share.
         cluster: its name; a rolling change of model or version takes another.
 
     Raises:
-        EmblemaError: the others serve another model or version, or the folder cannot be written.
+        EmblemaError: the others serve another model or version, or know other tenants, or nothing can be written.
     """
-    place = folder / "clusters" / f"{cluster}.json"
     if not cluster or not cluster.replace("-", "").replace("_", "").isalnum():
         raise EmblemaError(f"{cluster!r} is no name of a cluster: give letters, digits, - and _")
-    try:
-        make_folder(place.parent, mode=0o700)
-        found = json.loads(write_once(place, json.dumps(asdict(own)).encode()))
-        theirs = ReplicaIdentity(**found)
-    except OSError as error:
-        raise EmblemaError(f"{place} cannot be written: {error}") from error
-    except (ValueError, TypeError) as error:
-        raise EmblemaError(f"{place} is damaged ({error}): delete it when no replica runs") from error
-    if theirs != own:
-        raise EmblemaError(
-            f"the cluster {cluster!r} serves {theirs.name} ({theirs.model[:12]}, version {theirs.version}), this "
-            f"replica is {own.name} ({own.model[:12]}, version {own.version}): name another cluster to serve both"
-        )
+    for write in first_written:
+        try:
+            theirs = ReplicaIdentity(**json.loads(write(cluster, json.dumps(asdict(own)).encode())))
+        except (ValueError, TypeError) as error:
+            raise EmblemaError(
+                f"what the cluster {cluster!r} is cannot be read ({error}): delete it when no replica runs"
+            ) from error
+        if theirs.tenants != own.tenants and replace(theirs, tenants=own.tenants) == own:
+            raise EmblemaError(
+                f"the replicas of the cluster {cluster!r} know tenants by another secret: give this one the others' "
+                "serve/serve-secret and serve/keys.sqlite"
+            )
+        if theirs != own:
+            raise EmblemaError(
+                f"the cluster {cluster!r} serves {theirs.name} ({theirs.model[:12]}, version {theirs.version}), this "
+                f"replica is {own.name} ({own.model[:12]}, version {own.version}): name another cluster to serve both"
+            )
+
+
+def in_folder(folder: Path) -> FirstWritten:
+    """Return what writes into a folder that replicas share."""
+
+    def write(cluster: str, data: bytes) -> bytes:
+        place = folder / "clusters" / f"{cluster}.json"
+        try:
+            make_folder(place.parent, mode=0o700)
+            return write_once(place, data)
+        except OSError as error:
+            raise EmblemaError(f"{place} cannot be written: {error}") from error
+
+    return write
+
+
+def in_redis(url: str, prefix: str = "emblema") -> FirstWritten:
+    """Return what writes to a Redis server that replicas share."""
+    options = RemoteOptions(prefix)
+    client, address = open_redis(url, options)
+    caller = make_caller(url, address, options)
+
+    def write(cluster: str, data: bytes) -> bytes:
+        key = f"{prefix}/clusters/{cluster}"
+        caller.store(key, partial(client.set, nx=True), key, data)
+        return bytes(caller.store(key, client.get, key) or data)
+
+    return write

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emblema.errors import EmblemaError
-from emblema.scale.identity import ReplicaIdentity, join_cluster
+from emblema.scale.identity import ReplicaIdentity, in_folder, in_redis, join_cluster
 from emblema.serve.app import make_app
 from emblema.serve.running import collect_beside_program
 from emblema.serve.service import Service
@@ -58,12 +58,19 @@ class ServerReplica:
         await self._lifespan.__aenter__()
         try:
             service: Service = await self._app.state.loading
-            own = ReplicaIdentity(service.engine.engine.adapter.fingerprint, self._settings.name)
-            await asyncio.to_thread(join_cluster, self._settings.folder, cluster, own)
+            await asyncio.to_thread(self._join, service, cluster)
         except EmblemaError:
             await self.close()
             raise
         collect_beside_program()
+
+    def _join(self, service: Service, cluster: str) -> None:
+        settings = self._settings
+        fingerprint = service.engine.engine.adapter.fingerprint
+        own = ReplicaIdentity(fingerprint, settings.name, tenants=service.keys.fingerprint)
+        shared = settings.files_redis or settings.redis
+        places = [in_folder(settings.folder), *([] if shared is None else [in_redis(shared)])]
+        join_cluster(places, cluster, own)
 
     async def answer(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
         """Yield the start of the answer and then its body, in pieces."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Unpack
 
 from emblema.errors import StoreError
 from emblema.serve.faults import ServeError
-from emblema.store.remote.calls import Caller, UnansweredError
+from emblema.store.remote.calls import Caller, RestingError, UnansweredError
 from emblema.store.remote.options import RemoteKeywords, RemoteOptions
 from emblema.store.remote.s3 import import_obstore, open_bucket, s3_caller
 
@@ -122,7 +122,8 @@ def answered(caller: Caller, action: Callable[..., Any], *arguments: Any) -> Any
     try:
         return caller.call(action, *arguments)
     except UnansweredError as error:
-        _LOG.warning("files cannot be reached: %s", error)
+        # While the server is left alone, each request would say so.
+        _LOG.log(logging.DEBUG if isinstance(error, RestingError) else logging.WARNING, "no files: %s", error)
         raise ServeError(503, "files cannot be reached for now: try again", "files_unavailable") from None
     except FileNotFoundError:
         raise

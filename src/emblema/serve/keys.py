@@ -22,6 +22,7 @@ CREATE TABLE IF NOT EXISTS keys (
 )
 """
 _SALT = "emblema 2026-11 tenant salt 1"
+_FINGERPRINT = "emblema 2026-11 server secret fingerprint 1"
 _CACHE_SALT = "emblema 2026-11 vllm tenant salt 1"
 _PREFIX = "emb"
 _DUMMY = hashlib.sha256(b"").digest()
@@ -112,6 +113,11 @@ class KeyRing:
     def salt(self, tenant: str) -> bytes:
         """Return a tenant's salt."""
         return blake3(tenant.encode(), key=blake3(self._secret, derive_key_context=_SALT).digest()).digest()
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the secret: rings of one secret know tenants alike. Empty where there are no keys."""
+        return blake3(self._secret, derive_key_context=_FINGERPRINT).hexdigest() if len(self) else ""
 
     def tenants_named(self, name: str, owner: str) -> Iterator[Tenant]:
         """Yield the tenant of a name, if the owner is its; none where the folder's secret is another than it was."""

@@ -72,7 +72,7 @@ class RedisFileStore:
         self.expire()
         owner, id, own = tenant.owner, file_id(tenant.owner, data), secrets.token_hex(8)
         values = (owner, id, tenant.name, name, purpose, len(data), "" if seconds is None else seconds, int(renew))
-        quota = tenant.quota or self._quota
+        quota = int(tenant.quota or self._quota)
         # Bytes that are here already are not sent again, and those beyond the quota not at all.
         answer, total, kept = self._run("add", *values, quota, "")
         if answer == _WANTED:
