@@ -16,6 +16,11 @@ def place(
     real: Annotated[
         str | None, typer.Option(help="Numbers of real replicas, with commas: each policy serves a trace; needs Ray.")
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(help="Figures of earlier runs, with commas, for what is not measured now."),
+    ] = None,
+    plots: Annotated[bool, typer.Option(help="Draw plots beside the tables.")] = True,
     quick: Quick = False,
     seed: DrawnSeed = None,
     figures: Figures = None,
@@ -24,6 +29,7 @@ def place(
 ) -> None:
     """Simulate many replicas under five policies of placement, and time the router; costs are our own measured ones."""
     from benchmarks.place.amounts import amounts_of
+    from benchmarks.place.beside import filled
     from benchmarks.place.costs import measured_costs
     from benchmarks.place.real import RealOptions, measure
     from benchmarks.place.report import plain_rows, tables_of, write_report
@@ -59,7 +65,8 @@ def place(
         "rows": rows, "routing": plain_rows(routing), "amounts": plain_rows(amounts), "real": plain_rows(served),
         "streams": plain_rows(streams),
     }  # fmt: skip
+    found = filled(found, [Path(name) for name in comma_list(beside or "")])
     write_rows(found, listing)
-    for tables in tables_of(found):
+    for tables in tables_of(found, plots):
         show_tables(screen, tables)
-    screen.print(f"report: {write_report(found, folder)}   figures: {listing}", soft_wrap=True)
+    screen.print(f"report: {write_report(found, folder, plots)}   figures: {listing}", soft_wrap=True)

@@ -22,14 +22,22 @@ TITLES = {
 OURS, OTHERS = "set affinity", ("session hash", "two choices")
 ROUTING_SECONDS = 100.0
 """Microseconds that a request's routing may take."""
+TAKEN = {
+    "rows": "Simulated clusters",
+    "routing": "Times of the router",
+    "amounts": "Amounts",
+    "real": "Real replicas",
+    "streams": "Streams",
+}
+"""What figures of an earlier run are called."""
 PARTS = len(TITLES) + 3
 """Parts that there are."""
 
 
-def tables_of(found: dict[str, Any]) -> list[ModelTables]:
+def tables_of(found: dict[str, Any], plots: bool = True) -> list[ModelTables]:
     """Return what was measured as tables, for each set of costs, and the router's own."""
     rows = found["rows"]
-    simulated = [ModelTables(f"costs-{name}", tuple(_studies(name, rows))) for name in _order(rows, "costs")]
+    simulated = [ModelTables(f"costs-{name}", tuple(_studies(name, rows, plots))) for name in _order(rows, "costs")]
     return [*simulated, ModelTables("router", tuple(_router(found)))]
 
 
@@ -37,7 +45,7 @@ def _order(rows: Sequence[dict[str, Any]], column: str) -> list[Any]:
     return list(dict.fromkeys(row[column] for row in rows))
 
 
-def _studies(costs: str, rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
+def _studies(costs: str, rows: Sequence[dict[str, Any]], drawn: bool) -> Iterator[Table]:
     mine = [row for row in rows if row["costs"] == costs]
     for study in _order(mine, "study"):
         title, across = TITLES[study]
@@ -52,7 +60,9 @@ def _studies(costs: str, rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
         columns = ("policy", across, "chunks", "device", "host", "shared", "computed", "TB", "p50 ms", "p99 ms",
                    "imbalance")  # fmt: skip
         plots = tuple(
-            Plot(across, up, "policy", doubling=study == "replicas") for up in ("device", "TB", "p50 ms", "p99 ms")
+            Plot(across, up, "policy", doubling=study == "replicas")
+            for up in ("device", "TB", "p50 ms", "p99 ms")
+            if drawn
         )
         note = (
             "Shares of pictures by the tier that had them, bytes that the shared tier gave, seconds to the first "
@@ -190,11 +200,13 @@ def _streams(rows: Sequence[dict[str, Any]]) -> Table:
     return Table("streams", "Streams by data partition", note, columns, cells)
 
 
-def write_report(found: dict[str, Any], folder: Path) -> Path:
-    """Write `place.md` and its plots into a folder; returns the page's path."""
+def write_report(found: dict[str, Any], folder: Path, plots: bool = True) -> Path:
+    """Write `place.md`, and its plots where they are asked for, into a folder; returns the page's path."""
     asked, remarks = found["asked"], []
+    for name, told in found.get("taken", {}).items():
+        remarks.append(f"{TAKEN[name]}: of the run of {told['date']} with the seed {told['seed']}.")
     if found["rows"]:
-        remarks = [
+        remarks += [
             f"Costs `{one['name']}`: {one['device'] * 1e3:.1f} ms a picture from memory, {one['disk'] * 1e3:.1f} from "
             f"disk, {one['computed'] * 1e3:.0f} computed; {one['bytes']:,} bytes ({one['source']})."
             for one in found["costs"]
@@ -205,11 +217,10 @@ def write_report(found: dict[str, Any], folder: Path) -> Path:
             "Each setting is as the others but for what its table says: 50 replicas, 100,000 pictures, 700 of them in "
             "a replica's memory and 8,700 on its disk, 60,000 requests, load 0.5, 1.25 GB/s to each replica."
         )
-    remarks += asked.get("remarks", [])
     parts = f" --only {','.join(asked['parts'])}" if len(asked["parts"]) < PARTS else ""
     real = f" --real {asked['real']}" if asked.get("real") else ""
     command = f"`python -m benchmarks place --seed {asked['seed']}{parts}{real}`"
-    return write_page(folder / "place.md", "Placement", command, tables_of(found), remarks=remarks)
+    return write_page(folder / "place.md", "Placement", command, tables_of(found, plots), remarks=remarks)
 
 
 def plain_rows(rows: Sequence[Any]) -> list[dict[str, Any]]:

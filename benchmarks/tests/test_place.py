@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.place.amounts import amounts_of, most_shown
+from benchmarks.place.beside import filled
 from benchmarks.place.costs import TierCosts, measured_costs
 from benchmarks.place.policies import make_policies
 from benchmarks.place.routing import time_routing
 from benchmarks.place.simulator import ClusterOptions, SimulatedCluster
 from benchmarks.place.studies import STUDIES, settings_of, simulate
 from benchmarks.place.trace import TraceOptions, make_trace
+from benchmarks.rowfile import write_rows
 from emblema.errors import EmblemaError
 from emblema.scale.placement import RoutedRequest
 
@@ -120,3 +122,20 @@ def test_shares_of_a_zipf_law():
     found = amounts_of(10**6, 160.0)
     assert found.rows < found.all_rows == 10**6 * 1_024 * 57_344
     assert found.hot + found.warm < 10**6
+
+
+def test_what_was_not_measured_is_an_earlier_runs(tmp_path):
+    rows = [{"study": "load", "value": 0.5}]
+    earlier = {"asked": {"seed": 7, "real_seed": 8}, "rows": rows, "costs": [{"name": "store"}], "routing": [{"a": 1}],
+               "amounts": [], "real": [{"b": 2}], "streams": [{"c": 3}]}  # fmt: skip
+    path = write_rows(earlier, tmp_path / "place.json")
+    nothing = {"asked": {"seed": 9}, "costs": [{"name": "vllm"}], "rows": [], "routing": [], "amounts": [], "real": []}
+    found = filled(nothing | {"streams": [{"c": 4}]}, [path])
+    assert (found["rows"], found["costs"], found["real"]) == (rows, [{"name": "store"}], [{"b": 2}])
+    assert found["streams"] == [{"c": 4}], "this run's own"
+    assert {name: told["seed"] for name, told in found["taken"].items()} == {"rows": 7, "routing": 7, "real": 8}
+    again = filled(nothing | {"streams": []}, [write_rows(found, tmp_path / "second.json")])
+    assert again["taken"]["real"]["seed"] == 8, "of the run that measured it"
+    assert again["taken"]["streams"]["seed"] == 9
+    with pytest.raises(EmblemaError, match="cannot be read"):
+        filled(nothing | {"streams": []}, [tmp_path / "none.json"])
