@@ -13,6 +13,7 @@ from emblema.engine.async_engine import AsyncEngine
 from emblema.engine.request_queue import SchedulerLimits
 from emblema.errors import EmblemaError, MediaError
 from emblema.serve.cache_making import CacheMaker, MediaFetcher
+from emblema.serve.collection_items import Collections
 from emblema.serve.collections import EngineCollections
 from emblema.serve.content import ContentReader
 from emblema.serve.files import FAILED
@@ -20,6 +21,7 @@ from emblema.serve.host import Host, check_open, host_of
 from emblema.serve.keys import LOCAL, KeyRing, Tenant
 from emblema.serve.metrics import Metrics
 from emblema.serve.settings import ServeSettings
+from emblema.serve.shared_collections import SharedCollections
 from emblema.store.deletion_feed import DeletionFeed
 from emblema.store.folder_feed import FolderFeed
 from emblema.store.remote.redis import RedisTier
@@ -41,7 +43,9 @@ class Service(Host):
         self.shared = engine.on(engine.store.parent.shared)
         fetcher, model = MediaFetcher(engine.engine.session.limits), engine.engine.adapter.fingerprint
         self.content = ContentReader(self.files, self.caches, self.engine_of, fetcher, model)
-        self.collections = EngineCollections(self.shared, self.files)
+        self.collections: Collections = EngineCollections(self.shared, self.files)
+        if settings.files_redis is not None:
+            self.collections = SharedCollections(self.collections, self.files, settings.files_redis)
         self.cache_maker = CacheMaker(self.files, self.caches, fetcher, self.content.warm)
         self._engines: OrderedDict[str, AsyncEngine] = OrderedDict()
         self._background: set[asyncio.Task[None]] = set()
@@ -66,6 +70,9 @@ class Service(Host):
             for tenant in self.keys.tenants_named(name, owner):
                 self.read_later(tenant, id)
         self._begin(self.sweep())
+        if isinstance(self.collections, SharedCollections):
+            # Twice, so that a version is everywhere within the time of a deletion.
+            self._begin(self.collections.keep_following(self.settings.deletion_seconds / 2))
 
     def engine_of(self, tenant: Tenant) -> AsyncEngine:
         """Return a tenant's engine."""
@@ -102,6 +109,8 @@ class Service(Host):
         await self.engine.close(self.settings.grace)
         await asyncio.to_thread(self.engine.store.parent.close)
         self.files.close()
+        if isinstance(self.collections, SharedCollections):
+            self.collections.close()
 
 
 def _open_store(settings: ServeSettings) -> Path | Store:
