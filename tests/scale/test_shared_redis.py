@@ -65,7 +65,8 @@ class Load:
                 self.answers.append((began, time.monotonic() - began, kind, answer.status_code, told))
 
     def between(self, start, end):
-        return [answer for answer in list(self.answers) if start <= answer[0] < end]
+        """Return what was asked and answered within a time."""
+        return [answer for answer in list(self.answers) if start <= answer[0] and answer[0] + answer[1] < end]
 
     def end(self):
         self._ended.set()
