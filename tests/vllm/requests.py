@@ -11,6 +11,7 @@ from emblema.plugin.request_plan import ChunkStubs, MediaItem, RequestPlan, Serv
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.planner import RequestPlanner
+from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.step_costs import StepCosts
 from tests.link.pieces import LAYOUTS
 
@@ -46,9 +47,11 @@ def zeros(layout: LayerLayout, tokens: int) -> LayerRows:
     return LayerRows(*(torch.zeros(heads, tokens, width) for heads, width in (layout.keys, layout.values)))
 
 
-def planner_of(store: Store, strategy: str, costs: StepCosts | None = None, workers: int = 1) -> RequestPlanner:
+def planner_of(
+    store: Store, strategy: str, costs: StepCosts | None = None, workers: int = 1, reuse: PromptReuse | None = None
+) -> RequestPlanner:
     """Return the planner of a server whose batch has eight places."""
-    return RequestPlanner(SPEC, store, strategy, True, BatchPlaces(8), workers, costs)
+    return RequestPlanner(SPEC, store, strategy, True, BatchPlaces(8), workers, costs, reuse)
 
 
 def planned(planner: RequestPlanner, name: str, shown: ServedRequest) -> RequestPlan:

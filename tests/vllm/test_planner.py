@@ -16,6 +16,7 @@ from emblema.store.identity import request_salt
 from emblema.vllm import planner as planner_module
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.planner import LinkCounts, RequestPlanner
+from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.step_costs import StepCosts, StepRates, StepWork
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
 from tests.link.pieces import LAYERS, LAYOUTS
@@ -186,7 +187,7 @@ def test_a_prompt_that_needs_more_places_than_there_are_is_computed(store: Store
 
 
 def test_steps_of_the_workers_are_observed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    costs, seen = StepCosts(shared=False), []
+    costs, seen = StepCosts(), []
     monkeypatch.setattr(costs, "observe_step", lambda *step: seen.append(step))
     planner = planner_of(store, "auto", costs)
     planner.note(
@@ -282,8 +283,8 @@ def test_only_auto_is_computed_where_linking_does_not_pay_and_that_is_decided_on
     cheap, dear = StepRates(), StepRates(taken=2.0)
     shown = request("a", "b")
     put(store, shown)
-    costs = StepCosts(shared=False)
-    planner = planner_of(store, "auto", costs)
+    costs = StepCosts()
+    planner = planner_of(store, "auto", costs, reuse=PromptReuse(shared=False))
     for name in ("1", "2"):
         plan = unplanned(planner, name, shown)
     assert plan is not None and plan.needs

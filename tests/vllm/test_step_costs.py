@@ -10,7 +10,8 @@ from emblema.kv.patch import form_patch
 from emblema.plugin.request_plan import COSTS_MORE
 from emblema.plugin.spans import CachedSpans
 from emblema.store import Store
-from emblema.vllm.step_costs import StepCosts, StepRates, StepWork
+from emblema.vllm.prompt_reuse import PromptReuse
+from emblema.vllm.step_costs import TRIED_KNOWN, TRIED_UNKNOWN, StepCosts, StepRates, StepWork
 from tests.link.pieces import LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, zeros
 
@@ -18,17 +19,9 @@ WHOLE = CachedSpans(((20, 1020),))
 """One long span after 20 rows of text, of a prompt of 1,040."""
 
 
-def seen(uses: float) -> StepCosts:
-    """Costs after many prompts whose computed rows were found again so often."""
-    costs = StepCosts(shared=True)
-    for _ in range(500):
-        costs.observe_prompt(int(1000 * (1 + uses)), int(1000 * uses))
-    return costs
-
-
 def test_rates_are_fitted_from_steps_in_spite_of_noise() -> None:
     rng = random.Random(1)
-    costs = StepCosts(shared=True)
+    costs = StepCosts()
     for _ in range(256):
         loads = rng.choice([0, rng.randint(1, 10)])
         work = StepWork(rng.randint(1, 4000), rng.randint(0, 40), loads, loads * rng.randint(50, 500))
@@ -39,14 +32,14 @@ def test_rates_are_fitted_from_steps_in_spite_of_noise() -> None:
 
 
 def test_a_second_pass_costs_a_load_and_a_request_for_each_pass() -> None:
-    costs = StepCosts(shared=True)
+    costs = StepCosts()
     costs.rates = StepRates(10.0, 20.0, 0.5)
     assert (costs.row_costs().forward, costs.row_costs().taken) == (40.0, 0.5)
 
 
 def test_rates_are_fitted_where_loads_have_as_many_rows() -> None:
     rng = random.Random(2)
-    costs = StepCosts(shared=True)
+    costs = StepCosts()
     for _ in range(256):
         loads = rng.choice([0, rng.randint(1, 8)])
         work = StepWork(rng.randint(1, 2000), rng.randint(0, 8), loads, loads * 1500)
@@ -59,7 +52,7 @@ def test_rates_are_fitted_where_loads_have_as_many_rows() -> None:
 def test_few_steps_of_a_busy_machine_do_not_make_rates_of_chance() -> None:
     """Loads of nearly as many rows cannot be told from these rows where seconds are three times off."""
     for seed in range(20):
-        rng, costs = random.Random(seed), StepCosts(shared=True)
+        rng, costs = random.Random(seed), StepCosts()
         for number in range(64):
             loads = rng.randint(1, 20) if number % 5 == 0 else 0
             rows = rng.choice([2, 200, 2000])
@@ -71,7 +64,7 @@ def test_few_steps_of_a_busy_machine_do_not_make_rates_of_chance() -> None:
 
 
 def test_rates_stay_where_steps_do_not_tell() -> None:
-    costs = StepCosts(shared=True)
+    costs = StepCosts()
     for _ in range(256):
         costs.observe_step(StepWork(500, 1, 0, 0), 0.05)
     assert costs.rates == StepRates()
@@ -82,27 +75,46 @@ def test_rates_stay_where_steps_do_not_tell() -> None:
 
 
 def test_a_long_span_pays_and_a_short_one_does_not() -> None:
-    costs = seen(0.0)
-    assert costs.pays(WHOLE, 0, 1040)
-    assert not costs.pays(CachedSpans(((20, 90),)), 0, 110), "a compute span costs as much as the rows that it saves"
+    costs = StepCosts()
+    assert costs.pays(WHOLE, 0, 1040, 0.0)
+    short = CachedSpans(((20, 90),))
+    assert not costs.pays(short, 0, 110, 0.0), "a compute span costs as much as the rows that it saves"
+    assert costs.pays(short, 0, 110, 0.0, trying=True), "it would pay if linking cost the least that it may"
     # Nothing is left to be taken after what the prefix cache has.
-    assert not costs.pays(WHOLE, 1020, 1040) and not costs.pays(CachedSpans(), 0, 1040)
-    assert not costs.pays(WHOLE, 990, 1040) and costs.pays(WHOLE, 500, 1040)
+    assert not costs.pays(WHOLE, 1020, 1040, 0.0) and not costs.pays(CachedSpans(), 0, 1040, 0.0)
+    assert not costs.pays(WHOLE, 990, 1040, 0.0) and costs.pays(WHOLE, 500, 1040, 0.0)
 
 
 def test_pages_that_later_prompts_would_share_are_not_given_up_for_little() -> None:
     """A picture of 100 rows at the front of 1,000: whatever begins alike would compute the other 900 again."""
-    front = CachedSpans(((20, 220),))
-    assert seen(0.0).pays(front, 0, 1040) and not seen(1.0).pays(front, 0, 1040)
-    assert seen(1.0).pays(WHOLE, 0, 1040), "where all is linked, the next prompt links it too"
-    without = StepCosts(shared=False)
-    for _ in range(500):
-        without.observe_prompt(2000, 1000)
-    assert without.uses == 0 and without.pays(front, 0, 1040)
+    front, costs = CachedSpans(((20, 220),)), StepCosts()
+    assert costs.pays(front, 0, 1040, 0.0) and not costs.pays(front, 0, 1040, 1.0)
+    assert not costs.pays(front, 0, 1040, 1.0, trying=True), "nor to learn what linking costs"
+    assert costs.pays(WHOLE, 0, 1040, 1.0), "where all is linked, the next prompt links it too"
 
 
 def test_a_picture_at_the_very_front_is_exact_and_costs_no_sharing() -> None:
-    assert seen(5.0).pays(CachedSpans(((0, 500),)), 0, 1040)
+    assert StepCosts().pays(CachedSpans(((0, 500),)), 0, 1040, 5.0)
+
+
+def test_now_and_then_a_prompt_is_tried_and_less_often_once_costs_are_known() -> None:
+    costs, rng = StepCosts(), random.Random(3)
+
+    def tries(prompts: int) -> int:
+        count = 0
+        for _ in range(prompts):
+            if costs.due():
+                costs.tried()
+                count += 1
+        return count
+
+    assert tries(4 * TRIED_UNKNOWN) == 4 and not costs.fitted
+    assert costs.row_costs(trying=True).forward < costs.row_costs().forward
+    for number in range(64):
+        loads = number % 2
+        work = StepWork(rng.randint(1, 2000), 4, loads, loads * rng.randint(100, 500))
+        costs.observe_step(work, 1e-3 * (5 + work.rows * 0.1 + work.taken * 0.02))
+    assert costs.fitted and tries(4 * TRIED_KNOWN) == 4
 
 
 @pytest.fixture
@@ -113,7 +125,7 @@ def store() -> Iterator[Store]:
 
 @pytest.mark.parametrize("strategy", ["auto", "patch-4"])
 def test_auto_declines_what_does_not_pay_and_named_strategies_do_as_they_are_told(store: Store, strategy: str) -> None:
-    costs = StepCosts(shared=True)
+    costs = StepCosts()
     planner = planner_of(store, strategy, costs)
     put(store, request("a", "b"))
     planned(planner, "1", request("a", "b"))
@@ -143,10 +155,10 @@ def test_auto_declines_what_does_not_pay_and_named_strategies_do_as_they_are_tol
 
 def test_a_prompt_is_weighed_once(store: Store) -> None:
     """A prompt that waits for pages asks again at each step, and counts once."""
-    costs = StepCosts(shared=True)
-    planner = planner_of(store, "auto", costs)
+    reuse = PromptReuse(shared=True)
+    planner = planner_of(store, "auto", StepCosts(), reuse=reuse)
     planned(planner, "1", request("a"))
     planner.admit("1", 0)
-    once = costs.uses
+    once = reuse.uses(b"")
     planner.admit("1", 0)
-    assert costs.uses == once
+    assert reuse.uses(b"") == once != PromptReuse(shared=True).uses(b"")

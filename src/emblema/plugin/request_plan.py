@@ -128,6 +128,7 @@ class RequestPlan:
         remark: why the plan is not what was asked for; None if it is.
         linked: cached rows that were taken so far.
         weighed: whether it was decided if linking pays.
+        trying: whether it is linked to learn what that costs, unless that cannot pay.
         failed: whether what it takes could not be read or written.
         margin: of an answer that was read, see `Recomputation`; None where none was.
         repeated: rows that were computed twice for it.
@@ -146,6 +147,7 @@ class RequestPlan:
     worth: float = 0.0
     linked: int = field(default=0, init=False)
     weighed: bool = field(default=False, init=False)
+    trying: bool = field(default=False, init=False)
     failed: bool = field(default=False, init=False)
     margin: float | None = field(default=None, init=False)
     repeated: int = field(default=0, init=False)

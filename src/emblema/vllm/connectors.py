@@ -39,6 +39,7 @@ from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
+from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.question_runs import QuestionRuns
 from emblema.vllm.quiet_work import QuietWork
 from emblema.vllm.serving import WORKER
@@ -134,7 +135,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         block_size, workers = vllm_config.cache_config.block_size, vllm_config.parallel_config.world_size
         if scheduling:
             store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
-            costs = StepCosts(bool(vllm_config.cache_config.enable_prefix_caching)) if settings.weigh else None
+            costs = StepCosts() if settings.weigh else None
+            reuse = PromptReuse(bool(vllm_config.cache_config.enable_prefix_caching))
             self._meter = StoreMeter(store, bytes=False)
             self.planner = RequestPlanner(
                 spec,
@@ -144,6 +146,7 @@ class EmblemaConnector(KVConnectorBase_V1):
                 self._places,
                 workers,
                 costs,
+                reuse,
                 refusal,
                 refusal or internals.unfit_to_read(vllm_config),
                 settings.policy,

@@ -28,12 +28,12 @@ from emblema.plugin.request_plan import (
     reading_pays,
     shares_read,
 )
-from emblema.plugin.spans import CachedSpans
 from emblema.plugin.stored import StoreMemory
 from emblema.plugin.stored_pairs import StoredPairs, unfit_for_pairs
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.lane_ledgers import LaneLedgers
+from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.readings import QuestionReader
 from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import (
@@ -118,6 +118,7 @@ class RequestPlanner:
         places: of the batch.
         workers: how many report what is staged.
         costs: what linking costs here; None where `auto` links whatever it may.
+        reuse: what prompts leave to later ones; with a prefix cache where None.
         refusal: why there is no spec, for the log.
         second_pass: why no plan with a second pass can be carried out; None where it can.
         policy: the bounds of `auto`.
@@ -132,12 +133,13 @@ class RequestPlanner:
         places: BatchPlaces,
         workers: int = 1,
         costs: StepCosts | None = None,
+        reuse: PromptReuse | None = None,
         refusal: str | None = None,
         second_pass: str | None = NOT_READY,
         policy: Policy | None = None,
     ) -> None:
         self.spec = spec
-        self.costs = costs
+        self.costs, self._reuse = costs, reuse or PromptReuse(shared=True)
         self.policy = policy or Policy()
         self._ledgers = LaneLedgers(store)
         self._store, self._strategy, self._forms, self._places, self._workers = store, strategy, forms, places, workers
@@ -263,7 +265,7 @@ class RequestPlanner:
 
     def plan_trial(self, request: ServedRequest, trial: Trial) -> RequestPlan | None:
         """Plan a prompt with a lane that is closed; None where it is open, or the prompt cannot be linked by it."""
-        inputs = self._inputs(None, self._ledgers.of(request.store_salt))
+        inputs = self._inputs(request.store_salt, None, self._ledgers.of(request.store_salt))
         if self._stubs is None or inputs.verdict(trial.kind, trial.lane, self.policy).open:
             return None
         self._memory.refresh()
@@ -287,7 +289,10 @@ class RequestPlanner:
         store = self._store.tenant(request.store_salt)
         met = self._met_by(request.store_salt)
         self._memory.refresh()
-        return plan_request(
+        costs, salt = self.costs, request.store_salt
+        asked = request.options.get("strategy", self._strategy)
+        trying = costs is not None and asked == "auto" and costs.due()
+        plan = plan_request(
             request,
             self._stubs,
             store,
@@ -295,13 +300,17 @@ class RequestPlanner:
             self._strategy,
             self._log_once,
             met,
-            self._pays,
+            lambda spans, rows: costs is None or costs.pays(spans, 0, rows, self._reuse.uses(salt), trying),
             self._second_pass,
-            self._inputs(met, self._ledgers.of(request.store_salt)),
+            self._inputs(salt, met, self._ledgers.of(salt), trying),
             self._pairs,
         )
+        plan.trying = trying
+        if costs is not None and plan.plan.decisions and plan.cached.spans:
+            costs.tried()
+        return plan
 
-    def _inputs(self, met: FrequencySketch | None, log: FidelityLog) -> PolicyInputs:
+    def _inputs(self, salt: bytes, met: FrequencySketch | None, log: FidelityLog, trying: bool = False) -> PolicyInputs:
         """Return what `auto` decides by: this server's costs, and a tenant's latest prompts and measured lanes."""
         costs, policy, model = self.costs, self.policy, "" if self.spec is None else self.spec.fingerprint
         return PolicyInputs(
@@ -311,14 +320,10 @@ class RequestPlanner:
             least_margin=lambda kinds: log.least_margin(model, kinds),
             recurs=lambda names: met is not None and met.estimate(names) > 0,
             unsure=self.readings.unsure_share,
-            row_costs=RowCosts if costs is None else costs.row_costs,
+            row_costs=RowCosts if costs is None else partial(costs.row_costs, trying),
             # What is read leaves no pages that later prompts find.
-            continued=lambda prompt: 0.0 if costs is None else min(1.0, costs.uses),
+            continued=lambda prompt: 0.0 if costs is None else min(1.0, self._reuse.uses(salt)),
         )
-
-    def _pays(self, spans: CachedSpans, rows: int) -> bool:
-        """Return whether taking some spans of a prompt of so many rows may pay, if the prefix cache has none of it."""
-        return self.costs is None or self.costs.pays(spans, 0, rows)
 
     def _is_name_of(self, identifier: str, digest: str) -> bool:
         """Return whether all that was shown under a name was the same, as far as is remembered.
@@ -453,16 +458,16 @@ class RequestPlanner:
         if plan.weighed:
             return
         plan.weighed = True
-        costs.observe_prompt(plan.prompt.tokens, ready)
-        if not plan.plan.decisions or not plan.cached.spans:
-            return
-        if plan.reads(ready):
-            inputs = self._inputs(None, FidelityLog())
-            pays = reading_pays(plan.prompt, ready, inputs, shares_read(plan.plan, inputs.policy))
-        else:
-            pays = costs.pays(plan.cached, ready, plan.prompt.tokens)
-        if not pays:
-            plan.decline(COSTS_MORE)
+        salt = plan.request.store_salt
+        if plan.plan.decisions and plan.cached.spans:
+            if plan.reads(ready):
+                inputs = self._inputs(salt, None, FidelityLog(), plan.trying)
+                pays = reading_pays(plan.prompt, ready, inputs, shares_read(plan.plan, inputs.policy))
+            else:
+                pays = costs.pays(plan.cached, ready, plan.prompt.tokens, self._reuse.uses(salt), plan.trying)
+            if not pays:
+                plan.decline(COSTS_MORE)
+        self._reuse.observe(salt, plan.prompt, ready, plan.cached.private_from(ready) is not None)
 
     def note(self, report: WorkerReport) -> None:
         """Take what the workers report."""

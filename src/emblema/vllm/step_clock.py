@@ -1,4 +1,7 @@
-"""How long steps took: on a CPU by the clock, on an accelerator by its own events, read once they are past."""
+"""How long steps took: on a CPU what the processor did, on an accelerator by its own events, read once they are past.
+
+What other processes of a busy machine take from a step is none of its costs.
+"""
 
 import time
 from collections import deque
@@ -27,14 +30,14 @@ class StepClock:
 
     def begin(self) -> None:
         """Note that a step begins."""
-        self._began = self._event() if self._events else time.perf_counter()
+        self._began = self._event() if self._events else time.thread_time()
 
     def end(self, work: StepWork) -> None:
         """Note that the step under way has ended, or is all in the device's queue."""
         if self._events:
             self._running.append((work, self._began, self._event()))
         else:
-            self._past.append((work, time.perf_counter() - self._began))
+            self._past.append((work, time.thread_time() - self._began))
 
     def take(self) -> Iterator[tuple[StepWork, float]]:
         """Yield steps that are past, with their seconds, each once."""

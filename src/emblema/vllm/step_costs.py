@@ -1,7 +1,7 @@
-"""Whether linking pays: what rows, requests and taken rows cost in this server's steps, and what its pages are worth.
+"""Whether linking pays: what rows, requests and taken rows cost in this server's steps.
 
 A linked request's pages are its own from its first cached span on. vLLM's prefix cache then has nothing of them for
-later prompts that begin alike, so what `auto` takes here may be computed again there.
+later prompts that begin alike (`prompt_reuse`), so what `auto` takes here may be computed again there.
 """
 
 from collections import deque
@@ -17,8 +17,6 @@ LEAST, LEAST_TAKEN = 32, 8
 """Steps, and steps with taken rows, from which costs are fitted."""
 SURE = 0.9
 """Linking has to be expected to cost less than this share of what it saves."""
-FADING = 0.98
-"""What a prompt still counts when the next one comes, in the share of rows that the prefix cache serves."""
 NOISE = (0.01, 0.3)
 """Share of a step's seconds that is not explained, at least and at most. A rate that is as far off the first one as
 that is large weighs like a step that is so far off."""
@@ -26,8 +24,11 @@ FITS = 2
 """The first with that, the second with the share that it does not explain."""
 PASSES = 2
 """Of a reading; its rows are one virtual request in each, where a step has room for them."""
-UNSEEN_ROWS = 1024
-"""Rows that are taken to have been computed, and found again once, before the first prompt."""
+LEAST_RATES, MOST_RATES = (8.0, 8.0, 0.02), (1024.0, 1024.0, 2.0)
+"""Bounds of what is fitted."""
+TRIED_UNKNOWN, TRIED_KNOWN = 4, 64
+"""Of so many prompts one is linked that would pay if linking cost the least that it may: what is never done is never
+measured. The second once costs were fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +56,22 @@ class StepWork:
     read: int = 0
 
 
-class StepCosts:
-    """Costs of linking on one server, for the scheduler's thread.
+LEAST_STEP_RATES = StepRates(*LEAST_RATES)
 
-    Args:
-        shared: whether vLLM's prefix cache is on.
+
+class StepCosts:
+    """Costs of linking on one server, for the scheduler's thread; any thread may ask.
 
     Attributes:
         rates: what was fitted last.
+        fitted: whether anything was.
     """
 
-    def __init__(self, shared: bool) -> None:
-        self._shared = shared
+    def __init__(self) -> None:
         self._steps: deque[tuple[float, ...]] = deque(maxlen=KEPT)
         self._since_fit = 0
-        self._hits, self._computed = float(UNSEEN_ROWS), float(UNSEEN_ROWS)
+        self._untried = 0
+        self.fitted = False
         self.rates = StepRates()
 
     def observe_step(self, work: StepWork, seconds: float) -> None:
@@ -82,28 +84,31 @@ class StepCosts:
             self._since_fit = 0
             self._fit()
 
-    def observe_prompt(self, rows: int, hit: int) -> None:
-        """Add a prompt, of which the prefix cache had `hit` rows."""
-        self._hits = FADING * self._hits + hit
-        self._computed = FADING * self._computed + rows - hit
+    def due(self) -> bool:
+        """Count a prompt, and return whether it is one that may be linked to learn what that costs."""
+        self._untried += 1
+        return self._untried >= (TRIED_KNOWN if self.fitted else TRIED_UNKNOWN)
 
-    def row_costs(self) -> RowCosts:
-        """Return what a second pass costs beside the rows that it computes."""
-        return RowCosts(self.rates.load + PASSES * self.rates.request, self.rates.taken)
+    def tried(self) -> None:
+        """Note that a prompt is linked."""
+        self._untried = 0
 
-    @property
-    def uses(self) -> float:
-        """How often a computed row is found again in the prefix cache, as prompts were lately."""
-        return self._hits / max(1.0, self._computed) if self._shared else 0.0
+    def row_costs(self, trying: bool = False) -> RowCosts:
+        """Return what a second pass costs beside the rows that it computes; the least that it may cost, if `trying`."""
+        rates = LEAST_STEP_RATES if trying else self.rates
+        return RowCosts(rates.load + PASSES * rates.request, rates.taken)
 
-    def pays(self, spans: CachedSpans, ready: int, rows: int) -> bool:
+    def pays(self, spans: CachedSpans, ready: int, rows: int, uses: float, trying: bool = False) -> bool:
         """Return whether taking a prompt's cached spans is expected to cost less than computing all of it.
 
         Args:
             spans: its cached spans.
             ready: rows that the prefix cache has.
             rows: of the prompt.
+            uses: how often a computed row is found again.
+            trying: whether linking is taken to cost the least that it may.
         """
+        rates = LEAST_STEP_RATES if trying else self.rates
         private = spans.private_from(ready)
         left = [(max(start, ready), stop) for start, stop in spans.spans if stop > ready]
         if not left:
@@ -112,9 +117,9 @@ class StepCosts:
         gaps = sum(
             start > before for (start, _), before in zip(left, [ready, *(stop for _, stop in left)], strict=False)
         )
-        cost = self.rates.load + self.rates.taken * taken + self.rates.request * gaps
-        again = 0.0 if private is None else max(0.0, rows - private - taken) + self.rates.taken * taken
-        return cost + self.uses * again < SURE * taken
+        cost = rates.load + rates.taken * taken + rates.request * gaps
+        again = 0.0 if private is None else max(0.0, rows - private - taken) + rates.taken * taken
+        return cost + uses * again < SURE * taken
 
     def _fit(self) -> None:
         """Fit seconds of a step, relative errors weighing alike; what the steps do not tell apart stays as it was said.
@@ -140,6 +145,5 @@ class StepCosts:
             noise = float(np.clip(np.std(relative @ fitted - ones), *NOISE))
         _, row, *others = fitted
         if row > 0:
-            bounds = ((8.0, 1024.0), (8.0, 1024.0), (0.02, 2.0))
-            clipped = [float(np.clip(cost / row, *each)) for cost, each in zip(others, bounds, strict=True)]
-            self.rates = StepRates(*clipped)
+            clipped = np.clip(np.array(others) / row, LEAST_RATES, MOST_RATES)
+            self.rates, self.fitted = StepRates(*map(float, clipped)), True

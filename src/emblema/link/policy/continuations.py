@@ -33,7 +33,7 @@ class Continuations:
 
     def note(self, prompt: Prompt) -> None:
         """Note a prompt that was answered; one without chunks counts for nothing."""
-        openings = list(_openings(prompt))
+        openings = list(openings_of(prompt))
         if not openings:
             return
         self._met += 1
@@ -55,7 +55,7 @@ class Continuations:
 
         0 after too few of them. What counts as alike is whether it goes on from another itself.
         """
-        openings = list(_openings(prompt))
+        openings = list(openings_of(prompt))
         alike = self._goes_on(openings)
         outcomes = self._outcomes[alike]
         left = sum(self._met - number >= SOON for number, goes_on in self._waiting.values() if goes_on == alike)
@@ -67,8 +67,8 @@ class Continuations:
         return any(opening in self._known for opening in openings[:-1])
 
 
-def _openings(prompt: Prompt) -> Iterator[bytes]:
-    """Yield a digest of the prompt up to the end of each of its chunks."""
+def openings_of(prompt: Prompt) -> Iterator[bytes]:
+    """Yield a digest of a prompt up to the end of each of its chunks, in order."""
     digest = blake3()
     for segment in prompt.segments:
         part = segment.part
