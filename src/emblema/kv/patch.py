@@ -18,7 +18,9 @@ EXACT_SIDE = 384
 """Deficits whose shorter side is at most this long get a full SVD; larger ones a randomised one."""
 
 OVERSAMPLING = 8
-"""Directions that are followed beyond the rank of a patch."""
+"""Directions that are followed beyond the rank of a patch, at least."""
+COLUMNS = 8
+"""Directions come in multiples of this: products of other numbers of columns take up to twice as long."""
 POWER = 4
 """Passes over a deficit and back that turn them to the leading ones."""
 BATCH_BYTES = 64 * 2**20
@@ -212,15 +214,17 @@ def _leading_pairs(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     Subspace iteration (Halko, Martinsson and Tropp, algorithm 4.4) with CholeskyQR, and the directions of Rayleigh and
     Ritz at the end; a rank that is not low gets a full SVD. It has a generator of its own, so results repeat.
     """
-    size = rank + OVERSAMPLING
+    size = -(-(rank + OVERSAMPLING) // COLUMNS) * COLUMNS
     if rank == 0 or 2 * size > min(matrices.shape[1:]):
         left, weights, right = torch.linalg.svd(matrices, full_matrices=False)
         return left[..., :rank] * weights[..., None, :rank], right[:, :rank]
     generator = torch.Generator().manual_seed(rank)
-    basis = torch.randn(matrices.shape[2], size, generator=generator).to(matrices.device)
+    # As large as the batch: a product with one matrix for all of it takes longer.
+    basis = torch.randn(matrices.shape[2], size, generator=generator).to(matrices.device).repeat(len(matrices), 1, 1)
     for _ in range(POWER):
+        images = matrices @ basis.float()
         # Twice, for what the first leaves where columns nearly depend on each other.
-        basis = _orthonormal(_orthonormal(matrices.mT @ (matrices @ basis.float())))
+        basis = _orthonormal(_orthonormal((images.mT @ matrices).mT))
     images = matrices @ basis.float()
     within = images.double()
     _, turns = torch.linalg.eigh(within.mT @ within)
