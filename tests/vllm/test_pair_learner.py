@@ -188,6 +188,17 @@ def test_learning_keeps_to_its_share_of_answers(learner: PairLearner, attended: 
     assert learner.begin(staged(), CPU) is not None, "twenty seconds of answers for one of learning"
 
 
+def test_nothing_is_learnt_on_credit_where_requests_wait(learner: PairLearner, attended: tuple[Tensor, Tensor]) -> None:
+    learner._policy = Policy(learning_share=0.05, learning_ahead=512)
+    learner.observe_step(StepWork(200, 1, 0, 0, read=100), 2.0)
+    learner.earn(b"", 500)
+    learner._sampler(b"").budget.spend(1.0)
+    assert learner.begin(staged(), CPU, on_credit=False) is None
+    assert learner.begin(staged(), CPU) is not None
+    learner.earn(b"", 2000)
+    assert learner.begin(staged(), CPU, on_credit=False) is not None, "that much was earned"
+
+
 def test_two_servers_on_one_folder_come_to_one_basis(learner: PairLearner, attended: tuple[Tensor, Tensor]) -> None:
     assert learner._store.disk is not None
     with Store(learner._store.disk.path) as store:

@@ -200,13 +200,19 @@ class PairLearner:
 
     # the model's thread
 
-    def begin(self, staged: StagedRows, device: torch.device) -> NotedShares | None:
-        """Return what notes the rows of a reading that begins; None where it is not to be learnt from."""
+    def begin(self, staged: StagedRows, device: torch.device, on_credit: bool = True) -> NotedShares | None:
+        """Return what notes the rows of a reading that begins; None where it is not to be learnt from.
+
+        Args:
+            staged: what the reading takes.
+            device: of the pages.
+            on_credit: whether it may be learnt from before that was earned.
+        """
         order = staged.order
         if self._stopped or order.worth <= 0 or unfit_for_pairs(self._spec) or not teaches(order.plan):
             return None
         witnesses = witnesses_of(order.prompt, order.plan, staged.learnt_from.get)
-        sample = self._sampler(order.salt).next(order.worth, self._policy)
+        sample = self._sampler(order.salt).next(order.worth, self._policy, on_credit)
         if witnesses is None or sample is None:
             return None
         return NotedShares(order.prompt, order.salt, sample, witnesses, self.noted_layers, device)

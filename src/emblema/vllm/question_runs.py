@@ -96,6 +96,7 @@ class QuestionRuns:
         self._packing, self._positions, self._hand_over, self._answers = packing, positions, hand_over, answers
         self._under_way: dict[str, Reading] = {}
         self._count = self._rows = 0
+        self._pressed = False
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._unneeded: set[str] = set()
@@ -109,7 +110,7 @@ class QuestionRuns:
             step: what the scheduler's side says.
             ended: requests that have ended meanwhile.
         """
-        self._rows = step.reading_rows
+        self._rows, self._pressed = step.reading_rows, step.pressed
         for order in step.readings:
             state = QueryReading(order.texts, order.question)
             noted = NotedQuestion(order.question, self._packing.layers, self._model.device)
@@ -156,7 +157,7 @@ class QuestionRuns:
         staged.write(self._model, pages, slots, order.taken)
         reading.salt = staged.order.salt
         if self._learner is not None:
-            reading.shares = self._learner.begin(staged, self._model.device)
+            reading.shares = self._learner.begin(staged, self._model.device, on_credit=not self._pressed)
         self._stager.drop(order.request_id)
 
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:
