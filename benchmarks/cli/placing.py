@@ -34,7 +34,7 @@ def place(
     from benchmarks.place.real import RealOptions, measure
     from benchmarks.place.report import plain_rows, tables_of, write_report
     from benchmarks.place.routing import time_routing
-    from benchmarks.place.streams import measure_streams
+    from benchmarks.place.streams import measure_rounds
     from benchmarks.place.studies import STUDIES, settings_of, simulate
     from benchmarks.report import comma_list, parts_of, report_places, show_tables
     from benchmarks.rowfile import write_rows
@@ -54,7 +54,8 @@ def place(
     routing = [time_routing(digests, many, chosen) for many in (10, 1_000)] if asked_routing else []
     amounts = [amounts_of(pictures, routing[-1].bytes) for pictures in (10**6, 10**9)] if "amounts" in parts else []
     frames = 8 if quick else 96
-    streams = [measure_streams(workers, 4, frames, chosen) for workers in (1, 2, 4)] if "streams" in parts else []
+    rounds = 1 if quick else 5
+    streams = measure_rounds((1, 2, 4), 4, frames, chosen, rounds) if "streams" in parts else []
     served = []
     for many in comma_list(real or ""):
         served += measure(RealOptions(int(many)), chosen)

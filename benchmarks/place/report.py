@@ -182,6 +182,8 @@ def _streams(rows: Sequence[dict[str, Any]]) -> Table:
         "workers",
         "streams",
         "frames a second",
+        "least",
+        "most",
         "over one worker",
         "ask all, s",
         "move one, ms",
@@ -189,13 +191,15 @@ def _streams(rows: Sequence[dict[str, Any]]) -> Table:
         "load",
     )
     cells = tuple(
-        (row["workers"], row["streams"], row["rate"], row["rate"] / rows[0]["rate"], row["ask"],
+        (row["workers"], row["streams"], row["rate"], row["least"], row["most"],
+         row["rate"] / rows[0]["rate"], row["ask"],
          None if row["move"] is None or row["move"] != row["move"] else row["move"] * 1e3, row["cores"], row["load"])
         for row in rows
     )  # fmt: skip
     note = (
-        f"Streams of {rows[0]['frames']} frames over workers in processes of one thread, on the bundled model; the "
-        "load is the machine's average over a minute then, other programs included."
+        f"Streams of {rows[0]['frames']} frames over workers in processes of one thread, on the bundled model: "
+        "medians of rounds in turns, with the slowest and the fastest; the load is the machine's average over a minute "
+        "then, other programs included."
     )
     return Table("streams", "Streams by data partition", note, columns, cells)
 

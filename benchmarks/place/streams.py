@@ -2,9 +2,11 @@
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -26,6 +28,7 @@ class StreamRates:
         ask: seconds until all streams have answered one question.
         move: seconds to move a stream, median.
         cores, load: of the machine, and what ran on it then.
+        least, most: frames a second of the slowest and the fastest round.
     """
 
     workers: int
@@ -36,6 +39,31 @@ class StreamRates:
     move: float
     cores: int
     load: float
+    least: float
+    most: float
+
+
+def measure_rounds(workers: Sequence[int], streams: int, frames: int, seed: int, rounds: int) -> list[StreamRates]:
+    """Measure numbers of workers in turns, and return the median of each."""
+    found: dict[int, list[StreamRates]] = {many: [] for many in workers}
+    for _ in range(rounds):
+        for many in workers:
+            found[many].append(measure_streams(many, streams, frames, seed))
+    medians = []
+    for taken in found.values():
+        rates = [one.rate for one in taken]
+        medians.append(
+            replace(
+                taken[0],
+                rate=median(rates),
+                ask=median(one.ask for one in taken),
+                move=median(one.move for one in taken),
+                load=median(one.load for one in taken),
+                least=min(rates),
+                most=max(rates),
+            )
+        )
+    return medians
 
 
 def measure_streams(workers: int, streams: int, frames: int, seed: int) -> StreamRates:
@@ -68,4 +96,5 @@ def measure_streams(workers: int, streams: int, frames: int, seed: int) -> Strea
         finally:
             own.close()
     move = float(np.median(moves)) if moves else float("nan")
-    return StreamRates(workers, streams, frames, rate, ask, move, os.cpu_count() or 1, os.getloadavg()[0])
+    return StreamRates(workers, streams, frames, rate, ask, move, os.cpu_count() or 1, os.getloadavg()[0],
+                       rate, rate)  # fmt: skip

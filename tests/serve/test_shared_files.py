@@ -326,3 +326,19 @@ def test_a_server_that_would_evict_files_is_refused(tmp_path: Path) -> None:
 def test_a_bucket_alone_is_no_place_for_files(tmp_path: Path) -> None:
     with pytest.raises(EmblemaError, match="files_redis"):
         open_files(ServeSettings.read(store=tmp_path, files_bucket="s3://bucket"), lambda *given: None)
+
+
+def test_a_server_opens_what_its_settings_name(
+    tmp_path: Path, redis: RedisServer, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (bucket | {"endpoint_url": bucket["endpoint"], "allow_http": "true"}).items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    settings = ServeSettings.read(store=tmp_path, files_redis=redis.url, files_bucket="s3://emblema-test/here")
+    files = open_files(settings, lambda *given: None)
+    entry = files.add(ONE, b"data in a bucket", "a", "user_data", None)
+    assert isinstance(files, RedisFileStore) and files.read(ONE, entry.id) == b"data in a bucket"
+    held = S3FileBytes("s3://emblema-test/here", options=bucket)
+    assert len(held._objects.list(held._bucket, "emblema/files/1").collect()) == 1
+    assert files.delete(ONE, entry)
+    assert held._objects.list(held._bucket, "emblema/files/1").collect() == []
+    files.close()

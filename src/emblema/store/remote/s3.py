@@ -1,6 +1,7 @@
 """Chunks and patches in a bucket of S3 or what speaks like it: one object for each, made once."""
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -243,13 +244,19 @@ def open_bucket(url: str, options: Mapping[str, str], policy: CallPolicy, second
             client_options={
                 "connect_timeout": timedelta(seconds=policy.connect_seconds),
                 "timeout": timedelta(seconds=seconds),
-                "allow_http": options.get("endpoint", "").startswith("http://"),
+                "allow_http": _endpoint(options).startswith("http://"),
             },
             retry_config={"max_retries": 0},
         )
     except (BaseError, ValueError, TypeError) as error:
         reason = _scrub_options(str(error).partition("\n\n")[0], options)
     raise StoreError(f"The S3 tier cannot use {url} with the options {sorted(options)}: {reason}")
+
+
+def _endpoint(options: Mapping[str, str]) -> str:
+    """Return the address that is asked, where one is named in the options or in the environment."""
+    named = (options.get("endpoint"), os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_ENDPOINT"))
+    return next(filter(None, named), "")
 
 
 def _scrub_options(text: str, options: Mapping[str, str]) -> str:
