@@ -22,6 +22,8 @@ from emblema.serve.keys import LOCAL, KeyRing, Tenant
 from emblema.serve.metrics import Metrics
 from emblema.serve.settings import ServeSettings
 from emblema.serve.shared_collections import SharedCollections
+from emblema.session.fidelity_logs import FOLDER
+from emblema.session.redis_fidelity_logs import RedisFidelityLogs
 from emblema.store.deletion_feed import DeletionFeed
 from emblema.store.folder_feed import FolderFeed
 from emblema.store.remote.redis import RedisTier
@@ -115,7 +117,8 @@ class Service(Host):
 
 def _open_store(settings: ServeSettings) -> Path | Store:
     """Return the store with what it shares with other servers; its folder where it shares nothing."""
-    if settings.redis is None and settings.device_bytes is None and not settings.several:
+    alone = settings.redis is None and settings.files_redis is None and not settings.several
+    if alone and settings.device_bytes is None:
         return settings.store
     remote = None if settings.redis is None else RedisTier(settings.redis)
     deletions: DeletionFeed | None = None
@@ -125,7 +128,12 @@ def _open_store(settings: ServeSettings) -> Path | Store:
         deletions = FolderFeed(settings.store / "deletions.sqlite")
     placed = StoreSettings(device=settings.device, deletion_seconds=settings.deletion_seconds)
     memory: int | Literal["auto"] = "auto" if settings.device_bytes is None else int(settings.device_bytes)
-    return Store(settings.store, device_bytes=memory, remote=remote, deletions=deletions, settings=placed)
+    store = Store(settings.store, device_bytes=memory, remote=remote, deletions=deletions, settings=placed)
+    if settings.files_redis is not None:
+        url = settings.files_redis
+        # Whoever asks for the store's measurements from now on gets these.
+        store.companion(FOLDER, lambda: RedisFidelityLogs(url))
+    return store
 
 
 Served = Annotated[Service, Depends(host_of)]

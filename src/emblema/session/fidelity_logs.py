@@ -37,9 +37,11 @@ class FidelityLogs:
 
     Args:
         folder: of the file; None keeps the logs no longer than the process.
+        shared: whether others write the same logs though there is no folder, as in a subclass.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, shared: bool = False) -> None:
+        self._shared = shared or folder is not None
         self._path = None if folder is None else folder / FILE
         # Guards what follows.
         self._lock = threading.RLock()
@@ -61,7 +63,7 @@ class FidelityLogs:
         """Return a tenant's log; one that is damaged is set aside, and begins empty."""
         with self._lock:
             if owner not in self._logs:
-                self._logs[owner] = FidelityLog(shared=self._path is not None)
+                self._logs[owner] = FidelityLog(shared=self._shared)
                 self.refresh(owner)
             return self._logs[owner]
 
