@@ -90,11 +90,11 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
 vectors = [FrameVectors() for _ in range(4)]
-for frame in range(16): [each.add(frame, torch.ones(512)) for each in vectors]
+for frame in range(16): [each.add(frame, torch.ones(1024)) for each in vectors]
 before = resident() - sum(each.bytes for each in vectors)
 for frame in range(16, 9000):
     work = [torch.ones(40_000) for _ in range(3)]
-    for each in vectors: each.add(frame, torch.ones(512))
+    for each in vectors: each.add(frame, torch.ones(1024))
 del work
 print(resident() - before - sum(each.bytes for each in vectors))
 """

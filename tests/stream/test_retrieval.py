@@ -119,16 +119,18 @@ def test_every_key_lies_in_one_list(frames: int, still: bool) -> None:
     entries, mass = postings.find(query, 3, 3 + frames, 10**9)
     for own in entries:
         known = own[own >= 0]
-        assert len(known.unique()) == len(known) <= 2 * frames
+        assert len(numpy.unique(known)) == len(known) <= 2 * frames
     if postings.codes <= 2 * 32:
         # All codes are visited.
         assert all(len(own[own >= 0]) == 2 * frames for own in entries)
     assert postings.codes >= 2 * frames * 2 / PAGE / 4
-    exact = held.logits(query, torch.arange(2 * frames).expand(2, -1)).logsumexp(2)
-    # A mean key stands for its list: the sum comes out too small, never too large by more than rounding.
-    assert bool((mass <= exact + 1e-4).all())
+    exact = held.logits(query, numpy.tile(numpy.arange(2 * frames), (2, 1))).logsumexp(2)
+    # A mean key stands for its list: the sum comes out too small, never too large by more than half precision loses.
+    every = held.of(torch.arange(3, 3 + frames)).abs().amax((0, 1))
+    lost = 2**-11 * torch.einsum("hqw,hw->hq", query.abs(), every) + 1e-4
+    assert bool((torch.from_numpy(mass) <= exact + lost).all())
     if still:
-        torch.testing.assert_close(mass, exact, rtol=0, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(mass), exact, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -142,11 +144,7 @@ def test_postings_find_most_of_what_comparing_all_finds(seed: int) -> None:
             for pool in (1000.0, settings().ablation.pool)
         )
         states = query.states.reshape(2, -1, WIDTH)
-        shares = (
-            torch.softmax(keys.logits(states, torch.arange(16000).expand(2, -1)), 2)
-            .unflatten(2, (-1, 4))
-            .sum((0, 1, 3))
-        )
+        shares = torch.softmax(keys.logits_between(states, 0, 4000), 2).unflatten(2, (-1, 4)).sum((0, 1, 3))
         found += float(shares[torch.from_numpy(numpy.intersect1d(exact, near)) - 3].sum())
         wanted += float(shares[torch.from_numpy(exact) - 3].sum())
         assert len(near) == len(exact) == 64

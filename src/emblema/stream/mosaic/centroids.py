@@ -13,7 +13,7 @@ from emblema.stream.buffers import grown, host_buffer
 KEY_MOST, VALUE_MOST, SCALES = 7, 127, torch.bfloat16
 UPWARD = 1 + 2**-7
 """Makes up for what a scale may lose in rounding, so that no entry leaves its bits."""
-
+VECTORS = torch.float16
 GROWTH = 1.25
 
 
@@ -212,7 +212,7 @@ class CentroidIndex:
 
 
 class FrameVectors:
-    """Vectors [width] float32 of frames that come in order, on the host.
+    """Vectors [width] float16 of frames that come in order, on the host.
 
     Attributes:
         first: number of the first frame.
@@ -232,15 +232,16 @@ class FrameVectors:
     def add(self, frame: int, vector: Tensor) -> None:
         """Add the vector of the next frame."""
         if self.count == 0:
-            self.first, self._vectors = frame, host_buffer((16, vector.shape[0]), torch.float32)
+            self.first, self._vectors = frame, host_buffer((16, vector.shape[0]), VECTORS)
         if self.count == len(self._vectors):
             self._vectors = grown(self._vectors, max(16, len(self._vectors) // 2))
-        self._vectors[self.count] = vector.to("cpu")
+        most = torch.finfo(VECTORS).max
+        self._vectors[self.count] = vector.to("cpu").clamp(-most, most)
         self.count += 1
 
     def of(self, frames: list[int]) -> Tensor:
-        """Return [frames, width]."""
-        return self._vectors[torch.tensor(frames, dtype=torch.int64) - self.first]
+        """Return [frames, width] float32."""
+        return self._vectors[torch.tensor(frames, dtype=torch.int64) - self.first].float()
 
     def clear(self, frames: Tensor) -> None:
         """Overwrite vectors of frames [n] with zeros."""

@@ -100,19 +100,36 @@ def cut_in_two(vectors: Tensor) -> tuple[list[int], list[int]]:
 
 def second_side(vectors: Tensor) -> Tensor:
     """Return which states are on the second side of `cut_in_two`, bool [n]."""
-    first = int((vectors - vectors.mean(0)).square().sum(1).argmax())
-    second = int((vectors - vectors[first]).square().sum(1).argmax())
-    centres = vectors[[first, second]]
-    middle = torch.arange(len(vectors)) >= len(vectors) // 2
-    side = middle
+    return second_sides(vectors[None], torch.tensor([len(vectors)]))[0]
+
+
+def second_sides(vectors: Tensor, sizes: Tensor) -> Tensor:
+    """Return `second_side` of many clusters at once, bool [clusters, n].
+
+    Args:
+        vectors: [clusters, n, width], the states of each, and after them what is no state.
+        sizes: [clusters] states of each.
+    """
+    numbers, each = torch.arange(vectors.shape[1]), torch.arange(len(vectors))
+    here = numbers < sizes[:, None]
+    whole = (vectors * here[:, :, None]).sum(1)
+    mean = whole / sizes[:, None]
+    first = vectors[each, (vectors - mean[:, None]).square().sum(2).masked_fill_(~here, -1).argmax(1)]
+    second = vectors[each, (vectors - first[:, None]).square().sum(2).masked_fill_(~here, -1).argmax(1)]
+    middle = here & (numbers >= sizes[:, None] // 2)
+    side, alike = middle, torch.zeros(len(vectors), dtype=torch.bool)
     for _ in range(ROUNDS):
         before = side
-        side = vectors @ (centres[1] - centres[0]) > (centres[1].square().sum() - centres[0].square().sum()) / 2
-        if not 0 < int(side.sum()) < len(side):
-            return middle
-        if bool((side == before).all()):
+        border = (second.square().sum(1) - first.square().sum(1)) / 2
+        side = ((vectors @ (second - first)[:, :, None])[:, :, 0] > border[:, None]) & here
+        count = side.sum(1)
+        # Once no border parts them none is looked for again.
+        alike |= (count == 0) | (count == sizes)
+        side[alike] = middle[alike]
+        if torch.equal(side, before):
             break
-        centres = torch.stack((vectors[~side].mean(0), vectors[side].mean(0)))
+        count, inside = side.sum(1, keepdim=True), (vectors * side[:, :, None]).sum(1)
+        first, second = (whole - inside) / (sizes[:, None] - count).clamp_min(1), inside / count.clamp_min(1)
     return side
 
 

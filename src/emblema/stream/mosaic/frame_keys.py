@@ -1,6 +1,8 @@
 """Mean keys of all frames of one layer, in eight bits on the host: what frames are scored and clustered by."""
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.stream.buffers import grown, host_buffer
@@ -72,29 +74,38 @@ class FrameKeys:
         lines = frames - self.first
         return self._keys[lines].float() * self._scales[lines].float()[..., None]
 
-    def of_head(self, entries: Tensor, head: int) -> Tensor:
-        """Return keys of one head less the centre, [n, width] float32.
+    def of_heads(self, entries: Tensor, heads: Tensor) -> Tensor:
+        """Return keys of heads [lists] less the centre, [lists, n, width] float32.
 
         Args:
-            entries: [n], a frame's line times `parts`, and its part.
+            entries: [lists, n], a frame's line times `parts`, and its part.
         """
-        rows = entries * self.heads + head
-        keys, scales = self._keys.view(-1, self.width), self._scales.view(-1)
-        return keys.index_select(0, rows).float() * scales.index_select(0, rows).float()[:, None]
+        rows = entries * self.heads + heads[:, None]
+        keys, scales = self._gathered(rows.numpy()), self._scales.view(-1)[rows]
+        return keys.float() * scales.float()[:, :, None]
 
-    def logits(self, states: Tensor, entries: Tensor) -> Tensor:
+    def logits(self, states: Tensor, entries: NDArray[numpy.int64]) -> Tensor:
         """Return products of queries with keys of their head less the centre's, [heads, queries, n].
 
         Args:
             states: [heads, queries, width], those of all query heads that share a key head.
-            entries: [heads, n] as `of_head`; -1 for none, whose product is -inf.
+            entries: [heads, n] as `of_heads`; -1 for none, whose product is -inf.
         """
-        rows = (entries.clamp_min(0) * self.heads + torch.arange(self.heads, dtype=entries.dtype)[:, None]).flatten()
-        keys = self._keys.view(-1, self.width).index_select(0, rows).to(states.device).view(*entries.shape, -1)
-        scales = self._scales.view(-1).index_select(0, rows).view(entries.shape).float()
-        # Added rather than filled in: a mask that is spread over queries is slow.
-        none = torch.zeros(entries.shape).masked_fill_(entries < 0, -torch.inf).to(states.device)
-        return self._products(states, keys.float().transpose(1, 2), scales).add_(none[:, None])
+        rows = numpy.maximum(entries, 0) * self.heads + numpy.arange(self.heads)[:, None]
+        keys = self._gathered(rows).to(states.device)
+        scales = self._scales.view(torch.int16).numpy().reshape(-1).take(rows)
+        products = self._products(states, keys.float().transpose(1, 2), torch.from_numpy(scales).view(SCALES).float())
+        if (entries < 0).any():
+            # Added rather than filled in: a mask that is spread over queries is slow.
+            none = torch.from_numpy(numpy.where(entries < 0, numpy.float32(-numpy.inf), numpy.float32(0)))
+            products.add_(none.to(states.device)[:, None])
+        return products
+
+    def _gathered(self, rows: NDArray[numpy.int64]) -> Tensor:
+        """Return keys [..., width] int8 by their rows; copied eight bytes at a time where they are as long."""
+        kind = numpy.int64 if self.width % 8 == 0 else numpy.int8
+        lines = self._keys.view(-1, self.width).numpy().view(kind)
+        return torch.from_numpy(lines.take(rows, axis=0).view(numpy.int8))
 
     def logits_between(self, states: Tensor, low: int, high: int) -> Tensor:
         """Return `logits` of all keys of the lines from `low` to `high`, part by part."""

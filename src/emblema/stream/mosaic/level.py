@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from emblema.stream.lines import LineField
-from emblema.stream.mosaic.centroids import CentroidIndex, FrameVectors, Summaries
+from emblema.stream.mosaic.centroids import VECTORS, CentroidIndex, FrameVectors, Summaries
 from emblema.stream.mosaic.clusters import (
     Cluster,
     RunningVariance,
@@ -391,7 +391,7 @@ class SemanticLevel(ClusterLevel):
 
     @property
     def fields(self) -> list[LineField]:
-        return [LineField((self._value_width,), torch.float32)]
+        return [LineField((self._value_width,), VECTORS)]
 
     def index_of(self, frames: range) -> list[Tensor]:
         return [self._values.index_of(frames)]
@@ -461,7 +461,7 @@ class VisualLevel(ClusterLevel):
 
     @property
     def fields(self) -> list[LineField]:
-        return [LineField((self._width,), torch.float32)]
+        return [LineField((self._width,), VECTORS)]
 
     def index_of(self, frames: range) -> list[Tensor]:
         return [self._vectors.index_of(frames)]

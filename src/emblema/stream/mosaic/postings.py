@@ -6,25 +6,33 @@ visits the codes that it would attend most, and the keys in their lists are its 
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.stream.buffers import grown
-from emblema.stream.mosaic.clusters import second_side
+from emblema.stream.mosaic.clusters import second_sides
 from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.state import StreamState
 
+MEANS = torch.float16
 PAGE = 32
 """Keys of a page. A list of one page is cut in two when the page is full, as long as there are few codes."""
 CODES = 1024
 """Codes of a head, about. From there on a list is cut that has four times the keys that each of so many would have."""
-RANKS, SORTED = 8, 64
-"""Codes of a query's order that are told apart: 8, or a 64th of all, which torch sorts without ordering the rest."""
+RANKS = 6
+"""Codes of a query's order that are told apart."""
+BOUND = 3.0
+"""Standard deviations of its keys that a code's product with a query is raised by."""
 SPREAD = 4
 """Times as many codes are visited where only a part of the stream may be seen."""
 SHOWN = 4
 """Pages of a list that are visited, at most: of longer lists some that are spread over time."""
+Entries = NDArray[numpy.int64]
+Masses = NDArray[numpy.float32]
 
 
 class Postings:
@@ -37,8 +45,9 @@ class Postings:
     def __init__(self, keys: FrameKeys) -> None:
         self._keys = keys
         heads, width = keys.heads, keys.width
-        self._sums, self._means = torch.zeros(heads, 16, width), torch.zeros(heads, 16, width)
-        self._counts = torch.zeros(heads, 16)
+        self._means = torch.zeros(heads, 16, width, dtype=MEANS)
+        # Keys of each code, and the sum of their squared distances from their mean.
+        self._counts, self._scatter = torch.zeros(heads, 16), torch.zeros(heads, 16)
         # By head and code, its pages in the order of time; all but the last one are full.
         self._lists: list[list[list[int]]] = [[] for _ in range(heads)]
         self._pages = torch.full((0, PAGE), -1, dtype=torch.int32)
@@ -50,7 +59,8 @@ class Postings:
     @property
     def bytes(self) -> int:
         """Bytes on the host; spare pages are not written and take none."""
-        return self._sums.nbytes + self._means.nbytes + self._counts.nbytes + self._pages[: self._used].nbytes
+        own = (self._means, self._counts, self._scatter, self._shown, self._pages[: self._used])
+        return sum(part.nbytes for part in own)
 
     @property
     def codes(self) -> int:
@@ -63,29 +73,44 @@ class Postings:
         keys = self._keys.of(numbers)
         states = keys.permute(2, 0, 1, 3).flatten(1, 2)
         if self._lists[0]:
-            distances = self._means.square().sum(2)[:, None] - 2 * states @ self._means.transpose(1, 2)
+            means = self._means.float()
+            distances = means.square().sum(2)[:, None] - 2 * states @ means.transpose(1, 2)
             codes = distances.masked_fill_(self._counts[:, None] == 0, torch.inf).argmin(2)
         else:
             codes = torch.zeros(states.shape[:2], dtype=torch.int64)
             for lists in self._lists:
                 lists.append([])
-        held, width = self._counts.shape[1], keys.shape[3]
+        held = self._counts.shape[1]
         flat = (codes + torch.arange(len(codes))[:, None] * held).flatten()
         before = self._counts.view(-1)[flat].int().tolist()
-        self._sums.view(-1, width).index_add_(0, flat, states.flatten(0, 1))
-        self._counts.view(-1).index_add_(0, flat, torch.ones(len(flat)))
-        changed = flat.unique()
-        means = self._sums.view(-1, width)[changed] / self._counts.view(-1)[changed, None]
-        self._means.view(-1, width)[changed] = means
+        changed = self._count(flat, states.flatten(0, 1))
         parts = self._keys.parts
         entries = ((numbers - self._keys.first)[:, None] * parts + torch.arange(parts)).flatten()
         self._append(flat.tolist(), before, entries)
         self._entries = self._keys.count * parts
         longest = max(PAGE, 4 * int(self._counts[0].sum()) // CODES)
+        lengths, full = [len(lists) for lists in self._lists], []
         for place, count in zip(changed.tolist(), self._counts.view(-1)[changed].tolist(), strict=True):
             head, code = divmod(place, held)
-            if count >= (PAGE if len(self._lists[head]) < CODES else longest):
-                self._cut(head, code)
+            if count >= (PAGE if lengths[head] < CODES else longest):
+                full.append((head, code))
+                lengths[head] += 1
+        if full:
+            self._cut(full)
+
+    def _count(self, places: Tensor, states: Tensor) -> Tensor:
+        """Let keys [n, width] into the statistics of their codes, counted over all heads; return these, each once."""
+        changed: Tensor
+        changed, own = places.unique(return_inverse=True)
+        means, counts, scatter = self._means.flatten(0, 1), self._counts.view(-1), self._scatter.view(-1)
+        counts.index_add_(0, places, torch.ones(len(places)))
+        former = means[changed].float()
+        away = states - former[own]
+        moved = torch.zeros_like(former).index_add_(0, own, away) / counts[changed, None]
+        means[changed] = (former + moved).to(MEANS)
+        wider = torch.zeros(len(changed)).index_add_(0, own, away.square().sum(1))
+        scatter[changed] += (wider - counts[changed] * moved.square().sum(1)).clamp_min_(0)
+        return changed
 
     def _append(self, places: Sequence[int], counts: Sequence[int], entries: Tensor) -> None:
         """Write keys after those of their lists.
@@ -108,40 +133,56 @@ class Postings:
                 self._show(head, code)
             rows.append(pages[-1])
             columns.append(done % PAGE)
-        self._pages[torch.tensor(rows), torch.tensor(columns)] = entries.int().repeat(len(self._lists))
+        self._pages.numpy()[rows, columns] = numpy.tile(entries.numpy(), len(self._lists))
 
     def _show(self, head: int, code: int) -> None:
         """Choose the pages of a list that are visited."""
         pages = self._lists[head][code]
         step = -(-len(pages) // SHOWN)
         own = pages[::step] if step else []
-        self._shown[head, code] = torch.tensor(own + [-1] * (SHOWN - len(own)), dtype=torch.int32)
+        self._shown.numpy()[head, code] = own + [-1] * (SHOWN - len(own))
 
     def _page(self) -> int:
         if self._free:
             return self._free.pop()
         if self._used == len(self._pages):
             self._pages = grown(self._pages, max(64, self._used // 2))
-        self._pages[self._used] = -1
+        self._pages.numpy()[self._used] = -1
         self._used += 1
         return self._used - 1
 
-    def _cut(self, head: int, code: int) -> None:
-        """Cut a list in two by 2-means; keys that cannot be told apart are cut in the middle of their time."""
-        lists, entries = self._lists[head], self._listed(head, code)
-        second = second_side(self._keys.of_head(entries, head))
-        # A list that was emptied is taken first.
-        new = next((other for other, pages in enumerate(lists) if not pages), len(lists))
+    def _cut(self, lists: Sequence[tuple[int, int]]) -> None:
+        """Cut lists, given by head and code, in two by 2-means, all at once.
+
+        Keys that cannot be told apart are cut in the middle of their time.
+        """
+        listed = [self._listed(head, code) for head, code in lists]
+        sizes = torch.tensor([len(own) for own in listed])
+        entries = torch.nn.utils.rnn.pad_sequence(listed, batch_first=True)
+        keys = self._keys.of_heads(entries, torch.tensor([head for head, _ in lists]))
+        here = torch.arange(entries.shape[1]) < sizes[:, None]
+        second = second_sides(keys, sizes)
+        halves = [(side, *_statistics(keys, side)) for side in (here & ~second, here & second)]
+        for index, (head, code) in enumerate(lists):
+            self._free_pages(head, code)
+            for place, (side, means, scatter) in zip((code, self._new(head)), halves, strict=True):
+                self._set(head, place, listed[index][side[index, : len(listed[index])]], means[index], scatter[index])
+
+    def _new(self, head: int) -> int:
+        """Return a code of a head that has no keys; one whose list was emptied is taken first."""
+        lists = self._lists[head]
+        new = next((code for code, pages in enumerate(lists) if not pages and not self._counts[head, code]), len(lists))
         if new == len(lists):
             lists.append([])
-        if new == self._counts.shape[1]:
-            self._sums, self._means, self._counts = (
-                torch.cat((own, torch.zeros_like(own)), 1) for own in (self._sums, self._means, self._counts)
+        held = self._counts.shape[1]
+        if new == held:
+            more = max(16, held // 4)
+            self._means, self._counts, self._scatter = (
+                torch.cat((own, own.new_zeros(own.shape[0], more, *own.shape[2:])), 1)
+                for own in (self._means, self._counts, self._scatter)
             )
-            self._shown = torch.cat((self._shown, torch.full_like(self._shown, -1)), 1)
-        self._free_pages(head, code)
-        for place, side in ((code, ~second), (new, second)):
-            self._set(head, place, entries[side])
+            self._shown = torch.cat((self._shown, self._shown.new_full((len(self._lists), more, SHOWN), -1)), 1)
+        return new
 
     def _listed(self, head: int, code: int) -> Tensor:
         """Return the keys of a list, [n] int64."""
@@ -151,16 +192,17 @@ class Postings:
     def _free_pages(self, head: int, code: int) -> None:
         self._pages[torch.tensor(self._lists[head][code])] = -1
         self._free += self._lists[head][code]
+        self._lists[head][code] = []
 
-    def _set(self, head: int, code: int, entries: Tensor) -> None:
-        """Make a list, whose pages are free, one of keys [n]."""
+    def _set(self, head: int, code: int, entries: Tensor, mean: Tensor, scatter: Tensor) -> None:
+        """Make a list, whose pages are free, one of keys [n] with the mean [width] and scatter []."""
         count = len(entries)
         self._lists[head][code] = pages = [self._page() for _ in range(0, count, PAGE)]
-        for page, part in zip(pages, entries.int().split(PAGE) if count else (), strict=True):
-            self._pages[page, : len(part)] = part
-        self._sums[head, code] = self._keys.of_head(entries, head).sum(0)
-        self._counts[head, code] = count
-        self._means[head, code] = self._sums[head, code] / max(1, count)
+        held, numbers = self._pages.numpy(), entries.numpy()
+        for place, page in enumerate(pages):
+            part = numbers[place * PAGE : (place + 1) * PAGE]
+            held[page, : len(part)] = part
+        self._means[head, code], self._scatter[head, code], self._counts[head, code] = mean.to(MEANS), scatter, count
         self._show(head, code)
 
     def forget(self, frames: Sequence[int]) -> None:
@@ -175,13 +217,15 @@ class Postings:
                 left = entries[~gone[entries]]
                 if len(left) < len(entries):
                     self._free_pages(head, code)
-                    self._set(head, code, left)
+                    keys = self._keys.of_heads(left[None], torch.tensor([head]))
+                    means, scatter = _statistics(keys, torch.ones(keys.shape[:2], dtype=torch.bool))
+                    self._set(head, code, left, means[0], scatter[0])
 
-    def find(self, states: Tensor, low: int, high: int, most: int) -> tuple[Tensor, Tensor]:
-        """Return keys that queries may attend most, and about how much there is to attend.
+    def find(self, states: Tensor, low: int, high: int, most: int) -> tuple[Entries, Masses]:
+        """Find keys that queries may attend most, and about how much there is to attend.
 
-        Each query visits the codes of its head in the order of their mean keys. What all queries of a head visit first
-        is taken first, list by list.
+        A query visits the codes of its head in the order of the most that one of their keys is likely to get: the
+        product with the mean, and `BOUND` standard deviations. What all queries of a head visit first is taken first.
 
         Args:
             states: [heads, queries, width], those of all query heads that share a key head.
@@ -189,46 +233,112 @@ class Postings:
             most: keys of a head, about.
 
         Returns:
-            Keys [heads, n] as `FrameKeys.of_head` counts them, -1 for none; and [heads, queries] the logarithm of the
-            sum over all keys, as `FrameKeys.logits` counts.
+            Keys [heads, n] as `FrameKeys.of_heads` counts them, -1 for none; and [heads, queries] the logarithm of the
+            sum over all keys, as `FrameKeys.logits` counts, by the codes' means: it comes out too small.
         """
-        held = max(map(len, self._lists))
-        logits = states @ self._means[:, :held].transpose(1, 2)
-        counts = self._counts[:, :held]
-        mass = (logits + counts.log()[:, None]).logsumexp(2)
+        held, width = max(map(len, self._lists)), self._keys.width
+        counts, scatter = self._counts.numpy()[:, :held], self._scatter.numpy()[:, :held]
+        bounds = (states @ self._means[:, :held].float().transpose(1, 2)).numpy()
+        with numpy.errstate(divide="ignore"):
+            mass = log_sum(bounds + numpy.log(counts)[:, None])
+        # By the width, as a query lies in one direction of it.
+        spread = numpy.sqrt(scatter / (numpy.maximum(counts, 1) * width))
+        spread[counts == 0] = -numpy.inf
+        lengths = numpy.maximum(numpy.linalg.norm(states.numpy(), axis=2), 1e-12)
+        bounds += (BOUND * lengths)[:, :, None] * spread[:, None]
         # Of a long list no more than `SHOWN` pages are visited.
-        visited = float(counts.clamp_max(SHOWN * PAGE).sum()) / self.codes
-        # Codes that are first, second and so on for a query come first; then those of the most attention.
-        shares = (logits - mass[:, :, None]).clamp_max_(0).masked_fill_(counts[:, None] == 0, -torch.inf)
-        best = shares.topk(min(max(RANKS, held // SORTED), held), dim=2)
-        order = best.values.exp() + torch.arange(best.values.shape[2], 0, -1)
-        visits = shares.amax(1).scatter_reduce_(1, best.indices.flatten(1), order.flatten(1), "amax")
-        visits.masked_fill_(counts == 0, -torch.inf)
+        visited = float(numpy.minimum(counts, SHOWN * PAGE).sum()) / self.codes
         parts, first = self._keys.parts, self._keys.first
         begin, end = (low - first) * parts, (high - first) * parts
         whole = begin <= 0 and end >= self._entries
         wanted = math.ceil(most / visited)
-        codes = visits.topk(min(wanted if whole else SPREAD * wanted, held), dim=1).indices
-        pages = self._shown.flatten(0, 1)[codes + torch.arange(len(codes))[:, None] * self._counts.shape[1]]
-        pages = pages[:, :, : int((pages >= 0).any(0).any(0).sum())].flatten(1)
-        entries = self._pages[pages].masked_fill_((pages < 0)[:, :, None], -1).flatten(1)
+        heads, codes = _visited(bounds, min(wanted if whole else SPREAD * wanted, held))
+        pages = self._shown.numpy()[heads, codes]
+        listed = pages >= 0
+        entries = self._pages.numpy()[pages[listed]]
+        owners = numpy.repeat(heads, listed.sum(1))
+        found = _by_head(entries, entries >= 0, owners, len(self._lists))
         if not whole:
-            entries.masked_fill_((entries < begin) | (entries >= end), -1)
-            entries.masked_fill_((entries >= 0).cumsum(1) > most, -1)
-            entries = entries[:, (entries >= 0).any(0)]
-        return entries, mass
+            inside = (found >= max(begin, 0)) & (found < end)
+            inside &= numpy.cumsum(inside, axis=1) <= most
+            found = _by_head(found, inside, numpy.arange(len(found)), len(found))
+        return found, mass
 
     def state(self) -> StreamState:
         """Return the state for a file."""
-        tensors = {"sums": self._sums, "counts": self._counts, "shown": self._shown}
+        tensors = {"means": self._means, "scatter": self._scatter, "counts": self._counts, "shown": self._shown}
         tensors["pages"] = self._pages[: self._used]
         return StreamState(tensors, {"lists": self._lists, "free": self._free})
 
     def restore(self, state: StreamState) -> None:
         """Go on from a saved state; no frame has come yet."""
         tensors = state.tensors
-        self._sums, self._counts = tensors["sums"], tensors["counts"]
-        self._means = self._sums / self._counts.clamp_min(1)[:, :, None]
+        self._means, self._scatter, self._counts = (tensors[name] for name in ("means", "scatter", "counts"))
         self._pages, self._used, self._shown = tensors["pages"], len(tensors["pages"]), tensors["shown"]
         self._lists, self._free = state.facts["lists"], state.facts["free"]
         self._entries = self._keys.count * self._keys.parts
+
+
+def _statistics(keys: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means [lists, width], and sums of squared distances from them [lists], of the keys that are `here`.
+
+    Args:
+        keys: [lists, n, width].
+        here: [lists, n] bool; the mean of none is zero.
+    """
+    weights = here.float()[:, :, None]
+    means = (keys * weights).sum(1) / weights.sum(1).clamp_min(1)
+    return means, ((keys - means[:, None]).square() * weights).sum((1, 2))
+
+
+def log_sum(logits: NDArray[numpy.float32]) -> NDArray[numpy.float32]:
+    """Return the logarithm of the sum of exponentials over the last axis.
+
+    What torch does of the kind takes ten times as long where sums have numbers that are almost nothing.
+    """
+    highest = logits.max(-1, keepdims=True)
+    highest[highest == -numpy.inf] = 0
+    with numpy.errstate(divide="ignore"):
+        found: NDArray[numpy.float32] = numpy.log(numpy.exp(logits - highest).sum(-1)) + highest[..., 0]
+    return found
+
+
+def _by_head(entries: NDArray[Any], here: NDArray[numpy.bool], heads: Entries, count: int) -> Entries:
+    """Return keys [heads, n] of `count` heads, -1 for none.
+
+    Args:
+        entries: [rows, m], and which of them there are.
+        heads: [rows], rising.
+    """
+    each = here.sum(1)
+    sizes = numpy.bincount(heads, weights=each, minlength=count).astype(numpy.int64)
+    owners = numpy.repeat(heads, each)
+    found = numpy.full((count, int(sizes.max())), -1, dtype=numpy.int64)
+    found[owners, numpy.arange(len(owners)) - (numpy.cumsum(sizes) - sizes)[owners]] = entries[here]
+    return found
+
+
+def _visited(bounds: NDArray[numpy.float32], wanted: int) -> tuple[Entries, Entries]:
+    """Return heads and codes that are visited, [n] each, by head: `wanted` of each head or somewhat more.
+
+    Args:
+        bounds: [heads, queries, codes], -inf for no code; overwritten.
+    """
+    heads, queries, codes = bounds.shape
+    flat, seen = bounds.reshape(heads * queries, codes), numpy.zeros((heads, codes), dtype=bool)
+    numbers = numpy.arange(len(flat))
+    owners = numbers // queries
+    highest = flat.max(1)
+    for _ in range(RANKS):
+        best = flat.argmax(1)
+        seen[owners, best] = True
+        flat[numbers, best] = -numpy.inf
+        if int(seen.sum(1).min()) >= wanted:
+            break
+    else:
+        # Few queries, or such as agree: codes that come closest to a query's first one fill up.
+        nearness = (flat - highest[:, None]).reshape(bounds.shape).max(1)
+        nearness[seen] = numpy.inf
+        seen[numpy.arange(heads)[:, None], numpy.argpartition(-nearness, wanted - 1, axis=1)[:, :wanted]] = True
+    found, visited = seen.nonzero()
+    return found.astype(numpy.int64, copy=False), visited.astype(numpy.int64, copy=False)

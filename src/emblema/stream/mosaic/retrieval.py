@@ -5,7 +5,6 @@ import math
 import numpy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from emblema.kv.layout import LayerLayout
 from emblema.stream.forgotten import ForgottenFrames
@@ -13,13 +12,13 @@ from emblema.stream.lines import FrameNumbers
 from emblema.stream.method import Centroids, Query, VisibleRange
 from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.mosaic.level import SemanticLevel
-from emblema.stream.mosaic.postings import Postings
+from emblema.stream.mosaic.postings import Postings, log_sum
 from emblema.stream.settings import StreamSettings
 
 Counts = NDArray[numpy.int64]
+Scores = NDArray[numpy.float32]
 RANKS = 16
-"""Keys of a query's order that are looked at first; torch sorts all where more are asked of a thousand."""
-
+"""Places of a query's order that are looked at one after the other; where more are asked for they are sorted."""
 EXACT = 2
 """Times as many frames as postings would give are all compared: that takes about as long."""
 
@@ -41,47 +40,109 @@ def choose_frames(
     bits): all that may be seen where there are few frames, or no postings, else those that postings find.
     """
     low, high = max(visible.low, keys.first), min(visible.recent, visible.high, keys.first + keys.count)
-    budget, parts, live = settings.budget, keys.parts, gone.live(low, high)
-    if budget is None or len(live) <= budget:
-        return [live] * query.count
-    asking = query.groups >= 0
-    rows = query.groups[asking].repeat(query.states.shape[0] // keys.heads)
+    budget, parts = settings.budget, keys.parts
+    live = sum(map(len, gone.live_runs(range(low, high))))
+    if budget is None or live <= budget:
+        return [gone.live(low, high)] * query.count
+    asking = (query.groups >= 0).nonzero().squeeze(1)
+    rows = query.groups[asking].repeat(query.states.shape[0] // keys.heads).cpu().numpy()
     states = query.states[:, asking].reshape(keys.heads, -1, keys.width)
     most = math.ceil(settings.ablation.pool * budget) * parts
     whole = (low, high) == (keys.first, keys.first + keys.count)
-    entries: Tensor | None = None
-    mass: Tensor | None = None
-    if postings is not None and len(live) * parts > EXACT * most:
-        entries, mass = postings.find(states.cpu(), low, high, most)
-        if not whole and int((entries >= 0).sum(1).min()) < most:
+    entries: Counts | None = None
+    known: Scores | None = None
+    if postings is not None and live * parts > EXACT * most:
+        entries, known = postings.find(states.cpu(), low, high, most)
+        if not whole and int((entries >= 0).sum(1).min(initial=0)) < most:
             # The lists that were visited have too little of this span.
-            entries, mass = None, None
-    if entries is None and len(live) < high - low:
-        lines = torch.from_numpy(live - keys.first)[:, None] * parts + torch.arange(parts)
-        entries = lines.flatten().expand(keys.heads, -1)
+            entries, known = None, None
+    if entries is None and live < high - low:
+        lines = (gone.live(low, high) - keys.first)[:, None] * parts + numpy.arange(parts)
+        entries = numpy.broadcast_to(lines.ravel(), (keys.heads, lines.size))
     if entries is None:
         logits = keys.logits_between(states, low - keys.first, high - keys.first)
     else:
         logits = keys.logits(states, entries)
-    mass = logits.logsumexp(2) if mass is None or not whole else mass.to(logits.device)
-    count, placed = logits.shape[2], settings.ablation.scoring != "attention"
-    for ranks in (RANKS, 4 * RANKS, count) if placed else (count,):
-        best = logits.topk(min(ranks, count), dim=2)
-        scores = -(best.values - mass[:, :, None]).exp_().clamp_max_(1)
-        if placed:
-            scores += torch.arange(1, best.values.shape[2] + 1, device=scores.device)
-        scores.masked_fill_(best.values == -torch.inf, torch.inf)
-        own = best.indices + (low - keys.first) * parts
-        if entries is not None:
-            own = entries.to(scores.device)[:, None].expand_as(logits).gather(2, best.indices)
-        places = own.cpu().numpy() // parts
-        chosen = _best_lines(scores.cpu().numpy(), places, rows.cpu().numpy(), query.count, budget)
-        if all(len(own) == budget for own in chosen):
-            break
-    return [numpy.sort(own) + keys.first for own in chosen]
+    compared = logits.cpu().numpy()
+    mass = log_sum(compared)
+    if known is not None and whole:
+        # Both are too small: that of the keys found, and that of all codes by their means.
+        mass = numpy.maximum(mass, known)
+    order = KeyOrder(compared, mass, rows, settings.ablation.scoring != "attention")
+    while True:
+        places, scores = order.next(budget)
+        if entries is None:
+            lines = places // parts + (low - keys.first)
+        else:
+            lines = entries[numpy.arange(keys.heads)[:, None, None], places] // parts
+        chosen = _best_lines(scores, lines, rows, query.count, budget)
+        if order.ended or all(len(own) == budget for own in chosen):
+            return [numpy.sort(own) + keys.first for own in chosen]
 
 
-def _best_lines(scores: NDArray[numpy.float32], lines: Counts, groups: Counts, count: int, budget: int) -> list[Counts]:
+class KeyOrder:
+    """The keys of every query, those that it attends most first.
+
+    Args:
+        logits: [heads, queries, keys]; overwritten.
+        mass: [heads, queries], the logarithm of all that a query attends.
+        groups: [queries], who asks.
+        placed: count a key by its place in its query's order; else by its attention alone, and all of them at once.
+
+    Attributes:
+        ended: all keys were returned.
+    """
+
+    def __init__(self, logits: Scores, mass: Scores, groups: Counts, placed: bool) -> None:
+        self.ended = False
+        self._logits, self._mass, self._placed = logits, mass[:, :, None], placed
+        self._least = math.ceil(len(groups) * logits.shape[0] / max(1, int(groups.max(initial=0)) + 1))
+        self._places: list[Counts] = []
+        self._values: list[Scores] = []
+
+    def next(self, budget: int) -> tuple[Counts, Scores]:
+        """Return places [heads, queries, n] of the first keys, and a score of each, the lowest best; inf is none.
+
+        Every call returns more, until all were returned.
+
+        Args:
+            budget: keys that each group needs.
+        """
+        heads, queries, count = self._logits.shape
+        known = len(self._places)
+        if known >= RANKS or not self._placed:
+            return self._sorted()
+        more = min(RANKS - known, 2 if known else 1 + math.ceil(budget / max(1, self._least)), count - known)
+        flat = self._logits.reshape(heads * queries, count)
+        numbers = numpy.arange(len(flat))
+        for _ in range(more):
+            best = flat.argmax(1)
+            self._places.append(best)
+            self._values.append(flat[numbers, best])
+            flat[numbers, best] = -numpy.inf
+        self.ended = known + more == count
+        return self._scored(numpy.stack(self._places, 1), numpy.stack(self._values, 1))
+
+    def _sorted(self) -> tuple[Counts, Scores]:
+        heads, queries, count = self._logits.shape
+        flat = self._logits.reshape(heads * queries, count)
+        for place, value in zip(self._places, self._values, strict=True):
+            flat[numpy.arange(len(flat)), place] = value
+        self.ended = True
+        order = numpy.argsort(-flat, axis=1, kind="stable")
+        return self._scored(order, numpy.take_along_axis(flat, order, 1))
+
+    def _scored(self, places: Counts, values: Scores) -> tuple[Counts, Scores]:
+        heads, queries, _ = self._logits.shape
+        found = values.reshape(heads, queries, -1)
+        scores = -numpy.exp(numpy.minimum(found - self._mass, 0))
+        if self._placed:
+            scores += numpy.arange(1, found.shape[2] + 1, dtype=numpy.float32)
+        scores[found == -numpy.inf] = numpy.inf
+        return places.reshape(found.shape), scores
+
+
+def _best_lines(scores: Scores, lines: Counts, groups: Counts, count: int, budget: int) -> list[Counts]:
     """Return for each group the `budget` lines of the lowest scores, in no order; fewer where there are no more.
 
     Args:
@@ -91,7 +152,7 @@ def _best_lines(scores: NDArray[numpy.float32], lines: Counts, groups: Counts, c
     """
     chosen = []
     for group in range(count):
-        mine = groups == group
+        mine = slice(None) if count == 1 else groups == group
         own, found = lines[:, mine].ravel(), scores[:, mine].ravel()
         order = numpy.argsort(found, kind="stable")[: int(numpy.isfinite(found).sum())]
         known, first = numpy.unique(own[order], return_index=True)
