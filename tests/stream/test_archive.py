@@ -110,6 +110,37 @@ def test_a_second_save_writes_what_came_between(tmp_path: Path) -> None:
             assert [chunk.id for chunk in stream.chunks()] == chunks
 
 
+def test_posting_lists_are_written_once_and_then_again_when_many_frames_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = shown(NAME, FRAMES)
+    monkeypatch.setattr("emblema.stream.archive.REPEATED", 8)
+    with kept(tmp_path) as made, made.stream(**SMALL) as stream:
+        files: list[Path] = []
+        for stop in (13, 17, 21, 25, 29, 41):
+            stream.push(frames[stream.frames : stop])
+            stream.save("walk")
+            (own,) = tmp_path.rglob("*.postings")
+            files.append(own)
+            assert own.stat().st_mode & 0o777 == 0o600
+            with made.load_stream("walk", template=False) as again:
+                lists = zip(stream.memory.postings, again.memory.postings, strict=True)
+                for left, right in (pair for pair in lists):
+                    one, other = left.state(), right.state()
+                    assert one.facts["lists"] == other.facts["lists"]
+                    assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
+                assert same(answers(again), answers(stream))
+        assert files[0] == files[1] == files[2] != files[3] == files[4] != files[5]
+        files[5].unlink()
+        with pytest.raises(StreamError, match="is gone, and frames cannot be found without it"):
+            made.load_stream("walk", template=False)
+        stream.save("walk")
+        (own,) = tmp_path.rglob("*.postings")
+        own.write_bytes(own.read_bytes()[:-1] + b"!")
+        with pytest.raises(StoreError, match="damaged"):
+            made.load_stream("walk", template=False)
+
+
 def test_two_streams_of_one_name(tmp_path: Path) -> None:
     """The second one, loaded while the first is open, goes on in a log of its own; whoever saves last is loaded."""
     frames = shown(NAME, FRAMES)

@@ -83,6 +83,47 @@ def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
         made.load_stream("walk", template=False)
 
 
+@pytest.mark.parametrize(
+    "every", [{"save_blocks": 2}, {"save_blocks": None, "save_seconds": 8.0}, {"save_blocks": 99, "save_seconds": 7.5}]
+)
+def test_a_stream_saves_itself(every: dict[str, Any], tmp_path: Path) -> None:
+    frames, block = shown(NAME, 30), SMALL["block"]
+    with kept(tmp_path) as made:
+        with made.stream(**SMALL, save_as="walk", **every) as stream:
+            saved = []
+            for stop in range(block, 29, block):
+                stream.push(frames[stop - block : stop])
+                saved.append(bool(list(tmp_path.rglob("walk.safetensors"))))
+            expected = stream.prefill(QUESTION)
+            # Of blocks of four frames, a second each, the first one ends after three seconds.
+            assert (
+                saved == [False, True, *[True] * 5]
+                if "save_seconds" not in every
+                else saved[:3] == [False, False, True]
+            )
+        with made.load_stream("walk", template=False) as again:
+            begun = again.frames
+            assert begun % block == 0 and 28 - begun < 3 * block and again.settings.save_as == "walk"
+            again.push(frames[begun:28])
+            assert again.prefill(QUESTION).equal(expected)
+            again.save("copy")
+        with made.load_stream("copy", template=False) as other:
+            assert other.settings.save_as == "copy"
+    with kept(tmp_path) as made:
+        for changes, said in (
+            ({"save_as": "../walk"}, "no name"),
+            ({"save_as": "walk", "save_blocks": None}, "how often"),
+            ({"save_as": "walk", "save_seconds": 0}, "save_seconds is 0"),
+            ({"save_as": "walk", "save_blocks": 0}, "save_blocks is 0"),
+        ):
+            with pytest.raises(StreamError, match=said):
+                made.stream(**{**SMALL, **changes})
+        with pytest.raises(StreamError, match="save_as needs the method mosaic"):
+            made.stream("rekv", **SMALL, save_as="walk")
+    with pytest.raises(StreamError, match="open it with store="):
+        engine(NAME).stream(**SMALL, save_as="walk")
+
+
 def test_a_stream_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with kept(tmp_path) as made, made.stream(**SMALL) as stream:
         stream.push(shown(NAME, 4))

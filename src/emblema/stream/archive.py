@@ -14,13 +14,24 @@ from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.frames import FrameLog
 from emblema.stream.lines import FrameLines, FrameNumbers
 from emblema.stream.log import HEADER, Extent, LogCounts, StreamLog
-from emblema.stream.log_files import delete_leftovers, hold_folder, log_owner, new_log, open_log, rename_log
+from emblema.stream.log_files import (
+    delete_leftovers,
+    hold_folder,
+    log_owner,
+    new_log,
+    new_postings_path,
+    open_log,
+    read_postings,
+    rename_log,
+)
 from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.settings import StreamSettings
 from emblema.stream.state import StreamState, state_path, write_state
 
 CODES, MEMORY = 0, 1
 """Series: what the encoder made of every frame; what the memory keeps of those that left the window."""
+REPEATED, SHARE = 64, 8
+"""Frames that are added to the posting lists again when a stream is loaded: so many, or one for so many that it has."""
 MOST_BYTES = 2**25
 """Bytes that are written, or copied to another log, at once."""
 
@@ -55,6 +66,8 @@ class FrameArchive:
         self.saved: str | None = None
         self._folder, self._budget, self._memory, self._codes = folder, settings.host_bytes, memory, log.lines
         self._file: StreamLog | None = None
+        # A state of the posting lists, of the stream as it was last saved or before.
+        self._listed: Path | None = None
         rows = [store.lines for store in memory.stores]
         self._gone = log.gone
         self._lines: tuple[FrameLines, ...] = (self._codes, *rows)
@@ -140,12 +153,54 @@ class FrameArchive:
         state.put("lines", log.state())
         try:
             with hold_folder(path.parent):
+                keep = (log.path, *self._save_postings(path.parent, name, state))
                 write_state(path, state)
-                delete_leftovers(path.parent, name, log.path)
+                delete_leftovers(path.parent, name, *keep)
         except OSError as error:
             raise StoreError(f"the stream could not be written to {path}: {error.strerror or error}") from error
         self.saved = name
         return path
+
+    def _save_postings(self, folder: Path, name: str, state: StreamState) -> tuple[Path, ...]:
+        """Let a state say how the posting lists are made; return the file that it needs, if any.
+
+        They are written whole once so many frames came that adding these again would take long. The folder's lock is
+        held.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        memory, path = self._memory, self._listed
+        if not memory.postings:
+            return ()
+        again = None if memory.since is None else sum(map(len, memory.since))
+        most = max(REPEATED, len(memory.frames) // SHARE)
+        if path is None or not path.exists() or path.name.rpartition("~")[0] != name or again is None or again > most:
+            path = new_postings_path(folder, name)
+            try:
+                write_state(path, memory.postings_state())
+            except BaseException:
+                # What `since` counts from is not there.
+                memory.since = None
+                raise
+            self._listed = path
+        state.put("postings", StreamState(facts={"file": path.name, "since": memory.since}))
+        return (path,)
+
+    def read_postings(self, folder: Path, state: StreamState) -> tuple[StreamState | None, Sequence[Sequence[int]]]:
+        """Return an earlier state of the posting lists, and the frames that came after it; None where there are none.
+
+        Raises:
+            StreamError: its file is gone.
+            StoreError: it is damaged.
+            ValueError, KeyError, TypeError: the state is damaged.
+        """
+        if not self._memory.postings:
+            return None, ()
+        facts = state.part("postings").facts
+        listed = read_postings(folder, facts["file"])
+        self._listed = folder / facts["file"]
+        return listed, facts["since"]
 
     def restore(self, name: str, state: StreamState, frames: range, held: bool) -> None:
         """Go on from a saved stream; its lines are read when they are asked for.
@@ -163,7 +218,7 @@ class FrameArchive:
         self._file = log = open_log(folder, state, self._widths, self.counts, held)
         self.saved = name
         if log.writable:
-            delete_leftovers(folder, name, log.path)
+            delete_leftovers(folder, name, log.path, *(() if self._listed is None else (self._listed,)))
         for own in self._lines[1:]:
             own.begin(frames.start, len(frames))
 

@@ -1,5 +1,7 @@
 """Names, owners and leftovers of log files: `NAME~<32 digits>.log` is a saved stream's, without a name none was saved.
 
+Beside it lies `NAME~<32 digits>.postings`, a state of the posting lists. It is replaced by another file, never changed.
+
 Whoever appends to a log holds its lock. A log that nobody holds, and no saved stream of its name says it needs, is what
 a crash or a later save left, and is deleted. Which log a saved stream needs changes under the folder's lock alone.
 """
@@ -15,9 +17,10 @@ from pathlib import Path
 from emblema.errors import StoreError, StreamError
 from emblema.store.files import TEMPORARY, hold_lock, make_folder, sync_folder
 from emblema.stream.log import LogCounts, StreamLog
-from emblema.stream.state import NAME, StreamState
+from emblema.stream.state import NAME, StreamState, read_state
 
 LOG_NAME = re.compile(rf"({NAME.pattern})?~[0-9a-f]{{32}}\.log")
+POSTINGS_NAME = re.compile(rf"{NAME.pattern}~[0-9a-f]{{32}}\.postings")
 LOCK = "lock"
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -136,17 +139,42 @@ def hold_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def delete_leftovers(folder: Path, name: str, keep: Path) -> None:
-    """Delete what nobody needs: logs of a saved stream but one, those of no saved stream, and files half written.
+def new_postings_path(folder: Path, name: str) -> Path:
+    """Return where a state of a saved stream's posting lists may be written; nothing is there."""
+    return folder / f"{name}~{secrets.token_hex(16)}.postings"
+
+
+def read_postings(folder: Path, name: str) -> StreamState:
+    """Return a state of posting lists.
+
+    Args:
+        name: of its file.
+
+    Raises:
+        StreamError: the file is gone.
+        StoreError: it is damaged.
+        ValueError: this is no such name.
+    """
+    if POSTINGS_NAME.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is no file of postings")
+    path = folder / name
+    if not path.exists():
+        raise StreamError(f"{path} is gone, and frames cannot be found without it: load the stream from a copy")
+    return read_state(path)
+
+
+def delete_leftovers(folder: Path, name: str, *keep: Path) -> None:
+    """Delete what nobody needs: files of a saved stream but some, logs of no saved stream, and files half written.
 
     The folder's lock is held. What another stream appends to, and what cannot be deleted, stays for the next time.
     """
     with suppress(OSError):
         for entry in sorted(os.listdir(folder)):
-            path = folder / entry
-            if LOG_NAME.fullmatch(entry) and entry.rpartition("~")[0] in ("", name) and path != keep:
+            path, owner = folder / entry, entry.rpartition("~")[0]
+            if LOG_NAME.fullmatch(entry) and owner in ("", name) and path not in keep:
                 _delete_unheld(path)
-            elif entry.startswith(".") and entry.endswith(TEMPORARY):
+            listed = POSTINGS_NAME.fullmatch(entry) is not None and owner == name and path not in keep
+            if listed or (entry.startswith(".") and entry.endswith(TEMPORARY)):
                 path.unlink(missing_ok=True)
         sync_folder(folder)
 

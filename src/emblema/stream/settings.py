@@ -136,6 +136,10 @@ class StreamSettings:
         keep_seconds: frames that came longer before the latest one are forgotten; None forgets none.
         keep_bytes: the oldest frames are forgotten once rows and codes would take more, in memory and on disk together;
             None forgets none. Window and block stay.
+        save_as: a name under which the stream saves itself to the engine's folder as blocks end; None if it does not. A
+            stream that is loaded goes on under the name that it was loaded by.
+        save_blocks, save_seconds: it does so when so many blocks, or frames of so many seconds, came since it last did,
+            whichever is sooner; None for the one that does not count.
         ablation: design choices of the method.
     """
 
@@ -150,19 +154,25 @@ class StreamSettings:
     host_bytes: int | None = None
     keep_seconds: float | None = None
     keep_bytes: int | None = None
+    save_as: str | None = None
+    save_blocks: int | None = 16
+    save_seconds: float | None = None
     ablation: AblationSettings = field(default_factory=AblationSettings)
 
     def __post_init__(self) -> None:
         _check_counts(self, {"sinks": 0, "window": 0, "block": 1, "queue": 1})
-        for name in ("budget", "host_bytes", "keep_bytes"):
+        for name in ("budget", "host_bytes", "keep_bytes", "save_blocks"):
             if getattr(self, name) is not None:
                 _check_counts(self, {name: 1})
         _check_choices(self, {"positions": Positions, "drop": Drop})
         if self.skip is not None and not (isinstance(self.skip, int | float) and 0 < self.skip < 1):
             raise StreamError(f"skip is {self.skip!r}: it must be a share between 0 and 1, or None")
-        age = self.keep_seconds
-        if age is not None and not (isinstance(age, int | float) and not isinstance(age, bool) and 0 < age < inf):
-            raise StreamError(f"keep_seconds is {age!r}: it must be a number of seconds above 0, or None")
+        for name in ("keep_seconds", "save_seconds"):
+            age = getattr(self, name)
+            if age is not None and not (isinstance(age, int | float) and not isinstance(age, bool) and 0 < age < inf):
+                raise StreamError(f"{name} is {age!r}: it must be a number of seconds above 0, or None")
+        if self.save_as is not None and self.save_blocks is None and self.save_seconds is None:
+            raise StreamError("save_as needs save_blocks or save_seconds: say how often the stream saves itself")
         if self.positions == "packed" and self.budget is None:
             raise StreamError("packed positions need a budget: what is seen has to have an end")
 

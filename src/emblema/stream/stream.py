@@ -66,6 +66,10 @@ class Stream:
             raise StreamError("keep_seconds and keep_bytes need the method mosaic: other memories forget nothing")
         if settings.host_bytes is not None and (method != Mosaic.name or _folder(session) is None):
             raise StreamError("host_bytes needs the method mosaic, and an engine with a folder: open it with store=")
+        if settings.save_as is not None:
+            if method != Mosaic.name:
+                raise StreamError("save_as needs the method mosaic: other memories cannot be saved")
+            state_path(_folder(session), settings.save_as)
         self.method, self.settings = method, settings
         self.log = FrameLog(settings.block if settings.releases else None)
         self._make = method_named(method, settings)
@@ -74,6 +78,8 @@ class Stream:
         self._queue, self._owner = FrameQueue(settings), threading.get_ident()
         self._parts: tuple[RecentWindow, Method] | None = None
         self._archive: FrameArchive | None = None
+        # Blocks since the stream was last saved, and the time of its last frame then.
+        self._unsaved, self._saved_at = 0, -math.inf
 
     @property
     def frames(self) -> int:
@@ -150,6 +156,7 @@ class Stream:
             MediaError: a frame cannot be read, or has another size; none of those given is taken.
             StreamError: time went back, or the stream is closed; likewise.
             CapacityError: the stream would leave the model's context.
+            StoreError: the folder of `host_bytes` or `save_as` cannot be written; the frames were taken.
         """
         given = list(frames) if isinstance(frames, list | tuple) else [frames]
         times = self._times(at, len(given))
@@ -272,7 +279,12 @@ class Stream:
             StreamError: there is no folder, nothing has been seen, this is no name, or the method cannot be saved.
             StoreError: the folder cannot be written.
         """
-        recent, memory = self._complete()
+        self._complete()
+        return self._save(name)
+
+    def _save(self, name: str) -> Path:
+        """Save what is encoded."""
+        recent, memory = self._begun()
         archive, own = self._saved(memory)
         state = StreamState(
             facts={
@@ -290,7 +302,9 @@ class Stream:
             parts["skipper"] = self._queue.skipper.state()
         for part, kept in parts.items():
             state.put(part, kept)
-        return archive.save(name, state)
+        path = archive.save(name, state)
+        self._unsaved, self._saved_at = 0, self.log.times[-1]
+        return path
 
     def forget(self, between: Sequence[float]) -> int:
         """Delete the frames that came from one moment until another: their rows, and all that they are found by.
@@ -365,6 +379,8 @@ class Stream:
         if facts["model"] != session.adapter.fingerprint:
             raise StreamError(f"the stream {name!r} was saved with another model: load that one")
         settings = change_settings(StreamSettings(), facts["settings"])
+        if settings.save_as is not None:
+            settings = replace(settings, save_as=name)
         stream = cls(session, facts["method"], settings, template, system)
         if tuple(facts["opening"]) != stream.turn.opening:
             raise StreamError(f"the stream {name!r} was opened with another template or system text: give the same")
@@ -375,13 +391,15 @@ class Stream:
             recent.restore(state.part("local"))
             kept = state.part("memory")
             first, count = (kept.facts[name] for name in ("first", "count"))
+            listed = archive.read_postings(state_path(_folder(session), name).parent, state)
             archive.restore(name, state.part("lines"), range(first, first + count), held)
-            own.restore(kept, archive.index())
+            own.restore(kept, archive.index(), *listed)
         except BaseException:
             stream.close()
             raise
         if settings.skip is not None:
             stream._queue.skipper.restore(state.part("skipper"))
+        stream._saved_at = stream.log.times[-1]
         stream._queue.restore(facts["last"], tuple(facts["size"]), facts["dropped"])
         return stream
 
@@ -475,6 +493,19 @@ class Stream:
             self._retain()
             if self.settings.host_bytes is not None:
                 self._saved(memory)[0].keep_budget()
+            self._save_when_due()
+
+    def _save_when_due(self) -> None:
+        """Save the stream at the end of a block, if it saves itself and has not for as long as it may."""
+        settings, last = self.settings, self.log.times[-1]
+        if settings.save_as is None:
+            return
+        if self._unsaved == 0 and self._saved_at == -math.inf:
+            self._saved_at = self.log.times[0]
+        self._unsaved += 1
+        blocks = settings.save_blocks is not None and self._unsaved >= settings.save_blocks
+        if blocks or (settings.save_seconds is not None and last - self._saved_at >= settings.save_seconds):
+            self._save(settings.save_as)
 
     def _begin(self, offsets: Tensor) -> tuple[RecentWindow, Method]:
         """Return window and memory; made for frames of `offsets` if there is none yet."""

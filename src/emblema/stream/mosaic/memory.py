@@ -37,6 +37,8 @@ class Mosaic(Method):
         keys: of the frames of each layer.
         postings: of these, where single frames are retrieved; else none.
         stores: the rows of each layer.
+        since: frames that came to the postings after their state was last taken or restored, block by block; None
+            where that state does not lead to what they are.
     """
 
     name = "mosaic"
@@ -58,6 +60,7 @@ class Mosaic(Method):
         # Where rows are in one memory anyhow, a thread that copies them only takes time from the model.
         self._prefetching = adapter.device.type != "cpu" if ablation.prefetch is None else ablation.prefetch
         self.constructed = False
+        self.since: list[list[int]] | None = None
         self._gone = context.log.gone
         self._retrieved: Counter[int] = Counter()
 
@@ -93,6 +96,8 @@ class Mosaic(Method):
                 self.layers[layer].add(frames, values, live)
             if self.postings and live:
                 self.postings[layer].add(live)
+        if self.since is not None and live:
+            self.since.append(live)
         if len(live) < len(frames):
             self._clear([frame for frame in frames if frame in gone])
         for frame in live:
@@ -109,6 +114,7 @@ class Mosaic(Method):
         own = [frame for frame in frames if frame in self.visual.home]
         if not own:
             return
+        self.since = None
         left = self._gone.live(self.frames.start, self.frames.stop).tolist()
         for postings in self.postings:
             postings.forget(own)
@@ -261,20 +267,34 @@ class Mosaic(Method):
         return join_fields([field for part in self._indexed for field in part.index_of(frames)])
 
     def state(self) -> StreamState:
-        """Return the state for a file, without what frames have each for themselves: their rows, `index_lines`."""
+        """Return the state for a file, without the postings and what frames have each for themselves."""
         facts = {"constructed": self.constructed, "first": self.frames.start, "count": len(self.frames)}
         state = StreamState({}, facts)
         state.put("visual", self.visual.state())
-        for name, parts in self._by_layer().items():
+        by_layer: Mapping[str, Sequence[FrameKeys | SemanticLevel]] = {"keys": self.keys, "layer": self.layers}
+        for name, parts in by_layer.items():
             for index, part in enumerate(parts):
                 state.put(f"{name}{index}", part.state())
         return state
 
-    def _by_layer(self) -> Mapping[str, Sequence[FrameKeys | SemanticLevel | Postings]]:
-        return {"keys": self.keys, "layer": self.layers, "postings": self.postings}
+    def postings_state(self) -> StreamState:
+        """Return the state of the postings for a file; `since` begins anew."""
+        self.since, state = [], StreamState()
+        for index, postings in enumerate(self.postings):
+            state.put(str(index), postings.state())
+        return state
 
-    def restore(self, state: StreamState, lines: Tensor) -> None:
-        """Go on from a saved state and the `index_lines` of its frames; counts begin at 0."""
+    def restore(
+        self, state: StreamState, lines: Tensor, listed: StreamState | None, since: Sequence[Sequence[int]]
+    ) -> None:
+        """Go on from a saved state and the `index_lines` of its frames; counts begin at 0.
+
+        Args:
+            listed: an earlier state of the postings; None where there are none.
+            since: frames that came to them after it, block by block. They are added again, which gives the same lists.
+        """
+        if listed is not None:
+            self.since = [list(frames) for frames in since]
         if not len(lines):
             return
         self.constructed = state.facts["constructed"]
@@ -285,7 +305,10 @@ class Mosaic(Method):
         for index, level in enumerate(self.layers):
             level.restore(state.part(f"layer{index}"), parts[2 * len(self.keys) + index])
         for index, postings in enumerate(self.postings):
-            postings.restore(state.part(f"postings{index}"))
+            if listed is not None:
+                postings.restore(listed.part(str(index)))
+            for frames in since:
+                postings.add(frames)
         self.visual.restore(state.part("visual"), self.frames.start, vectors)
 
 
