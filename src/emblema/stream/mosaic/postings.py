@@ -25,6 +25,7 @@ CODES = 1024
 """Codes of a head, about. From there on a list is cut that has four times the keys that each of so many would have."""
 RANKS = 6
 """Codes of a query's order that are told apart."""
+BIG = float(numpy.finfo(numpy.float32).max)
 BOUND = 3.0
 """Standard deviations of its keys that a code's product with a query is raised by."""
 SPREAD = 4
@@ -329,16 +330,16 @@ def _visited(bounds: NDArray[numpy.float32], wanted: int) -> tuple[Entries, Entr
     numbers = numpy.arange(len(flat))
     owners = numbers // queries
     highest = flat.max(1)
-    for _ in range(RANKS):
+    for rank in range(1, RANKS + 1):
         best = flat.argmax(1)
         seen[owners, best] = True
         flat[numbers, best] = -numpy.inf
-        if int(seen.sum(1).min()) >= wanted:
+        if rank * queries >= wanted and int(seen.sum(1).min()) >= wanted:
             break
     else:
         # Few queries, or such as agree: codes that come closest to a query's first one fill up.
         nearness = (flat - highest[:, None]).reshape(bounds.shape).max(1)
         nearness[seen] = numpy.inf
-        seen[numpy.arange(heads)[:, None], numpy.argpartition(-nearness, wanted - 1, axis=1)[:, :wanted]] = True
+        seen |= nearness >= numpy.maximum(numpy.partition(nearness, -wanted, axis=1)[:, -wanted, None], -BIG)
     found, visited = seen.nonzero()
     return found.astype(numpy.int64, copy=False), visited.astype(numpy.int64, copy=False)
