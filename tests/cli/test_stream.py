@@ -58,7 +58,7 @@ def test_questions_given_a_strip_and_going_on(run: Command, walk: Path, tmp_path
 def test_a_span_of_a_saved_stream_is_forgotten_with_its_thumbnails(walk: Path, tmp_path: Path) -> None:
     resumed = ("stream", "--resume", "walk", "--store", str(tmp_path), "--model", MODEL, "--json")
     asked = ("--ask", "in which land was the moon ?")
-    kept = ("--store", str(tmp_path), "--save", "walk", "--host-mib", "1", "--keep-seconds", "60")
+    kept = ("--store", str(tmp_path), "--save", "walk", "--save-every", "20", "--host-mib", "1", "--keep-seconds", "60")
     assert emblema("stream", str(walk), *FEW, *asked, *kept, "--json").returncode == 0
     done = emblema(*resumed, *asked, "--forget", "0:50-1:10")
     assert done.returncode == 0, done.stderr
@@ -69,6 +69,7 @@ def test_a_span_of_a_saved_stream_is_forgotten_with_its_thumbnails(walk: Path, t
     assert shown and not shown & set(range(25, 36)) and min(shown) >= 9
     assert "--resume" in refused("stream", str(walk), *FEW, "--forget", "0-1")
     assert "--store" in refused("stream", str(walk), *FEW, "--host-mib", "1")
+    assert "--save" in refused("stream", str(walk), *FEW, "--store", str(tmp_path), "--save-every", "20")
 
 
 def test_a_span_and_a_question_that_follows(walk: Path) -> None:

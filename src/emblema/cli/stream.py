@@ -78,6 +78,9 @@ def stream(
     strip: Annotated[Path | None, typer.Option(help="Picture of what was retrieved for each question (PNG).")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder that streams are saved to.")] = None,
     save: Annotated[str | None, typer.Option(metavar="NAME", help="Save the stream in the end, under a name.")] = None,
+    save_every: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Save it under that name while it runs too, so often.")
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="NAME", help="Go on from a saved stream; a video's frames come after it.")
     ] = None,
@@ -96,13 +99,15 @@ def stream(
     from emblema.cli.screen import console, load_engine
     from emblema.cli.view.command import WatchOptions, watch
 
-    given: dict[str, float | None] = {
+    given: dict[str, float | str | None] = {
         "budget": budget,
         "window": window,
         "block": block,
         "skip": skip,
         "keep_seconds": keep_seconds,
     }
+    if save_every is not None:
+        given.update(save_as=save or "", save_seconds=save_every)
     given["host_bytes"] = None if host_mib is None else host_mib * 2**20
     given["keep_bytes"] = None if keep_mib is None else keep_mib * 2**20
     options = WatchOptions(

@@ -232,6 +232,8 @@ def _refuse_places(options: WatchOptions) -> None:
         )
     if options.forget is not None and options.resume is None:
         raise StreamError("--forget deletes from a saved stream: give its name with --resume")
+    if options.save is None and "save_as" in options.settings:
+        raise StreamError("--save-every saves the stream under a name: give it with --save")
     for option, name in (("--save", options.save), ("--resume", options.resume)):
         if name is not None and options.store is None:
             raise StreamError(f"{option} {name}: give the folder that streams are saved to with --store")
