@@ -282,7 +282,7 @@ def look(tell):
         parts = written(stream, range(12, 20))
         assert holds(folder, parts) == len(parts)
         left = sorted(path.name for path in folder.rglob("streams/*/*"))
-        assert len(left) == 3, left
+        assert len(left) == 4, left
         tell(live)
 
 found = []
