@@ -13,6 +13,9 @@ import httpx
 import openai
 import pytest
 
+from emblema.serve.keys import LOCAL
+from emblema.serve.redis_files import RedisFileStore
+from emblema.store import Store
 from tests.serve.servers import serving
 from tests.store.remote.servers import RedisServer
 
@@ -164,6 +167,30 @@ def test_what_is_uploaded_to_one_is_read_and_bounded_by_both(tmp_path, pngs):
                 assert theirs.delete(f"/v1/files/{ids[0]}").status_code == 200
                 assert ours.get(f"/v1/files/{ids[0]}/content").status_code == 404
                 assert theirs.post("/v1/files", files={"file": ("a.txt", b"x" * 51)}).status_code == 200
+    finally:
+        redis.stop()
+
+
+def test_files_alone_in_redis_take_their_rows_along_everywhere(tmp_path, pngs):
+    """Each server has made rows of its own; a deletion reaches both, and a measurement too."""
+    redis = RedisServer(tmp_path, "--appendonly", "yes")
+    shared = {"files_redis": redis.url, "deletion_seconds": DELETION_SECONDS}
+    try:
+        with serving(tmp_path / "a", **shared) as first, serving(tmp_path / "b", **shared) as second:
+            ids = [upload(first.client(), png) for png in pngs[:2]]
+            assert ask(first.client(), pngs[:2])[0] == ask(second.client(), pngs[:2])[0]
+            files = RedisFileStore(redis.url, 10**9)
+            (lost,), (kept,) = (files.entry(LOCAL, id).chunks for id in ids)
+            with first.http() as http:
+                assert http.delete(f"/v1/files/{ids[0]}").status_code == 200
+            time.sleep(DELETION_SECONDS)
+            with second.http() as http:
+                assert http.get(f"/v1/files/{ids[0]}").status_code == 404
+            files.close()
+        for folder in ("a", "b"):
+            with Store(tmp_path / folder) as store:
+                tenant = store.tenant(LOCAL.salt)
+                assert lost not in tenant and kept in tenant
     finally:
         redis.stop()
 

@@ -17,7 +17,10 @@ from emblema.serve.folder_files import FolderFileStore
 from emblema.serve.host import open_files
 from emblema.serve.keys import Tenant
 from emblema.serve.redis_files import RedisFileStore
+from emblema.serve.service import open_store
 from emblema.serve.settings import ServeSettings
+from emblema.session.fidelity_logs import FidelityLogs
+from emblema.session.redis_fidelity_logs import RedisFidelityLogs
 from emblema.store.remote import CallPolicy
 from tests.store.remote.servers import FaultyProxy, RedisServer, s3_server
 
@@ -342,3 +345,8 @@ def test_a_server_opens_what_its_settings_name(
     assert files.delete(ONE, entry)
     assert held._objects.list(held._bucket, "emblema/files/1").collect() == []
     files.close()
+
+
+def test_measurements_are_shared_where_files_are(tmp_path: Path, redis: RedisServer) -> None:
+    with open_store(ServeSettings.read(store=tmp_path / "shared", files_redis=redis.url)) as store:
+        assert isinstance(FidelityLogs.of_store(store), RedisFidelityLogs)

@@ -59,7 +59,7 @@ class Service(Host):
         check_open(keys, settings)
         scheduler = SchedulerLimits(waiting=settings.waiting, batch_rows=settings.batch_rows)
         options: dict[str, Any] = {"device": settings.device, "dtype": settings.dtype, "limits": settings.media_limits}
-        store = await asyncio.to_thread(_open_store, settings)
+        store = await asyncio.to_thread(open_store, settings)
         engine = await AsyncEngine.load(settings.model, scheduler=scheduler, store=store, **options)
         service = cls(settings, engine, keys)
         service.resume()
@@ -115,15 +115,17 @@ class Service(Host):
             self.collections.close()
 
 
-def _open_store(settings: ServeSettings) -> Path | Store:
+def open_store(settings: ServeSettings) -> Path | Store:
     """Return the store with what it shares with other servers; its folder where it shares nothing."""
     alone = settings.redis is None and settings.files_redis is None and not settings.several
     if alone and settings.device_bytes is None:
         return settings.store
     remote = None if settings.redis is None else RedisTier(settings.redis)
     deletions: DeletionFeed | None = None
-    if settings.redis is not None:
-        deletions = RedisFeed(settings.redis)
+    # The server of files evicts nothing.
+    told = settings.files_redis or settings.redis
+    if told is not None:
+        deletions = RedisFeed(told)
     elif settings.several:
         deletions = FolderFeed(settings.store / "deletions.sqlite")
     placed = StoreSettings(device=settings.device, deletion_seconds=settings.deletion_seconds)
