@@ -298,6 +298,29 @@ def test_bytes_that_no_file_names_are_deleted_once_they_are_old(
     assert files._client.keys("orphans/files/1/bytes/*") == []
 
 
+@pytest.mark.parametrize("damage", ["other", "cut", "gone"])
+def test_bytes_that_are_not_the_files_are_lost(redis: RedisServer, damage: str) -> None:
+    files = RedisFileStore(redis.url, 10**6, prefix=f"damage-{damage}", part_bytes=4_096)
+    entry = files.add(ONE, b"x" * 10_000, "a", "user_data", None)
+    (key,) = files._client.keys(f"damage-{damage}/files/1/bytes/*")
+    if damage == "other":
+        files._client.hset(key, "1", b"y" * 4_096)
+    elif damage == "cut":
+        files._client.hdel(key, "2")
+    else:
+        files._client.delete(key)
+    with pytest.raises(ServeError) as refused:
+        files.read(ONE, entry.id)
+    assert refused.value.status == 410
+    files.note(ONE, entry.id, "processed", None, "image", ["chunk"])
+    again = files.add(ONE, b"x" * 10_000, "a", "user_data", None)
+    assert files.read(ONE, again.id) == b"x" * 10_000 and again.chunks == ("chunk",)
+    files.expire()
+    assert len(files._client.keys(f"damage-{damage}/files/1/bytes/*")) == 1
+    assert files.delete(ONE, again)
+    assert files._client.get(f"damage-{damage}/files/1/used/{ONE.owner}") == b"0"
+
+
 def test_a_server_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     try:

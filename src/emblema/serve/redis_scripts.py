@@ -29,16 +29,18 @@ local held, own = unpack(redis.call('HMGET', entry, 'bytes', 'token'))
 local total = tonumber(redis.call('GET', used) or '0') - tonumber(held or '0') + size
 if total > quota then return {0, total, ''} end
 local known = lives(entry)
-if not known then
+if not known or own == '' then
     if token == '' then return {2, total, ''} end
-    if own then redis.call('ZADD', root .. '/loose', 0, name .. '/' .. own) end
+    if own and own ~= '' then redis.call('ZADD', root .. '/loose', 0, name .. '/' .. own) end
     redis.call('SET', used, string.format('%.0f', total))
     redis.call('ZREM', root .. '/loose', name .. '/' .. token)
-    redis.call('SADD', root .. '/uploaded', name)
     redis.call('SADD', owned, id)
-    redis.call('HSET', entry, 'id', id, 'bytes', ARGV[6], 'token', token, 'status', 'uploaded', 'detail', '',
-        'kind', '', 'chunks', '[]')
+    redis.call('HSET', entry, 'id', id, 'bytes', ARGV[6], 'token', token)
     own = token
+end
+if not known then
+    redis.call('SADD', root .. '/uploaded', name)
+    redis.call('HSET', entry, 'status', 'uploaded', 'detail', '', 'kind', '', 'chunks', '[]')
 end
 if not known or ARGV[8] == '1' then
     local expires = ''
@@ -86,6 +88,13 @@ redis.call('ZREM', root .. '/ends', name)
 redis.call('SREM', root .. '/uploaded', name)
 return place
 """
+# Without a token, the next upload brings the bytes again.
+_LOSE = """
+if redis.call('HGET', entry, 'token') == ARGV[3] then
+    redis.call('HSET', entry, 'token', '')
+    redis.call('ZADD', root .. '/loose', 0, name .. '/' .. ARGV[3])
+end
+"""
 _KEEP_UNTIL = """
 local expires = redis.call('HGET', entry, 'expires')
 if expires and expires ~= '' and tonumber(expires) < tonumber(ARGV[3]) then
@@ -124,6 +133,7 @@ SCRIPTS = {
     "entries": _TIMED + _ENTRIES,
     "note": _NAMED + _NOTE,
     "delete": _NAMED + _DELETE,
+    "lose": _NAMED + _LOSE,
     "keep_until": _NAMED + _KEEP_UNTIL,
     "unprocessed": _TIMED + _UNPROCESSED,
     "ended": _TIMED + _ENDED,
