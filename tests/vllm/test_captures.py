@@ -1,5 +1,6 @@
 """What is captured, when, and on whose pages: each chunk once, under its tenant, and every page comes back."""
 
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -73,6 +74,28 @@ def test_missing_pictures_are_captured_once_and_known_ones_never(
     monkeypatch.setattr(captures_module, "RECAPTURE_SECONDS", 0.0)
     queue.request(plan(shown_of("b")))
     assert drain(queue) == ["b"]
+
+
+def test_what_requests_wait_for_comes_first_and_awaits_no_quiet_moment(queue: CaptureQueue) -> None:
+    queue.request(plan(shown_of("abc")))
+    queue.quiet.pressed, queue.quiet._from = True, math.inf
+    assert not queue.begin(idle=False) and not queue.urgent
+    queue.request(plan(shown_of("cd")), urgent=True)
+    begun = queue.begin(idle=False)
+    assert [capture.identifier for capture in begun] == ["emblema-shown c", "emblema-shown d"], "c was waiting already"
+    assert queue.urgent and queue.waiting and queue.running_rows == 2 * PAGES * PAGE
+    queue.finish({capture.chunk.id: 2 for capture in begun})
+    assert not queue.urgent and not queue.begin(idle=False)
+    queue.quiet.pressed = False
+    assert drain(queue) == ["a", "b"]
+
+
+def test_a_picture_that_found_no_room_is_requested_again(queue: CaptureQueue) -> None:
+    names = [f"p{number}" for number in range(WAITING_CAPTURES + 1)]
+    small = [ServedRequest([1, 2, 9, 3], (MediaItem(0, "image", name, 2, 1, digest=name),)) for name in names]
+    for shown in (*small, small[0]):
+        queue.request(plan(shown))
+    assert "p0" in drain(queue)
 
 
 def test_captures_are_of_the_tenant(queue: CaptureQueue) -> None:

@@ -1,6 +1,7 @@
 """The scheduler's side without vLLM: when a request may go, what the workers are told, and what a reply reports."""
 
 import pickle
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import torch
 from emblema.kv.patch import form_patch
 from emblema.link.plan import RowSource
 from emblema.link.prompt import ChunkPart
-from emblema.plugin.request_plan import COSTS_MORE, ChunkStubs, MediaItem, ServedRequest, build_prompt
+from emblema.plugin.request_plan import COSTS_MORE, ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm import planner as planner_module
@@ -308,6 +309,61 @@ def test_only_auto_is_computed_where_linking_does_not_pay_and_that_is_decided_on
     costs.rates = dear
     refused = unplanned(planner, "not planned at all", shown)
     assert refused is not None and refused.cached.spans == () and refused.remark == COSTS_MORE
+
+
+def awaiting(store: Store, shown: ServedRequest) -> tuple[RequestPlanner, RequestPlan]:
+    """Return a planner that a prompt waits at, and the plan whose missing pictures are wanted."""
+    planner = RequestPlanner(SPEC, store, "auto", True, BatchPlaces(8), second_pass=None)
+    until = time.monotonic() + 30
+    while not (wanted := planner.take_wanted()):
+        assert not planner.prepare("1", lambda: shown) and time.monotonic() < until
+        time.sleep(0.001)
+    (plan,) = wanted
+    assert not planner.prepare("1", lambda: shown) and not planner.take_wanted() and planner.get("1") is None
+    return planner, plan
+
+
+def test_a_prompt_with_a_new_picture_waits_until_that_is_captured_and_is_read(store: Store) -> None:
+    put(store, request("a", "b", "c"))
+    shown = request("a", "b", "c", "d")
+    planner, waiting = awaiting(store, shown)
+    (new,) = waiting.missing
+    assert new.id == waiting.prompt.chunk_segments[-1][1].id and not waiting.cached.spans
+    planner.note(WorkerReport(captured={new.id: 1}))
+    assert not planner.prepare("1", lambda: shown), "it is not stored yet"
+    put(store, request("d"))
+    plan = planned(planner, "1", shown)
+    assert plan.plan.recomputation is not None and len(plan.cached.spans) == 4 and not plan.missing and plan.reads(0)
+
+
+def test_a_prompt_whose_new_picture_does_not_come_is_computed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner_module, "CAPTURING_SECONDS", 0.05)
+    put(store, request("a", "b", "c"))
+    shown = request("a", "b", "c", "d")
+    planner, waiting = awaiting(store, shown)
+    plan = planned(planner, "1", shown)
+    assert not plan.awaits and plan.missing == waiting.missing and not plan.cached.spans
+
+
+def test_a_picture_that_is_captured_and_never_stored_is_not_awaited_for_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner_module, "CAPTURING_SECONDS", 1e6)
+    monkeypatch.setattr(planner_module, "REPLANNING_SECONDS", 0.0)
+    put(store, request("a", "b", "c"))
+    shown = request("a", "b", "c", "d")
+    planner, waiting = awaiting(store, shown)
+    planner.note(WorkerReport(captured={chunk.id: 1 for chunk in waiting.missing}))
+    plan = planned(planner, "1", shown)
+    assert not plan.awaits and plan.missing == waiting.missing
+
+
+@pytest.mark.parametrize("names", ["abcd", "defg"])
+def test_no_prompt_waits_that_may_not_leave_anything_or_has_only_new_pictures(store: Store, names: str) -> None:
+    put(store, request("a", "b", "c"))
+    planner = RequestPlanner(SPEC, store, "auto", True, BatchPlaces(8), second_pass=None)
+    plan = planned(planner, "1", request(*names, capture="a" not in names))
+    assert not plan.awaits and plan.missing and not planner.take_wanted()
 
 
 def test_a_line_is_logged_once_and_lines_are_bounded(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.captures import BESIDE_ROWS
+from emblema.vllm.captures import BESIDE_ROWS, CaptureQueue
 from emblema.vllm.quiet_work import QuietWork
 from emblema.vllm.step_metadata import StepMetadata
 
@@ -50,6 +50,26 @@ def test_a_little_beside_answers_that_are_decoded() -> None:
 def test_nothing_beside_a_prefill(scheduled: dict[str, tuple[int, int]]) -> None:
     side = Side(running=True)
     assert fill(side, scheduled).side_rows == 0 and not side.begun and not side.given_up
+
+
+class Hurried(CaptureQueue):
+    """Captures that requests wait for, of one chunk of a hundred rows."""
+
+    urgent, running_rows = True, 100
+
+    def __init__(self) -> None:
+        super().__init__(1, 32, str)
+
+    def begin(self, idle: bool) -> tuple[()]:
+        return ()
+
+
+def test_what_requests_wait_for_is_captured_beside_prefills_in_the_rows_that_are_left() -> None:
+    work = QuietWork(Hurried(), None, ROWS, False)
+    assert work.urgent and not QuietWork(None, None, ROWS, False).urgent
+    for scheduled, rows in (({"a": (0, 500)}, 100), ({"a": (0, ROWS - 30)}, 30)):
+        step = work.fill(StepMetadata(), scheduled, BatchPlaces(PLACES), idle=False, waits=True, reads=True)
+        assert step.side_rows == rows and step.side_slots == PLACES
 
 
 def test_nothing_begins_and_pages_are_given_up_where_a_request_waits_for_them() -> None:

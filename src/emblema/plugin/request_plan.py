@@ -1,5 +1,6 @@
 """From a request to a serving engine to a plan: its prompt as chunks and text, and the rows that its pages can take."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,6 +130,7 @@ class RequestPlan:
         linked: cached rows that were taken so far.
         weighed: whether it was decided if linking pays.
         trying: whether it is linked to learn what that costs, unless that cannot pay.
+        awaits: whether it is to be planned again once what is missing was prefilled alone, as it is then read.
         failed: whether what it takes could not be read or written.
         margin: of an answer that was read, see `Recomputation`; None where none was.
         repeated: rows that were computed twice for it.
@@ -148,6 +150,7 @@ class RequestPlan:
     linked: int = field(default=0, init=False)
     weighed: bool = field(default=False, init=False)
     trying: bool = field(default=False, init=False)
+    awaits: bool = field(default=False, init=False)
     failed: bool = field(default=False, init=False)
     margin: float | None = field(default=None, init=False)
     repeated: int = field(default=0, init=False)
@@ -231,6 +234,7 @@ def plan_request(
     second_pass: str | None = NOT_READY,
     inputs: PolicyInputs | None = None,
     pairs: StoredPairs | None = None,
+    sightings_of_pictures: float | None = None,
 ) -> RequestPlan:
     """Plan a request, as far as the store and the pages allow. It reads the store, so no step should wait for it.
 
@@ -245,6 +249,8 @@ def plan_request(
         second_pass: why no plan with a second pass can be carried out; None where it can.
         inputs: what `auto` decides by; the defaults where None.
         pairs: reads what is known of pairs; None where nothing is.
+        sightings_of_pictures: how many prompts show a picture, on average: what it costs to prefill a missing one alone
+            is shared by them. None where that is not done for a prompt that waits.
     """
     spec = stubs.spec
     prompt = build_prompt(request, stubs)
@@ -254,8 +260,13 @@ def plan_request(
     name = request.options.get("strategy", default)
     artifacts = StoredArtifacts(prompt, spec, store, memory, held, pairs)
     inputs = replace(inputs or PolicyInputs(), knows_pairs=artifacts.knows_pairs)
-    may_read = name == "auto" and second_pass is None and not missing
-    reads = may_read and reading_pays(prompt, 0, inputs, artifacts.read_shares(inputs.policy))
+    may_read = name == "auto" and second_pass is None and (not missing or sightings_of_pictures is not None)
+    alone = sum(chunk.tokens for chunk in missing.values()) / (sightings_of_pictures or 1.0)
+    reads = may_read and reading_pays(prompt, 0, inputs, artifacts.read_shares(inputs.policy), math.ceil(alone))
+    if reads and missing:
+        waiting = RequestPlan(request, prompt, plain, tuple(missing.values()))
+        waiting.awaits = True
+        return waiting
     knowledge = Knowledge(
         spec.fingerprint,
         spec.layouts,
@@ -337,15 +348,18 @@ def plan_trial(
     return RequestPlan(request, prompt, plan, cached=CachedSpans.of(plan))
 
 
-def reading_pays(prompt: Prompt, ready: int, inputs: PolicyInputs, shares: Mapping[int, float]) -> bool:
+def reading_pays(
+    prompt: Prompt, ready: int, inputs: PolicyInputs, shares: Mapping[int, float], captured: int = 0
+) -> bool:
     """Return whether reading a prompt is expected to pay, where the first `ready` rows are there already.
 
     Args:
         shares: the share of the rows of each chunk that is read, by where it starts.
+        captured: rows of chunks that have to be prefilled alone before.
     """
     unread = [(start, stop) for start, stop in unread_rows(prompt) if stop > ready and start in shares]
     rows = [(stop - max(start, ready), shares[start]) for start, stop in unread]
-    return bool(rows) and second_pass_pays(prompt, rows, inputs)
+    return bool(rows) and second_pass_pays(prompt, rows, inputs, captured)
 
 
 def shares_read(plan: LinkPlan, policy: Policy) -> dict[int, float]:

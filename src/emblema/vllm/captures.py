@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from emblema.link.prompt import TextPart
-from emblema.plugin.quiet import QuietMoments
+from emblema.plugin.quiet import CAPTURES_AT_ONCE, QuietMoments
 from emblema.plugin.request_plan import MediaItem, RequestPlan, ServedRequest
 from emblema.vllm.step_metadata import ChunkCapture
 
@@ -51,11 +51,15 @@ class CaptureQueue:
     def __init__(self, workers: int, block_size: int, feature: Callable[[CaptureRequest], Any]) -> None:
         self._workers, self._block_size, self._feature = workers, block_size, feature
         self._pool: BlockPool | None = None
-        self._waiting: deque[CaptureRequest] = deque(maxlen=WAITING_CAPTURES)
+        self._waiting: deque[CaptureRequest] = deque()
+        # Those that requests wait for, which no quiet moment is awaited for.
+        self._urgent: deque[CaptureRequest] = deque()
         # By chunk, its pages and how many workers are not done with them.
         self._running: dict[str, tuple[list[Any], int]] = {}
         # Chunks that were requested, so that each is requested once; with the moment when it was done.
         self._requested: OrderedDict[str, float | None] = OrderedDict()
+        # Whether requests wait for those that are under way.
+        self._hurries = False
         self.quiet = QuietMoments()
 
     def bind_pool(self, pool: BlockPool) -> None:
@@ -68,12 +72,27 @@ class CaptureQueue:
         return bool(self._waiting)
 
     @property
+    def urgent(self) -> bool:
+        """Whether requests wait for any chunk that is not captured, or is being prefilled."""
+        return bool(self._urgent) or self._hurries
+
+    @property
     def running(self) -> bool:
         """Whether any chunk is being prefilled."""
         return bool(self._running)
 
-    def request(self, plan: RequestPlan) -> None:
-        """Have the chunks of a prompt captured that are missing, each once."""
+    @property
+    def running_rows(self) -> int:
+        """Rows of the pages of chunks that are being prefilled."""
+        return sum(len(blocks) for blocks, _ in self._running.values()) * self._block_size
+
+    def request(self, plan: RequestPlan, urgent: bool = False) -> None:
+        """Have the chunks of a prompt captured that are missing, each once.
+
+        Args:
+            plan: of the prompt.
+            urgent: whether its request waits for them.
+        """
         missing = {chunk.id for chunk in plan.missing}
         items = iter(plan.request.items)
         for segment in plan.prompt.segments:
@@ -81,13 +100,25 @@ class CaptureQueue:
                 continue
             item, chunk = next(items), segment.part.chunk
             captured = self._requested.get(chunk.id, -math.inf)
+            if urgent and captured is None:
+                self._hurry(chunk.id)
             if chunk.id not in missing or captured is None or time.monotonic() - captured < RECAPTURE_SECONDS:
                 continue
             self._requested[chunk.id] = None
             while len(self._requested) > REMEMBERED_CAPTURES:
                 self._requested.popitem(last=False)
             capture = ChunkCapture(plan.request.store_salt, chunk, f"emblema-{item.digest}")
-            self._waiting.append(CaptureRequest(plan.request, item, capture))
+            (self._urgent if urgent else self._waiting).append(CaptureRequest(plan.request, item, capture))
+            if len(self._waiting) > WAITING_CAPTURES:
+                # It is requested again when it is shown again.
+                self._requested.pop(self._waiting.popleft().capture.chunk.id, None)
+
+    def _hurry(self, chunk: str) -> None:
+        """Have a chunk that waits for a quiet moment captured at once."""
+        found = next((wanted for wanted in self._waiting if wanted.capture.chunk.id == chunk), None)
+        if found is not None:
+            self._waiting.remove(found)
+            self._urgent.append(found)
 
     def begin(self, idle: bool) -> Sequence[ChunkCapture]:
         """Return the chunks whose prefill begins in this step, with pages.
@@ -96,20 +127,24 @@ class CaptureQueue:
             idle: whether no request is there.
         """
         now = time.monotonic()
-        if self._pool is None or self._running or not self._waiting:
+        if self._pool is None or self._running:
             return ()
+        queue = self._urgent or self._waiting
+        self._hurries = bool(self._urgent)
+        most = CAPTURES_AT_ONCE if self._hurries else self.quiet.captures(now, idle)
         begun: list[ChunkCapture] = []
-        for _ in range(min(self.quiet.captures(now, idle), len(self._waiting))):
-            wanted = self._waiting[0]
+        for _ in range(min(most, len(queue))):
+            wanted = queue[0]
             pages = -(-wanted.capture.chunk.tokens // self._block_size)
             if pages > self._pool.get_num_free_blocks():
                 break
-            self._waiting.popleft()
+            queue.popleft()
             blocks = self._pool.get_new_blocks(pages)
             self._running[wanted.capture.chunk.id] = (blocks, self._workers)
             numbers = tuple(block.block_id for block in blocks)
             begun.append(replace(wanted.capture, blocks=numbers, feature=self._feature(wanted)))
-        if begun:
+        self._hurries = self._hurries and bool(begun)
+        if begun and not self._hurries:
             self.quiet.begin(now)
         return begun
 
@@ -128,4 +163,5 @@ class CaptureQueue:
                 self._pool.free_blocks(reversed(blocks))
             self._requested[chunk] = time.monotonic()
         if captured and not self._running:
+            self._hurries = False
             self.quiet.end(time.monotonic())

@@ -374,11 +374,16 @@ class EmblemaConnector(KVConnectorBase_V1):
             if plan is not None and name in self._requests:
                 internals.count_cached(self._requests[name], plan.linked)
                 self.quiet_work.capture(plan)
+        for plan in self._planner.take_wanted():
+            self.quiet_work.capture(plan, urgent=True)
         step = self.quiet_work.fill(
             step, scheduled, self._places, not self._requests, bool(self._waiting), self._planner.reads
         )
         most = self._config.scheduler_config.max_num_batched_tokens
-        rows, slots = self._planner.readings.room(most - sum(count for _, count in scheduled.values()), most)
+        left = most - sum(count for _, count in scheduled.values())
+        if self.quiet_work.urgent:
+            left -= step.side_rows
+        rows, slots = self._planner.readings.room(left, most)
         if slots:
             step = replace(step, reading_rows=rows, side_slots=slots)
         return StepMessage(step)

@@ -33,6 +33,7 @@ from emblema.plugin.stored_pairs import StoredPairs, unfit_for_pairs
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.lane_ledgers import LaneLedgers
+from emblema.vllm.picture_sightings import PictureSightings
 from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.readings import QuestionReader
 from emblema.vllm.step_costs import StepCosts
@@ -56,6 +57,10 @@ AWAITING_SECONDS = 0.01
 take."""
 LEAST_PLACES = 4
 """Places in the batch from which prompts are read: some for readings, and one for a request that was read."""
+CAPTURING_SECONDS, REPLANNING_SECONDS, MOST_REPLANS = 3.0, 0.02, 25
+"""How long a request waits for pictures that are prefilled alone so that it can be read; how soon and how often it is
+planned again once they were, as they may not be stored yet."""
+REMEMBERED_CAPTURES = 4096
 STAGING_SECONDS = 1.0
 """How long a request waits until all workers have read what it takes; it is computed plainly after that."""
 
@@ -96,12 +101,22 @@ class PendingPlan:
         done: set once `plan` is there.
         plan: the plan; None for a request that is not linked.
         asked: when the scheduler first wanted it, in monotonic seconds; None before.
+        trying: whether it may be linked to learn what that costs; None before it is planned.
+        awaited: since when it waits for pictures that are prefilled alone; None where it does not.
+        replans: how often it was planned again.
+        again: when it may be.
+        final: whether it waits for no picture any more.
     """
 
     request: ServedRequest
     done: threading.Event = field(default_factory=threading.Event)
     plan: RequestPlan | None = None
     asked: float | None = None
+    trying: bool | None = None
+    awaited: float | None = None
+    replans: int = 0
+    again: float = 0.0
+    final: bool = False
 
 
 class RequestPlanner:
@@ -166,6 +181,10 @@ class RequestPlanner:
         self._pairs = None if spec is None else StoredPairs(store, spec)
         # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
         self._names: OrderedDict[str, str] = OrderedDict()
+        self._sightings = PictureSightings()
+        # Plans whose pictures are to be prefilled alone, as their requests wait for them; and pictures that were.
+        self._wanted: list[RequestPlan] = []
+        self._captured: OrderedDict[str, None] = OrderedDict()
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="emblema-plan", daemon=True)
         self._thread.start()
@@ -214,9 +233,30 @@ class RequestPlanner:
             self._log_once(f"the store did not answer within {PLANNING_SECONDS:g} s; requests are computed plainly")
             self._late = pending
         plan = pending.plan if pending.done.is_set() else None
+        if plan is not None and plan.awaits:
+            self._await_chunks(pending, plan, now)
+            return False
         del self._pending[request_id]
         self._plans[request_id] = plan
         return True
+
+    def _await_chunks(self, pending: PendingPlan, plan: RequestPlan, now: float) -> None:
+        """Have missing pictures prefilled alone, and the request planned again once they were."""
+        if pending.awaited is None:
+            pending.awaited = now
+            self._wanted.append(plan)
+        pending.final = now - pending.awaited >= CAPTURING_SECONDS or pending.replans >= MOST_REPLANS
+        captured = all(chunk.id in self._captured for chunk in plan.missing)
+        if pending.final or (captured and now >= pending.again):
+            pending.asked, pending.again = None, now + REPLANNING_SECONDS
+            pending.replans += 1
+            pending.done.clear()
+            self._work.put(partial(self._plan, pending))
+
+    def take_wanted(self) -> list[RequestPlan]:
+        """Return plans whose missing pictures requests wait for since the last call."""
+        wanted, self._wanted = self._wanted, []
+        return wanted
 
     def await_plans(self, idle: bool) -> None:
         """Wait a moment until all plans are made that were begun.
@@ -257,7 +297,7 @@ class RequestPlanner:
 
     def _plan(self, pending: PendingPlan) -> None:
         try:
-            pending.plan = self._make_plan(pending.request)
+            pending.plan = self._make_plan(pending)
         except Exception:
             # No error of a plan may end the server: the request is computed.
             _log.exception("emblema: a request is computed plainly, as it could not be planned")
@@ -276,10 +316,10 @@ class RequestPlanner:
         if self.spec is not None:
             self._ledgers.record(salt, self.spec.fingerprint, lanes, outcome, self.policy)
 
-    def _make_plan(self, request: ServedRequest) -> RequestPlan | None:
+    def _make_plan(self, pending: PendingPlan) -> RequestPlan | None:
         if self._stubs is None:
             return None
-        request = request.checked()
+        request = pending.request.checked()
         # Names are checked of every request: what is shown by one that is not linked is in vLLM's caches too.
         named = all([self._is_name_of(item.identifier, item.digest) for item in request.items])
         refusal = request.why_plain() or (None if named else "a picture's name was another's before")
@@ -291,7 +331,10 @@ class RequestPlanner:
         self._memory.refresh()
         costs, salt = self.costs, request.store_salt
         asked = request.options.get("strategy", self._strategy)
-        trying = costs is not None and asked == "auto" and costs.due()
+        if pending.trying is None:
+            pending.trying = costs is not None and asked == "auto" and costs.due()
+        trying, first = pending.trying, pending.awaited is None
+        captures = self._forms and not pending.final and request.options.get("capture", True) is True
         plan = plan_request(
             request,
             self._stubs,
@@ -304,8 +347,11 @@ class RequestPlanner:
             self._second_pass,
             self._inputs(salt, met, self._ledgers.of(salt), trying),
             self._pairs,
+            self._sightings.mean(salt) if captures else None,
         )
         plan.trying = trying
+        if first:
+            self._sightings.observe(salt, (chunk.id for _, chunk in plan.prompt.chunk_segments))
         if costs is not None and plan.plan.decisions and plan.cached.spans:
             costs.tried()
         return plan
@@ -480,6 +526,9 @@ class RequestPlanner:
         if report.lost or report.captured:
             self._memory.lose(report.lost)
             self._memory.regain(report.captured)
+            self._captured |= dict.fromkeys(report.captured)
+            while len(self._captured) > REMEMBERED_CAPTURES:
+                self._captured.popitem(last=False)
         for name in report.failed:
             self._fail(name)
         self.readings.note(report)

@@ -50,14 +50,24 @@ class QuietWork:
         return any(side is not None and side.running for side in (self.captures, self.canary))
 
     @property
+    def urgent(self) -> bool:
+        """Whether requests wait for any of it."""
+        return self.captures is not None and self.captures.urgent
+
+    @property
     def pending(self) -> bool:
         """Whether vLLM is to go on stepping for it."""
         return not self._together and (self.waiting or self.running)
 
-    def capture(self, plan: RequestPlan) -> None:
-        """Have what a prompt lacks prefilled alone, unless its request declines that."""
+    def capture(self, plan: RequestPlan, urgent: bool = False) -> None:
+        """Have what a prompt lacks prefilled alone, unless its request declines that.
+
+        Args:
+            plan: of the prompt.
+            urgent: whether its request waits for that.
+        """
         if self.captures is not None and plan.request.options.get("capture", True) is True:
-            self.captures.request(plan)
+            self.captures.request(plan, urgent)
 
     def consider(self, request_id: str, plan: RequestPlan | None) -> None:
         """Perhaps have an answered prompt compared; None for one that was not planned."""
@@ -94,6 +104,8 @@ class QuietWork:
         held_up = waits and self.running and not reads
         if held_up and self.canary is not None:
             self.canary.give_up()
+        if self.captures is not None and self.captures.urgent:
+            return self._hurry(step, self.captures, scheduled, places)
         if any(count > 1 for _, count in scheduled.values()) or (waits and not held_up):
             return step
         if not waits:
@@ -105,6 +117,15 @@ class QuietWork:
         rows = rows if idle else min(rows, BESIDE_ROWS)
         slots = places.free if scheduled else places.unused
         return replace(step, side_rows=rows if self.running else 0, side_slots=slots)
+
+    def _hurry(
+        self, step: StepMetadata, captures: CaptureQueue, scheduled: Mapping[str, tuple[int, int]], places: BatchPlaces
+    ) -> StepMetadata:
+        """Return a step with pictures that requests wait for, in the rows that it has left."""
+        step = replace(step, captures=tuple(captures.begin(not scheduled)))
+        rows = self._most_rows - sum(count for _, count in scheduled.values())
+        slots = places.free if scheduled else places.unused
+        return replace(step, side_rows=min(rows, captures.running_rows), side_slots=slots)
 
     def _begin(self, step: StepMetadata, now: float, idle: bool) -> StepMetadata:
         """Begin to prefill pictures alone; a prompt is compared where none waits for that."""
