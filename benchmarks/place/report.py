@@ -191,15 +191,15 @@ def _streams(rows: Sequence[dict[str, Any]]) -> Table:
         "load",
     )
     cells = tuple(
-        (row["workers"], row["streams"], row["rate"], row["least"], row["most"],
+        (row["workers"], row["streams"], row["rate"], row.get("least"), row.get("most"),
          row["rate"] / rows[0]["rate"], row["ask"],
          None if row["move"] is None or row["move"] != row["move"] else row["move"] * 1e3, row["cores"], row["load"])
         for row in rows
     )  # fmt: skip
+    rounds = "medians of rounds in turns, with the slowest and the fastest" if rows[0].get("least") else "one round"
     note = (
         f"Streams of {rows[0]['frames']} frames over workers in processes of one thread, on the bundled model: "
-        "medians of rounds in turns, with the slowest and the fastest; the load is the machine's average over a minute "
-        "then, other programs included."
+        f"{rounds}; the load is the machine's average over a minute then, other programs included."
     )
     return Table("streams", "Streams by data partition", note, columns, cells)
 
