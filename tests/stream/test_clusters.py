@@ -16,6 +16,8 @@ from emblema.stream.mosaic.clusters import (
     partition,
     variance_of,
 )
+from emblema.stream.mosaic.frame_keys import FrameKeys
+from emblema.stream.mosaic.level import MaintenanceCounts, SemanticLevel, VisualLevel
 from emblema.stream.mosaic.retrieval import choose
 from emblema.stream.settings import AblationSettings
 
@@ -212,3 +214,31 @@ def test_a_budget_is_never_exceeded_nor_left_where_something_fits(
     left = budget - int(sizes[found].sum())
     assert left >= 0 and len(set(found)) == len(found) and all(sizes[found] > 0)
     assert not any(0 < sizes[row] <= left for row in range(count) if row not in found)
+
+
+def clusters_of(vectors: Tensor, width: int = 8) -> tuple[int, int]:
+    """Return how many visual clusters, and semantic ones in them, states [n, 2 x width] make, one after the other."""
+    settings = AblationSettings(representatives=True)
+    keys = FrameKeys(2, 1, width)
+    level = SemanticLevel(settings, keys, (0, 0), MaintenanceCounts(), torch.device("cpu"))
+    visual = VisualLevel(settings, 2 * width, [level], MaintenanceCounts())
+    for start in range(0, len(vectors), 8):
+        block = vectors[start : start + 8]
+        frames = range(start, start + len(block))
+        keys.add(frames, block.view(-1, 2, 1, width))
+        visual.add(frames, block, list(frames))
+        level.add(frames, torch.zeros(len(block), 0), list(frames))
+        for frame in frames:
+            level.take(frame, visual.take(frame).id)
+            for own in (level, visual):
+                own.refine(own.home[frame])
+    return len(visual.clusters), len(level.clusters)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_nearly_equal_states_are_few_clusters(noise: float) -> None:
+    scene = states(1, 16, seed=3)
+    assert clusters_of(scene + noise * scene.std() * states(1200, 16, seed=4)) == (1, 3)
+    # States that differ are told apart as before.
+    visual, semantic = clusters_of(states(60, 16, seed=5))
+    assert visual > 10 and semantic >= visual

@@ -28,6 +28,9 @@ from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.settings import AblationSettings
 from emblema.stream.state import StreamState
 
+EQUAL = 4e-4
+"""Variance, as a share of the squared length of a level's mean state, that is none: such states are nearly equal."""
+
 
 @dataclass(slots=True)
 class MaintenanceCounts:
@@ -192,7 +195,14 @@ class ClusterLevel(ABC):
         return variance_of(vectors) <= self._bound(len(vectors) - 1)
 
     def _bound(self, size: int) -> float:
-        return self.settings.threshold(size) * self.spread.variance if self._watched else math.inf
+        if not self._watched:
+            return math.inf
+        least = 0.0 if self.spread.mean is None else EQUAL * float(self._placed(self.spread.mean).square().sum())
+        return max(least, self.settings.threshold(size) * self.spread.variance)
+
+    def _placed(self, mean: Tensor) -> Tensor:
+        """Return a mean vector with what all vectors leave out."""
+        return mean
 
     def _absorb(self, cluster: Cluster, frame: int, vector: Tensor, variance: float) -> None:
         mean = self.index.mean(cluster.id)
@@ -357,6 +367,11 @@ class SemanticLevel(ClusterLevel):
 
     def vectors_of(self, frames: Sequence[int]) -> Tensor:
         return self._normed(self.keys.of(torch.tensor(frames, dtype=torch.int64)).flatten(1))
+
+    def _placed(self, mean: Tensor) -> Tensor:
+        if self.settings.geometry == "cosine":
+            return mean
+        return mean + self.keys.centre.expand(self.keys.parts, -1, -1).flatten()
 
     def _changed(self, cluster: Cluster) -> None:
         keys = self.keys.of(torch.tensor(cluster.frames)).flatten(1)
