@@ -17,7 +17,7 @@ from benchmarks.stream.passes import PassRecord, PassResults, run_passes
 from benchmarks.stream.plan import ABLATIONS, ACCURACY_PARTS, METHODS, SEEDS, AccuracyOptions, arms_named
 from benchmarks.stream.systems.costs import measure_bytes, measure_growth
 from benchmarks.stream.systems.encoding import measure_batching, measure_workers
-from benchmarks.stream.systems.long import measure_long
+from benchmarks.stream.systems.long import measure_drawn, measure_long, measure_still
 from benchmarks.stream.systems.running import SystemsOptions
 from benchmarks.stream.systems.skipping import measure_skipping
 from benchmarks.stream.systems.structure import draw_questions, measure_questions, measure_sparsity, measure_structure
@@ -31,6 +31,8 @@ from emblema.stream.settings import StreamSettings, change_settings
 SYSTEMS: dict[str, Callable[[Engine, SystemsOptions, Console], Table]] = {
     "growth": measure_growth,
     "long": measure_long,
+    "drawn": measure_drawn,
+    "still": measure_still,
     "bytes": measure_bytes,
     "sparsity": measure_sparsity,
     "structure": measure_structure,

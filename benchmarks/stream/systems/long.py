@@ -39,10 +39,15 @@ SLOWER_ENCODING, SLOWER_ASKING, HALF, FEW = 1.3, 1.5, 0.5, 64
 LONG_COLUMNS = ("what", "frames", "value", "of", "their value", "ratio")
 LONG_NOTE = (
     "Encoding: the median CPU time of {span} pushes of a block, which retrieve, at the end and from frame {early:,}, "
-    "drawing the frames not counted. Device bytes: Mosaic's memory on the device and ReKV's. Questions: CPU time (TTFT "
-    "in the bars) at so many frames, whose rows are those of encoded ones, drawn with a tenth of their spread "
-    "added, over that at {short}, question by question in turns, {rounds} times. Clusters: the most of a layer, and "
-    "the visual ones, where representatives are shown and all rows are one frame's with {near:.0%} of the spread added."
+    "drawing the frames not counted. Device bytes: Mosaic's memory on the device and ReKV's."
+)
+DRAWN_NOTE = (
+    "CPU time (TTFT in the bars) of questions at so many frames, whose rows are those of encoded ones, drawn with a "
+    "tenth of their spread added, over that at {short}, question by question in turns, {rounds} times."
+)
+STILL_NOTE = (
+    "The most clusters of a layer, and the visual ones, where representatives are shown and all rows are one frame's "
+    "with {near:.0%} of the spread added."
 )
 
 
@@ -105,45 +110,68 @@ def draw_to(
 
 
 def measure_long(engine: Engine, options: SystemsOptions, console: Console) -> Table:
-    """Measure encoding at `long` frames, questions at `drawn` frames, and clusters of nearly equal ones."""
+    """Measure encoding and device bytes at `long` frames."""
     settings = replace(options.settings, positions="packed")
-    block, rows, bars = settings.block, list[tuple[Cell, ...]](), list[Bar]()
-    long, early = options.long, min(EARLY, options.long // 2)
-    film = film_of(options.kinds[0], max(long, SOURCE), options)
-    picture = next(iter(film.frames(0, 1)))
+    block, long, early = settings.block, options.long, min(EARLY, options.long // 2)
+    film = film_of(options.kinds[0], long, options)
     with ExitStack() as stack, steps(console, "long: frames", -(-long // block)) as tick:
         streams = {name: opened(stack, engine, name, settings) for name in ("mosaic", "rekv")}
         spent = [push.cpu / block for push in feed(streams, film, 0, long, block, tick)["mosaic"]]
         device = [memory_bytes(stream.bytes) for stream in streams.values()]
     first, last = (1000 * median(own) for own in (spent[early // block :][:SPAN], spent[-SPAN:]))
-    rows.append(("encoding, CPU ms a frame", long, last, early, first, last / first))
-    rows.append(("device bytes over ReKV's", long, device[0], long, device[1], device[0] / device[1]))
-    name = f"encoding a frame at {long:,} over {early:,}, retrieving"
-    bars.append(Bar(name, last / first, SLOWER_ENCODING, least=False, count=SPAN))
-    name = f"Mosaic's memory on the device over ReKV's, {long:,} frames"
-    bars.append(Bar(name, device[0] / device[1], HALF, least=False, count=1))
+    rows: tuple[tuple[Cell, ...], ...] = (
+        ("encoding, CPU ms a frame", long, last, early, first, last / first),
+        ("device bytes over ReKV's", long, device[0], long, device[1], device[0] / device[1]),
+    )
+    encoding = f"encoding a frame at {long:,} over {early:,}, retrieving"
+    held = f"Mosaic's memory on the device over ReKV's, {long:,} frames"
+    bars = (
+        Bar(encoding, last / first, SLOWER_ENCODING, least=False, count=SPAN),
+        Bar(held, device[0] / device[1], HALF, least=False, count=1),
+    )
+    note = LONG_NOTE.format(span=SPAN, early=early)
+    return Table("long", "Streams of a day", note, LONG_COLUMNS, rows, (), bars)
 
-    with ExitStack() as stack, steps(console, "long: drawn", -(-(options.drawn + long) // 64)) as tick:
-        asked = {frames: opened(stack, engine, "mosaic", settings) for frames in (SHORT, options.drawn)}
-        feed(asked, film, 0, SOURCE, block)
-        draw_to(asked[options.drawn], picture, options.drawn, 0.1, SOURCE // 2, tick)
+
+def measure_drawn(engine: Engine, options: SystemsOptions, console: Console) -> Table:
+    """Measure questions at `drawn` frames, whose rows are drawn."""
+    settings, drawn = replace(options.settings, positions="packed"), options.drawn
+    film = film_of(options.kinds[0], SOURCE, options)
+    with ExitStack() as stack, steps(console, "drawn: frames", -(-drawn // 64)) as tick:
+        asked = {frames: opened(stack, engine, "mosaic", settings) for frames in (SHORT, drawn)}
+        feed(asked, film, 0, SOURCE, settings.block)
+        draw_to(asked[drawn], next(iter(film.frames(0, 1))), drawn, 0.1, SOURCE // 2, tick)
         texts = [question.text for question in questions(film, SOURCE)]
         costs = ask_in_turns(asked, texts, options.rounds, lambda: None)
-        slow, quick = costs[options.drawn], costs[SHORT]
-        medians = (1000 * median(ask.cpu for ask in own) for own in (slow, quick))
-        above, below = medians
-        rows.append(("question, CPU ms", options.drawn, above, SHORT, below, cpu_ratio(slow, quick)))
-        for words, ratio in (("TTFT", ttft_ratio(slow, quick)), ("CPU time", cpu_ratio(slow, quick))):
-            name = f"Mosaic's {words} at {options.drawn:,} drawn frames over that at {SHORT}"
-            bars.append(Bar(name, ratio.value, SLOWER_ASKING, least=False, count=len(slow)))
+    slow, quick = costs[drawn], costs[SHORT]
+    above, below = (1000 * median(ask.cpu for ask in own) for own in (slow, quick))
+    bars = tuple(
+        Bar(
+            f"Mosaic's {words} at {drawn:,} drawn frames over that at {SHORT}",
+            ratio.value,
+            SLOWER_ASKING,
+            least=False,
+            count=len(slow),
+        )
+        for words, ratio in (("TTFT", ttft_ratio(slow, quick)), ("CPU time", cpu_ratio(slow, quick)))
+    )
+    row = ("question, CPU ms", drawn, above, SHORT, below, cpu_ratio(slow, quick))
+    note = DRAWN_NOTE.format(short=SHORT, rounds=options.rounds)
+    return Table("drawn", "Questions after a day", note, LONG_COLUMNS, (row,), (), bars)
+
+
+def measure_still(engine: Engine, options: SystemsOptions, console: Console) -> Table:
+    """Measure the clusters of `long` nearly equal frames."""
+    settings, long = replace(options.settings, positions="packed"), options.long
+    before = 4 * settings.block + settings.window
+    film = film_of(options.kinds[0], SOURCE, options)
+    with ExitStack() as stack, steps(console, "still: frames", -(-long // 64)) as tick:
         still = opened(stack, engine, "mosaic", settings, representatives=True, retrieve_while_encoding=False)
-        feed({0: still}, film, 0, 4 * block + settings.window, block)
-        draw_to(still, picture, long, NEAR, 1, tick)
+        feed({0: still}, film, 0, before, settings.block)
+        draw_to(still, next(iter(film.frames(0, 1))), long, NEAR, 1, tick)
         memory = still.memory
         assert isinstance(memory, Mosaic)
         most, visual = max(len(level.clusters) for level in memory.layers), len(memory.visual.clusters)
-        rows.append(("clusters of nearly equal frames, the most of a layer", long, most, long, visual, None))
-        name = f"clusters a layer of {long:,} nearly equal frames"
-        bars.append(Bar(name, most, FEW, least=False, count=len(memory.layers)))
-    note = LONG_NOTE.format(span=SPAN, early=early, short=SHORT, rounds=options.rounds, near=NEAR)
-    return Table("long", "Streams of a day", note, LONG_COLUMNS, tuple(rows), (), tuple(bars))
+    row = ("clusters of nearly equal frames, the most of a layer", long, most, long, visual, None)
+    bar = Bar(f"clusters a layer of {long:,} nearly equal frames", most, FEW, least=False, count=len(memory.layers))
+    return Table("still", "A day of one scene", STILL_NOTE.format(near=NEAR), LONG_COLUMNS, (row,), (), (bar,))
