@@ -14,7 +14,7 @@ from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.method import Query, VisibleRange
 from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.mosaic.postings import PAGE, Postings
-from emblema.stream.mosaic.retrieval import choose_frames
+from emblema.stream.mosaic.retrieval import KeyOrder, choose_frames
 from emblema.stream.settings import StreamSettings, change_settings
 
 SEEDS = st.integers(0, 10_000)
@@ -88,6 +88,28 @@ def test_what_lies_after_the_recent_window_or_out_of_sight_is_not_retrieved(seed
             keys, postings, asked(4, 3, seed), visible, settings(budget=9, pool=pool), ForgottenFrames()
         ):
             assert len(own) == 9 and own.min() >= 50 and own.max() < 180
+
+
+@given(SEEDS, st.integers(1, 40), st.integers(1, 3), st.booleans())
+def test_keys_come_in_the_order_of_every_query(seed: int, count: int, queries: int, placed: bool) -> None:
+    """None is lost or comes twice, where heads have fewer keys than others too."""
+    drawn = numpy.random.default_rng(seed)
+    logits = drawn.standard_normal((2, queries, count)).astype(numpy.float32)
+    logits[:, :, 1:][numpy.broadcast_to(drawn.random((2, 1, count - 1)) < 0.5, (2, queries, count - 1))] = -numpy.inf
+    order, before = (
+        KeyOrder(logits.copy(), numpy.zeros((2, queries), numpy.float32), numpy.zeros(queries, numpy.int64), placed),
+        0,
+    )
+    while not order.ended:
+        places, scores = order.next(99)
+        assert places.shape[2] > before
+        before = places.shape[2]
+    for head, query in numpy.ndindex(2, queries):
+        own, there = logits[head, query], numpy.isfinite(scores[head, query])
+        found = places[head, query][there]
+        assert found.tolist() == [place for place in (-own).argsort(kind="stable") if own[place] > -numpy.inf]
+        ranks = numpy.arange(1, len(found) + 1) if placed else 0
+        numpy.testing.assert_allclose(scores[head, query][there], ranks - numpy.exp(numpy.minimum(own[found], 0)), 1e-5)
 
 
 @pytest.mark.parametrize("budget", [9, 400])

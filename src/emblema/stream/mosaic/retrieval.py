@@ -96,7 +96,8 @@ class KeyOrder:
     def __init__(self, logits: Scores, mass: Scores, groups: Counts, placed: bool) -> None:
         self.ended = False
         self._logits, self._mass, self._placed = logits, mass[:, :, None], placed
-        self._least = math.ceil(len(groups) * logits.shape[0] / max(1, int(groups.max(initial=0)) + 1))
+        self._each = math.ceil(len(groups) * logits.shape[0] / max(1, int(groups.max(initial=0)) + 1))
+        # By rank, for each query of each head.
         self._places: list[Counts] = []
         self._values: list[Scores] = []
 
@@ -112,7 +113,7 @@ class KeyOrder:
         known = len(self._places)
         if known >= RANKS or not self._placed:
             return self._sorted()
-        more = min(RANKS - known, 2 if known else 1 + math.ceil(budget / max(1, self._least)), count - known)
+        more = min(RANKS - known, 2 if known else 1 + math.ceil(budget / max(1, self._each)), count - known)
         flat = self._logits.reshape(heads * queries, count)
         numbers = numpy.arange(len(flat))
         for _ in range(more):
@@ -126,7 +127,8 @@ class KeyOrder:
     def _sorted(self) -> tuple[Counts, Scores]:
         heads, queries, count = self._logits.shape
         flat = self._logits.reshape(heads * queries, count)
-        for place, value in zip(self._places, self._values, strict=True):
+        # Last ones first: where none was left a place that was returned before came again.
+        for place, value in zip(reversed(self._places), reversed(self._values), strict=True):
             flat[numpy.arange(len(flat)), place] = value
         self.ended = True
         order = numpy.argsort(-flat, axis=1, kind="stable")
