@@ -14,6 +14,8 @@ from emblema.store import Store
 from emblema.store.identity import request_salt
 from tests.vllm.models import Subject
 
+ATTEMPTS = 5
+
 
 @pytest.fixture(scope="module")
 def subject(subjects) -> Subject:
@@ -117,27 +119,29 @@ def test_aborts(served: Any, subject: Subject) -> None:
     assert answer.report["linked_tokens"] > 0
 
 
-def test_retracted_requests_take_their_rows_again(serve: Callable[..., Any], subject: Subject, tmp_path: Path) -> None:
+def test_a_retracted_request_takes_its_rows_again(serve: Callable[..., Any], subject: Subject, tmp_path: Path) -> None:
     """SGLang's own test of retraction: every third step it takes the slots of a decoding request, if there is another.
 
     With a radix tree it would find its prompt there again.
     """
     served = serve(subject, tmp_path, environment={"SGLANG_TEST_RETRACT": "1"}, disable_radix_cache=True)
-    given, options = [subject.prompt(count, seed=96 + count) for count in (2, 3)], [{"strategy": "mpic-4"}] * 2
-    alone = []
-    for prompt, own in zip(given, options, strict=True):
-        served.learn(prompt)
-        alone.append(served.ask(prompt, own, tokens=12))
-        served.forget_prefixes()
+    given, linked = subject.prompt(3, seed=99), {"strategy": "mpic-4"}
+    served.learn(given)
+    alone = served.ask(given, linked, tokens=12)
     # One alone is never retracted.
-    assert "#retracted_reqs: 1" not in served.log()
-    together = served.ask_all(given, options, tokens=12)
-    assert "#retracted_reqs: 1" in served.log()
-    for one, other in zip(alone, together, strict=True):
-        assert one.tokens == other.tokens and one.report["linked_tokens"] == other.report["linked_tokens"] > 0
-        assert float((one.logits - other.logits).abs().max()) <= 1e-5
-    assert max(len(answer.reports) for answer in together) > 1
-    assert all(report["linked_tokens"] > 0 for answer in together for report in answer.reports)
+    assert len(alone.reports) == 1 and "#retracted_reqs: 1" not in served.log()
+    for attempt in range(ATTEMPTS):
+        # The one that has fewer tokens is retracted; on a busy machine the other may have ended before this one begins.
+        name, other = f"beside {attempt}", subject.prompt(1, seed=98)
+        beside = served.engine.begin("generate", **served.body(other, linked, 1500), rid=name)
+        answer = served.ask(given, linked, tokens=12)
+        served.engine.call("abort", rid=name)
+        beside.exception(60)
+        assert answer.tokens == alone.tokens and float((answer.logits - alone.logits).abs().max()) <= 1e-5
+        if len(answer.reports) > 1:
+            break
+    assert len(answer.reports) > 1 and "#retracted_reqs: 1" in served.log()
+    assert all(report["linked_tokens"] == alone.report["linked_tokens"] > 0 for report in answer.reports)
 
 
 def with_store(folder: Path, change: Callable[[Any], Any]) -> None:
