@@ -14,7 +14,7 @@ BESIDE := .venv-sglang
 PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-sglang test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic gpu fuzz results-check reference docs lint format types imports check clean
+.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-ray test-sglang test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic gpu fuzz results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,6 +127,11 @@ fuzz-vllm: $(SERVED)/installed  ## A thousand steps of chance inside vLLM, on bo
 		EMBLEMA_FUZZ_STEPS=$(FUZZ_VLLM_STEPS) EMBLEMA_FUZZ_SEED=$(FUZZ_VLLM_SEED) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 			$(SERVED)/bin/python -m pytest -s -q tests/vllm/test_served_fuzz.py --vllm-runner $$runner --vllm-scheduling $$scheduling || exit 1; \
 	done; done
+
+# `ray[llm]` would bring a vLLM built for CUDA; these are what it needs beside the one that is there.
+test-vllm-ray: $(SERVED)/installed  ## Run vLLM replicas behind Ray Serve's own LLM application, with our connector
+	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[serve]>=2.60,<2.61' pyarrow
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m pytest tests/vllm/test_served_ray.py
 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
