@@ -16,6 +16,7 @@ from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm import planner as planner_module
 from emblema.vllm.batch_places import BatchPlaces
+from emblema.vllm.picture_sightings import PictureSightings
 from emblema.vllm.planner import LinkCounts, RequestPlanner
 from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.step_costs import StepCosts, StepRates, StepWork
@@ -311,6 +312,12 @@ def test_only_auto_is_computed_where_linking_does_not_pay_and_that_is_decided_on
     assert refused is not None and refused.cached.spans == () and refused.remark == COSTS_MORE
 
 
+@pytest.fixture
+def often_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each picture be shown by eight prompts."""
+    monkeypatch.setattr(PictureSightings, "mean", lambda own, salt: 8.0)
+
+
 def awaiting(store: Store, shown: ServedRequest) -> tuple[RequestPlanner, RequestPlan]:
     """Return a planner that a prompt waits at, and the plan whose missing pictures are wanted."""
     planner = RequestPlanner(SPEC, store, "auto", True, BatchPlaces(8), second_pass=None)
@@ -323,6 +330,7 @@ def awaiting(store: Store, shown: ServedRequest) -> tuple[RequestPlanner, Reques
     return planner, plan
 
 
+@pytest.mark.usefixtures("often_shown")
 def test_a_prompt_with_a_new_picture_waits_until_that_is_captured_and_is_read(store: Store) -> None:
     put(store, request("a", "b", "c"))
     shown = request("a", "b", "c", "d")
@@ -336,6 +344,7 @@ def test_a_prompt_with_a_new_picture_waits_until_that_is_captured_and_is_read(st
     assert plan.plan.recomputation is not None and len(plan.cached.spans) == 4 and not plan.missing and plan.reads(0)
 
 
+@pytest.mark.usefixtures("often_shown")
 def test_a_prompt_whose_new_picture_does_not_come_is_computed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner_module, "CAPTURING_SECONDS", 0.05)
     put(store, request("a", "b", "c"))
@@ -345,6 +354,7 @@ def test_a_prompt_whose_new_picture_does_not_come_is_computed(store: Store, monk
     assert not plan.awaits and plan.missing == waiting.missing and not plan.cached.spans
 
 
+@pytest.mark.usefixtures("often_shown")
 def test_a_picture_that_is_captured_and_never_stored_is_not_awaited_for_long(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,11 +368,14 @@ def test_a_picture_that_is_captured_and_never_stored_is_not_awaited_for_long(
     assert not plan.awaits and plan.missing == waiting.missing
 
 
-@pytest.mark.parametrize("names", ["abcd", "defg"])
-def test_no_prompt_waits_that_may_not_leave_anything_or_has_only_new_pictures(store: Store, names: str) -> None:
+@pytest.mark.parametrize(("mean", "capture"), [(1.0, True), (8.0, False)])
+def test_no_prompt_waits_for_what_no_other_shows_or_where_it_may_leave_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, mean: float, capture: bool
+) -> None:
+    monkeypatch.setattr(PictureSightings, "mean", lambda own, salt: mean)
     put(store, request("a", "b", "c"))
     planner = RequestPlanner(SPEC, store, "auto", True, BatchPlaces(8), second_pass=None)
-    plan = planned(planner, "1", request(*names, capture="a" not in names))
+    plan = planned(planner, "1", request("a", "b", "c", "d", capture=capture))
     assert not plan.awaits and plan.missing and not planner.take_wanted()
 
 

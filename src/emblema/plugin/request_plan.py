@@ -249,8 +249,8 @@ def plan_request(
         second_pass: why no plan with a second pass can be carried out; None where it can.
         inputs: what `auto` decides by; the defaults where None.
         pairs: reads what is known of pairs; None where nothing is.
-        sightings_of_pictures: how many prompts show a picture, on average: what it costs to prefill a missing one alone
-            is shared by them. None where that is not done for a prompt that waits.
+        sightings_of_pictures: how many prompts show a picture, on average: what it costs to prefill one alone is
+            shared by them. None where that is not done for a prompt that waits.
     """
     spec = stubs.spec
     prompt = build_prompt(request, stubs)
@@ -261,7 +261,9 @@ def plan_request(
     artifacts = StoredArtifacts(prompt, spec, store, memory, held, pairs)
     inputs = replace(inputs or PolicyInputs(), knows_pairs=artifacts.knows_pairs)
     may_read = name == "auto" and second_pass is None and (not missing or sightings_of_pictures is not None)
-    alone = sum(chunk.tokens for chunk in missing.values()) / (sightings_of_pictures or 1.0)
+    # Of each picture so many prompts share what it costs alone, whichever of them finds it missing.
+    shown = sum(chunk.tokens for _, chunk in prompt.chunk_segments) if missing else 0
+    alone = shown / (sightings_of_pictures or 1.0)
     reads = may_read and reading_pays(prompt, 0, inputs, artifacts.read_shares(inputs.policy), math.ceil(alone))
     if reads and missing:
         waiting = RequestPlan(request, prompt, plain, tuple(missing.values()))
