@@ -52,8 +52,8 @@ class Postings:
         # By head and code, its pages in the order of time; all but the last one are full.
         self._lists: list[list[list[int]]] = [[] for _ in range(heads)]
         self._pages = torch.full((0, PAGE), -1, dtype=torch.int32)
-        # By head and code, the pages that are visited; -1 for none.
-        self._shown = torch.full((heads, 16, SHOWN), -1, dtype=torch.int32)
+        # By head and code, the pages that are visited, -1 for none; one of each until a list has more.
+        self._shown = torch.full((heads, 16, 1), -1, dtype=torch.int32)
         self._free: list[int] = []
         self._used = self._entries = 0
 
@@ -141,7 +141,10 @@ class Postings:
         pages = self._lists[head][code]
         step = -(-len(pages) // SHOWN)
         own = pages[::step] if step else []
-        self._shown.numpy()[head, code] = own + [-1] * (SHOWN - len(own))
+        if len(own) > self._shown.shape[2]:
+            more = self._shown.new_full((*self._shown.shape[:2], SHOWN - self._shown.shape[2]), -1)
+            self._shown = torch.cat((self._shown, more), 2)
+        self._shown.numpy()[head, code] = own + [-1] * (self._shown.shape[2] - len(own))
 
     def _page(self) -> int:
         if self._free:
@@ -177,12 +180,14 @@ class Postings:
             lists.append([])
         held = self._counts.shape[1]
         if new == held:
-            more = max(16, held // 4)
+            more = max(16, held // 8)
             self._means, self._counts, self._scatter = (
                 torch.cat((own, own.new_zeros(own.shape[0], more, *own.shape[2:])), 1)
                 for own in (self._means, self._counts, self._scatter)
             )
-            self._shown = torch.cat((self._shown, self._shown.new_full((len(self._lists), more, SHOWN), -1)), 1)
+            self._shown = torch.cat(
+                (self._shown, self._shown.new_full((len(self._lists), more, self._shown.shape[2]), -1)), 1
+            )
         return new
 
     def _listed(self, head: int, code: int) -> Tensor:
