@@ -29,6 +29,8 @@ def test_rates_are_fitted_from_steps_in_spite_of_noise() -> None:
         costs.observe_step(work, seconds * rng.uniform(0.95, 1.05) * (10.0 if rng.random() < 0.05 else 1.0))
     assert costs.rates.request == pytest.approx(200, rel=0.05) and costs.rates.taken == pytest.approx(0.3, rel=0.2)
     assert costs.rates.load == pytest.approx(100, rel=0.25)
+    assert costs.step == pytest.approx(50, rel=0.5), "five milliseconds of a tenth for each row"
+    assert costs.row_costs().forward == costs.rates.load + 2 * costs.rates.request + costs.step
 
 
 def test_a_second_pass_costs_a_load_and_a_request_for_each_pass() -> None:

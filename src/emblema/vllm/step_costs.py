@@ -65,6 +65,7 @@ class StepCosts:
     Attributes:
         rates: what was fitted last.
         fitted: whether anything was.
+        step: what a step costs beside all that, in computed rows; 0 until measured.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,7 @@ class StepCosts:
         self._since_fit = 0
         self._untried = 0
         self.fitted = False
+        self.step = 0.0
         self.rates = StepRates()
 
     def observe_step(self, work: StepWork, seconds: float) -> None:
@@ -94,9 +96,13 @@ class StepCosts:
         self._untried = 0
 
     def row_costs(self, trying: bool = False) -> RowCosts:
-        """Return what a second pass costs beside the rows that it computes; the least that it may cost, if `trying`."""
-        rates = LEAST_STEP_RATES if trying else self.rates
-        return RowCosts(rates.load + PASSES * rates.request, rates.taken)
+        """Return what a second pass costs beside the rows that it computes; the least that it may cost, if `trying`.
+
+        A prompt that is read takes two steps more than one that is computed. Where others run in these too they share
+        what a step costs, so one is counted.
+        """
+        rates, step = (LEAST_STEP_RATES, 0.0) if trying else (self.rates, self.step)
+        return RowCosts(rates.load + PASSES * rates.request + step, rates.taken)
 
     def pays(self, spans: CachedSpans, ready: int, rows: int, uses: float, trying: bool = False) -> bool:
         """Return whether taking a prompt's cached spans is expected to cost less than computing all of it.
@@ -143,7 +149,8 @@ class StepCosts:
         for _ in range(FITS):
             fitted = np.linalg.lstsq(np.vstack([relative, noise * held]), wanted, rcond=None)[0]
             noise = float(np.clip(np.std(relative @ fitted - ones), *NOISE))
-        _, row, *others = fitted
+        constant, row, *others = fitted
         if row > 0:
             clipped = np.clip(np.array(others) / row, LEAST_RATES, MOST_RATES)
             self.rates, self.fitted = StepRates(*map(float, clipped)), True
+            self.step = float(np.clip(constant / row, 0.0, MOST_RATES[0]))
