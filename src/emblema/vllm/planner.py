@@ -5,7 +5,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
@@ -33,6 +33,7 @@ from emblema.plugin.stored_pairs import StoredPairs, unfit_for_pairs
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.lane_ledgers import LaneLedgers
+from emblema.vllm.pending_plan import PendingPlan, Staging
 from emblema.vllm.picture_sightings import PictureSightings
 from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.readings import QuestionReader
@@ -71,52 +72,6 @@ class LinkCounts:
 
     linked_tokens: int = 0
     linked_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Staging:
-    """What a request takes, on its way into the memory of all workers.
-
-    Attributes:
-        number: of the order.
-        ordered: when, in monotonic seconds.
-        missing: how many workers have not reported it.
-        stepped: whether a step has taken some of it.
-        stand_in: whether the last step computed a row in place of taking it.
-    """
-
-    number: int
-    ordered: float
-    missing: int
-    stepped: bool = False
-    stand_in: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class PendingPlan:
-    """A plan that is being made on the planner's thread.
-
-    Attributes:
-        request: what is planned.
-        done: set once `plan` is there.
-        plan: the plan; None for a request that is not linked.
-        asked: when the scheduler first wanted it, in monotonic seconds; None before.
-        trying: whether it may be linked to learn what that costs; None before it is planned.
-        awaited: since when it waits for pictures that are prefilled alone; None where it does not.
-        replans: how often it was planned again.
-        again: when it may be.
-        final: whether it waits for no picture any more.
-    """
-
-    request: ServedRequest
-    done: threading.Event = field(default_factory=threading.Event)
-    plan: RequestPlan | None = None
-    asked: float | None = None
-    trying: bool | None = None
-    awaited: float | None = None
-    replans: int = 0
-    again: float = 0.0
-    final: bool = False
 
 
 class RequestPlanner:
