@@ -23,9 +23,17 @@ NOISE = 1.1
 """By how much a ratio of times, or of bytes, may pass what it is held against."""
 TOTAL = "memory of the process in any round, to what the stream counts and the first round's rest"
 UNCOUNTED = "bytes of the process that the stream does not count"
-MISSED = {f"{UNCOUNTED}, last quarter to the second": 1.25, TOTAL: 1.2}
-"""What is known to miss its bound on some machines, by gaps of the allocator, and up to where. It is shown as missed;
-beyond this, a soak fails by it."""
+TTFT = "time to first token over growth of clusters"
+MISSED = {
+    f"{UNCOUNTED}, last quarter to the second": 1.25,
+    TOTAL: 1.2,
+    f"{TTFT}, last quarter to the second": 1.4,
+}
+"""What is known to miss its bound, and up to where. It is shown as missed; beyond this, a soak fails by it.
+
+The first two miss on some machines by gaps of the allocator. The last quarter comes after the kill: rows that a stream
+was loaded with are read from disk for every question, which the second quarter's are not.
+"""
 
 RoundFigure = Callable[[SoakRound], float]
 
@@ -106,7 +114,7 @@ def soak_bars(log: SoakLog) -> tuple[Bar, ...]:
 
     return (
         Bar("same answers from the same frames after the kill", same, 1, count=asked),
-        held("time to first token over growth of clusters", growth(rounds, ttft) / grown, NOISE),
+        held(TTFT, growth(rounds, ttft) / grown, NOISE),
         held("CPU seconds to encode a frame over growth of clusters", growth(rounds, encoding) / grown, NOISE),
         held("device bytes", growth(rounds, device_bytes), 1.01),
         held("host bytes of a frame", growth(rounds, lambda found: host_bytes(found) / found.frames), NOISE),
