@@ -16,13 +16,18 @@ STAGES: tuple[tuple[int, ...], ...] = (
     (12, 16, 24, 32, 48, 64),
     (16, 24, 32, 64, 96, 128),
     (16, 32, 64, 128, 192, 256),
+    (32, 64, 128, 256, 512, 512, 768, 1024),
 )
 LIMITS = {"recent": 4, "far": 12, "repeated": 6, "ordered": 9, "counted": 6}
 """Questions of each kind to choose from."""
 WINDOWED, PACKED, JUMPED = 0.5, 0.25, 0.2
 """Shares of the batches, from the third stage on, in which frames see a window, questions a part, positions jump."""
-ASKED = 12
-"""Questions of a stream."""
+LONG = len(STAGES) - 1
+"""The stage of long streams. Its batches hold two streams or little more, so each is asked more."""
+PACKED_LONG, JUMPED_LONG = 0.4, 0.4
+"""The same shares in the stage of long streams."""
+ASKED, ASKED_LONG = 12, 24
+"""Questions of a stream, and in the stage of long streams."""
 BASIC = (FORMS.index(HERE), FORMS.index(WHERE))
 """Wordings that the others build on."""
 
@@ -37,26 +42,27 @@ def weights(right: Sequence[float]) -> np.ndarray:
 
 def setting_for(random: np.random.Generator, stage: int, frames: int, variants: int) -> Setting:
     """A random way to show streams; the first stages stay plain."""
-    later = stage > 1
+    later, long = stage > 1, stage == LONG
+    packed, jumped = (PACKED_LONG, JUMPED_LONG) if long else (PACKED, JUMPED)
     window = int(random.integers(12, 49)) if later and random.random() < WINDOWED else None
-    keep = float(random.uniform(0.0, 0.6)) if later and random.random() < PACKED else None
+    keep = float(random.uniform(0.0, 0.6)) if later and random.random() < packed else None
     system, words = bool(random.random() < 0.2), int(random.integers(9)) if random.random() < 0.3 else 0
-    jump = 1500 if later and random.random() < JUMPED else 0
+    jump = 1500 if later and random.random() < jumped else 0
     ends = bool(random.random() < 0.1)
     return Setting(window, keep, int(random.integers(1, 17)), system, words, jump, variants, ends)
 
 
 def drawn(
-    random: np.random.Generator, frames: int, whole: bool, wanted: np.ndarray
+    random: np.random.Generator, frames: int, whole: bool, wanted: np.ndarray, most: int
 ) -> tuple[GeneratedStream, tuple[TimedQuestion, ...]]:
-    """A stream and questions, all at its end, or half of them earlier."""
+    """A stream and at most `most` questions, all at its end, or half of them earlier."""
     while True:
         stream = make_stream(random, STREAM_KINDS[int(random.integers(len(STREAM_KINDS)))], frames)
         times = [frames] if whole else [frames, int(random.integers(max(2, frames // 4), frames + 1))]
         asked = [each for at in times for each in ask(random, stream, at, LIMITS)]
         if asked:
             chances = wanted[[form_of(each) for each in asked]]
-            order = random.choice(len(asked), min(ASKED, len(asked)), replace=False, p=chances / chances.sum())
+            order = random.choice(len(asked), min(most, len(asked)), replace=False, p=chances / chances.sum())
             return stream, tuple(asked[index] for index in order)
 
 
@@ -67,6 +73,7 @@ def make_batch(
     frames = int(random.choice(STAGES[stage]))
     setting, wanted = setting_for(random, stage, frames, variants), weights(right)
     count = int(np.clip(tokens // (4 * frames + 200), 2, 40))
-    pairs = [drawn(random, frames, setting.keep is not None, wanted) for _ in range(count)]
+    most = ASKED_LONG if stage == LONG else ASKED
+    pairs = [drawn(random, frames, setting.keep is not None, wanted, most) for _ in range(count)]
     streams, asked = zip(*pairs, strict=True)
     return collate(random, streams, asked, setting)

@@ -1,6 +1,6 @@
 """Train `reference-stream`: `python -m training.streams.train --minutes 80`.
 
-It starts from the weights of `reference`, tower frozen. Streams grow from 8 to 256 frames as the questions are
+It starts from the weights of `reference`, tower frozen. Streams grow from 8 to 1,024 frames as the questions are
 answered or as time goes. Checkpoints go to --work every two minutes; --resume goes on from the last one, with the
 minutes that are left; so does a run that was asked to terminate. The finished folder goes to --out.
 """
@@ -31,7 +31,7 @@ from training.streams.rows import FORMS
 SHORT = ("here", "now", "where", "under", "both", "first", "last", "after", "times")
 BAR = 0.88
 """Share of right answers, over all wordings, from which the curriculum goes on."""
-LATEST = (0.25, 0.38, 0.5, 0.62)
+LATEST = (0.25, 0.38, 0.5, 0.62, 0.75)
 """Share of the run after which each stage ends at the latest."""
 
 
@@ -73,6 +73,7 @@ class Run:
     state: State
     features: torch.Tensor
     variants: int
+    half: bool
 
     @staticmethod
     def new(options: argparse.Namespace) -> Run:
@@ -91,12 +92,14 @@ class Run:
             optimiser.load_state_dict(held["optimiser"])
             state = State(**held["state"])
         pool = tile_pool(np.random.default_rng(options.seed), 8)
-        return Run(model, heads, parameters, optimiser, state, cell_features(recipe, model, pool), len(pool))
+        return Run(
+            model, heads, parameters, optimiser, state, cell_features(recipe, model, pool), len(pool), options.half
+        )
 
     def step(self, random: np.random.Generator, tokens: int) -> tuple[float, dict[str, torch.Tensor]]:
         """One step of training; the loss and its parts."""
         batch = make_batch(random, self.state.stage, tokens, self.variants, self.state.right)
-        total, outcome, parts = losses(forward(self.model, self.features, batch, half=True), self.heads, batch)
+        total, outcome, parts = losses(forward(self.model, self.features, batch, half=self.half), self.heads, batch)
         self.optimiser.zero_grad(set_to_none=True)
         total.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -123,6 +126,19 @@ def rate(progress: float, step: int, peak: float) -> float:
     return peak * min(1.0, (step + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * fall)))
 
 
+@torch.no_grad()
+def blend(model: nn.Module, start: Path, share: float) -> None:
+    """Leave `share` of the model's weights and take the rest from the folder `start`.
+
+    The mean of weights before and after a short further training answers better than either.
+    """
+    if share == 1.0:
+        return
+    earlier = AutoModelForImageTextToText.from_pretrained(start, dtype=torch.float32).state_dict()
+    for name, weight in model.named_parameters():
+        weight.lerp_(earlier[name], 1.0 - share)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -132,10 +148,15 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=80, help="how long the whole run takes, earlier parts included"
     )
+    parser.add_argument("--steps", type=int, help="end after so many steps, whatever the time")
+    parser.add_argument(
+        "--blend", type=float, default=1.0, help="share of what was trained in what is written; the rest is --start's"
+    )
     parser.add_argument("--tokens", type=int, default=2400, help="rows of a batch")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--stage", type=int, default=-1, help="begin at, or go on from, this stage of the curriculum")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--half", action="store_true", help="products in bfloat16, for a processor that has them")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RECIPES["reference"].folder.with_name("reference-stream"))
     parser.add_argument("--work", type=Path, default=Path("build/reference-stream"))
@@ -157,7 +178,7 @@ def train(options: argparse.Namespace) -> None:
     begun, earlier, written, progress = time.monotonic(), state.seconds, time.monotonic(), 0.0
     bar = tqdm(desc="training", unit="step", initial=state.step, mininterval=10)
     while progress < 1 and not ended:
-        progress = state.seconds / 60 / options.minutes
+        progress = state.step / options.steps if options.steps else state.seconds / 60 / options.minutes
         for group in run.optimiser.param_groups:
             group["lr"] = rate(progress, state.step, options.rate)
         total, parts = run.step(random, options.tokens)
@@ -175,6 +196,7 @@ def train(options: argparse.Namespace) -> None:
             written = time.monotonic()
     run.save(options.work)
     if not ended:
+        blend(run.model, options.start, options.blend)
         write_folder(RECIPES["reference"], run.model, options.out)
 
 

@@ -29,7 +29,7 @@ from training.streams.hints import ROLES, SINK, hints
 from training.streams.labels import NOTHING, UNSAID, label
 from training.streams.measure import measured
 from training.streams.rows import FORMS, Batch, Setting, collate, form_of, window_mask
-from training.streams.train import main
+from training.streams.train import blend, main
 
 
 @cache
@@ -194,7 +194,8 @@ def test_what_a_packed_question_sees_lies_side_by_side_and_holds_its_evidence() 
 def test_batches_of_every_stage_are_of_about_the_rows_asked_for() -> None:
     for stage in range(len(STAGES)):
         batch = make_batch(np.random.default_rng(stage), stage, 3000, 1)
-        assert 1000 < batch.table.numel() < 6000
+        longest_pair = 2 * (4 * max(STAGES[stage]) + 1000)
+        assert 1000 < batch.table.numel() < max(6000, longest_pair)
         assert batch.table.max() < 794 + len(features())
 
 
@@ -213,10 +214,21 @@ def test_a_kind_of_stream_is_listed_only_if_every_trained_length_holds_the_bar()
     def figures(accuracy: float) -> dict[str, dict[str, float]]:
         return {kind: {"accuracy": accuracy} for kind in STREAM_KINDS}
 
-    held = {"64": {"full": figures(0.95)}, "256": {"full": figures(0.9)}, "1024": {"full": figures(0.2)}}
+    held = {"64": {"full": figures(0.95)}, "1024": {"full": figures(0.9)}, "2048": {"full": figures(0.2)}}
     assert learnt(held) == list(STREAM_KINDS)
-    held["256"]["full"]["live"] = {"accuracy": 0.89}
+    held["1024"]["full"]["live"] = {"accuracy": 0.89}
     assert learnt(held) == ["ego", "movie"]
+
+
+def test_blended_weights_lie_between_what_was_trained_and_what_it_started_from() -> None:
+    folder = RECIPES["reference"].folder.with_name("reference-stream")
+    trained, start = load_model(folder)[0], load_model(folder)[0]
+    with torch.no_grad():
+        for weight in trained.parameters():
+            weight += 1.0
+    blend(trained, folder, 0.25)
+    for blended, earlier in zip(trained.parameters(), start.parameters(), strict=True):
+        torch.testing.assert_close(blended, earlier + 0.25, rtol=0.0, atol=1e-6)
 
 
 @pytest.mark.slow
