@@ -12,7 +12,9 @@ from benchmarks.cost.timing import Action, Pace, interleaved
 from benchmarks.table import Bar, Cell, Table
 from emblema.kv.device import wait_for
 from emblema.kv.layout import LayerRows
-from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
+from emblema.models.graph_recorder import step_recorder
+from emblema.session.decoding import DecodeStart, Sampler, Sampling
+from emblema.session.solo_decoding import SoloDecoding
 
 OURS, STOCK, STATIC = "emblema", "generate()", "generate(), static cache"
 BAR_RATE, DEVICE_RATE = 1.0, 1 / 1.05
@@ -30,6 +32,7 @@ class Decoding:
     def __init__(self, subject: CostSubject, rows: int, tokens: int) -> None:
         self.subject, self.rows, self.tokens = subject, rows, tokens
         adapter = subject.adapter
+        self.solo = SoloDecoding(adapter, step_recorder(subject.device))
         self.table = adapter.table(rows + tokens + 1)
         self.table.allocate(torch.arange(rows, device=subject.device))
         for layer, layout in enumerate(adapter.layouts):
@@ -59,7 +62,7 @@ class Decoding:
         """Decode, and return the seconds of a token, the first one's sampling left out."""
         start = DecodeStart(self.table, self.logits, self.rows, self.rows, self.subject.adapter.axes)
         sampler = Sampler(Sampling(max_new_tokens=self.tokens + 1))
-        stream = decode(self.subject.adapter, start, sampler, frozenset())
+        stream = self.solo.tokens(start, sampler, frozenset())
         next(stream)
         wait_for(self.subject.device)
         began = time.perf_counter()

@@ -12,7 +12,7 @@ from benchmarks.cost.subject import BEFORE, QUESTION, CostSubject
 from benchmarks.table import Cell, Table
 from emblema.kv.device import wait_for
 from emblema.link.policy.policy import Policy
-from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
+from emblema.session.decoding import DecodeStart, Sampler, Sampling
 from emblema.session.patch_worker import PatchWorker
 
 QUIET, FORMING = "nothing beside it", "patches formed beside it"
@@ -62,7 +62,7 @@ def jitter_table(subject: CostSubject, rows: int, tokens: int, chunk: int, jobs:
 @torch.inference_mode()
 def _token_seconds(subject: CostSubject, decoding: Decoding) -> list[float]:
     start = DecodeStart(decoding.table, decoding.logits, decoding.rows, decoding.rows, subject.adapter.axes)
-    stream = decode(subject.adapter, start, Sampler(Sampling(max_new_tokens=decoding.tokens + 1)), frozenset())
+    stream = decoding.solo.tokens(start, Sampler(Sampling(max_new_tokens=decoding.tokens + 1)), frozenset())
     next(stream)
     seconds = []
     wait_for(subject.device)

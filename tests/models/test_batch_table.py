@@ -31,7 +31,8 @@ def test_rows_stay_while_room_grows() -> None:
     table = BatchTable(LAYOUTS, torch.float32, "cpu")
     for rows in (3, 700, 5):
         table.admit(table_of(rows))
-    table.begin(torch.tensor([3, 700, 5]))
+    table.begin()
+    table.place(torch.tensor([3, 700, 5]))
     assert table.get_mask_sizes(1) == (701, 0) and table.get_seq_length() == table.attended == 701
     for layer in range(len(LAYOUTS)):
         keys, values = step(table, layer)
@@ -50,7 +51,8 @@ def test_nothing_stays_of_the_last_sequence_that_leaves() -> None:
         table.release(0)
     assert table.bytes == 0 and table.sequences == 0
     table.admit(table_of(2))
-    table.begin(torch.tensor([2]))
+    table.begin()
+    table.place(torch.tensor([2]))
     keys, _ = step(table, 0)
     assert keys[0, 0, :, 0].tolist() == [0, 1, -1] and len(table) == 2
     new = BatchTable(LAYOUTS, torch.float32, "cpu")

@@ -8,6 +8,7 @@ from emblema.engine.engine import Engine
 from emblema.engine.generation import Generation
 from emblema.errors import ModelError
 from emblema.models.adapter import Adapter
+from emblema.models.graph_recorder import step_recorder
 from emblema.session.decode_batch import DecodeBatch, DecodeSequence, NextToken
 from emblema.session.decoding import DecodeStart, Sampler
 from emblema.session.replies import Piece, ReplyWriter
@@ -47,7 +48,7 @@ class ReplyBatch:
     """
 
     def __init__(self, adapter: Adapter, most_rows: int) -> None:
-        self._batch = DecodeBatch(adapter, most_rows)
+        self._batch = DecodeBatch(adapter, most_rows, step_recorder(adapter.device))
         self._replies: dict[DecodeSequence, _Reply] = {}
         self._waiting: deque[tuple[_Reply, DecodeStart]] = deque()
         self._turns: list[_Turn] = []

@@ -14,7 +14,7 @@ from emblema.kv.chunk import Encoded
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, RotaryTable
 from emblema.models.attended_rows import OTHER_SCORES, AttendedRows
-from emblema.models.attention_switch import attending, attending_by, attending_rows, stock_attend
+from emblema.models.attention_switch import attending, attending_by, attending_rows
 from emblema.models.batch import LayerInput, RowBatch
 from emblema.models.batch_table import BatchTable
 from emblema.models.calibrate import Calibration, cache_argument, calibrate, layer_types, rotary_module
@@ -23,6 +23,7 @@ from emblema.models.families.base import Prepared
 from emblema.models.fingerprint import WeightsStamp, fingerprint
 from emblema.models.latent_attention import latent_weight
 from emblema.models.positions import chunk_positions
+from emblema.models.step_attention import attend_step
 from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes, refuse_unsupported
 from emblema.models.table import KVTable
 
@@ -143,14 +144,23 @@ class Adapter:
                 book(layout.rotary)
         return book
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Return embeddings [tokens, hidden] of token ids [tokens], scaled as the family's own forward does it."""
+    def text_ids(self, token_ids: Tensor) -> Tensor:
+        """Return token ids [tokens] that all have embeddings: placeholders of media become token 0.
+
+        Raises:
+            PromptError: an id lies outside the vocabulary.
+        """
         for blank in self.kind.blanks(self.model.config):
             token_ids = token_ids.masked_fill(token_ids == blank, 0)
         if token_ids.numel() and not _all_below(token_ids, self._embedding.num_embeddings):
             raise PromptError(f"A token id lies outside the model's vocabulary of {self._embedding.num_embeddings}.")
+        return token_ids
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return embeddings [tokens, hidden] of token ids [tokens], scaled as the family's own forward does it."""
+        known = self.text_ids(token_ids)
         with torch.inference_mode():
-            return self._embedding(token_ids.to(self.device)[None])[0]
+            return self._embedding(known.to(self.device)[None])[0]
 
     def encode(self, prepared: Prepared) -> Encoded:
         """Run the encoder (not the decoder) on one prepared piece of media."""
@@ -317,23 +327,41 @@ class Adapter:
         Returns:
             Logits [sequences, vocab] float32.
         """
-        table.begin(rows)
-        ids = positions.to(self.device)[:, None]
+        table.begin()
+        count = table.sequences
         try:
-            with torch.inference_mode(), attending_by(self.config, stock_attend):
-                output = self.decoder(
-                    inputs_embeds=self.embed(token_ids)[:, None],
-                    position_ids=ids if self.axes == 1 else ids.expand(self.axes, -1, -1),
-                    attention_mask=self._mask_by_type(table.masks(self._windows)),
-                    use_cache=True,
-                    **{self._decoder_cache: table},
-                )
-                logits = self.logits(output.last_hidden_state[:, 0])
+            inputs = torch.zeros(3, table.shape.sequences, dtype=torch.int64)
+            inputs[:, :count] = torch.stack((self.text_ids(token_ids), positions, rows))
+            logits = self.decode_step(inputs.to(self.device, non_blocking=True), table)
         except BaseException:
             table.abandon()
             raise
         table.end()
-        return logits
+        return logits[:count]
+
+    def decode_step(self, inputs: Tensor, table: BatchTable) -> Tensor:
+        """Run a step that has begun: what it tells the device depends on the step's shape alone.
+
+        Args:
+            inputs: token ids (of `text_ids`), positions and rows, [3, sequences, padding included] int64, on the
+                model's device.
+            table: rows of the sequences.
+
+        Returns:
+            Logits [sequences, vocab] float32, padding included.
+        """
+        token_ids, positions, rows = inputs
+        ids = positions[:, None]
+        with torch.inference_mode(), attending_by(self.config, attend_step):
+            table.place(rows)
+            output = self.decoder(
+                inputs_embeds=self._embedding(token_ids[:, None]),
+                position_ids=ids if self.axes == 1 else ids.expand(self.axes, -1, -1),
+                attention_mask=self._mask_by_type(table.masks(self._windows)),
+                use_cache=True,
+                **{self._decoder_cache: table},
+            )
+            return self.logits(output.last_hidden_state[:, 0])
 
     def _layerwise(self, batch: RowBatch, table: KVTable, narrow: Narrow, joining: Mapping[int, RowBatch]) -> Tensor:
         inputs = self._inputs(batch, table)

@@ -9,6 +9,7 @@ from torch import Tensor
 from emblema.errors import ModelError
 from emblema.models.adapter import Adapter
 from emblema.models.batch_table import BatchTable
+from emblema.models.decode_steps import DecodeSteps, StepRecorder
 from emblema.session.decoding import NOT_FINITE, DecodeStart, Sampler
 
 
@@ -73,11 +74,13 @@ class DecodeBatch:
     Args:
         adapter: the model; one thread owns it.
         most_rows: rows of the longest sequence times the number of sequences, at most.
+        recorder: records steps; None runs each of them.
     """
 
-    def __init__(self, adapter: Adapter, most_rows: int) -> None:
+    def __init__(self, adapter: Adapter, most_rows: int, recorder: StepRecorder | None = None) -> None:
         self.adapter, self.most_rows = adapter, most_rows
-        self._table = BatchTable(adapter.layouts, adapter.dtype, adapter.device)
+        self._table = BatchTable(adapter.layouts, adapter.dtype, adapter.device, padded=recorder is not None)
+        self._steps = None if recorder is None else DecodeSteps(adapter, self._table, recorder)
         self._sequences: list[DecodeSequence] = []
 
     def __len__(self) -> int:
@@ -113,22 +116,21 @@ class DecodeBatch:
         sequences = list(self._sequences)
         if not sequences:
             return []
-        logits = self.adapter.decode(
-            torch.tensor([sequence.last for sequence in sequences]),
-            torch.tensor([sequence.position for sequence in sequences]),
-            torch.tensor([sequence.row for sequence in sequences]),
-            self._table,
-        )
+        tokens, positions, rows = torch.tensor([[each.last, each.position, each.row] for each in sequences]).unbind(1)
+        if self._steps is None:
+            logits = self.adapter.decode(tokens, positions, rows, self._table)
+        else:
+            logits = self._steps.decode(tokens, positions, rows)
         # The largest is NaN where any is.
         largest, likeliest = logits.max(dim=1)
         # Both come from the device at once; float32 holds any token.
-        known, tokens = torch.stack((largest, likeliest.to(largest.dtype))).tolist()
+        known, chosen_tokens = torch.stack((largest, likeliest.to(largest.dtype))).tolist()
         chosen: list[tuple[DecodeSequence, NextToken | ModelError]] = []
         for index, sequence in enumerate(sequences):
             if not math.isfinite(known[index]):
                 chosen.append((sequence, ModelError(NOT_FINITE)))
                 continue
-            made = sequence.choose(logits[index], int(tokens[index]))
+            made = sequence.choose(logits[index], int(chosen_tokens[index]))
             sequence.last = made.token
             sequence.row += 1
             sequence.position += 1

@@ -13,15 +13,17 @@ from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.media import MediaLimits
 from emblema.models.adapter import Adapter
+from emblema.models.graph_recorder import step_recorder
 from emblema.models.prepare import Preparer
 from emblema.session.chunk_builder import ChunkBuilder
-from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
+from emblema.session.decoding import DecodeStart, Sampler, Sampling
 from emblema.session.linker import Linker
 from emblema.session.patch_worker import PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import MediaReader, PromptLike, PromptReader
 from emblema.session.replies import Piece, ReplyState, ReplyText, ReplyWriter
 from emblema.session.requests import LinkRequest, Prefill
+from emblema.session.solo_decoding import SoloDecoding
 from emblema.session.survivors import SurvivorCache
 from emblema.store.store import TenantStore
 
@@ -40,7 +42,7 @@ class Session:
         preparer: prepares media for the encoder; None for a model that came without a processor.
         limits: bounds on media from outside.
         policy: bounds for `auto`.
-        patch_worker, costs: shared by all sessions on the model.
+        patch_worker, costs, solo: shared by all sessions on the model.
 
     Attributes:
         adapter: the model.
@@ -62,8 +64,10 @@ class Session:
         policy: Policy,
         patch_worker: PatchWorker,
         costs: Costs,
+        solo: SoloDecoding | None = None,
     ) -> None:
         self.adapter, self.store, self.limits = adapter, store, limits
+        self._solo = solo or SoloDecoding(adapter, step_recorder(adapter.device))
         self._preparer = preparer
         self._defer_idle = False
         self.chunk_builder = ChunkBuilder(adapter, preparer, store, limits)
@@ -76,8 +80,9 @@ class Session:
         """Return a session of another tenant on the same model."""
         runtime = self.policy_runtime
         other = Session(
-            self.adapter, store, self._preparer, self.limits, runtime.policy, runtime.patch_worker, runtime.costs
-        )
+            self.adapter, store, self._preparer, self.limits, runtime.policy, runtime.patch_worker, runtime.costs,
+            self._solo,
+        )  # fmt: skip
         other.defer_idle(self._defer_idle)
         return other
 
@@ -169,7 +174,7 @@ class Session:
             began: `time.perf_counter` at the caller's call, for the time to first token.
         """
         start = DecodeStart.after(prefill.prompt, prefill.linked)
-        tokens = decode(self.adapter, start, Sampler(sampling), self.end_tokens)
+        tokens = self._solo.tokens(start, Sampler(sampling), self.end_tokens)
         return self.writer(prefill, sampling, began).pieces(tokens)
 
     def writer(self, prefill: Prefill, sampling: Sampling, began: float) -> ReplyWriter:
