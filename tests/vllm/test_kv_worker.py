@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from emblema.kv.host_copies import HostCopier
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan
-from emblema.plugin.host_copies import HostCopier
 from emblema.plugin.request_plan import ChunkStubs, build_prompt
 from emblema.plugin.shards import ShardStore
 from emblema.plugin.staging import StagingOrder
@@ -21,8 +21,8 @@ from emblema.vllm import kv_worker
 from emblema.vllm.kv_worker import KVWorker
 from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata
 from emblema.vllm.waiting_rows import WaitingRows
+from tests.kv.devices import Device
 from tests.link.pieces import LAYOUTS
-from tests.vllm.devices import Device
 from tests.vllm.requests import SPEC, TOKENS, put, request
 
 ROW = SPEC.dtype.itemsize * sum(layout.features for layout in LAYOUTS)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from emblema.kv.host_copies import HostCopier
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.policy import Policy
 from emblema.link.row_shares import noted_layers, owners_of
 from emblema.link.taken_rows import ShareSample
 from emblema.models.attention import AntecedentAttention, attention_weights
-from emblema.plugin.host_copies import HostCopier
 from emblema.plugin.request_plan import ChunkStubs, build_prompt
 from emblema.plugin.staging import StagedRows, StagingOrder
 from emblema.plugin.stored_pairs import StoredPairs

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from emblema.kv.host_copies import PendingCopies
 from emblema.kv.layout import LayerRows
-from emblema.plugin.host_copies import PendingCopies
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from emblema.kv.chunk import Chunk
+from emblema.kv.host_copies import HostCopier, PendingCopies
 from emblema.link.prompt import Rows
-from emblema.plugin.host_copies import HostCopier, PendingCopies
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.request_plan import RequestPlan
 from emblema.plugin.spans import StepRows

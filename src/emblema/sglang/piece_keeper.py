@@ -13,11 +13,11 @@ from torch import Tensor
 
 from emblema.errors import EmblemaError, LoadError
 from emblema.kv.chunk import Chunk
+from emblema.kv.host_copies import PendingCopies
 from emblema.kv.patch import form_patch
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Prompt, Segment
 from emblema.plugin.copied_rows import CopiedRows, layers_of
-from emblema.plugin.host_copies import PendingCopies
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.request_plan import PatchNeed
 from emblema.store import Store

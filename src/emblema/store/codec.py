@@ -12,6 +12,7 @@ from torch import Tensor
 from emblema.errors import LoadError, StoreError
 from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
+from emblema.kv.host_copies import HostCopier
 from emblema.kv.layout import LayerRows
 from emblema.kv.pairs import ChunkPairs
 from emblema.kv.patch import Factors, LayerPatch, Patch
@@ -352,12 +353,24 @@ def _slot_bytes(header: RecordHeader, name: str, rows: int, heads: int, width: i
 def make_record(header: RecordHeader, tensors: Mapping[str, Tensor]) -> Record:
     """Return a record of tensors by name, their sizes in its header; those on the CPU are not copied.
 
+    Those on a GPU are copied beside what it computes meanwhile, in page-locked memory.
+
     Raises:
         StoreError: a tensor's dtype has no place in the format.
     """
-    arrays = {name: _array(tensor) for name, tensor in tensors.items()}
+    arrays = {name: _array(tensor) for name, tensor in _in_host_memory(tensors).items()}
     sizes = {name: array.data.nbytes for name, array in arrays.items()}
     return Record(replace(header, sizes=sizes), arrays)
+
+
+def _in_host_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    devices = {tensor.device for tensor in tensors.values()} - {torch.device("cpu")}
+    found = dict(tensors)
+    for device in devices:
+        there = [name for name, tensor in tensors.items() if tensor.device == device]
+        copies = HostCopier.of(device).copy([tensors[name].detach().contiguous() for name in there])
+        found.update(zip(there, copies.take(), strict=True))
+    return found
 
 
 def _dtype_name(tensor: Tensor) -> str:

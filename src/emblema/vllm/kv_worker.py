@@ -15,11 +15,11 @@ from torch import Tensor
 
 from emblema.errors import EmblemaError, LoadError
 from emblema.kv.chunk import Encoded
+from emblema.kv.host_copies import HostCopier, PendingCopies
 from emblema.kv.patch import form_patch
 from emblema.link.forming import deficits_of
 from emblema.link.prompt import Segment
 from emblema.plugin.copied_rows import CopiedRows, layers_of
-from emblema.plugin.host_copies import HostCopier, PendingCopies
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.shards import ShardStore, TenantShards
 from emblema.plugin.staging import RowStager

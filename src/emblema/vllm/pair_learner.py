@@ -15,6 +15,7 @@ from torch import Tensor
 
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
+from emblema.kv.host_copies import HostCopier, PendingCopies
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt, Rows, Segment
@@ -22,7 +23,6 @@ from emblema.link.row_shares import RowShares, noted_layers, noted_rows, owners_
 from emblema.link.second_pass import spanned_rows
 from emblema.link.taken_rows import ShareSample
 from emblema.models.attention import AntecedentAttention, attention_weights
-from emblema.plugin.host_copies import HostCopier, PendingCopies
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.staging import StagedRows
 from emblema.plugin.stored_pairs import StoredPairs, TenantPairs, unfit_for_pairs

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from emblema.plugin.host_copies import HostCopier
-from tests.vllm.devices import Device
+from emblema.kv.host_copies import HostCopier
+from tests.kv.devices import Device
 
 
 def test_a_copy_has_what_was_queued_before_it_and_none_waits_for_it_on_the_models_thread() -> None:
