@@ -65,6 +65,17 @@ def test_slicing_equals_forming_at_the_lower_rank(seed: int, rank: int) -> None:
     assert torch.allclose(sliced.keys.dense(2), formed.keys.dense(2), atol=1e-5)
 
 
+def test_a_copy_has_memory_of_its_own() -> None:
+    patch = form_patch([None, rows(1, 12)], 3, torch.float32)
+    copied = patch.copy()
+    assert copied.layers[0] is None
+    held, own = patch.layers[1], copied.layers[1]
+    assert held is not None and own is not None
+    kept = own.keys.left.clone()
+    held.keys.left.zero_()
+    assert torch.equal(own.keys.left, kept) and torch.equal(own.values.right, held.values.right)
+
+
 def test_kept_layers_and_the_others() -> None:
     patch = form_patch([rows(1), None, rows(2)], 4, torch.float32)
     assert patch.covers({0, 2}) and not patch.covers({1})

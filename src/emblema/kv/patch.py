@@ -50,6 +50,10 @@ class Factors:
         """Return the factors on a device."""
         return Factors(self.left.to(device), self.right.to(device))
 
+    def copy(self) -> "Factors":
+        """Return the factors in memory of their own."""
+        return Factors(self.left.clone(), self.right.clone())
+
     def dense(self, heads: int) -> Tensor:
         """Return the matrix as rows [heads, tokens, width], float32."""
         matrix = self.left.float() @ self.right.float()
@@ -96,6 +100,11 @@ class Patch:
                 for layer in self.layers
             )
         )
+
+    def copy(self) -> "Patch":
+        """Return the patch in memory of its own."""
+        layers = (None if each is None else LayerPatch(each.keys.copy(), each.values.copy()) for each in self.layers)
+        return Patch(tuple(layers))
 
     def slice(self, rank: int) -> "Patch":
         """Return the patch cut to a lower rank; a rank beyond what is held keeps all."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from emblema.kv.side_stream import HIGH
 from emblema.models.decode_steps import RecordedStep, StepRecorder
 
 WARMING = 2
@@ -26,7 +27,9 @@ class GraphRecorder:
                 step()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # The kernels of a graph keep the priority of the stream that they are captured on.
+        captured = torch.cuda.Stream(priority=HIGH)
+        with torch.cuda.graph(graph, pool=self._pool, stream=captured, capture_error_mode="thread_local"):
             result = step()
         return graph, result
 

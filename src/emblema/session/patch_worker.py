@@ -20,6 +20,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes, rows_finite
 from emblema.kv.patch import Patch, compose, deficit, form_patch, remaining
 from emblema.kv.rotation import PhaseBook, unplace
+from emblema.kv.side_stream import beside_model
 from emblema.link.policy.policy import Policy
 from emblema.store.keys import ArtifactKey
 from emblema.store.store import TenantStore
@@ -252,12 +253,20 @@ def _form_and_keep(job: PatchJob) -> str:
     try:
         if not all(chunk in job.store for chunk in job.key.chunks):
             return "refused"
-        return "formed" if job.store.put_artifact(job.key, job.form()) else "refused"
+        return "formed" if job.store.put_artifact(job.key, _formed(job)) else "refused"
     except LoadError:
         return "lost"
     except EmblemaError as error:
         log.warning("the %s was not formed: %s", job.key, error)
         return "lost"
+
+
+def _formed(job: PatchJob) -> Patch:
+    """Return a job's patch; on a GPU it is formed beside the model, and lies in memory of the model's stream."""
+    device = job.rows[0].keys.device
+    with beside_model(device):
+        patch = job.form()
+    return patch if device.type == "cpu" else patch.copy()
 
 
 def _lower_priority() -> None:
