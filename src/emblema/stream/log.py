@@ -32,6 +32,7 @@ from emblema.stream.state import StreamState
 MAGIC = b"emblema frames 1"
 HEADER = len(MAGIC) + 16
 CHECKSUM = 8
+Lines = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 AMPLIFICATION = 2
 """Lines that one read may take for each line that is wanted."""
 
@@ -141,27 +142,41 @@ class StreamLog:
         Raises:
             StoreError: a line is damaged, or the file cannot be read.
         """
-        width = self.widths[series][column]
-        found = numpy.empty((len(frames), width), dtype=numpy.uint8)
+        size = CHECKSUM + self.widths[series][column]
+        before = sum(CHECKSUM + own for own in self.widths[series][:column])
+        lines = numpy.empty((len(frames), size), dtype=numpy.uint8)
+        flat, reads, taken = lines.reshape(-1).data, 0, 0
         for extent, begin, end in self._runs(series, frames):
             first, count = int(frames[begin]), int(frames[end - 1] - frames[begin]) + 1
-            before = extent.count * sum(CHECKSUM + own for own in self.widths[series][:column])
-            offset = extent.offset + before + (first - extent.first) * (CHECKSUM + width)
-            block = self._read(count * (CHECKSUM + width), offset).reshape(count, -1)
-            for place in range(begin, end):
-                frame = int(frames[place])
-                line = block[frame - first]
-                if self._checksum(series, column, frame, line[CHECKSUM:]) != line[:CHECKSUM].tobytes():
-                    raise StoreError(
-                        f"{self.path}: what is kept of frame {frame} is damaged; forget that frame, or load the stream "
-                        "from a copy"
-                    )
-                found[place] = line[CHECKSUM:]
-            with self._lock:
-                self.counts.disk_reads += 1
-                self.counts.disk_read_bytes += block.nbytes
-                self.counts.disk_wanted_bytes += (end - begin) * (CHECKSUM + width)
-        return torch.from_numpy(found)
+            offset = extent.offset + before * extent.count + (first - extent.first) * size
+            if count == end - begin:
+                self._read_into(flat[begin * size : end * size], offset)
+            else:
+                block = self._read(count * size, offset).reshape(count, size)
+                lines[begin:end] = block[frames[begin:end] - first]
+            reads, taken = reads + 1, taken + count * size
+        self._verify(series, column, frames, lines)
+        with self._lock:
+            self.counts.disk_reads += reads
+            self.counts.disk_read_bytes += taken
+            self.counts.disk_wanted_bytes += lines.nbytes
+        return torch.from_numpy(numpy.ascontiguousarray(lines[:, CHECKSUM:]))
+
+    def _verify(self, series: int, column: int, frames: FrameNumbers, lines: Lines) -> None:
+        """Refuse lines [frames, checksum and bytes] of which one is not what was written."""
+        flat, size = lines.reshape(-1).data, lines.shape[1]
+        own = self.identity + struct.pack("<BI", series, column)
+        digests = numpy.empty(len(frames), dtype="<u8")
+        for place, frame in enumerate(frames.tolist()):
+            digest = xxh3_64(own + struct.pack("<Q", frame))
+            digest.update(flat[place * size + CHECKSUM : (place + 1) * size])
+            digests[place] = digest.intdigest()
+        wrong = (numpy.ascontiguousarray(lines[:, :CHECKSUM]).view("<u8")[:, 0] != digests).nonzero()[0]
+        if len(wrong):
+            raise StoreError(
+                f"{self.path}: what is kept of frame {frames[wrong[0]]} is damaged; forget that frame, or load the "
+                "stream from a copy"
+            )
 
     def _runs(self, series: int, frames: FrameNumbers) -> Iterator[tuple[Extent, int, int]]:
         """Yield what is read at once: an extent, and the places of the first frame and after the last one."""
@@ -253,18 +268,20 @@ class StreamLog:
         except OSError as error:
             raise self._failed("written", error) from error
 
-    def _read(self, count: int, offset: int) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
+    def _read(self, count: int, offset: int) -> Lines:
         block = numpy.empty(count, dtype=numpy.uint8)
-        view, done = block.data, 0
+        self._read_into(block.data, offset)
+        return block
+
+    def _read_into(self, view: memoryview, offset: int) -> None:
         try:
-            while done < count:
-                got = os.preadv(self._descriptor, [view[done:]], offset + done)
+            while view:
+                got = os.preadv(self._descriptor, (view,), offset)
                 if got == 0:
                     raise StoreError(f"{self.path} ends too early: load the stream from a copy")
-                done += got
+                view, offset = view[got:], offset + got
         except OSError as error:
             raise self._failed("read", error) from error
-        return block
 
     def _failed(self, what: str, error: OSError) -> StoreError:
         return StoreError(f"{self.path} could not be {what}: {error.strerror or error}")
