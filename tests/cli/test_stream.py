@@ -55,6 +55,7 @@ def test_questions_given_a_strip_and_going_on(run: Command, walk: Path, tmp_path
     assert (answer["answer"], answer["frames"]) == (late["answer"], 48)
 
 
+@pytest.mark.slow
 def test_a_span_of_a_saved_stream_is_forgotten_with_its_thumbnails(walk: Path, tmp_path: Path) -> None:
     resumed = ("stream", "--resume", "walk", "--store", str(tmp_path), "--model", MODEL, "--json")
     asked = ("--ask", "in which land was the moon ?")
@@ -72,6 +73,7 @@ def test_a_span_of_a_saved_stream_is_forgotten_with_its_thumbnails(walk: Path, t
     assert "--save" in refused("stream", str(walk), *FEW, "--store", str(tmp_path), "--save-every", "20")
 
 
+@pytest.mark.slow
 def test_a_span_and_a_question_that_follows(walk: Path) -> None:
     asked = ("--ask", "in which land was the moon ?", "--ask", "+ in which land are we now ?", "--between", "0:20-1:00")
     done = emblema("stream", str(walk), *FEW, *asked, "--json")
@@ -98,6 +100,7 @@ def test_standing_questions_are_told_where_they_are_wanted(walk: Path, tmp_path:
     assert [json.loads(line) for line in plain.stdout.splitlines()] == changes
 
 
+@pytest.mark.slow
 def test_what_fails_beside_the_questions_does_not_end_the_run(walk: Path, tmp_path: Path) -> None:
     """A standing question that cannot be asked, and a folder that vanishes."""
     with pytest.MonkeyPatch.context() as patching:
@@ -144,6 +147,7 @@ def test_frames_are_recorded_on_by_a_resumed_stream_alone(tmp_path: Path) -> Non
     assert "--record" in line and "end at 11 s" in line and "begin at 0 s" in line
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_what_cannot_be_written_in_the_end_comes_after_the_answers(walk: Path, tmp_path: Path) -> None:
     (tmp_path / "[bold]full.jsonl").symlink_to("/dev/full")

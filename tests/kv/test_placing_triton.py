@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_the_kernel_places_rows_by_their_definition() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run(

@@ -113,6 +113,7 @@ def test_a_power_cut_after_each_of_many_changes(tmp_path: Path) -> None:
         _cut_everywhere(folder, seed, 80, LARGE if round % 2 else SMALL // 6, 1500)
 
 
+@pytest.mark.slow
 def test_a_pinned_patch_whose_deletion_was_not_durable_is_still_pinned(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     recorder = Recorder(tmp_path / "disk" / "store", tmp_path / "kept")
