@@ -14,6 +14,7 @@ from emblema.link.prompt import ChunkPart
 from emblema.plugin.request_plan import COSTS_MORE, ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store import Store
 from emblema.store.identity import request_salt
+from emblema.vllm import plan_maker as plan_maker_module
 from emblema.vllm import planner as planner_module
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.picture_sightings import PictureSightings
@@ -391,7 +392,7 @@ def test_a_line_is_logged_once_and_lines_are_bounded(
 def test_the_names_that_were_shown_last_are_remembered(
     planner: RequestPlanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner_module, "REMEMBERED_NAMES", 2)
+    monkeypatch.setattr(plan_maker_module, "REMEMBERED_NAMES", 2)
     for number, name in enumerate("abac"):
         assert unplanned(planner, str(number), request(name)) is not None
 

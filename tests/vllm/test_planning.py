@@ -20,7 +20,7 @@ from emblema.store.disk.indexed_folder import IndexedFolder
 from emblema.store.identity import SHARED_SALT, owner_digest, request_salt
 from emblema.store.record import SHARED
 from emblema.store.store import TenantStore
-from emblema.vllm.planner import MOST_SKETCHES
+from emblema.vllm.plan_maker import MOST_SKETCHES
 from tests.link.pieces import LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, unplanned, with_encoding, zeros
 
@@ -101,7 +101,7 @@ def test_what_one_tenant_met_is_not_anothers_and_tenants_are_bounded(store: Stor
     assert planned(planner, "3", request("a", "b", salt="alice")).needs
     for number in range(MOST_SKETCHES):
         planned(planner, f"more {number}", request("a", salt=str(number)))
-    assert len(planner._met) == MOST_SKETCHES
+    assert planner.maker is not None and len(planner.maker._met) == MOST_SKETCHES
     assert planned(planner, "4", request("a", "b", salt="bob")).needs == (), "forgotten, as it came first"
 
 

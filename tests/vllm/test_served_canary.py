@@ -75,7 +75,7 @@ def measured(served: Any, salt: bytes = b"") -> dict[Lane, LaneReport]:
     done = threading.Event()
 
     def look() -> None:
-        found.update({line.lane: line for line in served.planner._ledgers.of(salt).reports()})
+        found.update({line.lane: line for line in served.planner.maker._ledgers.of(salt).reports()})
         done.set()
 
     served.planner.do(look)

@@ -16,6 +16,7 @@ from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.lane_ledgers import LaneLedgers
+from emblema.vllm.plan_maker import PlanMaker
 from emblema.vllm.planner import STAGING_SECONDS, RequestPlanner
 from emblema.vllm.shadow_canary import MOST_BYTES, ShadowCanary
 from emblema.vllm.step_metadata import ShadowOutcome, ShadowReport, StepMetadata, WorkerReport
@@ -43,6 +44,11 @@ class Server:
     now: float = 1000.0
     count: int = 0
 
+    @property
+    def maker(self) -> PlanMaker:
+        assert self.planner.maker is not None
+        return self.planner.maker
+
     def answer(self, *names: str, salt: str | None = None, linked: bool = True, **options: object) -> RequestPlan:
         """Have a request planned, carried out and answered."""
         self.count += 1
@@ -59,7 +65,7 @@ class Server:
     def settle(self) -> None:
         """Wait for the planner's thread."""
         done = threading.Event()
-        self.planner.do(done.set)
+        self.maker.do(done.set)
         assert done.wait(30)
 
     def report(self, **parts: Any) -> None:
@@ -89,8 +95,9 @@ def store() -> Iterator[Store]:
 def server_of(store: Store, policy: Policy = ALWAYS, media: int = 0) -> Server:
     planner = RequestPlanner(SPEC, store, "auto", True, BatchPlaces(8), WORKERS, policy=policy)
     pool = PagePool()
+    assert planner.maker is not None
     canary = ShadowCanary(
-        planner, WORKERS, PAGE, lambda source, blocks, name: (blocks, {"own": name}), lambda source: media
+        planner.maker, WORKERS, PAGE, lambda source, blocks, name: (blocks, {"own": name}), lambda source: media
     )
     canary.bind_pool(pool)
     return Server(store, planner, canary, pool)
@@ -138,7 +145,7 @@ def test_a_closed_lane_is_not_taken_and_is_tried_until_it_opens(store: Store) ->
     know(store, "a", "b")
     server = server_of(store, Policy(canary=1, canary_rows=1e6, query_share=0))
     for _ in range(4):
-        server.planner.do(lambda: server.planner.record(b"", PATCHED, ShadowOutcome(0.5, False, 0.1, 1)))
+        server.maker.do(lambda: server.maker.record(b"", PATCHED, ShadowOutcome(0.5, False, 0.1, 1)))
     server.settle()
     plan = server.answer("a", "b")
     assert not plan.cached.spans and all(Lane.PATCH in own.closed for own in plan.plan.decisions)

@@ -7,7 +7,11 @@ imported, and one that lacks what the plugin uses before anything runs.
 from importlib import import_module
 from typing import Any
 
-_MODULES = {"EmblemaConnector": "connectors", "EmblemaEncoderConnector": "connectors", "EmblemaWorker": "worker"}
+_MODULES = {
+    "EmblemaConnector": "connectors",
+    "EmblemaEncoderConnector": "encoder_connector",
+    "EmblemaWorker": "worker",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,10 @@
-"""vLLM's connector interfaces: chunks in pages, encoder outputs, and counters of both.
+"""vLLM's connector interface for KV: chunks in pages, and counters of them and of encoder outputs.
 
-vLLM makes each connector twice: beside the scheduler, where it asks the planner, and beside the pages of a worker.
+vLLM makes a connector twice: beside the scheduler, where it asks the planner, and beside the pages of a worker.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
-from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -33,6 +31,7 @@ from emblema.store.settings import StoreSettings
 from emblema.vllm import internals
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.captures import CaptureQueue
+from emblema.vllm.encoder_connector import encoder_connector, encoder_output, hand_over
 from emblema.vllm.fallback_notes import FallbackNotes
 from emblema.vllm.kv_worker import Agree, KVWorker
 from emblema.vllm.packed_rows import PackedForward
@@ -60,11 +59,6 @@ class StepMessage(KVConnectorMetadata):
     """A step's work, as vLLM passes it from the scheduler to the worker."""
 
     step: StepMetadata
-
-
-@dataclass
-class EncoderOutputs(ECConnectorMetadata):
-    """A step's message beside the encoder; vLLM needs one, and it says nothing."""
 
 
 @dataclass(slots=True)
@@ -154,8 +148,9 @@ class EmblemaConnector(KVConnectorBase_V1):
             captures = canary = None
             if settings.capture and spec is not None:
                 captures = CaptureQueue(workers, block_size, internals.solo_feature)
-            if settings.policy.canary > 0 and spec is not None and internals.unfit_to_compare(vllm_config) is None:
-                canary = ShadowCanary(self.planner, workers, block_size, internals.shadow_data, internals.media_bytes)
+            maker = self.planner.maker
+            if settings.policy.canary > 0 and maker is not None and internals.unfit_to_compare(vllm_config) is None:
+                canary = ShadowCanary(maker, workers, block_size, internals.shadow_data, internals.media_bytes)
             most = vllm_config.scheduler_config.max_num_batched_tokens
             self.quiet_work = QuietWork(captures, canary, most, internals.steps_together(vllm_config))
         elif spec is not None:
@@ -167,7 +162,7 @@ class EmblemaConnector(KVConnectorBase_V1):
             self._meter = StoreMeter(store, bytes=ranks.own == 0)
             self._agree = ranks.agree
             shares = ShardStore(store, ranks.own)
-            self._make_worker = partial(KVWorker, spec, shares, block_size, _encoder_output, agree=ranks.agree)
+            self._make_worker = partial(KVWorker, spec, shares, block_size, encoder_output, agree=ranks.agree)
             self._clock = StepClock(spec.device)
 
     # beside the pages
@@ -176,12 +171,12 @@ class EmblemaConnector(KVConnectorBase_V1):
         if self._make_worker is None:
             return
         worker = self.kv_worker = self._make_worker(partial(_pages, self._config, kv_caches))
-        hand_over = None if _encoder_connector() is None else _hand_over
+        give_encoding = None if encoder_connector() is None else hand_over
         self._rewriter = StepRewriter(
             self._config.use_v2_model_runner,
             worker.write,
             worker.encodings,
-            hand_over,
+            give_encoding,
             [self._capture_runs],
             self._agree,
         )
@@ -196,13 +191,15 @@ class EmblemaConnector(KVConnectorBase_V1):
             pages, learner = lambda: worker.pages, worker.learner
             fallbacks = FallbackNotes(learner, layers, pages, self._config.cache_config.block_size)
             return QuestionRuns(
-                worker.spec, worker.stager, pages, packing, positions, hand_over, answers, learner, fallbacks
+                worker.spec, worker.stager, pages, packing, positions, give_encoding, answers, learner, fallbacks
             )
 
         def shadows(model: Any) -> ShadowRuns:
             # Their rows lie side by side: no layer computes them apart.
             seen = PackedForward(model, [], lambda: worker.pages, self._config.cache_config.block_size)
-            return ShadowRuns(worker.spec, worker.stager, lambda: worker.pages, seen, answers, self._agree, hand_over)
+            return ShadowRuns(
+                worker.spec, worker.stager, lambda: worker.pages, seen, answers, self._agree, give_encoding
+            )
 
         answers = AnswerNotes()
         self._make_readings, self._make_shadows = readings, shadows
@@ -409,7 +406,7 @@ class EmblemaConnector(KVConnectorBase_V1):
             counted = asdict(self.planner.take_counts()), self._prompts.take(), self.quiet_work.take_counts()
             return joined((*counted, told))
         dropped = 0 if self.kv_worker is None else self.kv_worker.take_dropped()
-        encodings = _encoder_connector()
+        encodings = encoder_connector()
         handed = 0 if encodings is None else encodings.take_count()
         return joined((told, {"dropped": dropped, "encodings": handed}))
 
@@ -462,71 +459,3 @@ def _pages(config: Any, kv_caches: dict[str, Tensor], spec: ModelSpec) -> Pages:
         raise EmblemaError(f"the server keeps rows of {len(names)} layers, the model has {len(spec.layouts)}")
     layers = [internals.layer_pages(config, name) for name in names]
     return Pages(layers, spec.layouts, config.cache_config.block_size, spec.dtype)
-
-
-def _encoder_connector() -> "EmblemaEncoderConnector | None":
-    connector = get_ec_transfer() if has_ec_transfer() else None
-    return connector if isinstance(connector, EmblemaEncoderConnector) else None
-
-
-def _encoder_output(identifier: str) -> Tensor | None:
-    connector = _encoder_connector()
-    return None if connector is None else connector.outputs.get(identifier)
-
-
-def _hand_over(identifier: str, output: Tensor) -> None:
-    connector = _encoder_connector()
-    if connector is not None:
-        connector.hand_over(identifier, output)
-
-
-class EmblemaEncoderConnector(ECConnectorBase):
-    """Stored encoder outputs, in place of running the encoder; needs `EmblemaConnector`.
-
-    A chunk is stored with its encoder output. The scheduler is told of none and schedules every encoder run: whose
-    picture it is, vLLM's interface does not say. The worker leaves the runs out whose outputs are staged for the
-    request, and puts them into the runner's encoder cache here.
-
-    Attributes:
-        outputs: vLLM's encoder cache, beside the pages.
-    """
-
-    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
-        super().__init__(vllm_config, role)
-        self.outputs: Mapping[str, Tensor] = {}
-        self._device = torch.device(vllm_config.device_config.device or "cpu")
-        self._handed: dict[str, Tensor] = {}
-        self._count = 0
-
-    # beside the scheduler
-
-    def has_cache_item(self, identifier: str) -> bool:
-        return False
-
-    def update_state_after_alloc(self, request: Any, index: int) -> None:
-        """Do nothing: no encoder output is promised."""
-
-    def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
-        return EncoderOutputs()
-
-    # beside the pages
-
-    def hand_over(self, identifier: str, output: Tensor) -> None:
-        """Have the runner find an encoder output [media tokens, width] in the step that is about to run."""
-        self._handed[identifier] = output
-
-    def take_count(self) -> int:
-        """Return how many encoder outputs were handed over since the last call."""
-        count, self._count = self._count, 0
-        return count
-
-    def start_load_caches(self, encoder_cache: MutableMapping[str, Tensor], **kwargs: Any) -> None:
-        self.outputs = encoder_cache
-        handed, self._handed = self._handed, {}
-        self._count += len(handed)
-        for identifier, output in handed.items():
-            if identifier not in encoder_cache:
-                encoder_cache[identifier] = output.to(self._device)
-
-    def save_caches(self, encoder_cache: Mapping[str, Tensor], mm_hash: str, **kwargs: Any) -> None:
-        """Do nothing: an output is stored with its chunk, when that is captured."""

@@ -1,47 +1,36 @@
 """The scheduler's side: what each request takes, when it may, and what a step does of it. No vLLM in here."""
 
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
-from queue import SimpleQueue
 from typing import Any
 
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.choosing import Trial
 from emblema.link.policy.fidelity import FidelityLog
-from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.policy import Lane, Policy, PolicyInputs, RowCosts
+from emblema.link.policy.policy import Policy
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.request_plan import (
     COSTS_MORE,
     NOT_READY,
-    ChunkStubs,
     RequestPlan,
     ServedRequest,
-    plan_request,
-    plan_trial,
     reading_pays,
     shares_read,
 )
-from emblema.plugin.stored import StoreMemory
-from emblema.plugin.stored_pairs import StoredPairs, unfit_for_pairs
+from emblema.plugin.stored_pairs import unfit_for_pairs
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.lane_ledgers import LaneLedgers
 from emblema.vllm.pending_plan import PendingPlan, Staging
-from emblema.vllm.picture_sightings import PictureSightings
+from emblema.vllm.plan_maker import PlanMaker
 from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.readings import QuestionReader
 from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import (
     PatchCapture,
     RowLoad,
-    ShadowOutcome,
     StagingOrder,
     StepMetadata,
     WorkerReport,
@@ -49,8 +38,6 @@ from emblema.vllm.step_metadata import (
 
 _log = logging.getLogger(__name__)
 MOST_LINES = 256
-MOST_SKETCHES = 256
-REMEMBERED_NAMES = 2**16
 PLANNING_SECONDS = 1.0
 """How long the scheduler defers a request whose plan is not made; it is computed plainly after that."""
 AWAITING_SECONDS = 0.01
@@ -77,8 +64,8 @@ class LinkCounts:
 class RequestPlanner:
     """Plans requests and follows them; used by the scheduler's thread alone.
 
-    Plans are made on a thread of its own, which alone reads the store: the scheduler never waits for a disk. It defers
-    a request until its plan is made, and has it computed plainly where that takes longer than `PLANNING_SECONDS`.
+    Plans are made on another thread (`PlanMaker`): the scheduler never waits for a disk. It defers a request until its
+    plan is made, and has it computed plainly where that takes longer than `PLANNING_SECONDS`.
 
     Args:
         spec: of the model; None where nothing can be linked.
@@ -92,6 +79,9 @@ class RequestPlanner:
         refusal: why there is no spec, for the log.
         second_pass: why no plan with a second pass can be carried out; None where it can.
         policy: the bounds of `auto`.
+
+    Attributes:
+        maker: makes the plans; None without a spec.
     """
 
     def __init__(
@@ -111,11 +101,22 @@ class RequestPlanner:
         self.spec = spec
         self.costs, self._reuse = costs, reuse or PromptReuse(shared=True)
         self.policy = policy or Policy()
-        self._ledgers = LaneLedgers(store)
-        self._store, self._strategy, self._forms, self._places, self._workers = store, strategy, forms, places, workers
-        self._second_pass = second_pass
+        self._store, self._forms, self._places, self._workers = store, forms, places, workers
         self.readings = QuestionReader(workers, places)
-        self._stubs = None if spec is None else ChunkStubs(spec)
+        self.maker: PlanMaker | None = None
+        if spec is not None:
+            self.maker = PlanMaker(
+                spec,
+                store,
+                strategy,
+                forms,
+                costs,
+                self._reuse,
+                second_pass,
+                self.policy,
+                self.readings.unsure_share,
+                self._log_once,
+            )
         self._pending: dict[str, PendingPlan] = {}
         # A plan that was not made in time: while it is not done, no other request waits for the store.
         self._late: PendingPlan | None = None
@@ -129,20 +130,9 @@ class RequestPlanner:
         self._orders: dict[str, StagingOrder] = {}
         self._dropped: list[str] = []
         self._logged: set[str] = set()
-        # By tenant, the chunks after their antecedents that were met lately; of the tenants that came last. The
-        # thread's own.
-        self._met: OrderedDict[bytes, FrequencySketch] = OrderedDict()
-        self._memory = StoreMemory(store)
-        self._pairs = None if spec is None else StoredPairs(store, spec)
-        # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
-        self._names: OrderedDict[str, str] = OrderedDict()
-        self._sightings = PictureSightings()
         # Plans whose pictures are to be prefilled alone, as their requests wait for them; and pictures that were.
         self._wanted: list[RequestPlan] = []
         self._captured: OrderedDict[str, None] = OrderedDict()
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="emblema-plan", daemon=True)
-        self._thread.start()
         if refusal is not None:
             self._log_once(f"every prompt is computed plainly: {refusal}")
         elif spec is not None and (unfit := unfit_for_pairs(spec)):
@@ -150,8 +140,8 @@ class RequestPlanner:
 
     def close(self) -> None:
         """End the thread, and close the store."""
-        self._work.put(None)
-        self._thread.join(PLANNING_SECONDS)
+        if self.maker is not None:
+            self.maker.close()
         self._store.close()
 
     def _log_once(self, line: str) -> None:
@@ -165,14 +155,15 @@ class RequestPlanner:
         """Begin to plan a request that has arrived."""
         if request_id in self._plans or request_id in self._pending:
             return
-        request = None if self._stubs is None else describe()
+        maker = self.maker
+        request = None if maker is None else describe()
         if self._late is not None and self._late.done.is_set():
             self._late = None
-        if request is None or not request.items or self._late is not None:
+        if maker is None or request is None or not request.items or self._late is not None:
             self._plans[request_id] = None
         else:
             pending = self._pending[request_id] = PendingPlan(request)
-            self._work.put(partial(self._plan, pending))
+            maker.begin(pending)
 
     def prepare(self, request_id: str, describe: Callable[[], ServedRequest]) -> bool:
         """Return whether it is decided what a request takes; where it is not, the scheduler asks again later."""
@@ -202,11 +193,11 @@ class RequestPlanner:
             self._wanted.append(plan)
         pending.final = now - pending.awaited >= CAPTURING_SECONDS or pending.replans >= MOST_REPLANS
         captured = all(chunk.id in self._captured for chunk in plan.missing)
-        if pending.final or (captured and now >= pending.again):
+        if self.maker is not None and (pending.final or (captured and now >= pending.again)):
             pending.asked, pending.again = None, now + REPLANNING_SECONDS
             pending.replans += 1
             pending.done.clear()
-            self._work.put(partial(self._plan, pending))
+            self.maker.begin(pending)
 
     def take_wanted(self) -> list[RequestPlan]:
         """Return plans whose missing pictures requests wait for since the last call."""
@@ -235,118 +226,6 @@ class RequestPlanner:
     def get(self, request_id: str) -> RequestPlan | None:
         """Return the plan of a request; None if it has none, or none yet."""
         return self._plans.get(request_id)
-
-    def do(self, work: Callable[[], None]) -> None:
-        """Have something done on the thread that reads the store, once the plans are made that were begun."""
-        self._work.put(work)
-
-    # the thread
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                work()
-            except Exception:
-                # A server that cannot compare prompts still serves.
-                _log.exception("emblema: a prompt was not compared")
-
-    def _plan(self, pending: PendingPlan) -> None:
-        try:
-            pending.plan = self._make_plan(pending)
-        except Exception:
-            # No error of a plan may end the server: the request is computed.
-            _log.exception("emblema: a request is computed plainly, as it could not be planned")
-        pending.done.set()
-
-    def plan_trial(self, request: ServedRequest, trial: Trial) -> RequestPlan | None:
-        """Plan a prompt with a lane that is closed; None where it is open, or the prompt cannot be linked by it."""
-        inputs = self._inputs(request.store_salt, None, self._ledgers.of(request.store_salt))
-        if self._stubs is None or inputs.verdict(trial.kind, trial.lane, self.policy).open:
-            return None
-        self._memory.refresh()
-        return plan_trial(request, self._stubs, self._store.tenant(request.store_salt), self._memory, trial, inputs)
-
-    def record(self, salt: bytes, lanes: frozenset[tuple[str, Lane]], outcome: ShadowOutcome) -> None:
-        """Keep what a comparison showed of a tenant's lanes."""
-        if self.spec is not None:
-            self._ledgers.record(salt, self.spec.fingerprint, lanes, outcome, self.policy)
-
-    def _make_plan(self, pending: PendingPlan) -> RequestPlan | None:
-        if self._stubs is None:
-            return None
-        request = pending.request.checked()
-        # Names are checked of every request: what is shown by one that is not linked is in vLLM's caches too.
-        named = all([self._is_name_of(item.identifier, item.digest) for item in request.items])
-        refusal = request.why_plain() or (None if named else "a picture's name was another's before")
-        if refusal is not None:
-            self._log_once(f"a request is computed plainly: {refusal}")
-            return None
-        store = self._store.tenant(request.store_salt)
-        met = self._met_by(request.store_salt)
-        self._memory.refresh()
-        costs, salt = self.costs, request.store_salt
-        asked = request.options.get("strategy", self._strategy)
-        if pending.trying is None:
-            pending.trying = costs is not None and asked == "auto" and costs.due()
-        trying, first = pending.trying, pending.awaited is None
-        captures = self._forms and not pending.final and request.options.get("capture", True) is True
-        plan = plan_request(
-            request,
-            self._stubs,
-            store,
-            self._memory,
-            self._strategy,
-            self._log_once,
-            met,
-            lambda spans, rows: costs is None or costs.pays(spans, 0, rows, self._reuse.uses(salt), trying),
-            self._second_pass,
-            self._inputs(salt, met, self._ledgers.of(salt), trying),
-            self._pairs,
-            self._sightings.mean(salt) if captures else None,
-        )
-        plan.trying = trying
-        if first:
-            self._sightings.observe(salt, (chunk.id for _, chunk in plan.prompt.chunk_segments))
-        if costs is not None and plan.plan.decisions and plan.cached.spans:
-            costs.tried()
-        return plan
-
-    def _inputs(self, salt: bytes, met: FrequencySketch | None, log: FidelityLog, trying: bool = False) -> PolicyInputs:
-        """Return what `auto` decides by: this server's costs, and a tenant's latest prompts and measured lanes."""
-        costs, policy, model = self.costs, self.policy, "" if self.spec is None else self.spec.fingerprint
-        return PolicyInputs(
-            policy,
-            lambda kind, lane, bounds: log.verdict(model, kind, lane, bounds),
-            plateau=log.plateau(model),
-            least_margin=lambda kinds: log.least_margin(model, kinds),
-            recurs=lambda names: met is not None and met.estimate(names) > 0,
-            unsure=self.readings.unsure_share,
-            row_costs=RowCosts if costs is None else partial(costs.row_costs, trying),
-            # What is read leaves no pages that later prompts find.
-            continued=lambda prompt: 0.0 if costs is None else min(1.0, self._reuse.uses(salt)),
-        )
-
-    def _is_name_of(self, identifier: str, digest: str) -> bool:
-        """Return whether all that was shown under a name was the same, as far as is remembered.
-
-        vLLM keeps encoder outputs by such names, so rows of a name that was another picture's may be that picture's.
-        """
-        if not digest:
-            return False
-        known = self._names.setdefault(identifier, digest)
-        if known != digest:
-            self._names[identifier] = ""
-        self._names.move_to_end(identifier)
-        if len(self._names) > REMEMBERED_NAMES:
-            self._names.popitem(last=False)
-        return known == digest
-
-    def _met_by(self, salt: bytes) -> FrequencySketch:
-        sketch = self._met.setdefault(salt, FrequencySketch())
-        self._met.move_to_end(salt)
-        while len(self._met) > MOST_SKETCHES:
-            self._met.popitem(last=False)
-        return sketch
 
     def finish(self, request_id: str) -> dict[str, object] | None:
         """Forget a request and return what its reply reports; None where nothing was planned."""
@@ -461,8 +340,8 @@ class RequestPlanner:
         plan.weighed = True
         salt = plan.request.store_salt
         if plan.plan.decisions and plan.cached.spans:
-            if plan.reads(ready):
-                inputs = self._inputs(salt, None, FidelityLog(), plan.trying)
+            if self.maker is not None and plan.reads(ready):
+                inputs = self.maker.inputs(salt, None, FidelityLog(), plan.trying)
                 pays = reading_pays(plan.prompt, ready, inputs, shares_read(plan.plan, inputs.policy))
             else:
                 pays = costs.pays(plan.cached, ready, plan.prompt.tokens, self._reuse.uses(salt), plan.trying)
@@ -478,9 +357,9 @@ class RequestPlanner:
                 self._stagings[by_number[number]].missing -= workers
         for name in (by_number[number] for number in report.unstaged if number in by_number):
             self._fail(name)
-        if report.lost or report.captured:
-            self._memory.lose(report.lost)
-            self._memory.regain(report.captured)
+        if self.maker is not None and (report.lost or report.captured):
+            self.maker.memory.lose(report.lost)
+            self.maker.memory.regain(report.captured)
             self._captured |= dict.fromkeys(report.captured)
             while len(self._captured) > REMEMBERED_CAPTURES:
                 self._captured.popitem(last=False)

@@ -23,7 +23,8 @@ from emblema.plugin.request_plan import RequestPlan, ServedRequest
 from emblema.plugin.spans import CachedSpans
 from emblema.plugin.staging import StagingOrder
 from emblema.vllm.captures import BlockPool
-from emblema.vllm.planner import STAGING_SECONDS, RequestPlanner
+from emblema.vllm.plan_maker import PlanMaker
+from emblema.vllm.planner import STAGING_SECONDS
 from emblema.vllm.step_metadata import ShadowOrder, ShadowReport, StepMetadata, WorkerReport
 
 MOST_BYTES = 64 * 2**20
@@ -70,7 +71,7 @@ class ShadowComparison:
 
 @dataclass(slots=True, eq=False)
 class PendingTrial:
-    """A trial that is being planned on the planner's thread; `done` is set once `comparison` is there."""
+    """A trial that is being planned on the thread that makes plans; `done` is set once `comparison` is there."""
 
     done: threading.Event = field(default_factory=threading.Event)
     comparison: ShadowComparison | None = None
@@ -108,7 +109,7 @@ class ShadowCanary:
     """Chooses prompts and follows their comparisons, one at a time; for the scheduler's thread.
 
     Args:
-        planner: of the server; it has the policy and the measurements.
+        maker: plans the server's prompts; it has the policy and the measurements.
         workers: how many report.
         block_size: rows of a page.
         make_data: see `MakeData`.
@@ -117,13 +118,13 @@ class ShadowCanary:
 
     def __init__(
         self,
-        planner: RequestPlanner,
+        maker: PlanMaker,
         workers: int,
         block_size: int,
         make_data: MakeData,
         media_bytes: Callable[[Any], int],
     ) -> None:
-        self._planner, self._workers, self._block_size = planner, workers, block_size
+        self._maker, self._workers, self._block_size = maker, workers, block_size
         self._make_data, self._media_bytes = make_data, media_bytes
         self._shares = ComparisonShares()
         self._pool: BlockPool | None = None
@@ -157,7 +158,7 @@ class ShadowCanary:
         """Count a prompt that was answered, and perhaps take it to be compared."""
         if not plan.complete or plan.missing or plan.request.options.get("capture", True) is not True:
             return
-        policy, decisions = self._planner.policy, plan.plan.decisions if plan.linked else ()
+        policy, decisions = self._maker.policy, plan.plan.decisions if plan.linked else ()
         lanes: Lanes = frozenset((own.kind, own.lane) for own in decisions if own.lane in TAKEN)
         noted = request_id if any(lane in REPEATED for _, lane in lanes) else ""
         found = {(own.kind, lane) for own in plan.plan.decisions for lane in own.closed if lane not in REPEATED}
@@ -178,7 +179,7 @@ class ShadowCanary:
             lane = self._shares.least_tried(found, lambda kind, lane: False)[0]
             self._shares.note_trial([lane])
             pending = self._next = PendingTrial()
-            self._planner.do(partial(self._plan_trial, pending, plan, Trial(*lane)))
+            self._maker.do(partial(self._plan_trial, pending, plan, Trial(*lane)))
 
     def _take(self, comparison: ShadowComparison) -> None:
         """Have a prompt compared, if its rows can be afforded."""
@@ -187,9 +188,9 @@ class ShadowCanary:
             self._noted = comparison.noted or None
 
     def _plan_trial(self, pending: PendingTrial, plan: RequestPlan, trial: Trial) -> None:
-        """Plan a trial, on the planner's thread; none where the lane has no rows to take, or is open by now."""
+        """Plan a trial, on the thread that makes plans; none where the lane has no rows to take, or is open by now."""
         try:
-            made = self._planner.plan_trial(plan.request, trial)
+            made = self._maker.plan_trial(plan.request, trial)
             lanes = frozenset([(trial.kind, trial.lane)])
             if made is not None and lanes <= {(own.kind, own.lane) for own in made.plan.decisions}:
                 encodings = made.encodings(0)
@@ -288,7 +289,7 @@ class ShadowCanary:
         for lane in comparison.lanes:
             self._divergences.setdefault(lane, deque(maxlen=AVERAGED)).append(outcome.kl)
         salt = comparison.request.store_salt
-        self._planner.do(partial(self._planner.record, salt, comparison.lanes, outcome))
+        self._maker.do(partial(self._maker.record, salt, comparison.lanes, outcome))
 
     def _skip(self) -> None:
         """Forget a comparison that has no pages yet."""
