@@ -78,7 +78,7 @@ def measured(served: Any, salt: bytes = b"") -> dict[Lane, LaneReport]:
         found.update({line.lane: line for line in served.planner.maker._ledgers.of(salt).reports()})
         done.set()
 
-    served.planner.do(look)
+    served.planner.maker.do(look)
     assert done.wait(60)
     return found
 
