@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForImageTextToText
 
+from benchmarks.rowfile import write_rows
 from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS
 from training.families import RECIPES
-from training.streams.curriculum import JUMPED, PACKED, STAGES, WINDOWED
+from training.streams.curriculum import JUMPED, JUMPED_LONG, PACKED, PACKED_LONG, STAGES, WINDOWED
 from training.streams.measure import LENGTHS, SEEDS, WINDOWS, Figures, measured
 
 HEAD = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
@@ -56,7 +57,7 @@ def main() -> None:
         figures: Figures = json.loads(kept.read_text(encoding="utf-8"))
     else:
         figures = measured(model, options.lengths, options.items, WINDOWS)
-        kept.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_rows(figures, kept)
     head = HEAD.format(
         tasks="\n".join(f"  - emblema/stream-{kind}" for kind in learnt(figures)) or "  []",
         architecture=type(model).__name__,
@@ -69,6 +70,8 @@ def main() -> None:
         window=WINDOWED,
         packed=PACKED,
         jump=JUMPED,
+        packed_long=PACKED_LONG,
+        jump_long=JUMPED_LONG,
         seeds=", ".join(map(str, SEEDS)),
     )
     parts = [head, "### By kind of question\n", table(figures, ("all", *QUESTION_KINDS))]
