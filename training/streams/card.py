@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.rowfile import write_rows
 from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS
 from training.families import RECIPES
@@ -57,7 +56,7 @@ def main() -> None:
         figures: Figures = json.loads(kept.read_text(encoding="utf-8"))
     else:
         figures = measured(model, options.lengths, options.items, WINDOWS)
-        write_rows(figures, kept)
+        kept.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     head = HEAD.format(
         tasks="\n".join(f"  - emblema/stream-{kind}" for kind in learnt(figures)) or "  []",
         architecture=type(model).__name__,
