@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -139,6 +140,69 @@ def test_posting_lists_are_written_once_and_then_again_when_many_frames_came(
         own.write_bytes(own.read_bytes()[:-1] + b"!")
         with pytest.raises(StoreError, match="damaged"):
             made.load_stream("walk", template=False)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_rows_of_a_loaded_stream_are_read_once(prefetch: bool, tmp_path: Path) -> None:
+    frames = shown(NAME, FRAMES)
+    with kept(tmp_path) as made, made.stream(**SMALL, prefetch=prefetch) as stream:
+        stream.push(frames)
+        stream.save("walk")
+        expected, held = answers(stream), stream.bytes.host["rows"]
+    (log,) = logs(tmp_path)
+    whole = log.read_bytes()
+    with kept(tmp_path) as made, made.load_stream("walk", template=False) as stream:
+        assert stream.bytes.host["recalled"] == 0
+        assert same(answers(stream), expected)
+        reads = stream.counts["disk_reads"]
+        assert 0 < stream.bytes.host["recalled"] <= held
+        # What was read is verified, and wanted from the file no more.
+        log.write_bytes(bytes(len(whole)))
+        assert same(answers(stream), expected)
+        assert stream.counts["disk_reads"] == reads
+        log.write_bytes(whole)
+
+
+@pytest.mark.parametrize("room", [0, 1, 9, 30, 1000])
+def test_rows_that_were_read_keep_to_the_budget(room: int, tmp_path: Path) -> None:
+    frames = shown(NAME, FRAMES + 24)
+    with kept(tmp_path) as made, made.stream(**SMALL) as stream:
+        stream.push(frames[:FRAMES])
+        codes = stream.log.lines.line_bytes
+        line = codes + sum(store.lines.line_bytes for store in stream.memory.stores)
+    budget = 1 + room * line
+    with kept(tmp_path) as made, made.stream(**SMALL) as whole:
+        with made.stream(**SMALL, host_bytes=budget) as stream:
+            stream.push(frames[:FRAMES])
+            stream.save("walk")
+        whole.push(frames[:FRAMES])
+        with made.load_stream("walk", template=False) as stream:
+            most = 0
+            for start in range(FRAMES, len(frames) + 1, 3):
+                assert same(answers(stream), answers(whole))
+                host = stream.bytes.host
+                window = (SMALL["window"] + 2 * SMALL["block"]) * codes
+                assert host["recalled"] + host["rows"] + host["codes"] <= budget + window
+                most = max(most, host["recalled"])
+                for own in (stream, whole):
+                    own.push(frames[start : start + 3])
+            assert (most > 0) == (room > 1)
+
+
+def test_a_damaged_frame_beside_one_that_is_wanted_is_no_error(tmp_path: Path) -> None:
+    with kept(tmp_path) as made, made.stream(**SMALL) as stream:
+        stream.push(shown(NAME, FRAMES))
+        stream.save("walk")
+        past = stream.prefill(QUESTION, between=(20.0, 24.0))
+        line = next(iter(stream.memory.stores)).copy(numpy.array([17]), torch.device("cpu"))
+    (log,) = logs(tmp_path)
+    whole = log.read_bytes()
+    place = whole.index(line.view(torch.uint8).numpy().tobytes())
+    with kept(tmp_path) as made, made.load_stream("walk", template=False) as stream:
+        log.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert stream.prefill(QUESTION, between=(20.0, 24.0)).equal(past)
+        with pytest.raises(StoreError, match="frame 17 is damaged"):
+            stream.prefill(QUESTION, between=(15.0, 19.0))
 
 
 def test_two_streams_of_one_name(tmp_path: Path) -> None:

@@ -1,5 +1,10 @@
-"""What a stream keeps on disk: lines of frames in a log, those that memory has no room for and those that are saved."""
+"""What a stream keeps on disk: lines of frames in a log, those that memory has no room for and those that are saved.
 
+Rows that were read stay in memory as long as the budget has room for them: a loaded stream reads each once.
+"""
+
+import math
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +30,7 @@ from emblema.stream.log_files import (
     rename_log,
 )
 from emblema.stream.mosaic.memory import Mosaic
+from emblema.stream.recalled import RecalledLines
 from emblema.stream.settings import StreamSettings
 from emblema.stream.state import StreamState, state_path, write_state
 
@@ -72,6 +78,9 @@ class FrameArchive:
         self._gone = log.gone
         self._lines: tuple[FrameLines, ...] = (self._codes, *rows)
         self._widths = ((self._codes.line_bytes,), (*(own.line_bytes for own in rows), memory.index_bytes))
+        # By layer, and the bytes that they take together or are about to.
+        self._recalled = tuple(RecalledLines(own.line_bytes) for own in rows)
+        self._recalled_bytes, self._lock = 0, threading.Lock()
         self._codes.below = ArchivedLines(self, CODES, 0)
         for column, own in enumerate(rows):
             own.below = ArchivedLines(self, MEMORY, column)
@@ -81,15 +90,69 @@ class FrameArchive:
         """Bytes on disk."""
         return 0 if self._file is None else self._file.size
 
+    @property
+    def recalled_bytes(self) -> int:
+        """Bytes in memory of rows that were read from disk."""
+        return self._recalled_bytes
+
     def read(self, series: int, column: int, frames: FrameNumbers) -> Tensor:
-        """Return lines of frames, which rise, that are not in memory.
+        """Return lines of frames, which rise, that are on disk: rows from memory if they were read before.
 
         Raises:
             StoreError: a line is damaged, or the file cannot be read.
         """
         if self._file is None:
             raise StoreError("the stream was closed: load it from where it was saved")
-        return self._file.read(series, column, frames)
+        if series == CODES or column == len(self._recalled) or not len(frames):
+            return self._file.read(series, column, frames)
+        recalled = self._recalled[column]
+        missing = recalled.missing(frames)
+        if len(missing) and not self._recall(self._file, column, missing):
+            return self._file.read(series, column, frames)
+        return recalled.copy(frames)
+
+    def _recall(self, log: StreamLog, column: int, missing: FrameNumbers) -> bool:
+        """Read rows of a layer, and those of frames beside them, into memory; return False if there is no room.
+
+        Raises:
+            StoreError: a line that is asked for is damaged, or the file cannot be read.
+        """
+        recalled, own = self._recalled[column], self._lines[1 + column]
+        around = recalled.around(missing)
+        live = self._gone.live(max(int(around[0]), own.first), min(int(around[-1]) + 1, own.held))
+        for frames in (recalled.missing(numpy.intersect1d(around, live, assume_unique=True)), missing):
+            if not self._reserve(len(frames) * recalled.width):
+                continue
+            before = recalled.bytes
+            try:
+                recalled.keep(frames, log.read(MEMORY, column, frames))
+                return True
+            except StoreError:
+                # What is damaged was perhaps not asked for.
+                if len(frames) == len(missing):
+                    raise
+            finally:
+                self._release(len(frames) * recalled.width - (recalled.bytes - before))
+        return False
+
+    def _reserve(self, count: int) -> bool:
+        """Count so many bytes as recalled, if there is room for them: layers are read on several threads."""
+        with self._lock:
+            held = self._recalled_bytes + sum(own.bytes for own in self._lines)
+            fits = held + count <= (math.inf if self._budget is None else self._budget)
+            self._recalled_bytes += count * fits
+        return fits
+
+    def _release(self, count: int) -> None:
+        with self._lock:
+            self._recalled_bytes -= count
+
+    def forget(self, frames: range) -> None:
+        """Overwrite rows of frames that were read from disk."""
+        for recalled in self._recalled:
+            before = recalled.bytes
+            recalled.clear(frames)
+            self._release(before - recalled.bytes)
 
     def index(self) -> Tensor:
         """Return the lines that `Mosaic.restore` takes, [frames, bytes] uint8; zeros for frames that were forgotten."""
@@ -119,13 +182,18 @@ class FrameArchive:
             self._renew("")
 
     def keep_budget(self) -> None:
-        """Bring what is in memory down to its budget: the oldest frames go to the log.
+        """Bring what is in memory down to its budget: rows that were read go first, then the oldest frames to the log.
 
         Raises:
             StoreError: the log cannot be written; memory keeps what it has.
         """
         if self._budget is None:
             return
+        while self._recalled_bytes and self._recalled_bytes + sum(own.bytes for own in self._lines) > self._budget:
+            recalled = max(self._recalled, key=lambda own: own.bytes)
+            before = recalled.bytes
+            recalled.drop_oldest()
+            self._release(before - recalled.bytes)
         while sum(own.bytes for own in self._lines) > self._budget and self._lines[1].bytes:
             until = self._lines[1].oldest
             log = self._file

@@ -171,12 +171,17 @@ class FrameLines:
 
     def copy(self, frames: FrameNumbers) -> Tensor:
         """Return a copy of the lines of frames, which rise, [n, width]."""
-        found = torch.empty(len(frames), self.width, dtype=self.dtype)
         away = int(numpy.searchsorted(frames, self.held))
+        below = None
         if away:
             if self.below is None:
                 raise ValueError(f"frame {frames[0]} is nowhere")
-            found[:away] = self.below.read(frames[:away]).view(self.dtype)
+            below = self.below.read(frames[:away]).view(self.dtype)
+            if away == len(frames):
+                return below
+        found = torch.empty(len(frames), self.width, dtype=self.dtype)
+        if below is not None:
+            found[:away] = below
         for buffer, own, begin, place in self._divided(frames[away:]):
             lines = torch.from_numpy(own - begin)
             torch.index_select(buffer, 0, lines, out=found[away + place : away + place + len(own)])

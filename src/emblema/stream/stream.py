@@ -124,7 +124,8 @@ class Stream:
         recent, memory = self._parts
         own = memory.bytes()
         device = {"local": recent.bytes, "phases": recent.phases.bytes, **own.device}
-        return MemoryBytes(device, {"codes": self.log.bytes, **own.host})
+        recalled = 0 if self._archive is None else self._archive.recalled_bytes
+        return MemoryBytes(device, {"codes": self.log.bytes, "recalled": recalled, **own.host})
 
     @property
     def counts(self) -> dict[str, float]:
@@ -348,6 +349,8 @@ class Stream:
         recent, memory = self._begun()
         self.log.forget(frames)
         memory.forget(frames)
+        if self._archive is not None:
+            self._archive.forget(frames)
         recent.forget(frames)
         if len(self.log) - 1 in frames:
             self._queue.skipper.forget()

@@ -1,0 +1,93 @@
+"""Lines of one column that were read from the log, and stay in memory as long as there is room for them."""
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from emblema.stream.buffers import host_buffer
+from emblema.stream.lines import FrameNumbers
+
+BUFFER_BYTES = 2**25
+"""Of a buffer; what is not written of it takes no memory."""
+PAGE_BYTES, PAGE_LINES = 2**17, 16
+"""What is read at once around a line that is wanted, at the most; a larger line is read alone."""
+
+
+class RecalledLines:
+    """Lines [bytes] uint8 of frames that lie in the log. Each was verified when it was read.
+
+    Args:
+        width: bytes of a line.
+
+    Attributes:
+        page: lines that are read at once, those of frames from a multiple of it on.
+        count: lines that are here.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width, self.count = width, 0
+        self.page = max(1, min(PAGE_LINES, PAGE_BYTES // width))
+        self._step = self.page * max(1, BUFFER_BYTES // (self.page * width))
+        # By the number of the first frame's multiple of `_step`.
+        self._buffers: dict[int, Tensor] = {}
+        self._here: NDArray[numpy.bool] = numpy.zeros(0, dtype=bool)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in memory."""
+        return self.count * self.width
+
+    def missing(self, frames: FrameNumbers) -> FrameNumbers:
+        """Return those of frames, which rise, that are not here."""
+        more = int(frames[-1]) + 1 - len(self._here)
+        if more > 0:
+            self._here = numpy.concatenate((self._here, numpy.zeros(more + len(self._here) // 2, dtype=bool)))
+        return frames[~self._here[frames]]
+
+    def around(self, frames: FrameNumbers) -> FrameNumbers:
+        """Return the frames of the pages of frames, which rise."""
+        pages = numpy.unique(frames // self.page)
+        return (pages[:, None] * self.page + numpy.arange(self.page)).ravel()
+
+    def keep(self, frames: FrameNumbers, lines: Tensor) -> None:
+        """Keep lines [n, bytes] of frames that rise and are `missing`."""
+        for number, begin, end in self._divided(frames):
+            if number not in self._buffers:
+                self._buffers[number] = host_buffer((self._step, self.width), torch.uint8)
+            self._buffers[number][torch.from_numpy(frames[begin:end] - number * self._step)] = lines[begin:end]
+        self._here[frames] = True
+        self.count += len(frames)
+
+    def copy(self, frames: FrameNumbers) -> Tensor:
+        """Return a copy of the lines of frames, which rise and are here, [n, bytes]."""
+        found = torch.empty(len(frames), self.width, dtype=torch.uint8)
+        for number, begin, end in self._divided(frames):
+            own = torch.from_numpy(frames[begin:end] - number * self._step)
+            torch.index_select(self._buffers[number], 0, own, out=found[begin:end])
+        return found
+
+    def drop_oldest(self) -> None:
+        """Give up the oldest buffer; there is one."""
+        number = min(self._buffers)
+        del self._buffers[number]
+        own = self._here[number * self._step : (number + 1) * self._step]
+        self.count -= int(own.sum())
+        own[:] = False
+
+    def clear(self, frames: range) -> None:
+        """Overwrite lines of frames with zeros; they are not here any more."""
+        own = self._here[frames.start : frames.stop].nonzero()[0] + frames.start
+        for number, begin, end in self._divided(own):
+            self._buffers[number][torch.from_numpy(own[begin:end] - number * self._step)] = 0
+        self._here[own] = False
+        self.count -= len(own)
+        for number in numpy.unique(own // self._step).tolist():
+            if not self._here[number * self._step : (number + 1) * self._step].any():
+                del self._buffers[number]
+
+    def _divided(self, frames: FrameNumbers) -> list[tuple[int, int, int]]:
+        """Return by buffer: its number, and the places of its first frame and after its last one."""
+        numbers = frames // self._step
+        edges = [*numpy.flatnonzero(numpy.diff(numbers, prepend=-1)).tolist(), len(frames)]
+        return [(int(numbers[begin]), begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
