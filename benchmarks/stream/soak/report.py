@@ -32,7 +32,7 @@ MISSED = {
 """What is known to miss its bound, and up to where. It is shown as missed; beyond this, a soak fails by it.
 
 The first two miss on some machines by gaps of the allocator. The last quarter comes after the kill: rows that a stream
-was loaded with are read from disk for every question, which the second quarter's are not.
+was loaded with are read from disk when they are first wanted, which the second quarter's are not.
 """
 
 RoundFigure = Callable[[SoakRound], float]
