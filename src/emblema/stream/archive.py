@@ -17,7 +17,7 @@ from torch import Tensor
 from emblema.errors import StoreError, StreamError
 from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.frames import FrameLog
-from emblema.stream.lines import FrameLines, FrameNumbers, KeptLines
+from emblema.stream.lines import FrameLines, FrameNumbers
 from emblema.stream.log import HEADER, Extent, LogCounts, StreamLog
 from emblema.stream.log_files import (
     delete_leftovers,
@@ -271,7 +271,7 @@ class FrameArchive:
         return listed, facts["since"]
 
     def restore(self, name: str, state: StreamState, frames: range, held: bool) -> None:
-        """Go on from a saved stream; its lines are read when they are asked for, and stay in memory without a budget.
+        """Go on from a saved stream; its lines are read when they are asked for.
 
         Args:
             frames: those that have left the window.
@@ -289,8 +289,6 @@ class FrameArchive:
             delete_leftovers(folder, name, log.path, *(() if self._listed is None else (self._listed,)))
         for own in self._lines[1:]:
             own.begin(frames.start, len(frames))
-            if self._budget is None and own.below is not None:
-                own.below = KeptLines(own.below)
 
     def close(self) -> None:
         """Give back the file; one that is of no saved stream is deleted."""

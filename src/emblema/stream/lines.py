@@ -50,45 +50,6 @@ class LineSource(Protocol):
         """Return lines of frames, which rise, [n, bytes] uint8."""
 
 
-class KeptLines:
-    """Lines that were read from a log and stay in memory, by frame.
-
-    Args:
-        source: where the others are.
-
-    Attributes:
-        bytes: of the lines here.
-    """
-
-    def __init__(self, source: LineSource) -> None:
-        self._source = source
-        self._lines: dict[int, Tensor] = {}
-        self.bytes = 0
-
-    def read(self, frames: FrameNumbers) -> Tensor:
-        """Return lines as `LineSource.read` does; each is read once."""
-        numbers, lines = frames.tolist(), self._lines
-        missing = [place for place, number in enumerate(numbers) if number not in lines]
-        if missing:
-            for place, line in zip(missing, self._source.read(frames[missing]), strict=True):
-                # A line of its own, so that its memory is given back by itself.
-                lines[numbers[place]] = line.clone()
-                self.bytes += line.nbytes
-        return torch.stack([lines[number] for number in numbers])
-
-    def forget(self, frames: FrameNumbers) -> None:
-        """Give up lines, overwritten with zeros."""
-        for number in frames.tolist():
-            line = self._lines.pop(number, None)
-            if line is not None:
-                line.zero_()
-                self.bytes -= line.nbytes
-
-    def drop(self, until: int) -> None:
-        """Give up lines of frames before `until`."""
-        self.forget(numpy.array([number for number in list(self._lines) if number < until], dtype=numpy.int64))
-
-
 class FrameLines:
     """Lines [width] of consecutive frames.
 
@@ -98,14 +59,13 @@ class FrameLines:
     Attributes:
         first: the first frame; what is before it was never here.
         count: frames.
-        held: the first frame whose line is in memory by all means; lines before it are read from `below`.
-        below: where these are.
+        held: the first frame whose line is in memory; lines before it are read from `below`.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, step: int | None = None) -> None:
         self.width, self.dtype = width, dtype
         self.first = self.count = self.held = 0
-        self.below: LineSource | KeptLines | None = None
+        self.below: LineSource | None = None
         self._step = step
         self._buffers: list[Tensor] = []
         # The first frame of each buffer, and the end of the last one.
@@ -122,8 +82,7 @@ class FrameLines:
     @property
     def bytes(self) -> int:
         """Bytes in memory; lines of the last buffer that are not written take none."""
-        kept = self.below.bytes if isinstance(self.below, KeptLines) else 0
-        return (self.frames.stop - self.held) * self.line_bytes + kept
+        return (self.frames.stop - self.held) * self.line_bytes
 
     @property
     def oldest(self) -> int:
@@ -159,13 +118,9 @@ class FrameLines:
         if not self._buffers:
             self._starts = [self.frames.stop]
         self.held = max(self.held, self._starts[0])
-        if isinstance(self.below, KeptLines):
-            self.below.drop(until)
 
     def clear(self, frames: FrameNumbers) -> None:
-        """Overwrite lines in memory with zeros; give up those that were read."""
-        if isinstance(self.below, KeptLines):
-            self.below.forget(frames)
+        """Overwrite lines in memory with zeros."""
         for buffer, own, begin, _ in self._divided(frames[frames >= self.held]):
             buffer[torch.from_numpy(own - begin)] = 0
 
