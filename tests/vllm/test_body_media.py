@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emblema.errors import EmblemaError
+from emblema.plugin.body_media import EMBEDDINGS, FORMS, Form, MediaReference, ReadMedia, resolve_media
 from emblema.serve.faults import ServeError
-from emblema.vllm.body_media import EMBEDDINGS, FORMS, Form, MediaReference, ReadMedia, resolve_media
+from emblema.vllm.dialect import VLLM
 
 TEXT = {"type": "text", "text": "which ?"}
 WRITTEN = base64.b64encode(b"pixels").decode()
@@ -33,7 +34,7 @@ class Reader:
 def resolved(form: Form, *parts: Any, reader: Reader | None = None) -> list[Any]:
     name = "input" if form == "responses" else "messages"
     body = {name: [{"role": "user", "content": [dict(part) for part in parts]}]}
-    resolve_media(body, form, reader or Reader(), 10, 100)
+    resolve_media(body, form, reader or Reader(), 10, 100, VLLM.media_name)
     content: list[Any] = body[name][0]["content"]  # type: ignore[assignment]
     return content
 
@@ -81,7 +82,7 @@ def test_results_of_tools_are_looked_at_and_their_arguments_left() -> None:
     assert told == call and answered["content"][0]["source"]["data"] == WRITTEN
     output = {"type": "function_call_output", "output": [{"type": "input_image", "file_id": "file-1"}]}
     body: dict[str, Any] = {"input": [output]}
-    assert resolve_media(body, "responses", Reader(), 1, 100) == len(WRITTEN)
+    assert resolve_media(body, "responses", Reader(), 1, 100, VLLM.media_name) == len(WRITTEN)
     assert body["input"][0]["output"][0]["image_url"] == ADDRESS
 
 
@@ -147,7 +148,7 @@ _VALUES = st.recursive(
 def test_no_body_breaks_the_reading(turns: Any, form: Form) -> None:
     body = {"input" if form == "responses" else "messages": copy.deepcopy(turns)}
     try:
-        resolve_media(body, form, Reader(), 100, 1_000)
+        resolve_media(body, form, Reader(), 100, 1_000, VLLM.media_name)
     except EmblemaError:
         return
     json.dumps(body)

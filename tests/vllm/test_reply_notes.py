@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from emblema.vllm.reply_notes import ReplyNotes
+from emblema.plugin.reply_notes import ReplyNotes
+from emblema.vllm.dialect import VLLM
 
 USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
 CHOICE = {"index": 0, "delta": {"content": "\u00e9"}, "finish_reason": None}
@@ -20,7 +21,7 @@ def noted(kind: bytes, body: bytes, size: int, status: int = 200, remarks: tuple
         sent.append(message)
 
     async def run() -> None:
-        notes = ReplyNotes(send, 7, remarks)
+        notes = ReplyNotes(send, 7, remarks, VLLM.remark)
         headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
         await notes.pass_on({"type": "http.response.start", "status": status, "headers": headers})
         for start in range(0, len(body), size):

@@ -15,13 +15,13 @@ from starlette.websockets import WebSocketDisconnect
 from emblema import Engine, Store
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
+from emblema.plugin import engine_host
+from emblema.plugin.body_media import FORMS
 from emblema.serve.caches import CacheStore
 from emblema.serve.folder_files import FolderFileStore
 from emblema.serve.keys import LOCAL, KeyRing
 from emblema.serve.settings import ServeSettings
 from emblema.store.warm_parts import WarmParts
-from emblema.vllm import host as vllm_host
-from emblema.vllm.body_media import FORMS
 from emblema.vllm.host import VllmHost
 from emblema.vllm.service import mount
 from tests.serve.conftest import data_url
@@ -117,7 +117,7 @@ def test_what_one_tenant_showed_is_read_again_for_another(tmp_path: Path, monkey
     """Otherwise the time that it takes would tell what others showed."""
     ring, decoded = KeyRing(tmp_path / "serve"), list[bytes]()
     keys = [ring.add(name) for name in ("one", "two")]
-    monkeypatch.setattr(vllm_host, "load_media", lambda data, *given, **options: decoded.append(data))
+    monkeypatch.setattr(engine_host, "load_media", lambda data, *given, **options: decoded.append(data))
     server = VllmApp(tmp_path, host="0.0.0.0")
     body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(PNG)}}]}]}
     for key in (*keys, *keys):

@@ -15,9 +15,10 @@ from benchmarks.models import model_folder
 from emblema.cli.app import app
 from emblema.errors import EmblemaError
 from emblema.models.load import bundled_folder
+from emblema.plugin.command_options import value_of
 from emblema.plugin.settings import PluginSettings
 from emblema.serve.keys import KeyRing
-from emblema.vllm.serving import SERVICE, check_start, command, environment, transfer_config, value_of
+from emblema.vllm.serving import SERVICE, check_start, command, environment, transfer_config
 from tests.vllm.models import served_folder
 
 

@@ -15,14 +15,14 @@ from emblema.errors import BusyError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch
-from emblema.plugin import stored
+from emblema.plugin import stored, warming
 from emblema.plugin.shards import ShardStore, shard_id, shard_ids, shard_key
 from emblema.plugin.stored import StoreMemory
+from emblema.plugin.warming import PartWarmer
 from emblema.serve.keys import LOCAL
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey
-from emblema.vllm import warming
-from emblema.vllm.warming import PartWarmer
+from emblema.vllm.dialect import VLLM
 from tests.link.pieces import LAYERS, chunk, zero_patch
 
 TOKENS = 5
@@ -113,7 +113,7 @@ class Shown:
 def test_a_part_is_kept_when_all_ranks_have_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warming, "store_salts", lambda tenant: (b"",))
     engine = Shown(store)
-    warmer = PartWarmer(store, "model", shards=2)
+    warmer = PartWarmer(store, "model", VLLM, shards=2)
     warmer.bind(engine.ask)
     made, fresh = asyncio.run(warmer.warm_part(LOCAL, {"type": "image_url"}))
     assert fresh and made.pieces.keys() == set(shard_ids(share(0, 0).id, 2)) and all(made.pieces.values())
@@ -130,7 +130,7 @@ def test_a_part_whose_second_share_never_comes_is_not_kept(store: Store, monkeyp
     monkeypatch.setattr(warming, "store_salts", lambda tenant: (b"",))
     monkeypatch.setattr(warming, "KEEPING_SECONDS", 0.2)
     monkeypatch.setattr(warming, "SHOWN_AT_MOST", 2)
-    warmer = PartWarmer(store, "model", shards=2)
+    warmer = PartWarmer(store, "model", VLLM, shards=2)
     warmer.bind(Shown(store, late=False).ask)
     with pytest.raises(BusyError):
         asyncio.run(warmer.warm_part(LOCAL, {"type": "image_url"}))

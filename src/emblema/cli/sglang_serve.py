@@ -19,13 +19,14 @@ def sglang_serve(
 ) -> None:
     """Serve a model with SGLang 0.5.23's own server, chunks linked anywhere in a prompt.
 
-    Options that are not these go to SGLang as they are, such as --port 8000 --dtype float32.
+    Files and keys are those of `emblema serve`. Options that are not these go to SGLang as they are, such as --port
+    8000 --dtype float32.
     """
     import os
     import shlex
 
     from emblema.cli.screen import console, output_folder
-    from emblema.sglang.serving import check_installed, command, environment
+    from emblema.sglang.serving import check_installed, check_start, command, environment
 
     line = command(model, context.args)
     variables = environment(os.environ, output_folder(store, "--store"), strategy, capture)
@@ -34,4 +35,5 @@ def sglang_serve(
         console(plain).print(shlex.join(shown), soft_wrap=True, markup=False)
         return
     check_installed()
+    check_start(store, line)
     os.execve(line[0], line, os.environ | variables)

@@ -10,11 +10,14 @@ import torch
 
 from emblema.errors import EmblemaError
 from emblema.models.load import BUNDLED, bundled_folder
+from emblema.plugin.command_options import value_of
 from emblema.plugin.settings import PluginSettings
 from emblema.sglang.plugin import OPTIONS, TESTED
 
 GROUP, PLUGIN = "sglang.srt.plugins", "emblema"
-MODULE = "sglang.launch_server"
+MODULE = "emblema.sglang.server"
+DEFAULTS: Mapping[str, str | None] = {"--skip-server-warmup": None}
+"""SGLang would warm up by requests to itself, which have no key of a tenant."""
 BUNDLED_DEFAULTS: Mapping[str, str | None] = {
     "--dtype": "float32",
     "--context-length": "8192",
@@ -61,12 +64,36 @@ def command(model: str, more: Sequence[str] = ()) -> list[str]:
     """
     source = str(bundled_folder(model)) if model in BUNDLED else model
     line = [sys.executable, "-m", MODULE, "--model-path", source, "--served-model-name", model, "--enable-multimodal"]
-    defaults = {**(BUNDLED_DEFAULTS if model in BUNDLED else {}), **({} if torch.cuda.is_available() else CPU_DEFAULTS)}
+    defaults = {
+        **DEFAULTS,
+        **(BUNDLED_DEFAULTS if model in BUNDLED else {}),
+        **({} if torch.cuda.is_available() else CPU_DEFAULTS),
+    }
     given = {option.partition("=")[0].replace("_", "-") for option in more if option.startswith("--")}
     for name, value in defaults.items():
         if name not in given:
             line += [name] if value is None else [name, value]
     return [*line, *more]
+
+
+def check_start(store: Path, options: Sequence[str]) -> None:
+    """Refuse what a server would refuse once it has loaded its model.
+
+    Args:
+        store: folder of the store.
+        options: of SGLang.
+
+    Raises:
+        EmblemaError: others would be let in without a key, or two kinds of keys would be asked for.
+    """
+    from emblema.plugin.engine_host import check_access
+    from emblema.serve.keys import KeyRing
+    from emblema.serve.settings import ServeSettings
+    from emblema.sglang.dialect import SGLANG
+
+    settings = ServeSettings.read(store=store, host=value_of(options, "--host"))
+    own_key = bool(value_of(options, "--api-key") or value_of(options, "--admin-api-key"))
+    check_access(settings, KeyRing(settings.folder), own_key, SGLANG)
 
 
 def environment(given: Mapping[str, str], store: Path, strategy: str = "auto", capture: bool = True) -> dict[str, str]:

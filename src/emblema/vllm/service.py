@@ -8,16 +8,13 @@ from typing import Any
 from fastapi import FastAPI
 
 from emblema.errors import EmblemaError
+from emblema.plugin.mounting import mount as mount_service
 from emblema.plugin.settings import PluginSettings
-from emblema.serve.cache_routes import cache_routes
 from emblema.serve.collection_routes import collection_routes
-from emblema.serve.faults import answer_error
-from emblema.serve.file_routes import file_routes
-from emblema.serve.guard import Guard
 from emblema.serve.logs import log_lines
 from emblema.serve.settings import ServeSettings
 from emblema.vllm.host import VllmHost
-from emblema.vllm.resolving import Resolving
+from emblema.vllm.searching import SearchResolving
 
 
 def settings_of(args: Namespace) -> ServeSettings:
@@ -43,12 +40,8 @@ def mount(app: FastAPI, host: VllmHost, origins: Iterable[str] = ()) -> None:
         host: of the service.
         origins: whose pages may use the server, beside its own.
     """
-    app.state.host = lambda: host
-    for routes in (file_routes(), cache_routes(), collection_routes()):
-        app.include_router(routes)
-    app.add_exception_handler(EmblemaError, answer_error)
-    app.add_middleware(Resolving, host=host, application=app)
-    app.add_middleware(Guard, settings=host.settings, origins=frozenset(origins) - {"*"})
+    app.include_router(collection_routes())
+    mount_service(app, host, origins, SearchResolving)
 
 
 class ServicePlugin:

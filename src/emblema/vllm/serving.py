@@ -9,6 +9,7 @@ from pathlib import Path
 
 from emblema.errors import EmblemaError
 from emblema.models.load import BUNDLED, bundled_folder
+from emblema.plugin.command_options import value_of
 from emblema.plugin.settings import PluginSettings
 
 WORKER = "emblema.vllm.EmblemaWorker"
@@ -94,15 +95,6 @@ def _positive(option: str) -> str:
     return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
 
 
-def value_of(options: Sequence[str], name: str) -> str | None:
-    """Return the value that vLLM's options give to a name such as `--host`, the last one; None without."""
-    value = None
-    for index, option in enumerate(options):
-        if option.startswith("--") and option.partition("=")[0].replace("_", "-") == name:
-            value = option.partition("=")[2] if "=" in option else next(iter(options[index + 1 : index + 2]), None)
-    return value
-
-
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """Return what a server's environment says beside what is given.
 
@@ -129,12 +121,13 @@ def check_start(store: Path, options: Sequence[str], given: Mapping[str, str]) -
     Raises:
         EmblemaError: the installed package does not tell vLLM of the service, or others would be let in without a key.
     """
+    from emblema.plugin.engine_host import check_access
     from emblema.serve.keys import KeyRing
     from emblema.serve.settings import ServeSettings
-    from emblema.vllm.host import check_access
+    from emblema.vllm.dialect import VLLM
 
     if SERVICE not in {point.name for point in entry_points(group=SERVICE_GROUP)}:
         raise EmblemaError("the installed emblema does not name its plugins to vLLM: install it again with pip")
     settings = ServeSettings.read(store=store, host=value_of(options, "--host"))
     own_key = bool(value_of(options, "--api-key") or given.get("VLLM_API_KEY"))
-    check_access(settings, KeyRing(settings.folder), own_key)
+    check_access(settings, KeyRing(settings.folder), own_key, VLLM)

@@ -1,4 +1,4 @@
-"""Parts that vLLM is shown once, from within its server, so that their rows and patches are made and can be kept."""
+"""Parts that an engine is shown once, from within its server: their rows and patches are made and can be kept."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from emblema.errors import BusyError
 from emblema.link.policy.policy import Policy
+from emblema.plugin.dialect import Dialect
 from emblema.plugin.shards import shard_ids, shard_key
 from emblema.serve.caches import CachePart
 from emblema.serve.faults import ServeError
@@ -23,7 +24,7 @@ from emblema.store.store import Store
 from emblema.store.warm_parts import WarmParts
 
 Ask = Callable[[Tenant, dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Has vLLM answer a tenant's chat request; raises ServeError where it refuses."""
+"""Has the engine answer a tenant's chat request; raises ServeError where it refuses."""
 PICTURES_AT_ONCE = 16
 """Pictures that are shown together while some of them have no rows yet; the plugin lets only so many wait."""
 SHOWN_AT_MOST = 8
@@ -67,22 +68,23 @@ class ShownParts:
 
 
 class PartWarmer:
-    """Has rows and patches made by showing parts to vLLM, and waits until they are on disk.
+    """Has rows and patches made by showing parts to the engine, and waits until they are on disk.
 
     Args:
         store: on the plugin's folder; it makes nothing.
         model: what clients call the model.
+        dialect: of the engine.
         shards: workers that the model's heads are split over; each stores a share of every piece.
     """
 
-    def __init__(self, store: Store, model: str, shards: int = 1) -> None:
-        self._store, self._model, self._shards = store, model, shards
+    def __init__(self, store: Store, model: str, dialect: Dialect, shards: int = 1) -> None:
+        self._store, self._model, self._dialect, self._shards = store, model, dialect, shards
         self._ask: Ask | None = None
         # By owner and digest of a part that was shown alone: its chunk and the rows of it.
         self._known: OrderedDict[tuple[str, bytes], tuple[str, int]] = OrderedDict()
 
     def bind(self, ask: Ask) -> None:
-        """Take the way to vLLM's own routes."""
+        """Take the way to the engine's own routes."""
         self._ask = ask
 
     async def warm(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
@@ -95,7 +97,7 @@ class PartWarmer:
             parts: texts, and files that are pictures.
 
         Raises:
-            ServeError: there is no such file, vLLM refuses the parts, or the plugin keeps nothing of them.
+            ServeError: there is no such file, the engine refuses the parts, or the plugin keeps nothing of them.
             MediaError: a file is no picture.
             BusyError: rows were not kept, as others wait.
         """
@@ -169,10 +171,10 @@ class PartWarmer:
             raise ServeError(503, "the server has not answered a request yet", "loading")
         body = {
             "model": self._model, "messages": [{"role": "user", "content": content}], "temperature": 0,
-            "max_tokens": 1, "kv_transfer_params": {"emblema": {"strategy": strategy, "pieces": True}},
+            "max_tokens": 1, **self._dialect.wants_report,
         }  # fmt: skip
-        answer = await self._ask(tenant, body)
-        told = (answer.get("kv_transfer_params") or {}).get("emblema") or {}
+        self._dialect.give_options(body, {"strategy": strategy, "pieces": True})
+        told = self._dialect.report(await self._ask(tenant, body))
         pieces = told.get("pieces")
         if not pieces or not pieces["chunks"]:
             raise ServeError(503, "the plugin keeps nothing of these parts: the server's log says why", "not_kept")

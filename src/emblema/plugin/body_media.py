@@ -1,7 +1,7 @@
-"""Media in bodies for vLLM's server: what they name is read, and its bytes are written in its place.
+"""Media in bodies for an engine's server: what they name is read, and its bytes are written in its place.
 
 Chat completions, responses and messages have lists of parts in different places, with different names. A part with
-media is written anew, so that no field of a client's reaches vLLM beside those that were looked at.
+media is written anew, so that no field of a client's reaches the engine beside those that were looked at.
 """
 
 import base64
@@ -49,7 +49,12 @@ class ReadMedia:
 
 
 def resolve_media(
-    body: dict[str, Any], form: Form, read: Callable[[MediaReference], ReadMedia], most: int, most_bytes: int
+    body: dict[str, Any],
+    form: Form,
+    read: Callable[[MediaReference], ReadMedia],
+    most: int,
+    most_bytes: int,
+    named: Callable[[dict[str, Any], str, str], dict[str, Any]],
 ) -> int:
     """Write what the parts of a body name in their place.
 
@@ -59,6 +64,7 @@ def resolve_media(
         read: reads what a part names.
         most: parts with media that a request may have.
         most_bytes: what they may be written as, together: a short id may stand for a large file, and many times.
+        named: returns a chat's part of a kind of media with a name, as the engine takes it.
 
     Returns:
         How many bytes were written for media.
@@ -74,7 +80,7 @@ def resolve_media(
             for name in EMBEDDINGS:
                 if name in (part.get("type"), *part):
                     raise ServeError(400, f"{name} are not taken: send the media themselves", None, name)
-            # vLLM would look under this name for a picture that was sent before.
+            # An engine would look under this name for a picture that was sent before.
             part.pop("uuid", None)
             reference = _reference(part)
             if reference is not None:
@@ -87,7 +93,7 @@ def resolve_media(
         written += 4 * -(-len(media.data) // 3)
         if written > most_bytes:
             raise ServeError(413, f"the request's media are more than {most_bytes} bytes together", "body_too_large")
-        parts[index] = _part_of(media, form)
+        parts[index] = _part_of(media, form, named)
     return written
 
 
@@ -139,16 +145,18 @@ def _reference(part: dict[str, Any]) -> MediaReference | None:
     return None
 
 
-def _part_of(media: ReadMedia, form: Form) -> dict[str, Any]:
+def _part_of(
+    media: ReadMedia, form: Form, named: Callable[[dict[str, Any], str, str], dict[str, Any]]
+) -> dict[str, Any]:
     if form != "chat" and media.kind != "image":
         raise ServeError(400, f"{media.kind} is taken in chat completions alone, here are {form}")
     text = base64.b64encode(media.data).decode()
-    # vLLM knows media by their content.
+    # Engines know media by their content.
     address = f"data:application/octet-stream;base64,{text}"
     if form == "messages":
         return {"type": "image", "source": {"type": "base64", "media_type": "application/octet-stream", "data": text}}
     if form == "responses":
         return {"type": "input_image", "image_url": address, "detail": "auto"}
-    # Without a name vLLM's caches of pictures in memory go by the pixels alone, whoever sent them.
-    name = {} if media.name is None else {"uuid": media.name}
-    return {"type": f"{media.kind}_url", f"{media.kind}_url": {"url": address}, **name}
+    part = {"type": f"{media.kind}_url", f"{media.kind}_url": {"url": address}}
+    # Without a name an engine's caches of pictures in memory go by the pixels alone, whoever sent them.
+    return part if media.name is None else named(part, media.kind, media.name)

@@ -1,4 +1,4 @@
-"""Requests to vLLM's own routes from within its server."""
+"""Requests to an engine's own routes from within its server."""
 
 import asyncio
 from typing import Any

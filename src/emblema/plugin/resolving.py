@@ -1,41 +1,38 @@
-"""Requests as vLLM's own routes get them: what names a file is the file, and a key is a salt.
+"""Requests as an engine's own routes get them: what names a file is the file, and a key is a salt.
 
-A middleware within vLLM's own, so that its checks come first. A body is read once it is known whose it is.
+A middleware within the engine's own, so that its checks come first. A body is read once it is known whose it is.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from emblema.errors import EmblemaError
+from emblema.plugin.body_media import Form, resolve_media
+from emblema.plugin.engine_host import READING_SECONDS, EngineHost
+from emblema.plugin.inner import post
+from emblema.plugin.reply_notes import ReplyNotes
 from emblema.serve.cache_routes import cache_content
 from emblema.serve.faults import ServeError
-from emblema.serve.guard import App, Message, Send, refuse
+from emblema.serve.guard import App, Message, Receive, Send, refuse
 from emblema.serve.host import key_of
 from emblema.serve.keys import LOCAL, Tenant, cache_salt
-from emblema.serve.parts import CacheBreakpoint, CacheOptions, CollectionChoice
-from emblema.vllm.body_media import FORMS, Form, resolve_media
-from emblema.vllm.host import READING_SECONDS, VllmHost
-from emblema.vllm.inner import post
-from emblema.vllm.reply_notes import ReplyNotes
-from emblema.vllm.retrieving import NOT_CONTINUED, ChatReply, ReplyRetrieval, go_on, relay_of, written
-from emblema.vllm.word_search import Searched
+from emblema.serve.parts import CacheBreakpoint, CacheOptions
 
 CHAT = "/v1/chat/completions"
-OPEN = ("/health", "/ping", "/version", "/load", "/metrics", "/openapi.json", "/docs", "/redoc")
-"""Paths that need no key."""
 OFFERED = ("/v1/models", "/v1/files", "/v1/caches", "/v1/collections")
-"""Paths that tenants are offered beside those of `FORMS`. vLLM's others know no salt, or are its operator's."""
+"""Paths that tenants are offered beside those of forms. An engine's others know no salt, or are its operator's."""
 
 
 class Resolving:
-    """What stands before vLLM's own routes.
+    """What stands before an engine's own routes.
 
     Args:
         app: what is within.
@@ -43,8 +40,9 @@ class Resolving:
         application: that the routes belong to.
     """
 
-    def __init__(self, app: App, host: VllmHost, application: Any) -> None:
+    def __init__(self, app: App, host: EngineHost, application: Any) -> None:
         self._app, self._host, self._application = app, host, application
+        self._dialect = host.dialect
         host.warmer.bind(self._ask)
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
@@ -53,41 +51,53 @@ class Resolving:
             return
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        reply: ChatReply | None = None
-        whole = receive
+        answer: Callable[[], Awaitable[None]] = partial(self._app, scope, receive, send)
         try:
-            if not _begins(path, OPEN):
+            if not _begins(path, self._dialect.open):
                 tenant = self._host.tenant_of(key_of(headers))
-                if tenant is not LOCAL and (scope["type"] != "http" or not (path in FORMS or _begins(path, OFFERED))):
+                if tenant is not LOCAL and (scope["type"] != "http" or not self._is_offered(path)):
                     raise ServeError(404, f"{path[:80]} is not offered where requests need a key", "not_offered")
-                if path in FORMS and scope["method"] == "POST":
-                    resolved = await self._resolve(await _read(receive), FORMS[path], tenant)
+                if path in self._dialect.forms and scope["method"] == "POST":
+                    resolved = await self._resolve(await _read(receive), self._dialect.forms[path], tenant)
                     send = await self._keep(resolved, tenant, send)
-                    if resolved.search is not None:
-                        reply = ChatReply(resolved.body, *resolved.search)
-                        whole = _with_body(scope, receive, await asyncio.to_thread(written, reply.body))
-                    else:
-                        receive = _with_body(scope, receive, resolved.written)
+                    answer = await self._prepare(resolved, scope, receive, send)
         except (EmblemaError, HTTPException) as error:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             else:
                 await refuse(error, send)
             return
-        if reply is None:
-            await self._app(scope, receive, send)
-        else:
-            relay = relay_of(reply, send)
-            await self._app(scope, whole, relay.catch)
-            await go_on(reply, relay, self._app, scope, receive)
+        await answer()
+
+    def _is_offered(self, path: str) -> bool:
+        """Return whether a path is offered to tenants."""
+        known = path in self._dialect.forms and path not in self._dialect.unsalted
+        return known or _begins(path, OFFERED)
+
+    async def _prepare(
+        self, resolved: "ResolvedBody", scope: Message, receive: Receive, send: Send
+    ) -> Callable[[], Awaitable[None]]:
+        """Return what answers a request."""
+        return partial(self._app, scope, with_body(scope, receive, resolved.written), send)
+
+    def _take(self, body: dict[str, Any]) -> Any:
+        """Take what the engine itself does not know off a chat request, and return it.
+
+        Raises:
+            ServeError: it asks for what is not there.
+        """
+        if body.get("collections"):
+            engine = self._dialect.engine
+            raise ServeError(400, f"collections are not looked up inside {engine}", None, "collections")
+        return None
 
     async def _ask(self, tenant: Tenant, body: dict[str, Any]) -> dict[str, Any]:
-        """Return vLLM's answer to a chat request of the service's own.
+        """Return the engine's answer to a chat request of the service's own.
 
         Raises:
             EmblemaError: it is refused.
         """
-        resolved = await self._resolve(json.dumps(body).encode(), FORMS[CHAT], tenant)
+        resolved = await self._resolve(json.dumps(body).encode(), self._dialect.forms[CHAT], tenant)
         status, answer = await post(self._app, self._application, CHAT, resolved.written)
         told: dict[str, Any] = json.loads(answer)
         if status != 200:
@@ -100,33 +110,37 @@ class Resolving:
             return send
         done = [await self._host.keep_part(tenant, part, seconds) for part, seconds in resolved.kept]
         remarks = tuple(dict.fromkeys(remark for _, remark in done if remark is not None))
-        return ReplyNotes(send, sum(written for written, _ in done), remarks).pass_on
+        return ReplyNotes(send, sum(written for written, _ in done), remarks, self._dialect.remark).pass_on
 
     async def _resolve(self, raw: bytes, form: Form, tenant: Tenant) -> "ResolvedBody":
-        """Return the body that vLLM gets; what is slow to fetch or decode holds up its own tenant alone."""
+        """Return the body that the engine gets; what is slow to fetch or decode holds up its own tenant alone."""
         async with self._host.turns_of(tenant):
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._host.readers, resolve_body, raw, form, tenant, self._host)
+            return await loop.run_in_executor(
+                self._host.readers, resolve_body, raw, form, tenant, self._host, self._take
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedBody:
-    """The body that vLLM gets.
+    """The body that an engine gets.
 
     Attributes:
         body, written: it, and as JSON.
         kept: the parts of it that are to be kept, each with seconds.
-        search: how its model asks for what is in collections, and where it is looked for.
+        taken: what was taken off it that the engine does not know.
     """
 
     body: dict[str, Any]
     written: bytes
     kept: tuple[tuple[dict[str, Any], int], ...]
-    search: tuple[ReplyRetrieval, Searched] | None
+    taken: Any
 
 
-def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> ResolvedBody:
-    """Return the body that vLLM gets for a tenant's.
+def resolve_body(
+    raw: bytes, form: Form, tenant: Tenant, host: EngineHost, take: Callable[[dict[str, Any]], Any]
+) -> ResolvedBody:
+    """Return the body that an engine gets for a tenant's.
 
     Raises:
         EmblemaError: the body is malformed or too large, chooses a salt, or has media that cannot be read.
@@ -137,24 +151,30 @@ def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> Reso
         raise ServeError(400, f"the body is no JSON that can be read: {error}") from error
     if not isinstance(body, dict):
         raise ServeError(400, "the body is no JSON object")
-    for name in ("cache_salt", "salt"):
+    dialect = host.dialect
+    for name in dialect.chosen:
         if body.get(name) is not None:
             raise ServeError(400, f"{name} is not a client's to choose: it follows from the key", None, name)
+    for name in dialect.operator:
+        if tenant is not LOCAL and body.get(name) is not None:
+            raise ServeError(400, f"{name} is not taken where requests need a key", None, name)
     if tenant is not LOCAL and body.get("previous_response_id") is not None:
         raise ServeError(400, "replies are not kept: send the conversation", None, "previous_response_id")
     until = time.monotonic() + READING_SECONDS
     bounds = host.settings.parts, host.settings.body_bytes
     breakpoints: tuple[tuple[list[Any], int, int], ...] = ()
-    search = None
+    taken = None
     if form == "chat":
         _expand_caches(body, tenant, host)
         breakpoints = _take_breakpoints(body)
-        search = _take_collections(body, host)
-    media = resolve_media(body, form, lambda part: host.read(tenant, part, until), *bounds)
+        taken = take(body)
+    media = resolve_media(body, form, lambda part: host.read(tenant, part, until), *bounds, dialect.media_name)
     salt = cache_salt(tenant)
     if salt is not None:
         body["cache_salt"] = salt
-    _name_strategy(body)
+    strategy = body.pop("strategy", None)
+    if strategy is not None:
+        dialect.give_options(body, {"strategy": strategy})
     try:
         raw = json.dumps(body, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
@@ -162,10 +182,10 @@ def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: VllmHost) -> Reso
     if len(raw) - media > host.settings.text_bytes:
         raise ServeError(400, f"the request has more than {host.settings.text_bytes} bytes beside its media")
     kept = tuple((parts[index], seconds) for parts, index, seconds in breakpoints)
-    return ResolvedBody(body, raw, kept, search)
+    return ResolvedBody(body, raw, kept, taken)
 
 
-def _expand_caches(body: dict[str, Any], tenant: Tenant, host: VllmHost) -> None:
+def _expand_caches(body: dict[str, Any], tenant: Tenant, host: EngineHost) -> None:
     """Write a cache's parts in its place.
 
     Raises:
@@ -206,47 +226,12 @@ def _take_breakpoints(body: dict[str, Any]) -> tuple[tuple[list[Any], int, int],
     return tuple(found)
 
 
-def _take_collections(body: dict[str, Any], host: VllmHost) -> tuple[ReplyRetrieval, Searched] | None:
-    """Take the choice of collections off a request; return how its model asks, and where that is looked for.
-
-    Raises:
-        ServeError: the choice is malformed, there is no such collection, or the reply could not be continued.
-    """
-    given = {name: body.pop(name) for name in ("collections", "retrieval") if name in body}
-    try:
-        choice = CollectionChoice.model_validate(given)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise ServeError(400, f"{place}: {problem['msg']}", None, place) from error
-    if not choice.collections:
-        return None
-    refused = [name for name in ("logprobs", "top_logprobs", *NOT_CONTINUED) if body.get(name)]
-    if refused or body.get("n") not in (None, 1):
-        name = (*refused, "n")[0]
-        raise ServeError(400, f"{name} is not taken with collections: a reply goes on in another request", None, name)
-    if not isinstance(body.get("messages"), list):
-        raise ServeError(400, "messages are a list", None, "messages")
-    rules = choice.rules(host.settings)
-    return ReplyRetrieval(**rules, after=host.settings.ask_after or None), host.collections.search(choice.collections)
-
-
 def _turns_of_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the turns of a chat request whose content is a list of parts."""
     turns = body.get("messages")
     for turn in turns if isinstance(turns, list) else ():
         if isinstance(turn, dict) and isinstance(turn.get("content"), list):
             yield turn
-
-
-def _name_strategy(body: dict[str, Any]) -> None:
-    """Write the field `strategy`, as the embedded engine takes it, where the plugin looks for it."""
-    strategy, parameters = body.pop("strategy", None), body.get("kv_transfer_params")
-    if strategy is None or not isinstance(parameters, dict | None):
-        return
-    options = (parameters or {}).get("emblema")
-    if isinstance(options, dict | None):
-        body["kv_transfer_params"] = {**(parameters or {}), "emblema": {"strategy": strategy, **(options or {})}}
 
 
 def _begins(path: str, paths: Iterable[str]) -> bool:
@@ -262,7 +247,7 @@ async def _read(receive: Any) -> bytes:
             return b"".join(parts)
 
 
-def _with_body(scope: Message, receive: Any, body: bytes) -> Any:
+def with_body(scope: Message, receive: Any, body: bytes) -> Any:
     """Return a `receive` that gives another body first, and then what the client sends: that it has gone."""
     headers = [
         (name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")

@@ -1,6 +1,7 @@
-"""What the service did for a chat request, written into vLLM's reply to it."""
+"""What the service did for a chat request, written into the engine's reply to it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +18,13 @@ class ReplyNotes:
         send: takes the server's messages.
         written: rows.
         remarks: what was not done as asked.
+        remark: writes that into a reply or an event.
     """
 
     send: Send
     written: int
     remarks: tuple[str, ...]
+    remark: Callable[[dict[str, Any], str], None]
     _start: Message = field(default_factory=dict)
     _left: bytes = b""
 
@@ -65,8 +68,5 @@ class ReplyNotes:
             usage["prompt_tokens_details"] = {**details, "cache_write_tokens": self.written}
         ended = any(choice.get("finish_reason") for choice in told.get("choices", ()))
         if self.remarks and ended:
-            parameters = told.get("kv_transfer_params") or {}
-            block = parameters.get("emblema") or {}
-            remark = "; ".join(filter(None, [*self.remarks, block.get("remark")]))
-            told["kv_transfer_params"] = {**parameters, "emblema": {**block, "remark": remark}}
+            self.remark(told, "; ".join(self.remarks))
         return told

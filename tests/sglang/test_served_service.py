@@ -1,0 +1,137 @@
+"""`emblema sglang-serve` as users start it: keys, files, limits, tenants that never meet, and deletions."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from emblema.serve.keys import KeyRing
+from tests.serve.conftest import QUESTION, asked, pngs
+from tests.serve.engines import ServedEngine, served
+
+__all__ = ["pngs"]
+CHAT = "/v1/chat/completions"
+BLIND = {"model": "reference", "temperature": 0, "max_tokens": 4, "strategy": "blind", "return_meta_info": True}
+LINKING_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMBLEMA_FILE_BYTES", str(2**20))
+        patch.setenv("EMBLEMA_BODY_BYTES", str(2**21))
+        patch.setenv("EMBLEMA_PARTS", "20")
+        folder = tmp_path_factory.mktemp("service")
+        with served("sglang-serve", folder, "--disable-radix-cache", "--max-running-requests", "8") as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: ServedEngine) -> Iterator[dict[str, httpx.Client]]:
+    """A client of each of three tenants."""
+    ring = KeyRing(server.store / "serve")
+    clients = {tenant: server.http(ring.add(tenant)) for tenant in ("one", "two", "three")}
+    yield clients
+    for client in clients.values():
+        client.close()
+
+
+def post(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def chat(client: httpx.Client, messages: Any, **more: Any) -> tuple[str, dict[str, Any]]:
+    """The words of a reply, and the plugin's report."""
+    [choice] = post(client, CHAT, BLIND | more | {"messages": messages})["choices"]
+    [report] = [report for report in choice["meta_info"]["emblema"] if report]
+    return choice["message"]["content"], report
+
+
+def until_linked(client: httpx.Client, messages: Any) -> tuple[str, dict[str, Any]]:
+    until = time.monotonic() + LINKING_SECONDS
+    while True:
+        words, told = chat(client, messages)
+        if told["linked_tokens"] >= told["media_tokens"] > 0:
+            return words, told
+        assert time.monotonic() < until, told
+        time.sleep(0.1)
+
+
+def upload(client: httpx.Client, png: bytes) -> str:
+    answer = client.post("/v1/files", files={"file": ("a.png", png)}, data={"purpose": "user_data"})
+    assert answer.status_code == 200, answer.text
+    id: str = answer.json()["id"]
+    return id
+
+
+def by_id(*ids: str) -> list[dict[str, Any]]:
+    parts = [{"type": "file", "file": {"file_id": id}} for id in ids]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
+
+
+def test_only_keys_let_in(server: ServedEngine, http: dict[str, httpx.Client]) -> None:
+    for key in (None, "emb-none"):
+        with server.http(key) as client:
+            assert client.get("/health").status_code == 200
+            for path in ("/v1/models", "/v1/files", "/server_info"):
+                assert client.get(path).status_code == 401, path
+            for path in (CHAT, "/generate"):
+                assert client.post(path, json={}).status_code == 401, path
+    assert http["one"].get("/v1/models").json()["data"][0]["id"] == "reference"
+
+
+def test_tenants_reach_none_of_sglang_s_other_routes(server: ServedEngine, http: dict[str, httpx.Client]) -> None:
+    routes = httpx.get(f"{server.address}/openapi.json").json()["paths"]
+    offered = (CHAT, "/v1/responses", "/v1/models")
+    open = ("/health", "/ready", "/ping", "/metrics")
+    assert {*offered, "/v1/files", "/v1/caches", "/generate", "/v1/completions", "/flush_cache"} <= set(routes)
+    for path, methods in routes.items():
+        for method in methods:
+            place = path.replace("{", "").replace("}", "").replace(":path", "")
+            if path not in open:
+                assert httpx.request(method, f"{server.address}{place}").status_code == 401, path
+            if path not in (*open, *offered) and not path.startswith(("/v1/files", "/v1/caches", "/v1/models")):
+                assert http["one"].request(method, place).status_code == 404, path
+
+
+def test_nothing_is_linked_across_tenants(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
+    one, two = http["one"], http["two"]
+    words, first = chat(one, asked(pngs))
+    assert first["linked_tokens"] == 0
+    _, mine = until_linked(one, asked(pngs))
+    theirs, told = chat(two, asked(pngs))
+    assert told["linked_tokens"] == 0 and not told["stored"] and theirs == words
+    for name in ("cache_salt", "salt", "extra_key", "session_id", "rid"):
+        refused = two.post(CHAT, json=BLIND | {"messages": asked(pngs), name: "x"})
+        assert refused.status_code == 400 and name in refused.json()["error"]["message"]
+    # What is one's own is found.
+    assert until_linked(two, asked(pngs))[1]["linked_tokens"] == mine["linked_tokens"]
+
+
+def test_a_file_is_shown_by_its_id_to_its_owner_alone(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
+    one = http["one"]
+    ids = [upload(one, png) for png in pngs]
+    until_linked(one, by_id(*ids))
+    assert chat(one, by_id(*ids), strategy="full") == chat(one, asked(pngs), strategy="full")
+    refused = http["two"].post(CHAT, json=BLIND | {"messages": by_id(*ids)})
+    assert refused.status_code == 404 and "no file" in refused.json()["error"]["message"]
+    assert one.delete(f"/v1/files/{ids[0]}").status_code == 200
+    assert one.post(CHAT, json=BLIND | {"messages": by_id(ids[0])}).status_code == 404
+
+
+def test_media_and_bodies_have_limits(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
+    one = http["one"]
+    large = {"file": ("a.png", bytes(2**20 + 1))}
+    assert one.post("/v1/files", files=large, data={"purpose": "user_data"}).status_code == 413
+    assert one.post(CHAT, content=bytes(2**21 + 1)).status_code == 413
+    many = one.post(CHAT, json=BLIND | {"messages": asked(pngs[:1] * 21)})
+    assert many.status_code == 400 and "21 parts" in many.json()["error"]["message"]
+    for address in ("file:///etc/passwd", "/etc/passwd", "http://127.0.0.1:1/a.png", "data:image/png;base64,AAAA"):
+        part = {"type": "image_url", "image_url": {"url": address}}
+        refused = one.post(CHAT, json=BLIND | {"messages": [{"role": "user", "content": [part]}]})
+        assert refused.status_code == 400, address
