@@ -34,8 +34,8 @@ def test_settings_name_what_is_wrong(given: dict[str, object], words: str) -> No
 
 @pytest.mark.slow
 def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
-    names = "kv_worker, pages, planner, plugin, resolving, retrieving, service, serving"
-    shared = "model_spec, request_plan, spans, staging"
+    names = "kv_worker, pages, planner, plugin, retrieving, service, serving"
+    shared = "model_spec, request_plan, resolving, spans, staging"
     code = (
         f"import sys; import emblema, emblema.cli; from emblema.vllm import {names}; "
         f"from emblema.plugin import {shared}; assert 'vllm' not in sys.modules"
