@@ -1,18 +1,19 @@
 """Steps that are recorded once and replayed make the tokens that steps make which are run."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from emblema.engine.engine import Engine
 from emblema.models.batch_table import padded_count, padded_length
 from emblema.models.decode_steps import MOST_RECORDED, RecordedStep
 from emblema.session.decode_batch import DecodeBatch, DecodeSequence
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.solo_decoding import SoloDecoding
-from tests.engine.engines import engine, pictures
+from tests.engine.engines import engine, first_layer_of, pictures
 from tests.families import CASES, words
 from tests.models.operation_recorder import OperationRecorder
 
@@ -101,6 +102,39 @@ def test_end_tokens_end_a_reply() -> None:
     solo = SoloDecoding(engine("qwen2_5_vl").adapter, OperationRecorder())
     found = solo.tokens(starts("qwen2_5_vl")[0], Sampler(Sampling(max_new_tokens=STEPS)), {tokens[2]})
     assert list(found) == tokens[: tokens.index(tokens[2]) + 1]
+
+
+def replace(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(layer.weight.detach() * -2, requires_grad=False)
+
+
+def write_in_place(layer: nn.Linear) -> None:
+    with torch.no_grad():
+        layer.weight.mul_(-2)
+
+
+@pytest.mark.parametrize("change", [replace, write_in_place])
+def test_steps_follow_weights_that_change_between_replies(change: Callable[[nn.Linear], None]) -> None:
+    model, bundle = CASES["qwen2_5_vl"].build(0)
+    own, recorder = Engine(model, bundle), OperationRecorder()
+    solo, sampler = SoloDecoding(own.adapter, recorder), Sampler(Sampling(max_new_tokens=STEPS))
+
+    def reply(decoded: Callable[[DecodeStart], Iterable[int]]) -> list[int]:
+        made = own.prefill([words(9, 2).tolist()], "full", template=False)
+        return list(decoded(DecodeStart.after(made.prompt, made.linked)))
+
+    def run(start: DecodeStart) -> Iterable[int]:
+        return decode(own.adapter, start, sampler, ())
+
+    def recorded(start: DecodeStart) -> Iterable[int]:
+        return solo.tokens(start, sampler, ())
+
+    before = reply(run)
+    assert reply(recorded) == before and recorder.recorded == 1
+    change(first_layer_of(own).mlp.down_proj)
+    after = reply(run)
+    assert after[1:] != before[1:]
+    assert reply(recorded) == after
 
 
 class Refusing:

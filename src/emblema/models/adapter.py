@@ -110,10 +110,14 @@ class Adapter:
         """
         if self._unchanging:
             return self._digest
-        stamp = self._weights.read()
+        stamp = self.weights_stamp()
         if stamp != self._stamp:
             self._digest, self._stamp = fingerprint(self.model), stamp
         return self._digest
+
+    def weights_stamp(self) -> tuple[Any, ...]:
+        """Return what changes when a tensor or an adapter does, without reading contents: see `WeightsStamp`."""
+        return self._weights.read()
 
     @contextmanager
     def unchanging(self) -> Iterator[None]:

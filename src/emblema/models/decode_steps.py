@@ -60,6 +60,13 @@ class DecodeSteps:
         self._adapter, self._table = adapter, table
         self._recorder: StepRecorder | None = recorder
         self._kept: OrderedDict[StepShape, _Kept] = OrderedDict()
+        self._weights = adapter.weights_stamp()
+
+    def follow_weights(self) -> None:
+        """Drop the recorded steps if the weights are others now: each reads the tensors that it was recorded with."""
+        if (weights := self._adapter.weights_stamp()) != self._weights:
+            self._weights = weights
+            self._kept.clear()
 
     def decode(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         """Run a step as `Adapter.decode` does; the logits are good until the next step.

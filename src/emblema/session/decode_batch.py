@@ -96,7 +96,12 @@ class DecodeBatch:
         return not self._sequences or self._table.padded_rows(rows + 1) <= self.most_rows
 
     def admit(self, start: DecodeStart, sequence: DecodeSequence) -> None:
-        """Take a sequence in, after its first token; its rows are copied."""
+        """Take a sequence in, after its first token; its rows are copied.
+
+        Weights that are others than at the last admission are the ones of all steps from here on.
+        """
+        if self._steps is not None:
+            self._steps.follow_weights()
         self._table.admit(start.table)
         self._sequences.append(sequence)
 
