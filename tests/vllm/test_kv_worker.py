@@ -23,7 +23,7 @@ from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, Step
 from emblema.vllm.waiting_rows import WaitingRows
 from tests.kv.devices import Device
 from tests.link.pieces import LAYOUTS
-from tests.vllm.requests import SPEC, TOKENS, put, request
+from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, with_encoding
 
 ROW = SPEC.dtype.itemsize * sum(layout.features for layout in LAYOUTS)
 
@@ -89,6 +89,27 @@ def patches(*names: str) -> PatchCapture:
         for segment, chunk in prompt.chunk_segments
     )
     return PatchCapture(b"", prompt, needs, (0,))
+
+
+@pytest.mark.parametrize(("known", "staged"), [("ab", {"b"}), ("a", {"a", "b"})])
+def test_encoder_outputs_that_the_runner_has_are_not_read_for_a_prompt_that_is_computed_at_once(
+    pages: FakePages, known: str, staged: set[str]
+) -> None:
+    store = Store()
+    with_encoding(store, request("a", "b"))
+    planner = planner_of(store, "full")
+    planned(planner, "1", request("a", "b"))
+    planner.encoded.follow(known, [])
+    assert planner.admit("1", 0) == (known == "ab"), "what it waits for is kept meanwhile by nobody else"
+    # The runner's cache was emptied but for one.
+    here = {"a": torch.zeros(1)}
+    worker = KVWorker(SPEC, ShardStore(store), 32, here.get, lambda spec: pages)  # type: ignore[arg-type, return-value]
+    worker.begin_step(planner.step_metadata({}, lambda name: (), True, True))
+    worker.stager.wait(30.0)
+    assert worker.encodings("1").keys() == staged
+    planner.note(worker.take_report())
+    assert planner.admit("1", 0)
+    worker.close()
 
 
 def test_a_busy_store_does_not_make_rows_pile_up(

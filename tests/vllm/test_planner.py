@@ -119,6 +119,32 @@ def test_the_workers_are_told_what_to_take_and_the_reply_what_was_linked(planner
     assert planner.get("1") is None and planner.finish("1") is None and told(planner).dropped == ()
 
 
+def test_a_prompt_that_is_computed_waits_only_for_encoder_outputs_that_vllm_lacks(store: Store) -> None:
+    planner = planner_of(store, "full")
+    put(store, request("a", "b"))
+    planner.encoded.follow(["a"], [])
+    unplanned(planner, "1", request("a", "b"))
+    stage(planner, "1")
+    planner.encoded.follow(["a", "b"], [])
+    unplanned(planner, "2", request("a", "b"))
+    assert planner.admit("2", 0) and planner.admit("2", 0)
+    (order,) = told(planner).stagings
+    assert [name for name, _ in order.encodings] == ["a", "b"], "whatever the runners turn out to lack"
+    planner.note(WorkerReport(staged={order.number: 1}))
+    assert planner.admit("2", 0) and not told(planner, {"2": (0, 604)}).loads and told(planner).dropped == ("2",)
+    planner.encoded.follow(["c"], ["b"])
+    unplanned(planner, "3", request("a", "b"))
+    assert not planner.admit("3", 0), "it was freed"
+    assert planner.encoded.has(["a", "c"])
+
+
+def test_rows_are_awaited_whatever_vllm_has(planner: RequestPlanner, store: Store) -> None:
+    put(store, request("a", "b"))
+    planner.encoded.follow(["a", "b"], [])
+    unplanned(planner, "1", request("a", "b"))
+    stage(planner, "1")
+
+
 def test_all_workers_have_to_have_the_rows(store: Store) -> None:
     planner = planner_of(store, "blind", workers=2)
     put(store, request("a"))

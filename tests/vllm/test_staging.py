@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,31 @@ def test_rows_and_encodings_are_held_until_they_are_let_go(stager: RowStager, st
     stager.drop("1")
     assert stager.get("1") is None
     stager.drop("1")
+
+
+def test_an_order_of_nothing_is_staged_at_once(stager: RowStager, store: Store) -> None:
+    with_encoding(store, request("a"))
+    plain = order(store, "1", "a", strategy="full")
+    assert plain.encodings
+    stager.stage([replace(plain, encodings=())])
+    staged = stager.get("1")
+    assert staged is not None and not staged.encodings and stager.take_reports() == ([0], [])
+
+
+def test_what_is_being_staged_is_awaited(stager: RowStager, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_encoding(store, request("a"))
+    found = TenantStore.find
+
+    def late(own: TenantStore, *asked: Any) -> Any:
+        time.sleep(0.1)
+        return found(own, *asked)
+
+    plain = order(store, "1", "a", strategy="full")
+    monkeypatch.setattr(TenantStore, "find", late)
+    stager.stage([plain])
+    assert stager.get("1") is None and stager.get("1", 0.001) is None and stager.get("another", 30.0) is None
+    staged = stager.get("1", 30.0)
+    assert staged is not None and staged.encodings.keys() == {"a"}
 
 
 def test_what_is_not_there_is_reported(stager: RowStager, store: Store) -> None:

@@ -38,6 +38,7 @@ class StagingOrder:
         prompt, plan: the request's.
         encodings: chunks whose encoder output may be needed, by the engine's name of the picture.
         worth: what its rows would teach of pairs, from 0 to 1.
+        awaited: whether the request waits until it is staged.
     """
 
     number: int
@@ -47,6 +48,7 @@ class StagingOrder:
     plan: LinkPlan
     encodings: tuple[tuple[str, str], ...] = ()
     worth: float = 0.0
+    awaited: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +106,15 @@ class RowStager:
         self._thread.start()
 
     def stage(self, orders: Sequence[StagingOrder]) -> None:
-        """Begin to read what requests take; an earlier order of a request is dropped."""
+        """Begin to read what requests take; an earlier order of a request is dropped, and one of nothing is staged."""
         for order in orders:
             self.drop(order.request_id)
             with self._changed:
                 self._wanted[order.request_id] = order.number
-            self._orders.put(order)
+            if order.plan.ranges or order.encodings:
+                self._orders.put(order)
+            else:
+                self._finish(order, StagedRows(order, {}, {}, {}, ExitStack()))
 
     def drop(self, request_id: str) -> None:
         """Let go of a request's rows, staged or not."""
@@ -126,9 +131,16 @@ class RowStager:
         for request_id in wanted:
             self.drop(request_id)
 
-    def get(self, request_id: str) -> StagedRows | None:
-        """Return what is staged for a request; None where nothing is."""
+    def get(self, request_id: str, seconds: float = 0.0) -> StagedRows | None:
+        """Return what is staged for a request; None where nothing is.
+
+        Args:
+            request_id: of the engine.
+            seconds: how long what is being staged is awaited, at most.
+        """
         with self._changed:
+            if seconds > 0:
+                self._changed.wait_for(lambda: request_id in self._done or request_id not in self._wanted, seconds)
             return self._done.get(request_id)
 
     def wait(self, seconds: float) -> None:

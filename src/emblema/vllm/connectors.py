@@ -366,6 +366,15 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._waiting |= preempted & self._requests.keys()
         quiet, alone = not self._waiting, len(scheduled) == 1 and not self.quiet_work.quiet.pressed
         step = self._planner.step_metadata(scheduled, self._blocks_of, quiet, alone)
+        linked = {load.request_id for load in step.loads}
+        # The runner leaves pictures out of a linked request's whose rows it takes.
+        encoded = [
+            self._requests[name].mm_features[index].identifier
+            for name, indices in scheduler_output.scheduled_encoder_inputs.items()
+            if name in self._requests and name not in linked
+            for index in indices
+        ]
+        self._planner.encoded.follow(encoded, scheduler_output.free_encoder_mm_hashes)
         for name in scheduled:
             plan = self._planner.get(name)
             if plan is not None and name in self._requests:

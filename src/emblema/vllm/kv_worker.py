@@ -22,7 +22,7 @@ from emblema.link.prompt import Segment
 from emblema.plugin.copied_rows import CopiedRows, layers_of
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.shards import ShardStore, TenantShards
-from emblema.plugin.staging import RowStager
+from emblema.plugin.staging import RowStager, StagingOrder
 from emblema.plugin.stored_pairs import StoredPairs
 from emblema.vllm.pages import Pages
 from emblema.vllm.pair_learner import PairLearner
@@ -42,7 +42,7 @@ after steps of several requests."""
 PRESSED_SECONDS = 2.0
 """For how long requests come densely before either is done beside them: a burst is over sooner."""
 STAGING_SECONDS = 0.01
-"""How long a step without rows waits for what it is to stage."""
+"""How long a step without rows waits for what it is to stage, and any step for encoder outputs that are under way."""
 
 
 Agree = Callable[[list[bool]], list[bool]]
@@ -133,9 +133,17 @@ class KVWorker:
         if self.stopped:
             self._report.unstaged.update(order.number for order in step.stagings)
             return
-        self.stager.stage(step.stagings)
+        self.stager.stage([self._lacking(order) for order in step.stagings])
         if not step.computes and step.stagings:
             self.stager.wait(STAGING_SECONDS)
+
+    def _lacking(self, order: StagingOrder) -> StagingOrder:
+        """Return an order without the encoder outputs that the runner has, unless these may be gone when it is due."""
+        if order.awaited:
+            return order
+        return replace(
+            order, encodings=tuple(each for each in order.encodings if self._encoder_output(each[0]) is None)
+        )
 
     def stop(self, reason: str) -> None:
         """Take and keep nothing from now on; what was read before is still stored."""
@@ -188,8 +196,11 @@ class KVWorker:
         return True
 
     def encodings(self, request_id: str) -> Mapping[str, Tensor]:
-        """Return what is staged of what the encoder made, by vLLM's names of the request's pictures."""
-        staged = self.stager.get(request_id)
+        """Return what is staged of what the encoder made, by vLLM's names of the request's pictures.
+
+        What is being staged is awaited for a moment.
+        """
+        staged = self.stager.get(request_id, STAGING_SECONDS)
         return {} if staged is None else staged.encodings
 
     def observe_step(self, work: StepWork, seconds: float) -> None:

@@ -23,6 +23,7 @@ from emblema.plugin.request_plan import (
 from emblema.plugin.stored_pairs import unfit_for_pairs
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
+from emblema.vllm.encoded_pictures import EncodedPictures
 from emblema.vllm.pending_plan import PendingPlan, Staging
 from emblema.vllm.plan_maker import PlanMaker
 from emblema.vllm.prompt_reuse import PromptReuse
@@ -82,6 +83,7 @@ class RequestPlanner:
 
     Attributes:
         maker: makes the plans; None without a spec.
+        encoded: pictures whose encoder outputs vLLM has.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class RequestPlanner:
         self.costs, self._reuse = costs, reuse or PromptReuse(shared=True)
         self.policy = policy or Policy()
         self._store, self._forms, self._places, self._workers = store, forms, places, workers
-        self.readings = QuestionReader(workers, places)
+        self.readings, self.encoded = QuestionReader(workers, places), EncodedPictures()
         self.maker: PlanMaker | None = None
         if spec is not None:
             self.maker = PlanMaker(
@@ -317,16 +319,21 @@ class RequestPlanner:
             plan.decline("its computed rows need more places than max_num_seqs")
 
     def _order(self, request_id: str, plan: RequestPlan, ready: int) -> bool:
-        """Have what a request takes staged; return whether there is anything."""
+        """Have what a request takes staged; return whether it waits for that.
+
+        One that is computed waits only for encoder outputs that vLLM lacks.
+        """
         encodings, linked = plan.encodings(ready), plan.cached.after(ready)
         if plan.failed or not (linked or encodings):
             return False
         number, salt = next(self._numbers), plan.request.store_salt
         taken = plan.plan if linked else LinkPlan("plain", plan.prompt.tokens, plan.plan.layers, ())
         worth = plan.worth if self._forms else 0.0
-        self._orders[request_id] = StagingOrder(number, request_id, salt, plan.prompt, taken, encodings, worth)
-        self._stagings[request_id] = Staging(number, time.monotonic(), self._workers)
-        return True
+        awaited = linked or not self.encoded.has(name for name, _ in encodings)
+        order = StagingOrder(number, request_id, salt, plan.prompt, taken, encodings, worth, awaited)
+        self._orders[request_id] = order
+        self._stagings[request_id] = Staging(number, time.monotonic(), self._workers if awaited else 0)
+        return awaited
 
     def _drop(self, request_id: str) -> None:
         """Have the workers let go of what a request takes."""
@@ -354,7 +361,8 @@ class RequestPlanner:
         by_number = {staging.number: name for name, staging in self._stagings.items()}
         for number, workers in report.staged.items():
             if number in by_number:
-                self._stagings[by_number[number]].missing -= workers
+                staging = self._stagings[by_number[number]]
+                staging.missing = max(0, staging.missing - workers)
         for name in (by_number[number] for number in report.unstaged if number in by_number):
             self._fail(name)
         if self.maker is not None and (report.lost or report.captured):
