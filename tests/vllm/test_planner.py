@@ -20,7 +20,7 @@ from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.picture_sightings import PictureSightings
 from emblema.vllm.planner import LinkCounts, RequestPlanner
 from emblema.vllm.prompt_reuse import PromptReuse
-from emblema.vllm.step_costs import StepCosts, StepRates, StepWork
+from emblema.vllm.step_costs import TRIED_UNKNOWN, StepCosts, StepRates, StepWork
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
 from tests.link.pieces import LAYERS, LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, unplanned, zeros
@@ -393,6 +393,26 @@ def test_a_picture_that_is_captured_and_never_stored_is_not_awaited_for_long(
     planner.note(WorkerReport(captured={chunk.id: 1 for chunk in waiting.missing}))
     plan = planned(planner, "1", shown)
     assert not plan.awaits and plan.missing == waiting.missing
+
+
+@pytest.mark.usefixtures("often_shown")
+def test_of_prompts_that_come_together_and_would_wait_for_pictures_one_is_tried(store: Store) -> None:
+    """All are planned before any picture was captured: one that waits counts as the one that is tried."""
+    costs, prompts = StepCosts(), 2 * TRIED_UNKNOWN
+    costs.rates = StepRates(request=1e6)
+    planner = RequestPlanner(
+        SPEC, store, "auto", True, BatchPlaces(8), 1, costs, PromptReuse(shared=False), second_pass=None
+    )
+    put(store, request("a", "b", "c"))
+    asked = {f"{number}": request("a", "b", "c", f"new {number}") for number in range(prompts)}
+    for name, shown in asked.items():
+        planner.announce(name, lambda shown=shown: shown)
+    planner.await_plans(idle=True)
+    until = time.monotonic() + 30
+    while planner.reads:
+        assert time.monotonic() < until
+    decided = [planner.prepare(name, never) for name in asked]
+    assert decided.count(False) == len(planner.take_wanted()) == 2
 
 
 @pytest.mark.parametrize(("mean", "capture"), [(1.0, True), (8.0, False)])

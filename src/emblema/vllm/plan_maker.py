@@ -160,7 +160,7 @@ class PlanMaker:
         plan.trying = trying
         if first:
             self._sightings.observe(salt, (chunk.id for _, chunk in plan.prompt.chunk_segments))
-        if costs is not None and plan.plan.decisions and plan.cached.spans:
+        if costs is not None and (plan.awaits or (plan.plan.decisions and plan.cached.spans)):
             costs.tried()
         return plan
 

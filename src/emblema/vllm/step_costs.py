@@ -92,7 +92,7 @@ class StepCosts:
         return self._untried >= (TRIED_KNOWN if self.fitted else TRIED_UNKNOWN)
 
     def tried(self) -> None:
-        """Note that a prompt is linked."""
+        """Note that a prompt is linked, or waits until it can be."""
         self._untried = 0
 
     def row_costs(self, trying: bool = False) -> RowCosts:
