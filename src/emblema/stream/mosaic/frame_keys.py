@@ -89,17 +89,12 @@ class FrameKeys:
 
         Args:
             states: [heads, queries, width], those of all query heads that share a key head.
-            entries: [heads, n] as `of_heads`; -1 for none, whose product is -inf.
+            entries: [heads, n] as `of_heads`; -1 for none, whose product is of no use.
         """
-        rows = numpy.maximum(entries, 0) * self.heads + numpy.arange(self.heads)[:, None]
+        rows = entries * self.heads + numpy.arange(self.heads)[:, None]
         keys = self._gathered(rows).to(states.device)
         scales = self._scales.view(torch.int16).numpy().reshape(-1).take(rows)
-        products = self._products(states, keys.float().transpose(1, 2), torch.from_numpy(scales).view(SCALES).float())
-        if (entries < 0).any():
-            # Added rather than filled in: a mask that is spread over queries is slow.
-            none = torch.from_numpy(numpy.where(entries < 0, numpy.float32(-numpy.inf), numpy.float32(0)))
-            products.add_(none.to(states.device)[:, None])
-        return products
+        return self._products(states, keys.float().transpose(1, 2), torch.from_numpy(scales).view(SCALES))
 
     def _gathered(self, rows: NDArray[numpy.int64]) -> Tensor:
         """Return keys [..., width] int8 by their rows; copied eight bytes at a time where they are as long."""
@@ -110,12 +105,13 @@ class FrameKeys:
     def logits_between(self, states: Tensor, low: int, high: int) -> Tensor:
         """Return `logits` of all keys of the lines from `low` to `high`, part by part."""
         keys = self._keys[low:high].to(states.device).float().flatten(0, 1).permute(1, 2, 0)
-        return self._products(states, keys, self._scales[low:high].float().flatten(0, 1).T)
+        return self._products(states, keys, self._scales[low:high].flatten(0, 1).T)
 
     @staticmethod
     def _products(states: Tensor, keys: Tensor, scales: Tensor) -> Tensor:
         """Return products with keys [heads, width, n] times their scales [heads, n]."""
-        return (states @ keys).mul_(scales.to(states.device)[:, None])
+        # Scales that are apart in memory take several times as long.
+        return (states @ keys).mul_(scales.contiguous().float().to(states.device)[:, None])
 
     @property
     def fields(self) -> tuple[LineField, LineField]:

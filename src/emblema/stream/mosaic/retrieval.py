@@ -1,6 +1,7 @@
 """What a query retrieves in one layer: single frames, or whole clusters in two stages (Mosaic, V-C)."""
 
 import math
+from itertools import islice
 
 import numpy
 import torch
@@ -44,9 +45,10 @@ def choose_frames(
     live = sum(map(len, gone.live_runs(range(low, high))))
     if budget is None or live <= budget:
         return [gone.live(low, high)] * query.count
-    asking = (query.groups >= 0).nonzero().squeeze(1)
-    rows = query.groups[asking].repeat(query.states.shape[0] // keys.heads).cpu().numpy()
-    states = query.states[:, asking].reshape(keys.heads, -1, keys.width)
+    groups = query.groups.cpu().numpy()
+    asking = numpy.flatnonzero(groups >= 0)
+    rows = numpy.tile(groups[asking], query.states.shape[0] // keys.heads)
+    states = query.states[:, torch.from_numpy(asking)].reshape(keys.heads, -1, keys.width)
     most = math.ceil(settings.ablation.pool * budget) * parts
     whole = (low, high) == (keys.first, keys.first + keys.count)
     entries: Counts | None = None
@@ -64,6 +66,9 @@ def choose_frames(
     else:
         logits = keys.logits(states, entries)
     compared = logits.cpu().numpy()
+    if entries is not None:
+        for own, found in zip(compared, (entries >= 0).sum(1).tolist(), strict=True):
+            own[:, found:] = -numpy.inf
     mass = log_sum(compared)
     if known is not None and whole:
         # Both are too small: that of the keys found, and that of all codes by their means.
@@ -97,9 +102,10 @@ class KeyOrder:
         self.ended = False
         self._logits, self._mass, self._placed = logits, mass[:, :, None], placed
         self._each = math.ceil(len(groups) * logits.shape[0] / max(1, int(groups.max(initial=0)) + 1))
-        # By rank, for each query of each head.
-        self._places: list[Counts] = []
-        self._values: list[Scores] = []
+        # By query of each head and rank.
+        shape = (logits.shape[0] * logits.shape[1], min(RANKS, logits.shape[2]))
+        self._places, self._values = numpy.empty(shape, dtype=numpy.int64), numpy.empty(shape, dtype=numpy.float32)
+        self._ranks = 0
 
     def next(self, budget: int) -> tuple[Counts, Scores]:
         """Return places [heads, queries, n] of the first keys, and a score of each, the lowest best; inf is none.
@@ -109,27 +115,27 @@ class KeyOrder:
         Args:
             budget: keys that each group needs.
         """
-        heads, queries, count = self._logits.shape
-        known = len(self._places)
+        known, count = self._ranks, self._logits.shape[2]
         if known >= RANKS or not self._placed:
             return self._sorted()
         more = min(RANKS - known, 2 if known else 1 + math.ceil(budget / max(1, self._each)), count - known)
-        flat = self._logits.reshape(heads * queries, count)
-        numbers = numpy.arange(len(flat))
-        for _ in range(more):
+        flat = self._logits.reshape(-1, count)
+        every, starts = flat.reshape(-1), numpy.arange(0, flat.size, count)
+        for rank in range(known, known + more):
             best = flat.argmax(1)
-            self._places.append(best)
-            self._values.append(flat[numbers, best])
-            flat[numbers, best] = -numpy.inf
-        self.ended = known + more == count
-        return self._scored(numpy.stack(self._places, 1), numpy.stack(self._values, 1))
+            self._places[:, rank] = best
+            best += starts
+            self._values[:, rank] = every[best]
+            every[best] = -numpy.inf
+        self._ranks = known + more
+        self.ended = self._ranks == count
+        return self._scored(self._places[:, : self._ranks], self._values[:, : self._ranks])
 
     def _sorted(self) -> tuple[Counts, Scores]:
-        heads, queries, count = self._logits.shape
-        flat = self._logits.reshape(heads * queries, count)
+        flat = self._logits.reshape(-1, self._logits.shape[2])
         # Last ones first: where none was left a place that was returned before came again.
-        for place, value in zip(reversed(self._places), reversed(self._values), strict=True):
-            flat[numpy.arange(len(flat)), place] = value
+        for rank in reversed(range(self._ranks)):
+            flat[numpy.arange(len(flat)), self._places[:, rank]] = self._values[:, rank]
         self.ended = True
         order = numpy.argsort(-flat, axis=1, kind="stable")
         return self._scored(order, numpy.take_along_axis(flat, order, 1))
@@ -156,11 +162,9 @@ def _best_lines(scores: Scores, lines: Counts, groups: Counts, count: int, budge
     for group in range(count):
         mine = slice(None) if count == 1 else groups == group
         own, found = lines[:, mine].ravel(), scores[:, mine].ravel()
-        order = numpy.argsort(found, kind="stable")[: int(numpy.isfinite(found).sum())]
-        known, first = numpy.unique(own[order], return_index=True)
-        if len(known) > budget:
-            known = known[numpy.argpartition(first, budget)[:budget]]
-        chosen.append(known)
+        order = numpy.argsort(found, kind="stable")[: numpy.count_nonzero(found < numpy.inf)]
+        known = dict.fromkeys(own[order].tolist())
+        chosen.append(numpy.fromiter(islice(known, budget), dtype=numpy.int64))
     return chosen
 
 
